@@ -22,8 +22,6 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.recordings import unrecordable
 
-__all__ = ["BY_WIDTH", "DEFAULT_DIM", "Fact", "Kernel", "Workload", "kernel_of", "workload_of"]
-
 DEFAULT_DIM = 32
 """The size a dimension without one is taken to have: between one sequence and a batch of long ones."""
 

@@ -39,8 +39,6 @@ from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType
 
-__all__ = ["KERNELS", "QUICK_PRIORITY", "Kernel", "KernelGraph", "Point", "RandomData"]
-
 Point: TypeAlias = tuple[int, ...]
 """What a kernel's graph is built from; `Kernel.size` makes the size of a row of it."""
 

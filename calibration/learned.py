@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph
 
-__all__ = ["LEARNED", "Learned", "Sizes"]
-
 Sizes = tuple[tuple[str, int], ...]
 """Named dims of a graph and their sizes in a run, in order."""
 

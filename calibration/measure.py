@@ -31,8 +31,6 @@ from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.providers.hardware import device_threads
 
-__all__ = ["FAILURES", "Bench", "Clock", "Node", "Progress", "measure_kernels", "measure_nodes"]
-
 Clock: TypeAlias = Callable[[], int]
 """Gives the time in ns from some fixed point."""
 

@@ -13,8 +13,6 @@ from rlx_ort.calibration.profile import REQUIRED, CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
 
-__all__ = ["Grid", "MeasuredCostModel", "Price", "axes_of"]
-
 _MOST_KNOWN = 1 << 16  # prices that are remembered, of 300 bytes or so: a process may see any number of shapes
 _FLOOR_NS = 20.0  # a time below this is noise of a subtraction
 _BYTES = {"f16": 2, "bf16": 2, "f64": 8}

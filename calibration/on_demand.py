@@ -14,8 +14,6 @@ from rlx_ort.converters.to_onnx.exported import ExportedNode, Outline
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 
-__all__ = ["measure_unknown", "unknown"]
-
 _MAY_TAKE = 30.0
 """Times its roofline that an unknown operator may take: on two cores Softplus took 32 times as long as Sigmoid."""
 

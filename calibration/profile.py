@@ -22,8 +22,6 @@ from typing import Any
 
 from rlx_ort.errors import CalibrationError
 
-__all__ = ["NOISY", "REQUIRED", "SCHEMA", "CalibrationProfile", "ProfileKey", "Row"]
-
 SCHEMA = 4
 """The version of the file's form and of what the kernels measure; files of other versions are measured again."""
 

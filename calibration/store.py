@@ -20,8 +20,6 @@ from rlx_ort.storage import cache_folder, cache_root, write_atomic
 if TYPE_CHECKING:
     from rlx_ort.calibration.model import MeasuredCostModel
 
-__all__ = ["Found", "add", "find", "forget", "generation", "key_of", "keep", "locked", "measured_model"]
-
 _log = logging.getLogger(__name__)
 _LOCK_TIMEOUT_S = 120.0
 _MOST_ADDED = 2000  # 160 KB, read in 5 ms

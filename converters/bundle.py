@@ -31,11 +31,6 @@ from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = [
-    "BundleWeights", "FREE_INITIALIZERS", "ModelBundle", "bundle_from_graph", "bundle_of", "external_tensors",
-    "graph_from_bundle", "location_of", "placed", "take_out",
-]  # fmt: skip
-
 FREE_INITIALIZERS = 4
 """The IR version from which an initializer need not be an input too."""
 

@@ -12,8 +12,6 @@ from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Constant, Input, Param
 from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["decomposed"]
-
 
 def decomposed(graph: Graph, nodes: Collection[int], options: CompileOptions) -> Graph:
     """Return a copy in which some nodes are replaced by the nodes of their common form; weights are shared.

@@ -23,11 +23,6 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.storage import replacing
 
-__all__ = [
-    "EXTERNAL_ABOVE_BYTES", "Progress", "Staging", "refer", "refuse_existing", "save_bundle", "save_onnx", "staging",
-    "written_files",
-]  # fmt: skip
-
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["bundle_from_torch", "export_program", "from_torch", "quiet"]
-
 _log = logging.getLogger(__name__)
 
 

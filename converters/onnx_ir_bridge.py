@@ -19,8 +19,6 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx_ir
 
-__all__ = ["bundle_from_ir", "bundle_to_ir", "foreign_errors", "optional_module"]
-
 _DATA = "rlx_ort.data"
 """Where a tensor of onnx-ir keeps the `TensorData` that it was made of."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -13,11 +13,6 @@ from rlx_ort.ir.types import Dim, MapType, OptionalType, SequenceType, Shape, Te
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "dtype_of", "elem_type", "known_type_of", "schema_of", "tensor_proto", "tensor_type", "text_of", "type_of",
-    "type_proto", "type_proto_text",
-]  # fmt: skip
-
 # How schemas spell element types, `tensor(float)`, in the order of their numbers in TensorProto.DataType, from 1 on:
 # https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 _TEXT: dict[DType, str] = {

@@ -30,8 +30,6 @@ from rlx_ort.options.precision import OpClass, PrecisionPolicy
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["KIND_CLASSES", "Narrowed", "ONNX_CLASSES", "apply_precision", "class_of"]
-
 _ONNX_TEXT = {DType.F16: "tensor(float16)", DType.BF16: "tensor(bfloat16)"}
 
 

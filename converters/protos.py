@@ -17,11 +17,6 @@ from rlx_ort.ir.types import UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "bodies_of", "copied", "field_key", "graphs_below", "graphs_of", "infer_proto", "is_fully_typed", "nodes_of",
-    "paused_collector", "set_items", "skeleton", "varint", "with_types",
-]  # fmt: skip
-
 Message = TypeVar("Message")
 _SMALL_BYTES = 1024
 _LONGEST_VECTOR = 1 << 20
@@ -101,20 +96,24 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     vector is too long for that.
     """
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
     try:
         found = onnx.shape_inference.infer_shapes(proto)
         return found if _has_long_vector(found) else onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, DecodeError):
-        # Raised for models it finds inconsistent and for more than 2 GB; ONNX Runtime may still take them.
+    except Exception:
+        # Besides its own errors, for models it finds inconsistent or above 2 GB, those of C++ come through: IndexError,
+        # MemoryError. ONNX Runtime may still take the model.
         return proto
 
 
 def _has_long_vector(model: onnx.ModelProto) -> bool:
-    infos = (info for graph in graphs_of(model) for info in (*graph.input, *graph.value_info, *graph.output))
-    shapes = (info.type.tensor_type.shape.dim for info in infos)
-    return any(len(dims) == 1 and dims[0].dim_value > _LONGEST_VECTOR for dims in shapes)
+    for graph in graphs_of(model):
+        shapes = [info.type.tensor_type.shape.dim for info in (*graph.input, *graph.value_info, *graph.output)]
+        sizes = [dims[0].dim_value for dims in shapes if len(dims) == 1]
+        sizes += [tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 1]
+        if any(size > _LONGEST_VECTOR for size in sizes):
+            return True
+    return False
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:

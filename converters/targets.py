@@ -17,8 +17,6 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.serde import save_json
 from rlx_ort.ir.tensor import read_tensors, write_tensors
 
-__all__ = ["EngineSaver", "SUFFIXES", "TargetOptions", "write_target"]
-
 SUFFIXES = (".onnx", ".json", ".ort")
 """Suffixes of targets: ONNX, the graph format of `rlx_ort`, ONNX Runtime's own format."""
 

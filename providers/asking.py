@@ -47,8 +47,6 @@ from rlx_ort.providers.base import Provider, SessionRequest
 from rlx_ort.providers.registry import register_provider
 from rlx_ort.storage import cache_root, write_atomic
 
-__all__ = ["DEVICE", "HELPED", "Answers", "Question", "answers_of", "ask", "asking_options"]
-
 _NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
 _PARTS = 8  # sessions that a refused one is split into

@@ -19,25 +19,6 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = [
-    "PRIVATE_MEMORY",
-    "Availability",
-    "CostProfile",
-    "DeviceGraphReport",
-    "EngineSession",
-    "KernelClaim",
-    "KernelLimit",
-    "MemoryReading",
-    "NodeAssignment",
-    "Provider",
-    "RecordedRun",
-    "SessionRequest",
-    "ValueSpec",
-    "element",
-    "is_float_remainder",
-    "rank",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Availability:

@@ -26,8 +26,6 @@ from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.values import element_dtypes, elements
 
-__all__ = ["KernelList", "kernel_set", "kernels_of", "listed_kernels", "parse_list", "schema_version", "takes"]
-
 _Types: TypeAlias = Sequence[ValueType | None]
 _OPEN_END = 2147483647  # INT_MAX in KernelDef
 _LISTS = 64

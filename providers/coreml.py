@@ -13,8 +13,6 @@ from rlx_ort.providers.engine.recipe import names
 from rlx_ort.providers.engine.runtime import Problem, install_command, parse_version
 from rlx_ort.providers.ort_provider import OrtProvider
 
-__all__ = ["CoreMlProvider"]
-
 # Bare tokens, compared with case; the header's spelling `MLComputeUnitsAll` is refused.
 _COMPUTE_UNITS = {"metal": "CPUAndGPU", "ane": "CPUAndNeuralEngine"}
 _ML_PROGRAM_SINCE = (12,)

@@ -19,8 +19,6 @@ from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes, private_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 
-__all__ = ["CpuProvider"]
-
 # Per core of an AVX2 server at about 3 GHz: half of 2 FMA units x 8 lanes x 2 FLOP x 3 GHz, which MLAS reaches.
 _GEMM_GFLOPS_PER_CORE = 50.0
 _BYTES_PER_NS = (10.0, 1e9)  # inputs and outputs are handed over, not copied

@@ -21,8 +21,6 @@ from rlx_ort.providers.hardware import engine_library, missing_libraries, nvidia
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_devices
 
-__all__ = ["CudaProvider", "cuda_libraries_problem"]
-
 _STREAM_OPTIONS = names(
     """
     enable_cuda_graph has_user_compute_stream user_compute_stream do_copy_in_default_stream use_ep_level_unified_stream

@@ -15,9 +15,6 @@ from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import Plugin, find_plugins, plugin_devices, register_plugin
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
 
-__all__ = ["Finding", "Severity", "diagnose"]
-
-
 _CODES = {
     "runtime-broken": {"not installed": "runtime-absent", "too old": "runtime-too-old"},
     "plugin-broken": {"needs a newer ONNX Runtime": "plugin-newer", "is too old for ONNX Runtime": "plugin-older"},

@@ -15,8 +15,6 @@ from rlx_ort.providers.engine.runtime import Problem, install_command
 from rlx_ort.providers.hardware import loads
 from rlx_ort.providers.ort_provider import OrtProvider
 
-__all__ = ["DirectMlProvider"]
-
 
 class DirectMlProvider(OrtProvider):
     """GPUs through Direct3D 12; the index is the adapter's place in DXGI's list, not in that of performance."""

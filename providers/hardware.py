@@ -26,23 +26,6 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable
 
-__all__ = [
-    "CoreShare",
-    "NvidiaGpu",
-    "cgroup_quota_cores",
-    "core_share",
-    "cpu_name",
-    "device_threads",
-    "engine_library",
-    "is_throttled",
-    "loads",
-    "memory_bytes",
-    "missing_libraries",
-    "nvidia_gpus",
-    "private_bytes",
-    "release_free_heap",
-]
-
 _NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
 _LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
 _seen: dict[str, int] = {}  # throttle counters

@@ -11,8 +11,6 @@ from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
 
-__all__ = ["MlxProvider"]
-
 
 class MlxProvider(OrtProvider):
     """The GPU of a Mac with Apple silicon, through MLX; index 0 only."""

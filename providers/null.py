@@ -29,8 +29,6 @@ from rlx_ort.providers.base import (
     ValueSpec,
 )
 
-__all__ = ["NullProvider", "NullSession", "UnsupportedProvider"]
-
 _INSTEAD = {
     "tpu": "export the model and run it with a TPU runtime",
     "opengl": "use 'gpu', which runs on Vulkan, Direct3D 12 or Metal",

@@ -19,8 +19,6 @@ from rlx_ort.providers.hardware import cpu_name
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
 
-__all__ = ["OpenVinoProvider"]
-
 _ORDER = ("GPU", "NPU", "CPU")
 # The plugin ignores these options of Intel's own build (and logs that they belong into load_config), so they are
 # handed to both as what OpenVINO calls them: https://docs.openvino.ai/2026/api/c_cpp_api/group__ov__runtime__cpp__prop__api.html

@@ -31,8 +31,6 @@ from rlx_ort.providers.engine.runtime import Problem, install_command
 from rlx_ort.providers.plugins import Plugin, described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.registry import default_registry
 
-__all__ = ["OrtProvider", "prove", "save_optimized"]
-
 # Every provider that computes has a kernel for a matrix product, opset 21 the densest kernels, and some providers take
 # static shapes only.
 _PROBE = """

@@ -27,18 +27,6 @@ from rlx_ort.errors import EngineError
 from rlx_ort.providers.engine.runtime import Problem, normal_name, readable
 from rlx_ort.providers.hardware import cpu_name
 
-__all__ = [
-    "Plugin",
-    "catalog_providers",
-    "described",
-    "fetch_provider",
-    "find_plugins",
-    "hardware_type",
-    "plugin_devices",
-    "plugin_for",
-    "register_plugin",
-]
-
 # https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/packaging.html asks for these names.
 _NAMING = re.compile(r"^onnxruntime-(?:ep-.+|qnn)$")
 # Not every plugin follows it (`onnxruntime-ggml`, `nxrt-ep-cpu`). Others are recognised by a small package whose module

@@ -13,8 +13,6 @@ from rlx_ort.providers.engine.recipe import Keeps, names
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
 
-__all__ = ["QnnProvider"]
-
 
 class QnnProvider(OrtProvider):
     """Qualcomm NPUs, and their simulator that runs on the CPU of Linux x64; GPUs come after NPUs."""

@@ -16,24 +16,6 @@ from rlx_ort.device import Device, DeviceKind, as_devices, priority_rank, regist
 from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
 from rlx_ort.providers.base import Availability, Provider
 
-__all__ = [
-    "ProviderRegistry",
-    "availability",
-    "available_apple_devices",
-    "available_devices",
-    "default_registry",
-    "drain_device",
-    "fastest_among",
-    "fastest_device",
-    "full_name",
-    "is_available",
-    "known_devices",
-    "provider_of",
-    "register_provider",
-    "require_available",
-    "supports_run_slots",
-]
-
 # Module -> class. One line a file; nothing else here or in the core names a provider.
 _MODULES = (
     ("cpu", "CpuProvider"),

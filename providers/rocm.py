@@ -22,8 +22,6 @@ from rlx_ort.providers.hardware import engine_library, missing_libraries
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_for
 
-__all__ = ["AmdGpuProvider", "RocmProvider"]
-
 _HALVES = {Precision.F16: "migraphx_fp16_enable", Precision.BF16: "migraphx_bf16_enable"}
 
 

@@ -16,8 +16,6 @@ from rlx_ort.providers.hardware import nvidia_gpus
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.storage import cache_folder
 
-__all__ = ["TensorRtProvider", "TensorRtRtxProvider"]
-
 
 class _NvidiaCompiler(OrtProvider):
     """What both compilers share: the hardware and the default profile."""

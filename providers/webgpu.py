@@ -28,8 +28,6 @@ from rlx_ort.providers.hardware import loads, private_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
 
-__all__ = ["WebGpuProvider", "vulkan_drivers", "vulkan_problem"]
-
 # Two sessions that run in two threads crash the process, on SwiftShader and on an NVIDIA GPU alike, so runs take
 # turns. Reentrant, because callers may hold it around several runs.
 _run_lock = threading.RLock()

@@ -115,11 +115,17 @@ if TYPE_CHECKING:
     from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
     from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, estimate_graph_cost, pick_best_device
-    from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
     from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy, device_chain_from_env, device_from_env
     from rlx_ort.selection.predict import calibrate, cost_model, explain
     from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
-    from rlx_ort.selection.support import UnsupportedOp, first_unsupported_op, supports, supports_graph
+    from rlx_ort.selection.support import (
+        UnsupportedOp,
+        dispatch_report_for_device,
+        first_unsupported_op,
+        legalize_graph_for_device,
+        supports,
+        supports_graph,
+    )
 
     __version__: str
 
@@ -189,11 +195,11 @@ _NAMES_OF = {
     "resilience.quarantine": "DeviceHealth HealthState",
     "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",
     "selection.cost": "BackendCostModel ProfileCostModel estimate_graph_cost pick_best_device",
-    "selection.legalize": "dispatch_report_for_device legalize_graph_for_device",
     "selection.policy": "DevicePickStrategy DevicePolicy device_chain_from_env device_from_env",
     "selection.predict": "calibrate cost_model explain",
     "selection.resolve": "resolve_device resolve_device_chain run_with_fallback",
-    "selection.support": "UnsupportedOp first_unsupported_op supports supports_graph",
+    "selection.support": "UnsupportedOp dispatch_report_for_device first_unsupported_op legalize_graph_for_device"
+    " supports supports_graph",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 

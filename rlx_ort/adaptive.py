@@ -33,8 +33,6 @@ from rlx_ort.storage import write_atomic
 if TYPE_CHECKING:
     from rlx_ort.calibration.learned import Learned, Sizes
 
-__all__ = ["Choice", "Follower", "choose", "learn_from"]
-
 _log = logging.getLogger(__name__)
 _SCHEMA = 2
 _DOUBT = 1.5

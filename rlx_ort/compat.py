@@ -24,8 +24,6 @@ from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.hardware import is_throttled
 from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["Backend", "BackendsManifest", "DeviceRouter", "FlexibleSession"]
-
 _log = logging.getLogger(__name__)
 _CHECK_EVERY_S = 5.0
 

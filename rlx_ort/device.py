@@ -13,8 +13,6 @@ from typing import ClassVar
 
 from rlx_ort.errors import DeviceParseError
 
-__all__ = ["DEVICE_PRIORITY", "Device", "DeviceKind", "device_label", "parse_device", "parse_device_list"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["DeviceSessions"]
-
 
 class DeviceSessions:
     """Opens one session a device and lends compiled graphs on it, one per placement rule; they share all state.

@@ -13,19 +13,6 @@ from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import TypeVar
 
-__all__ = [
-    "VARIABLES",
-    "RlxEnv",
-    "clear_overrides",
-    "flag",
-    "get",
-    "lookup",
-    "override",
-    "parse_or",
-    "set_override",
-    "unset_override",
-]
-
 PREFIX = "RLX_"
 T = TypeVar("T")
 

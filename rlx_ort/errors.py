@@ -38,33 +38,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlx_ort.device import Device
 
-__all__ = [
-    "CalibrationError",
-    "CancelledRunError",
-    "ConversionError",
-    "DeviceError",
-    "DeviceFallbackError",
-    "DeviceParseError",
-    "DeviceUnavailableError",
-    "EngineError",
-    "GraphError",
-    "GraphVerifyError",
-    "InputError",
-    "IntegrityError",
-    "LegalizeError",
-    "MemoryBudgetError",
-    "NoViableDeviceError",
-    "PackageError",
-    "ParamError",
-    "ParityError",
-    "PlacementError",
-    "RlxError",
-    "RunError",
-    "ServingError",
-    "StateLossError",
-    "TimeLimitError",
-]
-
 
 class RlxError(Exception):
     """Base of every error that `rlx_ort` raises on purpose."""

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from rlx_ort.selection.candidates import Candidates, DeviceCandidate
     from rlx_ort.selection.policy import Devices
 
-__all__ = ["GraphDevices", "graph_param_names", "load"]
-
 T = TypeVar("T")
 _NO_RESILIENCE = "{} needs a runner with GraphDevices(..., resilience=Resilience())"
 

@@ -14,8 +14,6 @@ from typing import BinaryIO
 
 from rlx_ort import environment
 
-__all__ = ["cache_folder", "cache_root", "partial_path", "replacing", "write_atomic"]
-
 
 @contextlib.contextmanager
 def replacing(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:

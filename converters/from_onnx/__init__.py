@@ -29,40 +29,21 @@ def read_model(source: Source, base_dir: str | os.PathLike[str] | None) -> tuple
     """
     import onnx
 
+    from rlx_ort.converters.from_onnx.tensor_files import parsed_model
+
     folder = None if base_dir is None else Path(base_dir)
     if isinstance(source, onnx.ModelProto):
-        return _checked(source, "the model"), folder
+        return parsed_model(source, "the model"), folder
     if isinstance(source, bytes | bytearray | memoryview):
-        return _checked(_parsed(bytes(source), "the bytes"), "the bytes"), folder
+        return parsed_model(bytes(source), "the bytes"), folder
     path = Path(source)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):
             raise ConversionError(f"{path} is no regular file; give the path of an .onnx file")
         data = path.read_bytes()
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err
-    return _checked(_parsed(data, str(path)), str(path)), folder or path.parent
-
-
-def _parsed(data: bytes, what: str) -> onnx.ModelProto:
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
-
-    if not data:
-        raise ConversionError(f"{what}: empty, so no ONNX model")
-    try:
-        model = onnx.ModelProto()
-        model.ParseFromString(data)
-        return model
-    except (DecodeError, RecursionError) as err:
-        raise ConversionError(f"{what}: no ONNX model, or damaged or above 2 GB: {err}") from err
-
-
-def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
-    if not model.HasField("graph") or model.ir_version < 1:
-        raise ConversionError(f"{what}: no ONNX model; it has no {'graph' if model.ir_version else 'IR version'}")
-    return model
+    return parsed_model(data, str(path)), folder or path.parent
 
 
 @paused_collector()
@@ -94,6 +75,7 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         ConversionError: the model breaks a rule of ONNX that its meaning depends on, or data cannot be had.
     """
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
+    from rlx_ort.converters.from_onnx.operands import check_operands
     from rlx_ort.converters.from_onnx.rewrite import fill_types, with_ir_ops
     from rlx_ort.converters.from_onnx.structure import check_model
     from rlx_ort.converters.protos import is_fully_typed, skeleton, with_types
@@ -104,6 +86,7 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         graph = GraphBuilder(model, typed, files).build()
         if model.functions:
             fill_types(graph)
+        check_operands(graph)
         return with_ir_ops(graph)
     except UnicodeDecodeError as err:
         # Protobuf decodes a text when it is looked at, so this may come from anywhere.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.from_onnx.signatures import value_problem
+from rlx_ort.converters.from_onnx.signatures import trimmed, value_problem
 from rlx_ort.converters.from_onnx.structure import domain_of, node_label, opsets_of, sorted_nodes
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
@@ -23,8 +23,6 @@ from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
-
-__all__ = ["Captures", "GraphBuilder", "Scope"]
 
 # 8-bit integers are left out: they are quantised weights, whatever their size.
 _INDEX_TYPES = {DType.BOOL, DType.I16, DType.I32, DType.I64, DType.U16, DType.U32, DType.U64}
@@ -190,9 +188,7 @@ class GraphBuilder:
             found[attribute.name] = attribute_value(
                 attribute, self._files, lambda body: self._body(scope, body, captures, node_label(node))
             )
-        outputs = [*node.output]
-        while outputs and not outputs[-1]:
-            outputs.pop()
+        outputs = trimmed(node.output)
         domain = domain_of(node.domain)
         op = OnnxNode(
             op_type=node.op_type,

@@ -16,8 +16,6 @@ from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm, Reduce, Softmax
 from rlx_ort.ir.ops.shape import Concat, Gather, Reshape, Slice, Transpose
 from rlx_ort.ir.types import Dim, Shape, TensorType, fits
 
-__all__ = ["MappedNode", "NodeView", "mapped"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
@@ -42,6 +40,11 @@ class NodeView:
     def get(self, name: str, default: Any) -> Any:
         """Return an attribute, or its default."""
         return self.attributes.get(name, default)
+
+    def numbers(self, place: int) -> tuple[Any, ...] | None:
+        """Return the elements of an input, None unless it is there and constant."""
+        data = self.constants[place] if place < len(self.constants) else None
+        return None if data is None else tuple(data.numpy().reshape(-1).tolist())
 
     @property
     def rank(self) -> int:
@@ -136,11 +139,11 @@ def _dropout(node: NodeView) -> MappedNode | None:
 
 def _reshape(node: NodeView) -> MappedNode | None:
     shape = node.inputs[0].shape
-    wanted = node.constants[1] if len(node.inputs) == 2 else None
+    wanted = node.numbers(1)
     if wanted is None or shape is None or node.get("allowzero", 0):
         return None
     dims: list[Dim] = []
-    for place, number in enumerate(wanted.numpy().reshape(-1).tolist()):
+    for place, number in enumerate(wanted):
         if number == 0 and (place >= shape.rank or shape[place] is None):
             return None
         dims.append(shape[place] if number == 0 else number)
@@ -157,11 +160,11 @@ def _unsqueeze(node: NodeView) -> MappedNode | None:
 
 def _slice(node: NodeView) -> MappedNode | None:
     """Starts and ends follow Python's rules in both, far numbers for an open end included."""
-    if len(node.inputs) < 3 or any(data is None for data in node.constants[1:]):
+    starts, ends, axes, steps = (node.numbers(place) for place in (1, 2, 3, 4))
+    if starts is None or ends is None or None in node.constants[1:]:
         return None
-    starts, ends, *rest = (tuple(data.numpy().reshape(-1).tolist()) for data in node.constants[1:])
-    axes = rest[0] if rest else tuple(range(len(starts)))
-    steps = rest[1] if len(rest) > 1 else (1,) * len(starts)
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
     return MappedNode(Slice(axes, starts, ends, steps), 1)
 
 
@@ -171,10 +174,10 @@ def _clip(node: NodeView) -> MappedNode | None:
         return None
     if node.version < 11:
         return MappedNode(Clamp(node.attributes.get("min"), node.attributes.get("max")), 1, moves=True)
-    if len(node.inputs) != 3 or any(data is None for data in node.constants[1:]):
+    low, high = node.numbers(1), node.numbers(2)
+    if low is None or high is None or (len(low), len(high)) != (1, 1):
         return None
-    low, high = (float(data.numpy().reshape(())) for data in node.constants[1:])
-    return MappedNode(Clamp(low, high), 1)
+    return MappedNode(Clamp(float(low[0]), float(high[0])), 1)
 
 
 def _layer_norm(node: NodeView) -> MappedNode | None:
@@ -240,11 +243,9 @@ def _cast(node: NodeView) -> MappedNode | None:
 
 def _reduce(node: NodeView) -> MappedNode | None:
     """Axes were an attribute before 18, or 13 for ReduceSum, and are an input since; the op takes both."""
-    axes = node.attributes.get("axes")
-    if len(node.inputs) == 2:
-        if node.constants[1] is None:
-            return None
-        axes = tuple(int(axis) for axis in node.constants[1].numpy().reshape(-1))
+    axes = node.attributes.get("axes") if len(node.inputs) == 1 else node.numbers(1)
+    if axes is None and len(node.inputs) == 2:
+        return None
     if axes is None and node.get("noop_with_empty_axes", 0) == 0:
         axes = tuple(range(node.rank))
     if not axes:

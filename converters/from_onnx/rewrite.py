@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from rlx_ort.converters.from_onnx.mapping import MappedNode, NodeView, mapped
+from rlx_ort.converters.from_onnx.operands import all_nodes
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
 from rlx_ort.converters.to_onnx.opset import NodeForm, obstacle
 from rlx_ort.errors import ConversionError, GraphVerifyError
@@ -14,8 +14,6 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType, fits
-
-__all__ = ["fill_types", "with_ir_ops"]
 
 
 def fill_types(graph: Graph) -> None:
@@ -47,7 +45,7 @@ def with_ir_ops(graph: Graph) -> Graph:
     """
     changes: list[tuple[Node, MappedNode, tuple[ValueType, ...]]] = []
     read: dict[int, set[Ref]] = {}
-    for owner, node in _all_nodes(graph):
+    for owner, node in all_nodes(graph):
         op = node.op
         if not isinstance(op, OnnxNode) or op.domain != "":
             continue
@@ -95,13 +93,6 @@ def _mapping(graph: Graph, node: Node, op: OnnxNode, read: set[Ref]) -> tuple[Ma
     if declared.shape is None:
         return change, (inferred,)
     return (change, (declared,)) if fits(inferred.shape, declared.shape) else None
-
-
-def _all_nodes(graph: Graph) -> Iterator[tuple[Graph, Node]]:
-    for node in graph.nodes:
-        yield graph, node
-        for body in node.op.bodies():
-            yield from _all_nodes(body)
 
 
 def _form(graph: Graph, node: Node, op: OnnxNode) -> NodeForm:

@@ -13,15 +13,14 @@ from rlx_ort.converters.onnx_types import schema_of
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Signature", "signature_of", "value_problem"]
-
 _INT, _INTS = 2, 7  # AttributeProto.INT and INTS
 _INT32 = 1 << 31
+_WIDE = {"default_int64", "end", "ignore_index", "replaced_value_int64", "start", "value_int"}  # attributes of 64 bits
 _LARGEST_WINDOW = 1 << 24  # AveragePool also adds up what auto_pad puts around an image
 # Sizes that something is divided by, or that index without a check, in ONNX's inference or ONNX Runtime 1.31's kernels.
 _LEAST = {
     "batch_dims": 0, "block_size": 0, "blocksize": 1, "dilations": 1, "group": 1, "hidden_size": 1, "kernel_shape": 1,
-    "kv_num_heads": 1, "num_groups": 1, "num_outputs": 1, "q_num_heads": 1, "strides": 1,
+    "kv_num_heads": 1, "num_groups": 1, "num_outputs": 1, "offset_group": 1, "q_num_heads": 1, "strides": 1,
 }  # fmt: skip
 
 
@@ -34,6 +33,7 @@ class Signature:
         inputs: the least and the largest number of inputs.
         outputs: those of outputs.
         single: the places of inputs that a node must not leave out.
+        many: the place from which any number of inputs follow, none of them left out; negative if there is none.
         kinds: attribute name -> number of its type.
         required: the attributes that a node must have.
     """
@@ -42,6 +42,7 @@ class Signature:
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     single: tuple[int, ...]
+    many: int
     kinds: Mapping[str, int]
     required: frozenset[str]
 
@@ -51,13 +52,16 @@ class Signature:
         """Return how a node breaks the schema, empty if it does not; absent values at the end are allowed."""
         for what, names, (least, most) in (("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)):
             count = len(names)
-            while count > most and not names[count - 1]:
-                count -= 1
+            if count > most:
+                count = len(trimmed(names))
             if not least <= count <= most:
                 return f"has {count} {what}; {self.label} takes {least} to {most}"
-        for place in self.single:
-            if place < len(inputs) and not inputs[place]:
-                return f"leaves out input {place}, which {self.label} needs"
+        if "" in inputs:
+            count = len(trimmed(inputs))
+            needed = (*self.single, *(range(self.many, count) if self.many >= 0 else ()))
+            absent = [place for place in needed if place < len(inputs) and not inputs[place]]
+            if absent:
+                return f"leaves out input {absent[0]}, which {self.label} needs"
         for name, attribute in attributes.items():
             wanted, found = self.kinds.get(name), attribute.type
             if wanted is None:
@@ -80,20 +84,35 @@ def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
     schema = schema_of(op_type, version, domain)
     if schema is None or schema.deprecated:
         return None
+    from onnx import AttributeProto
+
+    number_of = AttributeProto.AttributeType.Value
+    # onnx's enumerations are spelled AttrType.INT and FormalParameterOption.Single.
+    options = [str(formal.option).rpartition(".")[2] for formal in schema.inputs]
+    kinds = {name: number_of(str(item.type).rpartition(".")[2]) for name, item in schema.attributes.items()}
     return Signature(
         f"{op_type} of {domain or 'ai.onnx'} {version}",
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
-        tuple(place for place, formal in enumerate(schema.inputs) if formal.option.name == "Single"),
-        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        tuple(place for place, option in enumerate(options) if option == "Single"),
+        options.index("Variadic") if "Variadic" in options else -1,
+        kinds,
         frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
     )
+
+
+def trimmed(names: Sequence[str]) -> list[str]:
+    """Return names without the empty ones at the end."""
+    count = len(names)
+    while count and not names[count - 1]:
+        count -= 1
+    return list(names[:count])
 
 
 def value_problem(attribute: onnx.AttributeProto) -> str:
     """Return what is wrong with whole numbers of an attribute, empty if nothing is or it holds none."""
     name = attribute.name
-    if attribute.type == _INT and name != "value_int" and not -_INT32 <= attribute.i < _INT32:
+    if attribute.type == _INT and name not in _WIDE and not -_INT32 <= attribute.i < _INT32:
         return f"has attribute {name!r} = {attribute.i}, which is beyond 32 bits"
     least = _LEAST.get(name)
     if least is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.from_onnx.signatures import signature_of
@@ -13,8 +14,6 @@ from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
     import onnx
-
-__all__ = ["MAX_DEPTH", "check_model", "domain_of", "names_read", "node_label", "opsets_of", "sorted_nodes"]
 
 MAX_DEPTH = 30
 """How deep bodies and function calls may be nested: protobuf reads and copies no more than 32 levels of bodies."""
@@ -162,45 +161,29 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: s
     needs = [{producer[name] for name in names_read(node) if name in producer} for node in nodes]
     if all(all(need < index for need in wanted) for index, wanted in enumerate(needs)):
         return nodes
-    users: dict[int, list[int]] = {}
-    for index, wanted in enumerate(needs):
-        for need in wanted:
-            users.setdefault(need, []).append(index)
-    open_needs = [len(wanted) for wanted in needs]
-    ready = [index for index, count in enumerate(open_needs) if count == 0]
+    sorter = TopologicalSorter(dict(enumerate(needs)))
+    try:
+        sorter.prepare()
+    except CycleError as err:
+        stuck = node_label(nodes[err.args[1][0]])
+        raise ConversionError(f"{stuck} in {where} depends on its own result: the graph has a cycle") from err
     order: list[int] = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for user in users.get(index, ()):
-            open_needs[user] -= 1
-            if open_needs[user] == 0:
-                heapq.heappush(ready, user)
-    if len(order) < len(nodes):
-        stuck = nodes[_on_cycle(open_needs, needs)]
-        raise ConversionError(f"{node_label(stuck)} in {where} depends on its own result: the graph has a cycle")
+    ready: list[int] = []
+    while sorter.is_active():
+        for index in sorter.get_ready():
+            heapq.heappush(ready, index)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
     return [nodes[index] for index in order]
 
 
-def names_read(node: onnx.NodeProto, depth: int = 0) -> Iterator[str]:
+def names_read(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names a node reads, those that its bodies capture included."""
-    if depth > MAX_DEPTH:
-        raise ConversionError(f"{node_label(node)} stands in bodies nested more than {MAX_DEPTH} deep")
     yield from filter(None, node.input)
     for body in bodies_of(node):
         own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
         own |= {tensor.values.name for tensor in body.sparse_initializer}
         own |= {name for inner in body.node for name in inner.output}
         for inner in body.node:
-            yield from (name for name in names_read(inner, depth + 1) if name not in own)
+            yield from (name for name in names_read(inner) if name not in own)
         yield from (value.name for value in body.output if value.name not in own)
-
-
-def _on_cycle(open_needs: list[int], needs: list[set[int]]) -> int:
-    """Return a node of a cycle: each remaining node waits for another remaining one."""
-    index = next(index for index, count in enumerate(open_needs) if count)
-    seen: set[int] = set()
-    while index not in seen:
-        seen.add(index)
-        index = next(need for need in needs[index] if open_needs[need])
-    return index

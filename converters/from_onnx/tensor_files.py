@@ -28,8 +28,6 @@ from rlx_ort.ir.tensor import FileRange
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["ExternalFiles", "MappedFiles", "TensorFiles", "read_mapped"]
-
 _Span: TypeAlias = tuple[int, int]
 _LEFT_BEHIND_BYTES = 128  # a reference takes as much as smaller data
 
@@ -143,15 +141,34 @@ class MappedFiles:
         return self.data[offset : offset + length], FileRange(self.place.path, offset, self.place.stamp)
 
 
+def parsed_model(source: bytes | onnx.ModelProto, what: str) -> onnx.ModelProto:
+    """Return a model from its bytes, or the one given, checked to be one; `what` names it in messages.
+
+    Raises:
+        ConversionError: it is no ONNX model.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
+
+    model = onnx.ModelProto() if isinstance(source, bytes) else source
+    if isinstance(source, bytes):
+        if not source:
+            raise ConversionError(f"{what}: empty, so no ONNX model")
+        try:
+            model.ParseFromString(source)
+        except (DecodeError, RecursionError) as err:
+            raise ConversionError(f"{what}: no ONNX model, or damaged or above 2 GB: {err}") from err
+    if not model.HasField("graph") or model.ir_version < 1:
+        raise ConversionError(f"{what}: no ONNX model; it has no {'graph' if model.ir_version else 'IR version'}")
+    return model
+
+
 def read_mapped(path: Path) -> tuple[onnx.ModelProto, MappedFiles]:
     """Return a model file without the raw data of its main graph's initializers, and where that is.
 
     Raises:
         ConversionError: there is no such file, or it is no ONNX model.
     """
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
-
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -163,13 +180,9 @@ def read_mapped(path: Path) -> tuple[onnx.ModelProto, MappedFiles]:
     mark = f"\0{os.urandom(16).hex()}"
     try:
         light = _Reader(data.data, mark).model()
-        model = onnx.ModelProto()
-        model.ParseFromString(light)
-    except (ValueError, IndexError, DecodeError, RecursionError) as err:
+    except (ValueError, IndexError) as err:
         raise ConversionError(f"{path}: no ONNX model, or a damaged one: {err}") from err
-    if not model.HasField("graph") or model.ir_version < 1:
-        lacking = "graph" if model.ir_version else "IR version"
-        raise ConversionError(f"{path}: no ONNX model; it has no {lacking}")
+    model = parsed_model(light, str(path))
     place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
     return model, MappedFiles(mark, data, place, ExternalFiles(path.parent))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,14 +21,13 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["attribute_value", "constant_data", "dense_tensor", "resolved", "tensor_data"]
-
 _DENSE_LIMIT = 1 << 31
 # Where elements may be beside `raw_data`: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `TensorProto`.
 _FIELDS = {
     DType.F32: "float_data", DType.C64: "float_data", DType.F64: "double_data", DType.C128: "double_data",
     DType.I64: "int64_data", DType.U32: "uint64_data", DType.U64: "uint64_data", DType.STRING: "string_data",
 }  # fmt: skip
+_ATTRIBUTE_FIELDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "TYPE_PROTO": "tp"}
 _ANY_FIELD = ("float_data", "double_data", "int64_data", "uint64_data", "int32_data", "string_data")
 
 
@@ -171,37 +171,32 @@ def attribute_value(
     Raises:
         ConversionError: the kind is unknown, or a tensor in it is wrong.
     """
-    import onnx
-
-    known = onnx.AttributeProto.AttributeType.values()
-    kind = onnx.AttributeProto.AttributeType.Name(attribute.type) if attribute.type in known else "UNDEFINED"
-    match kind:
-        case "INT":
-            return kind, attribute.i
-        case "FLOAT":
-            return kind, attribute.f
+    kind = _kind_names().get(attribute.type, "UNDEFINED")
+    single = kind.removesuffix("S")
+    if single not in _ATTRIBUTE_FIELDS:
+        raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
+    items = getattr(attribute, _ATTRIBUTE_FIELDS[kind] if kind == single else kind.lower())
+    match single:
+        case "INT" | "FLOAT":
+            return kind, items if kind == single else tuple(items)
         case "STRING":
-            return kind, text_of(attribute.s)
+            convert: Callable[[Any], Any] = text_of
         case "TENSOR":
-            return kind, tensor_data(attribute.t, files)
+            convert = functools.partial(tensor_data, files=files)
         case "GRAPH":
-            return kind, read_body(attribute.g)
-        case "TYPE_PROTO":
-            return kind, type_of(attribute.tp)
-        case "INTS":
-            return kind, tuple(attribute.ints)
-        case "FLOATS":
-            return kind, tuple(attribute.floats)
-        case "STRINGS":
-            texts = [text_of(item) for item in attribute.strings]
-            if all(isinstance(item, str) for item in texts):
-                return kind, tuple(item for item in texts if isinstance(item, str))
-            return kind, tuple(attribute.strings)
-        case "TENSORS":
-            return kind, tuple(tensor_data(item, files) for item in attribute.tensors)
-        case "GRAPHS":
-            return kind, tuple(read_body(item) for item in attribute.graphs)
-        case "TYPE_PROTOS":
-            return kind, tuple(type_of(item) for item in attribute.type_protos)
+            convert = read_body
         case _:
-            raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
+            convert = type_of
+    if kind == single:
+        return kind, convert(items)
+    values = tuple(map(convert, items))
+    if kind == "STRINGS" and any(isinstance(value, bytes) for value in values):
+        return kind, tuple(items)  # all bytes, where one is no text
+    return kind, values
+
+
+@functools.cache
+def _kind_names() -> dict[int, str]:
+    from onnx import AttributeProto
+
+    return {number: name for name, number in AttributeProto.AttributeType.items()}

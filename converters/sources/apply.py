@@ -28,8 +28,6 @@ from rlx_ort.ir.ops.shape import Transpose
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 
-__all__ = ["ParamsReport", "WeightReport", "apply_weights", "bake", "listed"]
-
 Model = TypeVar("Model", ModelBundle, Graph)
 _Declared = tuple[DType, tuple[int, ...]]
 _MOST_NAMED, _MOST_SHOWN = 5, 8

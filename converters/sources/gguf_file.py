@@ -25,8 +25,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
 from rlx_ort.ir.tensor import FileRange, TensorData
 
-__all__ = ["read_gguf"]
-
 _PLAIN = {
     "F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F64,
     "I8": DType.I8, "I16": DType.I16, "I32": DType.I32, "I64": DType.I64,

@@ -21,8 +21,6 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 
-__all__ = ["LIMIT_BYTES", "LIMIT_RATIO", "read_npz"]
-
 LIMIT_BYTES = 64 << 30
 """The most an archive may unpack to."""
 LIMIT_RATIO = 200

@@ -24,8 +24,6 @@ from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import read_tensors
 
-__all__ = ["Format", "format_of", "open_source", "read_weights"]
-
 
 class Format(enum.Enum):
     """A file format; the value is its name in messages."""

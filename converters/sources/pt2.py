@@ -24,8 +24,6 @@ from rlx_ort.converters.from_torch import export_program, quiet
 from rlx_ort.converters.onnx_ir_bridge import foreign_errors, optional_module
 from rlx_ort.errors import ConversionError
 
-__all__ = ["checked_config", "checked_program", "open_pt2"]
-
 _IN_MEMORY_BYTES = 256 << 20
 _MAX_TABLE_BYTES = 1 << 30
 _MAX_MEMBERS = 1 << 20

@@ -18,8 +18,6 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, read_tensors
 
-__all__ = ["GgufAs", "Rename", "Renames", "WeightEntry", "WeightFile", "load_renames", "read_sharded"]
-
 GgufAs: TypeAlias = Literal["f32", "f16", "packed"]
 """What quantised tensors of a GGUF file are read as: floats, or their blocks as bytes `(rows, row bytes)`."""
 _INDEX_LIMIT_BYTES = 256 << 20

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter, Lowering
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["COMMON", "Dispatcher", "KernelSet", "NATIVE", "NoNativeForm", "has_choice", "load_family", "lowers_native"]
-
 NATIVE, COMMON = "native", "common-ir"
 """The forms, as named in reports."""
 

@@ -16,8 +16,6 @@ from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
 from rlx_ort.ir.ops.norm import FusedSwiGLU
 
-__all__ = ["activate", "add_unless_zeros", "gated"]
-
 _DIRECT = {
     "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs",
     "sin": "Sin", "cos": "Cos", "atan": "Atan", "round": "Round", "recip": "Reciprocal", "floor": "Floor",

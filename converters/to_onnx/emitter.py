@@ -25,8 +25,6 @@ from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
 
-__all__ = ["DEFAULT_OPSET", "Emitter", "Lowering", "lowering_of", "lowers"]
-
 DEFAULT_OPSET = 21
 """The opset that lowerings write for: execution providers have the most kernels there."""
 

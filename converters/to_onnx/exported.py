@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter
 
-__all__ = ["ExportedModel", "ExportedNode", "Outline", "is_shape_type", "shape_only_nodes"]
-
 _BOUNDARY = re.compile(r"[^0-9A-Za-z]")
 _INLINED = "_inlfunc_"
 _SHAPE_READERS = frozenset({"Shape", "Size"})

@@ -27,8 +27,6 @@ from rlx_ort.ir.types import UnknownType
 from rlx_ort.ir.verify import verify
 from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["Draft", "draft", "drafted", "export_model", "exported"]
-
 
 @dataclass(eq=False)
 class Draft:

@@ -19,8 +19,6 @@ from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import BlockFormat
 
-__all__ = ["Bytes", "decode_blocks", "scales_and_mins"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bytes:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter
     from rlx_ort.converters.to_onnx.model import ModelValue
 
-__all__ = ["compute_dtype", "divisor_and_sign", "may_trap", "op_in", "where_in"]
-
 # What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
 _STAND_INS = {
     DType.BOOL: (DType.U8, DType.I32),

@@ -29,22 +29,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.converters.to_onnx.exported import ExportedNode
 
-__all__ = [
-    "INLINE_BYTES",
-    "ExternalWeight",
-    "ModelAttribute",
-    "ModelGraph",
-    "ModelNode",
-    "ModelValue",
-    "ModelWriter",
-    "UniqueNames",
-    "attribute",
-    "model_proto",
-    "names_of",
-    "types_of",
-]
-
-
 INLINE_BYTES = 128
 """Tensors below this size are kept inside the model: ONNX Runtime copies them anyway."""
 _UNKNOWN = UnknownType()

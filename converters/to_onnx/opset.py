@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedNode
     from rlx_ort.converters.to_onnx.model import ModelNode
 
-__all__ = [
-    "BREAKS",
-    "MAX_OPSET",
-    "WIDENING",
-    "NodeForm",
-    "choose_imports",
-    "ir_version",
-    "meaning_change",
-    "obsolete_attributes",
-    "obstacle",
-    "only_widens",
-]
-
 _RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
 """(operator, old, new): inputs that only got another name."""
 _BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}

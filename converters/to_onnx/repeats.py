@@ -25,8 +25,6 @@ from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 
-__all__ = ["Repeats", "exact_op"]
-
 _Key: TypeAlias = tuple[Any, ...]
 _OWN_OPS = "rlx_ort.ir.ops."
 _PLAIN = frozenset({str, int, bool, NoneType, DType, bytes, TensorType})

@@ -15,8 +15,6 @@ from rlx_ort.ir.ops import shape as ops
 from rlx_ort.ir.ops.shape import Concat, Expand, Gather, Narrow, Pad, Reshape, Slice, Tile, Transpose
 from rlx_ort.ir.types import Dim, Shape
 
-__all__ = ["reshape", "slice_axis"]
-
 _END = 2**63 - 1
 _TRILU = frozenset({DType.F32, DType.F64, DType.F16, DType.BF16, DType.I32, DType.I64, DType.U64, DType.BOOL})
 # The CPU kernels of the scatter ops combine no f16 or bf16; sums are better in f32 anyway.

@@ -14,8 +14,6 @@ from rlx_ort.converters.protos import bodies_of, copied, graphs_below
 from rlx_ort.converters.transforms.scope import label_of, model_scope, near_names
 from rlx_ort.errors import ConversionError
 
-__all__ = ["CutReport", "cut"]
-
 
 @dataclass(frozen=True, slots=True)
 class CutReport:

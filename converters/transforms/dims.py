@@ -14,8 +14,6 @@ from rlx_ort.converters.protos import copied, graphs_of, set_items, skeleton
 from rlx_ort.converters.transforms.scope import near_names, typed_model
 from rlx_ort.errors import ConversionError
 
-__all__ = ["DimsReport", "set_dims"]
-
 _PLACE = re.compile(r"(?P<input>.+)\[(?P<axis>\d+)\]")
 
 

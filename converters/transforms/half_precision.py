@@ -21,8 +21,6 @@ from rlx_ort.ir.ops.leaf import Constant, Param
 from rlx_ort.ir.tensor import narrowed_later, values_of
 from rlx_ort.options.precision import PrecisionPolicy
 
-__all__ = ["KeptNode", "PrecisionKind", "PrecisionReport", "to_precision"]
-
 PrecisionKind: TypeAlias = Literal["f16", "bf16", "mixed"]
 """What a model can be narrowed to."""
 

@@ -24,8 +24,6 @@ from rlx_ort.converters.transforms.scope import Scope, all_value_names, label_of
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import UnknownType
 
-__all__ = ["OpsetReport", "to_opset"]
-
 _LISTED = 10  # nodes named in one message
 _FUNCTIONS_SINCE = 8  # IR version: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 # The converter compares the axis with the rank, and leaves these unchanged where flattening makes no difference.

@@ -45,8 +45,6 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, fits
 
-__all__ = ["QuantizeKind", "QuantizeOptions", "QuantizeReport", "Samples", "quantize"]
-
 QuantizeKind: TypeAlias = Literal["int8-dynamic", "int8-static", "int4-weights"]
 """The ways to quantise."""
 

@@ -19,11 +19,6 @@ from rlx_ort.converters.protos import graphs_of, skeleton, with_types
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import Dim, UnknownType, ValueType
 
-__all__ = [
-    "Scope", "all_value_names", "dims_text", "label_of", "model_scope", "near_names", "read_names", "selected",
-    "typed_model",
-]  # fmt: skip
-
 _SMALL_BYTES = 4096  # what an adapter or a fold may need the values of: axes, pads, scales
 
 

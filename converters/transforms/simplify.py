@@ -25,8 +25,6 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 
-__all__ = ["SimplifyReport", "fold_constants", "simplify"]
-
 _MOST_ROUNDS = 4  # folding uncovers identities and the other way round; models settle in two
 _LARGEST_BYTES = 4096  # no result above this is made, whatever a model asks for
 _SIZES = frozenset({"Shape", "Size"})

@@ -16,19 +16,6 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import EngineSession
 
-__all__ = [
-    "Arrays",
-    "Binder",
-    "DeviceTensor",
-    "HostBinder",
-    "HostTensor",
-    "Loop",
-    "RunSlots",
-    "Slots",
-    "StoppableRun",
-    "binder_of",
-]
-
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Loop: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 

@@ -26,8 +26,6 @@ import numpy.typing as npt
 
 from rlx_ort.providers.engine.recordings import Copy, NotRecordedError, Recorder
 
-__all__ = ["CudaGpu", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "process_bytes", "same_bus"]
-
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32
 _NON_BLOCKING = 1

@@ -29,8 +29,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.storage import cache_folder, replacing
 
-__all__ = ["BORROWING_VERSION", "external_tensors", "prepare_weights", "write_weights_file"]
-
 _log = logging.getLogger("rlx_ort.weights")
 
 BORROWING_VERSION = (1, 31)

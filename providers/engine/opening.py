@@ -26,8 +26,6 @@ from rlx_ort.providers.engine.runtime import PLUGIN_VERSION, opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
 from rlx_ort.providers.hardware import release_free_heap
 
-__all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]
-
 SPAWN_REMEDY = "start workers with multiprocessing.get_context('spawn')"
 """What to do instead of forking a process that has used a device: driver state does not survive a fork."""
 

@@ -36,8 +36,6 @@ from rlx_ort.providers.engine.values import (
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
-__all__ = ["GraphRuns", "OrtBinder"]
-
 _COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
 _MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
 

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["ThreadBudget", "budget", "ending", "refuse_at_the_end", "watch"]
-
-
 _LONGEST_WAIT_S = 30.0
 _STEP_S = 0.002
 _OWN_FOLDER = str(Path(__file__).parent)

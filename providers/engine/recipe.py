@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.engine.recordings import Recorder
 
-__all__ = [
-    "HOST_MEMORY",
-    "Keeps",
-    "Recording",
-    "SessionRecipe",
-    "check_config",
-    "check_provider_options",
-    "names",
-    "nothing_to_hold",
-]
-
 HOST_MEMORY = ("cpu", 0)
 """ONNX Runtime's name and index of ordinary host memory."""
 

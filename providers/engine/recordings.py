@@ -33,20 +33,6 @@ from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, RecordedRu
 from rlx_ort.providers.engine.binding import Arrays
 from rlx_ort.providers.engine.values import OrtTensor, has_foreign_dtype
 
-__all__ = [
-    "LEFT_ON_DEVICE",
-    "BoundRun",
-    "BrokenSessionError",
-    "Copy",
-    "NotRecordedError",
-    "Recorder",
-    "Recordings",
-    "check_replay",
-    "host_work",
-    "not_recorded",
-    "unrecordable",
-]
-
 LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrite them"
 
 PLAIN_RUNS = 3  # of a signature before it is recorded

@@ -21,32 +21,6 @@ from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
 
-__all__ = [
-    "DEVICE_GONE",
-    "ENGINE_EXCEPTIONS",
-    "MINIMUM_VERSION",
-    "PLAIN_EXCEPTIONS",
-    "PLUGIN_VERSION",
-    "Problem",
-    "available_eps",
-    "bindings",
-    "describe_runtime",
-    "engine_exceptions",
-    "find_problem",
-    "install_command",
-    "normal_name",
-    "onnxruntime",
-    "opening_error",
-    "parse_version",
-    "quantization",
-    "reinstall_command",
-    "running_error",
-    "runtime_packages",
-    "runtime_problem",
-    "runtime_version",
-    "telemetry_allowed",
-]
-
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/python/onnxruntime_pybind_exceptions.cc
 # name -> (error while a session is opened, error while it runs). These types share no base class but `Exception`.
 _Errors: TypeAlias = tuple[type[RlxError], type[RlxError]]

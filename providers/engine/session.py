@@ -42,8 +42,6 @@ from rlx_ort.providers.engine.values import (
     value_type,
 )
 
-__all__ = ["OrtEngineSession", "SessionCore"]
-
 _FATAL = 4  # the shrinking run ends with an error, which is no news
 
 

@@ -23,19 +23,6 @@ from rlx_ort.providers.engine.binding import DeviceTensor
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
-__all__ = [
-    "DLPACK_DEVICE",
-    "OrtTensor",
-    "element_dtypes",
-    "elements",
-    "from_ort_value",
-    "has_foreign_dtype",
-    "is_tensor_like",
-    "refined",
-    "to_ort_value",
-    "value_type",
-]
-
 _FOREIGN = frozenset(
     {
         DType.BF16, DType.F8E4M3, DType.F8E4M3FNUZ, DType.F8E5M2, DType.F8E5M2FNUZ, DType.F8E8M0, DType.F4E2M1,

@@ -1,4 +1,4 @@
-"""The `rlx-ort` command. Each command is a file of this folder, imported when it is first needed.
+"""The `rlx-ort` command. Commands are in the files of this folder, each imported when it is first needed.
 
 This file is the one place where an `RlxError` becomes text on stderr and an exit code. Any other exception is a bug in
 this package, and its traceback is shown.
@@ -6,10 +6,10 @@ this package, and its traceback is shown.
 
 from __future__ import annotations
 
-import importlib
 import io
+import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import click
@@ -38,27 +38,25 @@ Exit codes:
 
 
 class Commands(click.Group):
-    """A group whose commands are modules: `PACKAGE.NAME` holds its command as `command`.
+    """A group whose commands are imported when they are needed.
 
     Args:
-        package: the package of the modules.
-        names: the commands, in the order in which a newcomer needs them.
+        where: the commands as `module:name`, by name and in the order in which a newcomer needs them.
         settings: as in `click.Group`.
     """
 
-    def __init__(self, *args: Any, package: str, names: Sequence[str], **settings: Any) -> None:
+    def __init__(self, *args: Any, where: Mapping[str, str], **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._package, self._names = package, names
+        self._where = where
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        return list(self._names)
+        return list(self._where)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module and return its command."""
-        if cmd_name not in self._names:
-            return None
-        return cast(click.Command, importlib.import_module(f"{self._package}.{cmd_name}").command)
+        where = self._where.get(cmd_name)
+        return None if where is None else cast(click.Command, pkgutil.resolve_name(where))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a `RlxError` becomes a message and its exit code."""
@@ -71,8 +69,7 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
-    package="rlx_ort.cli",
-    names=_COMMANDS,
+    where={name: f"rlx_ort.cli.{name}:command" for name in _COMMANDS},
     epilog=_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

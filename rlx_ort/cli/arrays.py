@@ -17,8 +17,6 @@ from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["made_up_inputs", "read_npz", "storable", "to_declared_types", "to_model_types", "write_npz"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 _REGISTERED = 2

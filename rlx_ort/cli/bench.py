@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["command"]
-
 _SEED = 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +12,7 @@ from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.engine.compiled.store import CacheKey, Entry, Explanation
-
-__all__ = ["command"]
+    from rlx_ort.providers.engine.compiled.store import CacheKey, Explanation
 
 _SHOWN_DIGITS = 12
 _SHOWN_CHARACTERS = 60
@@ -50,7 +48,10 @@ def list_entries(check: bool, as_json: bool) -> None:
     if as_json:
         dropped = [{"key": digest, "problem": problem} for digest, problem in problems.items() if problem]
         document = {"folder": str(store.root), "limit_bytes": store.limit, "total_bytes": total, "dropped": dropped}
-        print_json(document | {"entries": [_described(entry) for entry in entries]})
+        named = {"key": "digest", "model": "label", "bytes": "nbytes"}
+        fields = named | {name: name for name in ("created_s", "used_s", "parts")}
+        rows = [{key: getattr(entry, name) for key, name in fields.items()} for entry in entries]
+        print_json(document | {"entries": rows})
         return
     print_facts([("folder", str(store.root)), ("size", f"{binary_size(total)} of {binary_size(store.limit)}")])
     if not entries:
@@ -71,10 +72,8 @@ def clear(as_json: bool) -> None:
 
     store = default_store()
     freed, kept = store.clear()
-    if as_json:
-        print_json({"folder": str(store.root), "freed_bytes": freed, "kept": kept})
-        return
-    print_facts([("freed", binary_size(freed)), ("in use, kept", str(len(kept)))])
+    document = {"folder": str(store.root), "freed_bytes": freed, "kept": kept}
+    emit(document, as_json, lambda _: print_facts([("freed", binary_size(freed)), ("in use, kept", len(kept))]))
 
 
 @command.command("explain")
@@ -109,7 +108,13 @@ def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Pat
                 f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
             )
         found = explain(CacheKey(matching[0].parts), entries)
-    emit(_document(found), as_json, lambda document: _print(found))
+    document = {
+        "key": found.digest,
+        "cached": found.entry is not None,
+        "nearest": None if found.nearest is None else found.nearest.digest,
+        "changed": [change._asdict() for change in found.changed],
+    }
+    emit(document, as_json, lambda document: _print(found))
 
 
 def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
@@ -133,26 +138,6 @@ def _is_package(path: Path) -> bool:
         return True
     with path.open("rb") as stream:
         return stream.read(2) == b"PK"
-
-
-def _described(entry: Entry) -> dict[str, Any]:
-    return {
-        "key": entry.digest,
-        "model": entry.label,
-        "bytes": entry.nbytes,
-        "created_s": entry.created_s,
-        "used_s": entry.used_s,
-        "parts": dict(entry.parts),
-    }
-
-
-def _document(found: Explanation) -> dict[str, Any]:
-    return {
-        "key": found.digest,
-        "cached": found.entry is not None,
-        "nearest": None if found.nearest is None else found.nearest.digest,
-        "changed": [{"part": part, "before": before, "after": after} for part, before, after in found.changed],
-    }
 
 
 def _print(found: Explanation) -> None:

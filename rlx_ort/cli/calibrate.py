@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,12 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.options import read_model
-from rlx_ort.cli.show import duration, note, print_json, print_table, progress
+from rlx_ort.cli.show import duration, emit, note, print_table, progress
 from rlx_ort.errors import CalibrationError, RlxError
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
     from rlx_ort.device import Device
-
-__all__ = ["command"]
 
 
 @click.command("calibrate")
@@ -49,22 +48,14 @@ def command(
         found = _measured(devices, quick)
     else:
         found = {device: _measured_for(model, dims, device, quick) for device in devices}
-    rows: list[dict[str, Any]] = []
-    errors: list[RlxError] = []
-    for device, profile in found.items():
-        if isinstance(profile, RlxError):
-            errors.append(profile)
-            rows.append({"device": device.label, "profile": None, "reason": str(profile)})
-        else:
-            rows.append(_row(device, profile))
-    if as_json:
-        print_json({"devices": rows})
-    else:
-        _print(rows)
-        if show_only and rows and len(errors) == len(rows):
+    rows = [_row(device, profile) for device, profile in found.items()]
+    errors = [profile for profile in found.values() if isinstance(profile, RlxError)]
+    emit({"devices": rows}, as_json, _print)
+    if errors and len(errors) == len(rows):
+        if not show_only:
+            raise errors[0]
+        if not as_json:
             note("nothing is stored; run `rlx-ort calibrate`")
-    if errors and len(errors) == len(rows) and not show_only:
-        raise errors[0]
 
 
 def _here() -> list[Device]:
@@ -78,11 +69,10 @@ def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, Calibratio
     from rlx_ort.calibration.calibrate import calibrate_together
 
     with progress("measuring") as shown:
-        update = getattr(shown, "update", None)  # there is none where stderr is no terminal
 
         def shown_progress(device: Device, what: str, gone: float) -> None:
-            if update is not None:
-                update(f"measuring {device.label}: {what}, {gone:.0%} of its time is gone")
+            if shown is not None:
+                shown.update(f"measuring {device.label}: {what}, {gone:.0%} of its time is gone")
 
         return calibrate_together(devices, quick=quick, progress=shown_progress)
 
@@ -105,11 +95,11 @@ def _stored(device: Device) -> CalibrationProfile | RlxError:
     return found.profile or CalibrationError(f"{device.display}: {found.reason}")
 
 
-def _row(device: Device, profile: CalibrationProfile) -> dict[str, Any]:
-    import json
-
+def _row(device: Device, profile: CalibrationProfile | RlxError) -> dict[str, Any]:
     from rlx_ort.calibration.model import MeasuredCostModel
 
+    if isinstance(profile, RlxError):
+        return {"device": device.label, "profile": None, "reason": str(profile)}
     shown: dict[str, Any] = {"device": device.label, "profile": json.loads(profile.to_json()), "reason": ""}
     try:
         model = MeasuredCostModel(device, profile)
@@ -128,14 +118,15 @@ def _row(device: Device, profile: CalibrationProfile) -> dict[str, Any]:
     }
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    table = []
-    for row in rows:
-        profile = row["profile"]
-        if profile is None or "gemm_gflops" not in row:
-            table.append((row["device"], "-", "-", "-", "-", "-", row["reason"]))
+def _print(document: dict[str, Any]) -> None:
+    table: list[tuple[object, ...]] = []
+    noisy = []
+    for row in document["devices"]:
+        if "gemm_gflops" not in row:
+            table.append((row["device"], *["-"] * 5, row["reason"]))
             continue
-        key = profile["key"]
+        profile = row["profile"]
+        key, count = profile["key"], len(profile["rows"])
         table.append(
             (
                 row["device"],
@@ -143,15 +134,12 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 duration(row["dispatch_ns"]),
                 f"{row['gemm_gflops']:.4g} GFLOP/s",
                 f"{row['memory_bytes_per_ns']:.3g} GB/s",
-                f"{len(profile['rows'])}, {row['noisy_rows']} noisy",
+                f"{count}, {row['noisy_rows']} noisy",
                 ", ".join(filter(None, (key["hardware"], key["identity"], key["engine"], profile["measured"][:10]))),
             )
         )
+        if 4 * row["noisy_rows"] > count:
+            noisy.append(row["device"])
     print_table(("device", "round trip", "a node", "best product", "memory", "rows", "of"), table)
-    noisy_devices = [
-        row["device"] for row in rows if "noisy_rows" in row and 4 * row["noisy_rows"] > len(row["profile"]["rows"])
-    ]
-    if noisy_devices:
-        note(
-            f"much of {', '.join(noisy_devices)} was noisy: something else is running; calibrate again when it is quiet"
-        )
+    if noisy:
+        note(f"much of {', '.join(noisy)} was noisy: something else is running; calibrate again when it is quiet")

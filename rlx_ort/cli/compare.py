@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlx_ort.parity.compare import Comparison
     from rlx_ort.parity.metrics import Difference, Tolerance
 
-__all__ = ["command", "comparison_document", "print_outputs", "tolerance_of"]
-
 
 @click.command("compare")
 @click.argument("a", type=options.FILE)
@@ -98,7 +96,7 @@ def command(
     if as_json:
         document: dict[str, Any] = {"a": str(a), "b": str(b or a), **comparison_document(comparison)}
         if with_bisect:
-            document["bisect"] = _divergence_document(divergence)
+            document["bisect"] = None if divergence is None else _divergence_document(divergence)
         print_json(document)
     else:
         sides = zip(comparison.devices, comparison.placements, strict=True)
@@ -133,41 +131,27 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as JSON takes it; figures that are not finite are null."""
     return {
         "ok": comparison.ok,
-        "tolerance": {"relative_l2": comparison.tolerance.relative_l2, "cosine": comparison.tolerance.cosine},
+        "tolerance": _picked(comparison.tolerance, "relative_l2", "cosine"),
         "inputs": {name: list(getattr(value, "shape", ())) for name, value in comparison.inputs.items()},
         "seed": comparison.seed,
-        "assumed_dims": dict(comparison.assumed),
+        "assumed_dims": comparison.assumed,
         "devices": [
             {"device": label, "placement_share": placement.requested_share}
             for label, placement in zip(comparison.devices, comparison.placements, strict=True)
         ],
         "outputs": [
-            {
-                "name": output.name,
-                "other_name": output.other_name,
-                "dtypes": list(output.dtypes),
-                "shape": list(output.shape),
-                "ok": output.ok,
-                **_figures(output.found),
-            }
+            {**_picked(output, "name", "other_name", "dtypes", "shape", "ok"), **_figures(output.found)}
             for output in comparison.outputs
         ],
     }
 
 
-def _divergence_document(divergence: Divergence | None) -> dict[str, Any] | None:
-    """Return what a bisection found as JSON takes it."""
-    if divergence is None:
-        return None
+def _divergence_document(divergence: Divergence) -> dict[str, Any]:
     return {
-        "node": divergence.node,
-        "op_type": divergence.op_type,
-        "output": divergence.output,
-        "other_node": divergence.other_node,
-        "other_output": divergence.other_output,
+        **_picked(divergence, "node", "op_type", "output", "other_node", "other_output"),
         "relative_l2_before": _finite(divergence.before),
-        "causes": list(divergence.causes),
-        "unmatched_before": list(divergence.between),
+        "causes": divergence.causes,
+        "unmatched_before": divergence.between,
         "values_compared": divergence.compared,
         "only_when_optimized": divergence.optimized,
         **_figures(divergence.found),
@@ -195,7 +179,6 @@ def print_outputs(comparison: Comparison) -> None:
 
 
 def _print_divergence(divergence: Divergence | None) -> None:
-    """Print the first node that differs, and why if that is known."""
     if divergence is None:
         print_facts([("first node that differs", "none: every value inside is within the tolerance")])
         return
@@ -224,9 +207,12 @@ def _print_divergence(divergence: Divergence | None) -> None:
 def _figures(found: Difference) -> dict[str, Any]:
     return {
         **{name: _finite(getattr(found, name)) for name in ("max_abs", "relative_l2", "cosine")},
-        **{name: getattr(found, name) for name in ("nonfinite", "differing", "elements")},
-        "shapes": None if found.shapes is None else [list(shape) for shape in found.shapes],
+        **_picked(found, "nonfinite", "differing", "elements", "shapes"),
     }
+
+
+def _picked(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def _finite(value: float) -> float | None:

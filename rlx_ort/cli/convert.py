@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -21,10 +22,27 @@ if TYPE_CHECKING:
     from rlx_ort.conversion.options import ConversionReport, ModelFacts
     from rlx_ort.converters.sources.weights import Renames
 
-__all__ = ["command"]
-
 _SUFFIXES = (".onnx", ".json", ".ort")
 _SHOWN = 6
+_STEP_FACTS = {
+    "params": (
+        ("weights taken", "loaded"),
+        ("inputs that are weights now", "became_weights"),
+        ("not in the file", "missing"),
+        ("not in the model", "unused"),
+    ),
+    "cut": (("inputs", "inputs"), ("outputs", "outputs")),
+    "dims": (("dims still open", "still_open"),),
+    "opset": (("nodes rewritten", "rewritten"),),
+    "simplify": (("removed", "removed_ops"), ("computed ahead", "folded")),
+    "precision": (
+        ("kept in f32", "kept_ops"),
+        ("weights too large for f16", "overflowing"),
+        ("clamped numbers", "clamped"),
+    ),
+    "quantize": (("quantised", "quantized_ops"), ("calibration samples", "samples")),
+}
+"""Step -> labels and fields of its report that are printed, beyond size, nodes, opset and dtypes."""
 
 
 def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -173,12 +191,12 @@ def _terminable() -> Iterator[None]:
 def _document(report: ConversionReport) -> dict[str, Any]:
     return {
         "source": report.source,
-        "target": [str(file) for file in report.files],
+        "target": report.files,
         "target_bytes": report.file_bytes,
         "before": _facts(report.before),
         "after": _facts(report.after),
-        "steps": {name: _plain(step) for name, step in report.steps.items()},
-        "seconds": dict(report.seconds),
+        "steps": report.steps,
+        "seconds": report.seconds,
         "verification": None if report.comparison is None else comparison_document(report.comparison),
         "verified": report.comparison is not None,
         "unverified": report.unverified or None,
@@ -187,21 +205,8 @@ def _document(report: ConversionReport) -> dict[str, Any]:
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:
-    found: dict[str, Any] = _plain(facts)
+    found = dataclasses.asdict(facts)
     return {"bytes": found.pop("nbytes"), **found}
-
-
-def _plain(value: Any) -> Any:
-    """Return a report as JSON takes it."""
-    import dataclasses
-
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _print(report: ConversionReport) -> None:
@@ -214,7 +219,8 @@ def _print(report: ConversionReport) -> None:
         ("weights", _change(_dtypes(before), _dtypes(after))),
     ]
     for name, step in report.steps.items():
-        facts += [(label, text) for label, text in _sentences(name, step) if text]
+        shown = [(label, _shown(getattr(step, attribute))) for label, attribute in _STEP_FACTS.get(name, ())]
+        facts += [(label, text) for label, text in shown if text]
     print_facts(facts)
     if report.comparison is None:
         note(f"not verified: {report.unverified}")
@@ -236,39 +242,13 @@ def _dtypes(facts: ModelFacts) -> str:
     return ", ".join(f"{dtype} {binary_size(size)}" for dtype, size in facts.weight_bytes.items()) or "none"
 
 
-def _sentences(name: str, step: Any) -> list[tuple[str, object]]:
-    """Return the facts of a step beyond size, nodes, opset and dtypes."""
-    match name:
-        case "params":
-            return [
-                ("weights taken", step.loaded),
-                ("inputs that are weights now", _listed(step.became_weights)),
-                ("not in the file", _listed(step.missing)),
-                ("not in the model", _listed(step.unused)),
-            ]
-        case "cut":
-            return [("inputs", _listed(step.inputs)), ("outputs", _listed(step.outputs))]
-        case "dims":
-            return [("dims still open", _listed(step.still_open))]
-        case "opset":
-            return [("nodes rewritten", _listed(step.rewritten))]
-        case "simplify":
-            return [("removed", _counts(step.removed_ops)), ("computed ahead", _listed(step.folded))]
-        case "precision":
-            return [
-                ("kept in f32", _counts(step.kept_ops())),
-                ("weights too large for f16", _listed(step.overflowing)),
-                ("clamped numbers", _listed(step.clamped)),
-            ]
-        case "quantize":
-            return [("quantised", _counts(step.quantized_ops)), ("calibration samples", step.samples)]
-    return []
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return _listed([f"{count} {name}" for name, count in counts.items()])
-
-
-def _listed(names: Collection[str]) -> str:
-    shown = list(names)[:_SHOWN]
-    return ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+def _shown(fact: Any) -> object:
+    """Return a fact of a step as text, long lists shortened; empty if there is nothing to show."""
+    if callable(fact):
+        fact = fact()
+    if isinstance(fact, Mapping):
+        fact = [f"{value} {name}" if isinstance(value, int) else name for name, value in fact.items()]
+    if not isinstance(fact, Collection) or isinstance(fact, str):
+        return fact
+    shown = list(fact)[:_SHOWN]
+    return ", ".join(shown) + (f" and {len(fact) - _SHOWN} more" if len(fact) > _SHOWN else "")

@@ -10,8 +10,6 @@ import click
 from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, print_table, progress
 
-__all__ = ["command"]
-
 _FACTS = ("available", "reason", "remedy", "hardware", "driver", "identity", "memory_bytes")
 
 

@@ -7,8 +7,6 @@ import click
 from rlx_ort.cli import options
 from rlx_ort.cli.show import emit, print_table, progress
 
-__all__ = ["command"]
-
 
 @click.command("doctor")
 @options.as_json

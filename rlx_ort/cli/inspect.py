@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,7 @@ from rlx_ort.cli.show import binary_size, emit, print_facts, print_table, progre
 if TYPE_CHECKING:
     from rlx_ort.ir.core import Node, Value
     from rlx_ort.ir.graph import Graph
-
-__all__ = ["command"]
+    from rlx_ort.ir.types import Shape
 
 
 @click.command("inspect")
@@ -38,36 +37,32 @@ def _describe(graph: Graph) -> dict[str, Any]:
     from rlx_ort.converters.to_onnx.exporter import exported
     from rlx_ort.options.compile_options import CompileOptions
 
+    sizes = [(value.dtype, value.shape.num_elements or 0) for value in graph.params]
     opset = exported(graph, CompileOptions()).opsets
+    ops = sorted(Counter(map(_operator, _nodes(graph))).items(), key=lambda row: (-row[1], row[0]))
+    shapes = [shape for value in (*graph.inputs, *graph.outputs) if (shape := _shape(value)) is not None]
     return {
         "name": graph.name,
         "inputs": [_value(value, value.name) for value in graph.inputs],
         "outputs": [_value(value, name) for value, name in zip(graph.outputs, graph.output_names, strict=True)],
-        "params": _params(graph.params),
-        "ops": _ops(graph),
+        "params": {
+            "count": len(sizes),
+            "elements": sum(count for _, count in sizes),
+            "bytes": sum(dtype.nbytes(count) for dtype, count in sizes),
+        },
+        "ops": [{"domain": domain, "kind": kind, "count": count} for (domain, kind), count in ops],
         "opset": {domain or "ai.onnx": version for domain, version in sorted(opset.items())},
-        "dims": _named_dims(graph),
+        "dims": list(dict.fromkeys(symbol for shape in shapes for symbol in shape.symbols)),
     }
 
 
+def _shape(value: Value) -> Shape | None:
+    return getattr(value.type, "shape", None)  # only tensors have one
+
+
 def _value(value: Value, name: str) -> dict[str, Any]:
-    from rlx_ort.ir.types import TensorType
-
-    kind = value.type
-    dtype, shape = (kind.dtype.value, kind.shape) if isinstance(kind, TensorType) else (None, None)
-    return {"name": name, "type": str(kind), "dtype": dtype, "shape": None if shape is None else list(shape)}
-
-
-def _params(params: Sequence[Value]) -> dict[str, int]:
-    sizes = [value.dtype.nbytes(value.shape.num_elements or 0) for value in params]
-    elements = sum(value.shape.num_elements or 0 for value in params)
-    return {"count": len(params), "elements": elements, "bytes": sum(sizes)}
-
-
-def _ops(graph: Graph) -> list[dict[str, Any]]:
-    counts = Counter(_operator(node) for node in _nodes(graph))
-    rows = sorted(counts.items(), key=lambda row: (-row[1], row[0]))
-    return [{"domain": domain, "kind": kind, "count": count} for (domain, kind), count in rows]
+    dtype = getattr(value.type, "dtype", None)
+    return {"name": name, "type": str(value.type), "dtype": dtype and dtype.value, "shape": _shape(value)}
 
 
 def _nodes(graph: Graph) -> Iterator[Node]:
@@ -86,14 +81,6 @@ def _operator(node: Node) -> tuple[str, str]:
     if isinstance(node.op, OnnxNode):
         return node.op.domain or "ai.onnx", node.op.op_type
     return "ir", node.op.kind
-
-
-def _named_dims(graph: Graph) -> list[str]:
-    from rlx_ort.ir.types import TensorType
-
-    types = [value.type for value in (*graph.inputs, *graph.outputs)]
-    shapes = [kind.shape for kind in types if isinstance(kind, TensorType) and kind.shape is not None]
-    return list(dict.fromkeys(symbol for shape in shapes for symbol in shape.symbols))
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["FILE", "as_json", "dims", "key", "model", "package", "policy", "policy_of", "read_model", "run_once"]
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 """The type of an option or argument that names a file to read."""
+
+PACKAGE = click.Path(exists=True, path_type=Path)
+"""The type of an argument that names a package, in a folder or in a file."""
 
 
 def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -85,7 +86,7 @@ def policy(*, device_too: bool = False, from_env: bool = True) -> Callable[[Comm
 def package(command: Command) -> Command:
     """Add the argument PACKAGE, --key, --sha256 and --min-serial; the command gets the open `Package` first."""
 
-    @click.argument("package", type=click.Path(exists=True, path_type=Path))
+    @click.argument("package", type=PACKAGE)
     @key
     @click.option("--sha256", metavar="HEX", help="The digest the package must have, as `inspect` prints it.")
     @click.option(

@@ -1,22 +1,229 @@
-"""`rlx-ort package ...`: a model, its weights and its expected outputs, in one file that is checked before it runs.
-
-Each subcommand is a file of `rlx_ort.cli.packages` that holds its command as `command`.
-"""
+"""`rlx-ort package ...`: a model, its weights and its expected outputs, in one file that is checked before it runs."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from rlx_ort.cli import Commands
+from rlx_ort.cli import Commands, options
+from rlx_ort.cli.run import print_run, refusals, written
+from rlx_ort.cli.show import binary_size, counted, emit, note, print_json, print_table, progress
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from rlx_ort.deploy.open import WarmedDevice
+    from rlx_ort.deploy.package import Package
+    from rlx_ort.ir.graph import Graph
+    from rlx_ort.selection.policy import DevicePolicy
 
-_COMMANDS = ("create", "inspect", "verify", "run", "extract", "diff", "sign", "warm", "export")
+_NAMES = ("create", "inspect", "verify", "run", "extract", "diff", "sign", "warm", "export")
+_FILES = dict.fromkeys(("inspect", "verify", "diff"), "package_check") | {"create": "package_create"}
 
 
-@click.group("package", cls=Commands, package="rlx_ort.cli.packages", names=_COMMANDS)
+@click.group(
+    "package", cls=Commands, where={name: f"rlx_ort.cli.{_FILES.get(name, 'package')}:{name}" for name in _NAMES}
+)
 def command() -> None:
     """Make, check and run model packages.
 
     A package is a folder NAME.ortpackage, or the same as one file, which is read in place.
     """
+
+
+@click.command("run")
+@options.package
+@options.run_once("the first golden case, or random inputs")
+def run(
+    package: Package,
+    inputs_path: Path | None,
+    outputs_path: Path | None,
+    device: str | None,
+    policy: DevicePolicy,
+    dims: dict[str, int],
+    as_json: bool,
+) -> None:
+    """Run a packaged model once.
+
+    The package's policy holds, narrowed by the options and the RLX_* variables. On a machine that has not run the
+    golden cases they are run first, if the package asks for it.
+    """
+    from rlx_ort.deploy.golden import admit_devices
+    from rlx_ort.deploy.open import narrowed_policy, runner_of
+    from rlx_ort.options.compile_options import CompileOptions
+
+    allowed = narrowed_policy(package.index.policy, policy)
+    with runner_of(package, allowed, CompileOptions(dims=dims)) as runner, progress("running"):
+        if package.index.verify_on_first_use:
+            admit_devices(package, runner)
+        feeds, origin = _feeds(package, runner.graph, inputs_path, dims)
+        refused = dict(runner.last_attempts)
+        compiled = runner.compile_resolved_with_inputs(feeds, device)
+        refused |= dict(runner.last_attempts)
+        results = dict(zip(compiled.output_specs, compiled.run(feeds), strict=True))
+        share = compiled.placement.requested_share
+    document: dict[str, Any] = {
+        "package": str(package.path),
+        "device": compiled.device.label,
+        "precision": runner.options.on(compiled.device).precision.value,
+        "share": share,
+        **refusals(refused.items()),
+        "inputs": origin,
+        **written(results, outputs_path),
+    }
+    facts = [("ran on", f"{document['device']} in {document['precision']}"), ("placement", f"{share:.0%} on it")]
+    emit(document, as_json, lambda document: print_run(document, facts))
+
+
+def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, int]) -> tuple[dict[str, Any], str]:
+    """Return the inputs, and where they come from."""
+    from rlx_ort.cli.arrays import made_up_inputs, read_npz, to_model_types
+
+    if path is not None:
+        return to_model_types(read_npz(path), graph.inputs), str(path)
+    if package.cases:
+        return package.arrays(package.cases[0].inputs), "golden case 0"
+    note("no --inputs and no golden case: made up random inputs")
+    return made_up_inputs(graph.inputs, {**package.index.dims, **dims}, 0), "random"
+
+
+@click.command("extract")
+@options.package
+@click.option("-o", "--output", "target", required=True, type=click.Path(path_type=Path), help="Where to write it.")
+@click.option("--file", "as_file", is_flag=True, help="Write one file; the default is a folder.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists. A folder is never replaced.")
+@options.as_json
+def extract(package: Package, target: Path, as_file: bool, force: bool, as_json: bool) -> None:
+    """Write a package in the other form, every byte checked before; a signature stays valid.
+
+    Nothing needs to be extracted to run a package: its file is read in place.
+    """
+    from rlx_ort.deploy.write import write_package
+
+    with counted(f"writing {target}") as step:
+        package.check_all()
+        write_package(target, package.contents(), folder=not as_file, force=force, progress=step)
+    if as_json:
+        print_json({"package": str(target), "sha256": package.sha256, "files": len(package.names)})
+    note(f"wrote {target}")
+
+
+@click.command("sign")
+@click.argument("package", type=options.PACKAGE)
+@click.option(
+    "--key", required=True, type=options.FILE, help="A PEM file with an EC private key (P-256, P-384 or P-521)."
+)
+@click.option("--password-env", metavar="NAME", help="The environment variable that holds the key's password.")
+@options.as_json
+def sign(package: Path, key: Path, password_env: str | None, as_json: bool) -> None:
+    """Check every byte of a package and sign it.
+
+    Needs the extra `sign`; works offline. A signature that is there is replaced.
+    """
+    import os
+
+    from rlx_ort.deploy.package import Package, sign_package
+
+    password = None if password_env is None else os.environ.get(password_env)
+    if password_env is not None and not password:
+        raise click.UsageError(f"the variable {password_env} is not set")
+    with Package(package) as opened, progress(f"signing {package}"):
+        sign_package(opened, key, password)
+        digest = opened.sha256
+    if as_json:
+        print_json({"package": str(package), "sha256": digest, "signed": True})
+    note(f"signed {package}; verify it with: rlx-ort package verify {package} --key PUBLIC_KEY")
+
+
+@click.command("warm")
+@options.package
+@click.option(
+    "--device", "devices", metavar="DEVICES", help="Warm for these devices, as in cpu,cuda; default: all that may run."
+)
+@options.as_json
+@click.pass_context
+def warm(context: click.Context, package: Package, devices: str | None, as_json: bool) -> None:
+    """Compile a package ahead of its first run.
+
+    Writes optimised models and what providers compile to the compile cache, where sessions that are opened later find
+    it. `rlx-ort cache list` shows it. The exit code is 1 when nothing was kept for some device.
+    """
+    from rlx_ort.deploy.open import warm_opened
+    from rlx_ort.device import parse_device_list
+
+    chosen = None if devices is None else parse_device_list(devices)
+    with progress(f"warming {package.path}"):
+        rows = warm_opened(package, chosen)
+    document = {"package": str(package.path), "devices": [asdict(row) for row in rows]}
+    emit(document, as_json, lambda document: _print_warmed(rows))
+    if not rows or any(row.problem for row in rows):
+        context.exit(1)
+
+
+def _print_warmed(rows: list[WarmedDevice]) -> None:
+    table = []
+    for row in rows:
+        kept = (row.entry[:12], binary_size(row.nbytes)) if row.entry else ("-", "-")
+        table.append((row.device, *kept, f"{row.seconds:.2f}", "yes" if row.starts else "no"))
+    print_table(("device", "kept as", "size", "seconds", "starts from it"), table)
+    for row in rows:
+        if row.problem:
+            note(f"{row.device}: {row.problem}")
+
+
+@click.command("export")
+@options.package
+@click.argument("target", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--format", "form", type=click.Choice(["triton", "onnx"]), required=True, help="What to write.")
+@click.option("--name", help="The model's name; that of the package by default.")
+@click.option(
+    "--max-batch",
+    type=click.IntRange(min=0),
+    default=8,
+    show_default=True,
+    help="Triton: the most rows that it puts together, 0 for none.",
+)
+@click.option(
+    "--instances", type=click.IntRange(min=1), default=1, show_default=True, help="Triton: instances on each processor."
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
+    help="Triton: which processors.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing target.")
+@options.as_json
+def export(
+    package: Package, target: Path, form: str, name: str | None, max_batch: int, force: bool, as_json: bool, **rest: Any
+) -> None:
+    """Write the model of a package for another server or tool, every byte of it checked before.
+
+    `triton` makes a model of a Triton repository, with config.pbtxt and the weights once; docs/triton.md has what was
+    tested. `onnx` makes NAME.onnx and NAME.onnx.data. The policy, golden cases and signature stay behind.
+    """
+    from rlx_ort.converters.files import save_onnx
+    from rlx_ort.deploy.names import check_model_name
+    from rlx_ort.deploy.open import runner_of
+    from rlx_ort.deploy.triton import batch_dim, export_triton
+
+    called = name or package.index.name
+    check_model_name(called)
+    dim = None
+    with progress(f"writing {target}"), runner_of(package) as runner:
+        package.check_all()
+        graph, given = runner.graph, runner.options
+        if form == "triton":
+            made = export_triton(graph, target, called, max_batch=max_batch, options=given, force=force, **rest)
+            dim = batch_dim(graph) if max_batch else None
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            made = target / f"{called}.onnx"
+            save_onnx(graph, made, external_data=bool(graph.params), overwrite=force, options=given)
+    if as_json:
+        print_json({"written": str(made), "format": form, "batched_along": dim})
+    note(f"wrote {made}")
+    if form == "triton":
+        note(f"requests are batched along {dim!r}" if dim else "requests are not batched")

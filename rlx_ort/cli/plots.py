@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -15,8 +14,6 @@ from rlx_ort.cli.show import duration, replacing
 if TYPE_CHECKING:
     from rlx_ort.calibration.features import Kernel
     from rlx_ort.ir.graph import Graph
-
-__all__ = ["draw"]
 
 _KINDS_SHOWN = 5
 # Okabe and Ito's colours, which are distinguishable with every form of colour vision.
@@ -27,13 +24,12 @@ _TARGET = 1.25  # half of all predictions should be within this factor of the me
 _COLUMNS = 3
 
 
-@dataclass
-class _Points:
-    """The nodes of one kind: where they stand, and how long they are predicted to take, in ns."""
+class _Point(NamedTuple):
+    """Nodes of one kernel: their place in the roofline, and the time that all of them are predicted to take."""
 
-    intensity: list[float] = field(default_factory=list)
-    rate: list[float] = field(default_factory=list)
-    ns: list[float] = field(default_factory=list)
+    intensity: float
+    rate: float
+    ns: float
 
 
 def draw(graph: Graph, title: str, dims: Mapping[str, int], rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -95,25 +91,25 @@ def _roofline(
     priced = {kernel: (count, model.price(kernel).ns) for kernel, count in kernels_of(graph, device, dims).items()}
     kinds = _by_kind(priced)
     total_ns = sum(count * ns for count, ns in priced.values())
-    rates = [rate for points in kinds.values() for rate in points.rate]
+    rates = [point.rate for points in kinds.values() for point in points]
     peak = max(*(model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096)), *rates)
     bandwidth = model.memory_bw()
     knee = peak / bandwidth
-    everywhere = [value for points in kinds.values() for value in points.intensity]
+    everywhere = [point.intensity for points in kinds.values() for point in points]
     left, right = min([knee / 30, *everywhere]) / 2, max([knee * 10, *everywhere]) * 2
     panel.plot([left, knee, right], [left * bandwidth, peak, peak], color="#333333", linewidth=1.5, zorder=1)
     roofs = f"best product {peak:.3g} GFLOP/s\nmemory {bandwidth:.3g} GB/s (above it: from caches)"
     panel.text(0.02, 0.98, roofs, transform=panel.transAxes, va="top", fontsize="small")
     for name, points in kinds.items():
-        colour = _colour(name, colours)
-        share = sum(points.ns) / total_ns if total_ns else 0.0
-        area = [max(_MOST_AREA * ns / total_ns, _LEAST_AREA) if total_ns else _LEAST_AREA for ns in points.ns]
-        label = f"{name}, {share:.0%}"
-        panel.scatter(points.intensity, points.rate, s=area, color=colour, alpha=0.75, linewidth=0, label=label)
+        unused = [colour for colour in _COLOURS if colour not in colours.values()]
+        colour = _GREY if name == _OTHERS else colours.setdefault(name, unused[0] if unused else "#000000")
+        intensity, rate, ns = zip(*points, strict=True)
+        area = [max(_MOST_AREA * each / total_ns, _LEAST_AREA) for each in ns]
+        label = f"{name}, {sum(ns) / total_ns:.0%}"
+        panel.scatter(intensity, rate, s=area, color=colour, alpha=0.75, linewidth=0, label=label)
     panel.margins(y=0.2)
-    panel.set(xscale="log", yscale="log", xlim=(left, right))
+    panel.set(xscale="log", yscale="log", xlim=(left, right), ylabel="predicted rate (GFLOP/s)")
     panel.set_xlabel("operations per byte read or written (FLOP/byte)")
-    panel.set_ylabel("predicted rate (GFLOP/s)")
     panel.set_title(f"{device.label}: {duration(row['predicted_ns'])} a run", loc="left")
     if kinds:
         legend = panel.legend(
@@ -124,32 +120,17 @@ def _roofline(
     panel.grid(visible=True, which="major", alpha=0.25)
 
 
-def _colour(name: str, colours: dict[str, str]) -> str:
-    """Return the colour of a kind, a new one for a new kind while there are any."""
-    if name == _OTHERS:
-        return _GREY
-    unused = [colour for colour in _COLOURS if colour not in colours.values()]
-    return colours.setdefault(name, unused[0] if unused else "#000000")
-
-
-def _by_kind(priced: Mapping[Kernel, tuple[int, float]]) -> dict[str, _Points]:
+def _by_kind(priced: Mapping[Kernel, tuple[int, float]]) -> dict[str, list[_Point]]:
     """Return the nodes by operator, the most expensive first and the rest as one; views compute nothing."""
-    found: dict[str, _Points] = {}
+    found: dict[str, list[_Point]] = {}
     for kernel, (count, ns) in priced.items():
         if kernel.flops and kernel.nbytes and ns > 0:
-            points = found.setdefault(kernel.op_type, _Points())
-            points.intensity.append(kernel.flops / kernel.nbytes)
-            points.rate.append(kernel.flops * kernel.times / ns)
-            points.ns.append(count * ns)
-    ordered = sorted(found.items(), key=lambda item: -sum(item[1].ns))
+            point = _Point(kernel.flops / kernel.nbytes, kernel.flops * kernel.times / ns, count * ns)
+            found.setdefault(kernel.op_type, []).append(point)
+    ordered = sorted(found.items(), key=lambda item: -sum(point.ns for point in item[1]))
     kinds = dict(ordered[:_KINDS_SHOWN])
-    if ordered[_KINDS_SHOWN:]:
-        rest = kinds[_OTHERS] = _Points()
-        for _, points in ordered[_KINDS_SHOWN:]:
-            rest.intensity += points.intensity
-            rest.rate += points.rate
-            rest.ns += points.ns
-    return kinds
+    rest = [point for _, points in ordered[_KINDS_SHOWN:] for point in points]
+    return {**kinds, _OTHERS: rest} if rest else kinds
 
 
 def _compare(panel: Any, rows: Sequence[Mapping[str, Any]], tickers: Any) -> None:
@@ -162,13 +143,11 @@ def _compare(panel: Any, rows: Sequence[Mapping[str, Any]], tickers: Any) -> Non
     for row, colour in zip(rows, _COLOURS * len(rows), strict=False):
         label = f"{row['device']}: {row['predicted_ns'] / row['p50_ns']:.2g} x measured"
         panel.scatter([row["p50_ns"]], [row["predicted_ns"]], s=60, color=colour, alpha=0.75, zorder=3, label=label)
-    panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured, median run", ylabel="predicted")
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_formatter(tickers.FuncFormatter(lambda ns, _: duration(ns)))
         axis.set_minor_formatter(tickers.NullFormatter())
     panel.tick_params(axis="x", rotation=30)
-    panel.set_xlabel("measured, median run")
-    panel.set_ylabel("predicted")
     panel.set_title("predicted against measured", loc="left")
     panel.legend(fontsize="small", loc="upper left")
     panel.grid(visible=True, which="major", alpha=0.25)

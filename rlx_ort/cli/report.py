@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.policy import DevicePolicy
-
-__all__ = ["command"]
 
 _COLUMNS = (
     *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
@@ -72,15 +71,16 @@ def command(
             "device": candidate.label,
             **{name: getattr(candidate, name) for name in _COLUMNS},
             "first_unsupported": None if candidate.first_unsupported is None else candidate.first_unsupported.name,
-            "assumed_dims": list(candidate.assumed_dims),
+            "assumed_dims": candidate.assumed_dims,
         }
         placement = None
         if open_sessions:
-            row |= {"placement_share": None, "open_error": None}
+            error = None
             if candidate.supports_graph and policy.allows(candidate.device):
                 with progress(f"opening a session on {candidate.label}"):
-                    placement, opened = _opened(graph, candidate.device, compile_options)
-                row |= opened
+                    placement, error = _opened(graph, candidate.device, compile_options)
+            share = None if placement is None else placement.requested_share
+            row |= {"placement_share": share, "open_error": error}
         if why:
             row |= _reasons(graph, candidate, compile_options)
         if with_ops:
@@ -91,17 +91,18 @@ def command(
 
         draw(graph, model.name, dims, rows, plot_path)
         note(f"drawn to {plot_path}")
-    reports = {row["device"]: row["dispatch"] for row in rows if row.get("dispatch") is not None}
     if as_json:
-        dispatch = {label: {"dispatch": report_as_dict(report)} for label, report in reports.items()}
-        shown = [row | dispatch.get(row["device"], {}) for row in rows]
-        print_json({"model": str(model), "dims": dims, "devices": shown})
+        for row in rows:
+            if row.get("dispatch") is not None:
+                row["dispatch"] = report_as_dict(row["dispatch"])
+        print_json({"model": str(model), "dims": dims, "devices": rows})
         return
     _print(rows, open_sessions)
     if why:
         _print_reasons(rows, policy)
-    for report in reports.values():
-        click.echo(format_dispatch_report(report))
+    for row in rows:
+        if row.get("dispatch") is not None:
+            click.echo(format_dispatch_report(row["dispatch"]))
 
 
 def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions) -> dict[str, Any]:
@@ -115,16 +116,8 @@ def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileO
         estimate = explain(graph, candidate.device, automatic(compile_options))
     if estimate is None:
         return {"terms": [], "error": None, "uncalibrated": ""}
-    terms = [
-        {"name": term.name, "kind": term.kind, "ns": term.ns, "count": term.count, "how": term.how}
-        for term in estimate.explain()
-    ]
-    default = (candidate.profile_source or "").startswith("default")
-    return {
-        "terms": terms,
-        "error": estimate.error,
-        "uncalibrated": store.find(candidate.device).reason if default else "",
-    }
+    why = store.find(candidate.device).reason if (candidate.profile_source or "").startswith("default") else ""
+    return {"terms": [asdict(term) for term in estimate.explain()], "error": estimate.error, "uncalibrated": why}
 
 
 def _print_reasons(rows: list[dict[str, Any]], policy: DevicePolicy) -> None:
@@ -166,26 +159,15 @@ def _why_chosen(chosen: dict[str, Any], priced: list[dict[str, Any]], policy: De
     return text
 
 
-def _note_assumed(rows: list[dict[str, Any]]) -> None:
-    """Print which sizes the predictions assumed."""
-    assumed = list(dict.fromkeys(name for row in rows for name in row["assumed_dims"]))
-    if assumed:
-        from rlx_ort.selection.cost import DEFAULT_DIM
-
-        note(f"predicted with {DEFAULT_DIM} for dims without a size: {', '.join(assumed)}; give sizes with --dim")
-
-
-def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tuple[Placement | None, dict[str, Any]]:
-    """Return where a session really puts the nodes, or why it does not open, and both as columns of the row."""
+def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tuple[Placement | None, str | None]:
+    """Return where a session really puts the nodes, or why it does not open."""
     from rlx_ort.execution.session import Session
     from rlx_ort.options.compile_options import PlacementRule
 
-    assisted = compile_options.with_(placement=PlacementRule.ASSISTED)
     try:
-        compiled = Session(device, assisted).compile(graph)
+        return Session(device, compile_options.with_(placement=PlacementRule.ASSISTED)).compile(graph).placement, None
     except RlxError as err:  # one row's failure is what the report is there to show
-        return None, {"placement_share": None, "open_error": str(err)}
-    return compiled.placement, {"placement_share": compiled.placement.requested_share, "open_error": None}
+        return None, str(err)
 
 
 def _dispatch(
@@ -194,7 +176,7 @@ def _dispatch(
     """Return how the ops get to the device, and where a session put them; None when nothing is known about it here."""
     from rlx_ort.errors import DeviceUnavailableError
     from rlx_ort.execution.placement import merge_placement
-    from rlx_ort.selection.legalize import dispatch_report_for_device
+    from rlx_ort.selection.support import dispatch_report_for_device
 
     try:
         report = dispatch_report_for_device(graph, device, compile_options)
@@ -204,29 +186,26 @@ def _dispatch(
 
 
 def _print(rows: list[dict[str, Any]], opened: bool) -> None:
-    columns = ["device", "available", "supports", "predicted", "recommended", "blocker"]
-    if opened:
-        columns.insert(3, "placed there")
+    from rlx_ort.selection.cost import DEFAULT_DIM
+
+    columns = ("device", "available", "supports", *["placed there"] * opened, "predicted", "recommended", "blocker")
     table = []
     for row in rows:
-        cells = [
-            row["device"],
-            _yes(row["available"]),
-            _yes(row["supports_graph"]),
-            duration(row["predicted_ns"]),
-            "<-" if row["recommended"] else "",
-            row["blocker"] or row.get("open_error") or "",
-        ]
-        if opened:
-            share = row["placement_share"]
-            cells.insert(3, "-" if share is None else f"{share:.0%}")
-        table.append(cells)
+        share = row.get("placement_share")
+        table.append(
+            (
+                row["device"],
+                *("yes" if row[key] else "no" for key in ("available", "supports_graph")),
+                *["-" if share is None else f"{share:.0%}"] * opened,
+                duration(row["predicted_ns"]),
+                "<-" if row["recommended"] else "",
+                row["blocker"] or row.get("open_error") or "",
+            )
+        )
     print_table(columns, table)
     shipped = [row["device"] for row in rows if (row["profile_source"] or "").startswith("default")]
     if shipped:
         note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")
-    _note_assumed(rows)
-
-
-def _yes(answer: bool) -> str:
-    return "yes" if answer else "no"
+    assumed = dict.fromkeys(name for row in rows for name in row["assumed_dims"])
+    if assumed:
+        note(f"predicted with {DEFAULT_DIM} for dims without a size: {', '.join(assumed)}; give sizes with --dim")

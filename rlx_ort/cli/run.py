@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["command", "print_run", "refusals", "written"]
-
 _SEED = 0
 
 

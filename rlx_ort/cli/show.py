@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,30 +14,24 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
-
-__all__ = [
-    "Steps",
-    "binary_size",
-    "counted",
-    "duration",
-    "emit",
-    "note",
-    "print_facts",
-    "print_json",
-    "print_table",
-    "progress",
-    "replacing",
-    "steps",
-]
+    from rich.progress import Progress
+    from rich.status import Status
 
 _PIPE_COLUMNS = 200
 """Width of a table that goes to a pipe or file, which have no terminal width."""
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print one JSON document in ASCII, which every terminal and pipe can carry."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False))
+    """Print one JSON document in ASCII, which every terminal and pipe can carry; records become objects."""
+    click.echo(json.dumps(document, indent=2, allow_nan=False, default=_plain))
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Set) else str(value)
 
 
 def emit(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], object]) -> None:
@@ -82,67 +77,53 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
-def progress(text: str) -> contextlib.AbstractContextManager[object]:
-    """Show a spinner with a text while a block runs; nothing when stderr is no terminal."""
-    if not sys.stderr.isatty():
-        return contextlib.nullcontext()
-    return _console(stderr=True).status(text)
+def progress(text: str) -> contextlib.AbstractContextManager[Status | None]:
+    """Show a spinner with a text while a block runs, which the block can update; None when stderr is no terminal."""
+    return _console(stderr=True).status(text) if sys.stderr.isatty() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def counted(text: str) -> Iterator[Callable[[int], object] | None]:
     """Give a function that takes bytes done and shows their sum behind a text, or None without a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
     done = 0
-    with _console(stderr=True).status(text) as status:
+    with progress(text) as shown:
 
         def add(count: int) -> None:
             nonlocal done
             done += count
-            status.update(f"{text}: {binary_size(done)}")
+            if shown is not None:
+                shown.update(f"{text}: {binary_size(done)}")
 
-        yield add
+        yield None if shown is None else add
 
 
 class Steps:
-    """A line with its time for each step of a command, and a bar for one that counts bytes; on a terminal only."""
+    """A line with its time for each step of a command, and a bar for one that counts bytes."""
 
-    def __init__(self, shown: Progress | None) -> None:
+    def __init__(self, shown: Progress) -> None:
         self._shown = shown
-        self._task: TaskID | None = None
 
     def begin(self, text: str) -> None:
         """Show what begins now; the step before it has ended."""
-        self.end()
-        if self._shown is not None:
-            self._task = self._shown.add_task(text, total=None)
+        self.count(1, 1)
+        self._shown.add_task(text, total=None)
 
     def count(self, done: int, total: int) -> None:
         """Show how far the step is."""
-        if self._shown is not None and self._task is not None:
-            self._shown.update(self._task, completed=done, total=total)
-
-    def end(self) -> None:
-        """Show that the last step has ended."""
-        if self._shown is not None and self._task is not None:
-            self._shown.update(self._task, total=1, completed=1)
+        for task in self._shown.task_ids[-1:]:
+            self._shown.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager
 def steps() -> Iterator[Steps]:
     """Give what shows the steps of a command on stderr; it shows nothing when that is no terminal."""
-    if not sys.stderr.isatty():
-        yield Steps(None)
-        return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(finished_text=" "), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
-    with Progress(*columns, console=_console(stderr=True)) as shown:
+    with Progress(*columns, console=_console(stderr=True), disable=not sys.stderr.isatty()) as shown:
         made = Steps(shown)
         yield made
-        made.end()
+        made.count(1, 1)
 
 
 def duration(nanoseconds: float | None) -> str:

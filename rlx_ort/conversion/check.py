@@ -25,8 +25,6 @@ from rlx_ort.parity.metrics import Tolerance, tolerance_for
 from rlx_ort.parity.opening import OrtFormatFile, as_model
 from rlx_ort.providers.engine.runtime import runtime_problem
 
-__all__ = ["ConversionCheck", "default_tolerance", "holds_bf16", "why_unverified", "with_f32_kernels"]
-
 _LEAN_ABOVE_BYTES = 256 << 20
 """Models with more bytes of weights than this are run without optimisation, because folded and packed weights would be
 in memory beside those of the file."""

@@ -19,8 +19,6 @@ from rlx_ort.device import Device
 from rlx_ort.parity.compare import Comparison
 from rlx_ort.parity.metrics import Tolerance
 
-__all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "facts_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:

@@ -37,11 +37,6 @@ from rlx_ort.errors import IntegrityError, PackageError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    "LARGE_ALIGNMENT", "LARGE_BYTES", "Archive", "Container", "Folder", "Layout", "Member", "OpenFile",
-    "compare_files", "layout_of", "open_container", "read_index",
-]  # fmt: skip
-
 LARGE_BYTES = 1 << 20
 LARGE_ALIGNMENT = 1 << 16  # Windows maps files in steps of 64 KiB
 _SMALL_ALIGNMENT = 64

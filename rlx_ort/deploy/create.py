@@ -28,8 +28,6 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions, Precision
 
-__all__ = ["Blob", "Recipe", "create_package"]
-
 _GRAPH = "graph.json"
 _GOLDEN = "golden/data.bin"
 _LICENSE = "LICENSE.txt"

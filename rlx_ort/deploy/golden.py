@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.graph_devices import GraphDevices
 
-__all__ = ["DeviceParity", "OutputParity", "TOLERANCES", "admit_devices", "check_device", "compare"]
-
 _log = logging.getLogger(__name__)
 _SCHEMA = 1
 

@@ -21,11 +21,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickStrategy, DevicePolicy
 
-__all__ = [
-    "FORMAT", "REQUIRABLE", "SCHEMA", "Case", "Fields", "FileEntry", "Index", "Settings", "StoredTensor", "Variant",
-    "dump", "parse",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 FORMAT = "rlx_ort package"

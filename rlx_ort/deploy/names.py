@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from rlx_ort import environment
 from rlx_ort.errors import IntegrityError, PackageError
 
-__all__ = ["INDEX", "MANIFEST", "SIGNATURE", "check_model_name", "check_name", "check_names", "required_key"]
-
 INDEX = "rlx.json"
 """The file that lists all others with their digests."""
 MANIFEST = "manifest.json"

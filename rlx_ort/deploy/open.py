@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.models import Opening
     from rlx_ort.providers.engine.compiled.starts import Interface
 
-__all__ = [
-    "PackageDevices", "WarmedDevice", "buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of",
-    "warm_opened", "warm_package",
-]  # fmt: skip
-
 
 class PackageDevices(GraphDevices):
     """Runs a package on whichever devices are asked for or chosen; see `GraphDevices`.

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from rlx_ort.device import Device
     from rlx_ort.ir.tensor import TensorData
 
-__all__ = [
-    "COMPONENT", "DATA_FILE", "MODEL_FILE", "asset_path", "asset_uri", "check_manifest", "manifest_bytes",
-    "referring_model",
-]  # fmt: skip
-
 COMPONENT = "model"
 """The name of the one component."""
 MODEL_FILE = "model.onnx"

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from rlx_ort.deploy.write import Content
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["Package", "PackageTensor", "check_signature", "sign_package"]
-
 _EAGER_BYTES = 4 << 20
 _LARGEST_TEXT_BYTES = 1 << 30
 _LARGEST_SIGNATURE_BYTES = 16 << 20

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.providers.engine.compiled.starts import Interface, SavedSession, Start
 
-__all__ = ["QuickSession", "find_quick"]
-
 # Packing costs as much as 1 to 10 runs of a large model, and halves the time of runs of a few rows.
 _RUNS_BEFORE_PACKING = 4
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.graph_devices import GraphDevices
 
-__all__ = ["StartedPackage", "start_package"]
-
 
 def start_package(
     path: str | os.PathLike[str],

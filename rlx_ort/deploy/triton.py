@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.types import ValueType
     from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["INSTANCE_KINDS", "batch_dim", "config_text", "export_triton"]
-
 INSTANCE_KINDS: Mapping[str, str] = MappingProxyType({"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"})
 """Where Triton may place the instances of a model -> its name for it."""
 

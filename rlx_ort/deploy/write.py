@@ -17,8 +17,6 @@ from rlx_ort.deploy.container import Member, layout_of
 from rlx_ort.errors import PackageError
 from rlx_ort.storage import partial_path, replacing
 
-__all__ = ["Content", "add_file", "write_folder", "write_package"]
-
 _STALE_S = 24 * 3600
 
 

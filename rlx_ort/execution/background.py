@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["BackgroundRuns", "Workers", "copied_arrays", "run_all", "run_in_background"]
-
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
 

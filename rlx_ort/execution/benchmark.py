@@ -23,11 +23,6 @@ from rlx_ort.errors import is_device_failure
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
 
-__all__ = [
-    "Clock", "DeviceBenchResult", "InputSignature", "Pace", "benchmark_devices", "input_signature", "race",
-    "timed_block",
-]  # fmt: skip
-
 Clock: TypeAlias = Callable[[], int]
 """Returns nanoseconds from some fixed point, like `time.perf_counter_ns`."""
 InputSignature: TypeAlias = frozenset[tuple[str, tuple[int, ...], str]]

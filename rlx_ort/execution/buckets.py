@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
 
-__all__ = [
-    "HIDDEN_SCORE", "Bucket", "BucketedCompileCache", "LayerKvCache", "bucket_decode_mask", "pad_rows",
-    "power_of_two_ladder", "slice_rows",
-]  # fmt: skip
-
 HIDDEN_SCORE = -1e9
 """Added by `bucket_decode_mask` to the score of a position without a token."""
 

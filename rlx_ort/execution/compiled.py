@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine, EngineSlot
     from rlx_ort.providers.base import DeviceGraphReport
 
-__all__ = ["CompiledGraph"]
-
 
 class CompiledGraph:
     """A graph on one device, with the weights of a store; made by `Session.compile`.

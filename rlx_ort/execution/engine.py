@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, Provider
 
-__all__ = ["Engine", "EngineSlot", "Observer", "Runnable", "open_slot", "runnable"]
-
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Receives the hidden outputs of a run, by name."""
 WeightSource: TypeAlias = "WeightStore | ExpertWeights"
@@ -262,7 +260,7 @@ class EngineSlot:
         self.output_types = _without(self.exported.output_types, self.runs.hidden)
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self.users: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
-        self.resident = self.resident or Resident(self.provider, self.device, self.graph.name)
+        self.resident = self.resident or Resident(self.provider, self.device, self.graph)
         self.resident.slots.add(self)
         self.lock = threading.RLock()
 

@@ -11,11 +11,6 @@ import numpy.typing as npt
 
 from rlx_ort.errors import InputError
 
-__all__ = [
-    "ExpertPool", "ExpertSwap", "Phase", "RefreshPolicy", "budget_from_memory", "merged_mask", "per_layer_masks",
-    "refresh_pools",
-]  # fmt: skip
-
 
 class Phase(enum.Enum):
     """The kind of forward that ended."""

@@ -24,8 +24,6 @@ from rlx_ort.providers.engine.binding import DeviceTensor
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
 
-__all__ = ["Handles"]
-
 _shape = attrgetter("shape")
 
 

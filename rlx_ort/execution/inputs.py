@@ -29,11 +29,6 @@ from rlx_ort.providers.engine.binding import DeviceTensor
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
 
-__all__ = [
-    "InputPlan", "ResidentFeeds", "TypedBytes", "arrays_from_typed", "as_array", "at_extent", "cast_hint", "coerced",
-    "is_literal", "matcher", "saturating_cast", "typed_from_arrays",
-]  # fmt: skip
-
 TypedBytes: TypeAlias = "tuple[bytes | bytearray | memoryview, DType | str]"
 
 _LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)

@@ -33,8 +33,6 @@ from rlx_ort.ir.types import Shape, TensorType
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import PlacementRule
 
-__all__ = ["MaskLike", "MoeControls", "MoeResidencyStats"]
-
 MaskLike: TypeAlias = "Sequence[bool] | npt.NDArray[np.bool_]"
 Mask: TypeAlias = npt.NDArray[np.bool_]
 """For each expert whether it is resident: on the device."""

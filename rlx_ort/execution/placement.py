@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from rlx_ort.providers.base import NodeAssignment
     from rlx_ort.selection.support import UnsupportedOp
 
-__all__ = [
-    "DispatchSummary", "KernelDispatchReport", "PlacedNode", "Placement", "build_placement", "common_kinds", "enforce",
-    "format_dispatch_report", "log_dispatch_report", "merge_placement", "report_as_dict", "summarize",
-]  # fmt: skip
-
 NATIVE, COMMON, REWRITTEN, UNSUPPORTED = "native", "common-ir", "rewritten", "unsupported"
 CPU, COMPILED, UNKNOWN = "cpu", "compiled", "unknown"
 MERGED = "merged"

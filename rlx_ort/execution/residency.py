@@ -18,7 +18,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
@@ -30,15 +29,15 @@ from rlx_ort.providers.hardware import release_free_heap
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine, EngineSlot
+    from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, MemoryReading, Provider, SessionRequest
-
-__all__ = ["Residency", "Resident", "budget_of", "parse_budgets", "residency"]
 
 VARIABLE = "RLX_DEVICE_MEMORY"
 _IDLE_S = 2.0  # without a run; then the arena is shrunk
 _STEP_S = 0.002
 _PATIENCE_S = 0.25
 _NOISE_BYTES = 1 << 20
+_FIRST_RUNS = 4  # are measured: launches are recorded at the third, which takes buffers
 _NEVER = -(1 << 60)
 _LONGEST_WAIT_S = 30.0  # for a session in use to become idle
 _SEPARATORS = re.compile(r"[,;\s]+")
@@ -77,8 +76,11 @@ def budget_of(device: Device) -> int | None:
     return budgets.get(device.label, budgets.get(Device(device.kind).label, common))
 
 
+_sizes: weakref.WeakKeyDictionary[Graph, dict[Device, int]] = weakref.WeakKeyDictionary()
+
+
 class _Quiet:
-    """Lets a measurement run while no session under a budget runs.
+    """Lets a measurement be made while no session under a budget runs, is opened or is closed.
 
     All waits end after a quarter of a second. A measurement that other runs disturbed is made again at the next chance.
     """
@@ -88,22 +90,23 @@ class _Quiet:
         self._inside = 0
         self._alone = self._disturbed = False
 
-    def enter(self) -> None:
-        """Begin a run, after the measurement in progress."""
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold measurements back; what changes the memory in use goes in here, after the measurement in progress."""
         with self._changed:
             if self._alone and not self._changed.wait_for(lambda: not self._alone, _PATIENCE_S):
                 self._disturbed = True
             self._inside += 1
-
-    def leave(self) -> None:
-        """End a run."""
-        with self._changed:
-            self._inside -= 1
-            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[Callable[[], bool]]:
-        """Hold other runs back, and yield what returns whether there was none."""
+        """Hold all else back, and yield what returns whether that worked."""
         with self._changed:
             holds = self._changed.wait_for(lambda: not self._alone, _PATIENCE_S)
             if holds:
@@ -127,6 +130,7 @@ class Resident:
         weights: bytes of its weights; 0 before it was opened under a budget.
         at_opening: bytes that opening its session takes; 0 if unknown.
         in_runs: bytes that its runs add, in the arena.
+        freed: how much of that the last shrinking of the arena has freed.
         sure: whether two measurements of both agree, with nothing else running; each opening is measured until then.
         sessions: its sessions that exist.
         opened: how often a session was opened.
@@ -138,9 +142,9 @@ class Resident:
         engine: a weak reference to the engine that was opened last.
     """
 
-    def __init__(self, provider: Provider, device: Device, model: str) -> None:
+    def __init__(self, provider: Provider, device: Device, graph: Graph) -> None:
         self.device = device
-        self.model = model
+        self.model = graph.name
         self.weights = self.at_opening = self.in_runs = 0
         self.sessions = self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
@@ -148,17 +152,25 @@ class Resident:
         self.slots: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self.engine: Callable[[], Engine | None] = _no_engine
         self._provider = provider
+        self._sizes = _sizes.setdefault(graph, {})
         self._largest = -1  # bytes of inputs; the arena grows with larger ones
+        self._to_measure = _FIRST_RUNS  # of the runs to come; 0 for good once all were measured in one session
         self._undisturbed = False
         self._last = _NEVER  # bytes that the last measurement found
-        self._shrunk = False
+        self.freed = 0
+        self._threads: set[int] = set()  # that have run the open session: each may take work space of its own
         self._new = True  # not run since it was opened
         self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
 
     @property
     def nbytes(self) -> int:
         """The bytes that its session takes, or took before it was closed; 0 if unknown."""
-        return self.at_opening + (0 if self._shrunk else self.in_runs)
+        return self.at_opening + self.in_runs - self.freed
+
+    @property
+    def expected(self) -> int:
+        """The bytes that its session took, or that another session of the graph did on the device; 0 if unknown."""
+        return self.at_opening + self.in_runs or self._sizes.get(self.device, 0)
 
     @property
     def reserved(self) -> int:
@@ -195,23 +207,32 @@ class Resident:
         with self._lock:
             self.sessions += 1
             self.opened += 1
-            self._new, self._shrunk = True, False
+            self._new, self.freed = True, 0
+            self._threads.clear()
+            if self._to_measure:
+                self._to_measure = _FIRST_RUNS
         weakref.finalize(session, self._gone).atexit = False
 
     def note_opening(self, nbytes: int, sure: bool) -> None:
         """Note what opening has taken; the next run is measured as well."""
         with self._lock:
-            self.at_opening, self.in_runs = nbytes, max(0, self.nbytes - nbytes)
+            if sure or self._last == _NEVER:  # a disturbed measurement replaces no other
+                expected = self.expected
+                self.at_opening, self.in_runs = nbytes, max(0, expected - nbytes)
             self._largest, self._undisturbed = -1, sure
 
     def note_run(self, fed: int, nbytes: int, sure: bool) -> None:
         """Note what a run on `fed` bytes of inputs has added."""
         with self._lock:
             first = self._largest < 0
-            before = 0 if self._new or self._shrunk else self.in_runs
-            self.in_runs, self._largest = max(0, before + nbytes), fed
-            self._new = self._shrunk = False
+            before = 0 if self._new else self.in_runs - self.freed
+            if sure or self._last == _NEVER:
+                self.in_runs = max(0, before + nbytes)
+            self._largest = max(fed, self._largest)
+            self._new, self.freed = False, 0
+            self._to_measure = max(0, self._to_measure - 1)
             self._undisturbed = self._undisturbed and sure
+            self._sizes[self.device] = self.at_opening + self.in_runs
             if first:
                 self.compare(self.nbytes)
 
@@ -223,17 +244,21 @@ class Resident:
 
     def forget(self) -> None:
         """Measure again from the next opening on."""
-        self.sure, self._last = False, _NEVER
+        self.sure, self._last, self._to_measure = False, _NEVER, _FIRST_RUNS
 
     def shrink(self) -> bool:
-        """Give unused memory of the session's arena back to the device; return whether that was done."""
+        """Give unused memory of the session's arena back to the device; return whether there was any."""
         self._swept_s = time.monotonic()
         engine = self.engine()
         shrink = None if engine is None else getattr(engine.session, "shrink_arena", None)
+        before = None if shrink is None else self.read()
         if shrink is None or not shrink():
             return False
-        self._shrunk = True
-        return True
+        after = self.read()
+        if before is not None and after is not None:
+            with self._lock:
+                self.freed = min(max(0, before.nbytes - after.nbytes), self.in_runs)
+        return self.freed > 0
 
     def release(self) -> bool:
         """Close the session if it is idle, and return whether it was open and idle."""
@@ -259,19 +284,21 @@ class Resident:
             self.sessions -= 1
 
     def _measured(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """Return the run of a session, measured for its first inputs and for larger ones than before."""
+        """Return the run of a session, measured for its first runs and for larger inputs than before."""
 
         def measured(names: Sequence[str], feeds: Mapping[str, Any], *more: Any) -> list[Any]:
             fed = sum(getattr(value, "nbytes", 0) for value in feeds.values())
             found = residency()
-            if fed > self._largest:
+            if self._to_measure or fed > self._largest:
                 return found.measured(self, fed, lambda: run(names, feeds, *more))
-            self._new = self._shrunk = False
-            found.quiet.enter()
-            try:
-                return run(names, feeds, *more)
-            finally:
-                found.quiet.leave()
+            with found.quiet.shared():
+                outputs = run(names, feeds, *more)
+            thread = threading.get_ident()
+            if self._new or self.freed or thread not in self._threads:
+                self._threads.add(thread)
+                self._new, self.freed = False, 0  # not before: what the run adds stays reserved until it is in use
+                found.settle(self)
+            return outputs
 
         return measured
 
@@ -340,14 +367,18 @@ class Residency:
             if resident.cached != cached:
                 resident.cached = cached
                 resident.forget()
-            opened = slot.provider.open if resident.sure else partial(self._open_measured, slot.provider, resident)
-            session = opened(request)
+            if resident.sure:
+                with self.quiet.shared():
+                    session = slot.provider.open(request)
+            else:
+                session = self._open_measured(slot.provider, resident, request)
             resident.count(session)
             try:
                 self._make_room(resident, budget, 0, own=1)
             except MemoryBudgetError:
                 resident.compare(resident.at_opening)
-                session.close()
+                with self.quiet.shared():
+                    session.close()
                 raise
         return session
 
@@ -370,6 +401,11 @@ class Residency:
             after = resident.read_trimmed()
             added = 0 if before is None or after is None else after.nbytes - before.nbytes
             resident.note_run(fed, added, undisturbed())
+        self.settle(resident)
+        return outputs
+
+    def settle(self, resident: Resident) -> None:
+        """Close idle sessions if a device is above its budget after a run that took memory."""
         budget = budget_of(resident.device)
         if budget is not None and self._opening.acquire(blocking=False):  # who holds it makes room itself
             try:
@@ -379,20 +415,20 @@ class Residency:
                 self._opening.release()
         if resident.idle_arena:
             self._sweep_later()
-        return outputs
 
     def relieve(self, device: Device, keep: Resident | None) -> bool:
         """Free what idle sessions of a device take, except one of them; return whether anything was freed."""
         with self._opening:
             others = [each for each in self.residents(device) if each.sessions and each is not keep]
-            shrunk = [each.shrink() for each in others]
-            evicted = [_evict(each) for each in others]
+            with self.quiet.shared():
+                shrunk = [each.shrink() for each in others]
+                evicted = [_evict(each) for each in others]
             return any(evicted) or any(shrunk)
 
     def _needed(self, resident: Resident) -> int:
         """Return what a session is expected to take: what it took before, else its weights and a usual surplus."""
-        if resident.nbytes:
-            return resident.at_opening + resident.in_runs
+        if resident.expected:
+            return resident.expected
         surplus = sorted(each.nbytes - each.weights for each in self.residents(resident.device) if each.nbytes)
         return resident.weights + (max(0, surplus[len(surplus) // 2]) if surplus else 0)
 
@@ -416,7 +452,8 @@ class Residency:
     def _free_one(self, keep: Resident) -> bool:
         """Shrink an arena, or close the least recently used idle session; return whether either could be done."""
         others = [each for each in self.residents(keep.device) if each.sessions and each is not keep]
-        return any(each.idle_arena and each.shrink() for each in others) or any(_evict(each) for each in others)
+        with self.quiet.shared():
+            return any(each.idle_arena and each.shrink() for each in others) or any(_evict(each) for each in others)
 
     def _sweep_later(self) -> None:
         with self._table:
@@ -436,7 +473,8 @@ class Residency:
             for each in waiting:
                 if time.monotonic() - each.used_s >= self.idle_s and self._opening.acquire(blocking=False):
                     try:
-                        each.shrink()
+                        with self.quiet.shared():
+                            each.shrink()
                     finally:
                         self._opening.release()
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rlx_ort.providers.base import Provider
     from rlx_ort.providers.engine.compiled.store import CacheKey
 
-__all__ = ["CompileCache", "Session", "key_of_graph", "working_provider"]
-
 
 class Session:
     """Compiles graphs for one device. The first session of a process on a device opens a one-node probe.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
     from rlx_ort.providers.engine.binding import Slots
 
-__all__ = ["PooledRuns", "SlotRunner"]
-
 _POOL_FROM_INPUTS = 64
 _POOL_AT_MOST_BYTES = 256 * 1024
 _POOL_SIZE = 4

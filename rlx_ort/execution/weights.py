@@ -31,8 +31,6 @@ from rlx_ort.providers.engine.binding import DeviceTensor
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["LoadReport", "WeightStore"]
-
 AS_DECLARED: Mapping[str, DType] = MappingProxyType({})
 """No parameter is stored as another dtype than it is declared with."""
 

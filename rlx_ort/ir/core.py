@@ -18,8 +18,6 @@ from rlx_ort.ir.types import Shape, TensorType, ValueType
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["GraphCore", "Node", "Ref", "Value", "format_graph"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ref:

@@ -8,8 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["DType", "promote"]
-
 
 class DType(enum.Enum):
     """An element type; the value is its canonical short name.

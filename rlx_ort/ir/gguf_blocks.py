@@ -16,8 +16,6 @@ import numpy.typing as npt
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.op import known_name
 
-__all__ = ["GGUF_FORMATS", "BlockFormat", "block_format", "dequantize_blocks"]
-
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Floats: TypeAlias = npt.NDArray[np.float32]
 

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
 
-__all__ = [
-    "Op", "OpTypes", "Sizes", "counts", "join_dims", "known_name", "known_shape", "named", "op_class", "op_kinds",
-    "pair", "reshaped", "tensor_input",
-]  # fmt: skip
-
 OpTypes: TypeAlias = Sequence["ValueType | None"]
 """Types of an op's inputs; None stands for an optional input that is absent."""
 

@@ -29,8 +29,6 @@ from rlx_ort.ir.tensor import TensorData, read_tensors, write_tensors
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 from rlx_ort.storage import write_atomic
 
-__all__ = ["FORMAT", "SCHEMA", "from_json", "load_json", "save_json", "to_json"]
-
 FORMAT = "rlx_ort graph"
 """Value of the `format` entry of a graph file."""
 SCHEMA = 1

@@ -23,11 +23,6 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.storage import replacing
 
-__all__ = [
-    "PIECE_BYTES", "FileRange", "NarrowedTensor", "TensorData", "narrowed", "narrowed_later", "read_tensors",
-    "values_of", "write_tensors",
-]  # fmt: skip
-
 PIECE_BYTES = 8 << 20
 """Size of the pieces in which a tensor is copied from file to file."""
 

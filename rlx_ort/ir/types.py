@@ -9,11 +9,6 @@ from typing import TypeAlias
 
 from rlx_ort.ir.dtype import DType
 
-__all__ = [
-    "Dim", "MapType", "OptionalType", "SequenceType", "Shape", "TensorType", "UnknownType", "ValueType",
-    "broadcast_shapes", "fits", "refined",
-]  # fmt: skip
-
 Dim: TypeAlias = "int | str | None"
 """A size, a named symbol such as `"batch"`, or None for an unknown size."""
 

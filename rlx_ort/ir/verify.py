@@ -12,8 +12,6 @@ from rlx_ort.ir.ops.leaf import Capture, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType, fits
 
-__all__ = ["Problem", "check", "verify"]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -14,8 +14,6 @@ from rlx_ort.options.precision import PrecisionPolicy
 if TYPE_CHECKING:
     from rlx_ort.device import Device
 
-__all__ = ["CacheUse", "CompileOptions", "OptimizationLevel", "PlacementRule", "Precision", "WeightSharing"]
-
 
 class PlacementRule(enum.Enum):
     """How much of a graph must run on the device that was asked for."""

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from rlx_ort import environment
 from rlx_ort.errors import ConversionError
 
-__all__ = ["KernelDispatch", "KernelDispatchPolicy"]
-
 VARIABLE = "RLX_KERNEL_DISPATCH"
 
 

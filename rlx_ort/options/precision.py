@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 
-__all__ = ["OpClass", "PrecisionPolicy"]
-
 
 class OpClass(enum.Enum):
     """The classes of ops a policy tells apart; ops of no class always stay f32."""

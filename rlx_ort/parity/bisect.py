@@ -34,8 +34,6 @@ from rlx_ort.parity.compare import renamed_inputs
 from rlx_ort.parity.metrics import Difference, Tolerance, difference
 from rlx_ort.parity.opening import ModelSource, OrtFormatFile, as_model, open_model
 
-__all__ = ["BATCH_BYTES", "Divergence", "bisect", "nearest", "pair_values"]
-
 BATCH_BYTES = 256 << 20
 """Estimated bytes of values to hold at a time: those of one side, while the other side runs."""
 

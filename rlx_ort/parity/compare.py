@@ -18,8 +18,6 @@ from rlx_ort.parity.inputs import SEED, SIZE_CHOICES, random_inputs
 from rlx_ort.parity.metrics import Array, Difference, Tolerance, difference
 from rlx_ort.parity.opening import ModelSource, OpenModel, OrtFormatFile, as_model, open_model
 
-__all__ = ["Comparison", "OutputDifference", "Reference", "compare", "compare_to", "reference_run", "renamed_inputs"]
-
 _Output: TypeAlias = tuple[str, Array]
 
 

@@ -15,8 +15,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.parity.metrics import Array
 
-__all__ = ["SEED", "SIZE_CHOICES", "MadeInputs", "random_inputs"]
-
 SEED = 0
 """Random inputs are the same in every run unless another seed is given."""
 SIZE_CHOICES = ((2, 8, 64), (1, 8, 224), (1, 1, 1))

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.ir.types import TensorType
 
-__all__ = ["Difference", "Tolerance", "difference", "dtypes_of", "tolerance_for"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 _BLOCK = 1 << 18  # elements; 2 MiB a float64 temporary

@@ -27,8 +27,6 @@ from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import EngineSession, SessionRequest
 
-__all__ = ["ModelSource", "OpenModel", "OrtFormatFile", "as_model", "open_model"]
-
 
 @dataclass(frozen=True, slots=True)
 class OrtFormatFile:

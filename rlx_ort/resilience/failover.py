@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["Attempt", "Failover", "RunRecord"]
-
 _log = logging.getLogger(__name__)
 _RENEW_NS = 1_000_000_000
 

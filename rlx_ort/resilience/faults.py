@@ -24,8 +24,6 @@ from rlx_ort.errors import (
 )
 from rlx_ort.providers.engine.runtime import DEVICE_GONE
 
-__all__ = ["OUT_OF_MEMORY", "RULES", "Fault", "fault_of"]
-
 OUT_OF_MEMORY = "out of memory"
 
 

@@ -15,8 +15,6 @@ from typing import Any, TypeAlias
 from rlx_ort.errors import CancelledRunError, EngineError, TimeLimitError
 from rlx_ort.execution.background import Workers
 
-__all__ = ["CancelToken", "in_background", "run_limited"]
-
 Stoppable: TypeAlias = tuple[Callable[[], list[Any]], Callable[[], None] | None]
 """A run to be called once, and what stops it, None where nothing does."""
 

@@ -17,8 +17,6 @@ from rlx_ort.resilience.faults import OUT_OF_MEMORY, fault_of
 if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices
 
-__all__ = ["DeviceMemory", "ModelMemory", "device_memory", "freed_after", "memory_use"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from rlx_ort.execution.residency import parse_budgets
 
-__all__ = ["Resilience"]
-
 
 @dataclass(frozen=True, slots=True)
 class Resilience:

@@ -15,8 +15,6 @@ from rlx_ort.resilience.options import Resilience
 if TYPE_CHECKING:
     from rlx_ort.resilience.memory import DeviceMemory
 
-__all__ = ["DeviceHealth", "HealthState", "Quarantine"]
-
 _PROVEN = 10
 """A device that stayed well for so many times its last back-off starts from the first back-off again."""
 

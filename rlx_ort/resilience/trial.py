@@ -8,8 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["disagreement"]
-
 _EPSILONS = 8
 
 

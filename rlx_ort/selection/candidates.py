@@ -22,8 +22,6 @@ from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
 from rlx_ort.selection.support import Support, UnsupportedOp, support_of
 
-__all__ = ["CLOSE", "Candidates", "DeviceCandidate", "device_report", "devices_for", "fastest_device_for", "rank"]
-
 CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
 
@@ -64,8 +62,6 @@ class DeviceCandidate:
     """One row of `device_report` and `rank`.
 
     Attributes:
-        device: the device.
-        label: its label.
         available: whether it works here.
         registered: whether a provider serves it.
         supports_graph: whether it works here and takes the graph, with the CPU's help where that is allowed.
@@ -312,16 +308,20 @@ class Candidates:
         blocker = self.blocker(device)
         found = availability(device)
         support = support_of(device, self.graph, self.options) if found.available else Support(reason="not here")
-        listed = None if found.available else _by_list(self.graph, device, self.options)
-        if listed is not None and blocker is not None:
-            verdict = listed.blocker or "takes every node of the graph"
-            blocker = f"{blocker}. Not here; judged by {listed.judged_by}: {verdict}"
+        provider, judged, judged_by = provider_of(device), support, ""
+        if not found.available and provider is not None and provider.judged_by():
+            strict = support_of(device, self.graph, self.options.with_(placement=PlacementRule.STRICT))
+            if strict.judged_by:
+                judged, judged_by = strict, strict.judged_by
+        if judged_by and blocker is not None:
+            verdict = judged.blocker or "takes every node of the graph"
+            blocker = f"{blocker}. Not here; judged by {judged_by}: {verdict}"
         model = cost_model(device) if predicted is not None else None
         return DeviceCandidate(
             device=device,
             label=device.label,
             available=found.available,
-            registered=provider_of(device) is not None,
+            registered=provider is not None,
             supports_graph=support.supported,
             recommended=device in ranked[:1],
             blocker=blocker,
@@ -332,18 +332,9 @@ class Candidates:
             profile_source=None if model is None else model.source,
             cpu_nodes=len(support.cpu_nodes),
             assumed_dims=() if model is None else _without_size(self.graph, {**self.options.dims, **self.dims}),
-            judged_by="" if listed is None else listed.judged_by,
-            first_unsupported=next(iter((support if listed is None else listed).unsupported), None),
+            judged_by=judged_by,
+            first_unsupported=next(iter(judged.unsupported), None),
         )
-
-
-def _by_list(graph: Graph, device: Device, options: CompileOptions) -> Support | None:
-    """Return which nodes a device that is not here takes by its shipped kernel list, or None without a list."""
-    provider = provider_of(device)
-    if provider is None or not provider.judged_by():
-        return None
-    support = support_of(device, graph, options.with_(placement=PlacementRule.STRICT))
-    return support if support.judged_by else None
 
 
 def _without_size(graph: Graph, sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ Nodes that run on the CPU for a device are priced there, and each value that cro
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -22,18 +22,9 @@ from rlx_ort.providers.base import CostProfile
 from rlx_ort.selection.support import draft_for
 
 __all__ = [
-    "BackendCostModel",
-    "BasicCostModel",
-    "DEFAULT_DIM",
-    "Estimate",
-    "ProfileCostModel",
-    "Term",
-    "completed",
-    "estimate_graph_cost",
-    "estimate_workload",
-    "pick_best_device",
-    "total_ns",
-]
+    "BackendCostModel", "BasicCostModel", "DEFAULT_DIM", "Estimate", "ProfileCostModel", "Term", "completed",
+    "estimate_graph_cost", "estimate_workload", "pick_best_device", "total_ns",
+]  # fmt: skip
 
 
 class BasicCostModel(Protocol):
@@ -84,17 +75,19 @@ class BackendCostModel(BasicCostModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProfileCostModel:
-    """A cost model with the figures of one `CostProfile`, measured or shipped; rates do not depend on the shape.
+    """A cost model with the figures of one `CostProfile`, measured or shipped.
 
     Attributes:
         device: the device of the figures.
         profile: the figures.
         threads: the threads the device computes with.
+        gemm: the rate in GFLOP/s of a product of (m, k) and (k, n); without, the profile's for every shape.
     """
 
     device: Device
     profile: CostProfile
     threads: int = 1
+    gemm: Callable[[int, int, int], float] | None = None
 
     @property
     def source(self) -> str:
@@ -122,8 +115,8 @@ class ProfileCostModel:
         return Price((once_ns + self.dispatch_overhead_ns()) * kernel.times, "assumed")
 
     def sgemm_gflops(self, m: int, k: int, n: int) -> float:
-        """Return the profile's rate, whatever the shape."""
-        return self.profile.gemm_gflops
+        """Return `gemm` of the shape, or without it the profile's rate."""
+        return self.profile.gemm_gflops if self.gemm is None else self.gemm(m, k, n)
 
     def memory_bw(self) -> float:
         """Return the profile's memory bandwidth."""
@@ -157,25 +150,11 @@ def completed(model: BasicCostModel) -> BackendCostModel:
     """
     if hasattr(model, "price"):
         return cast(BackendCostModel, model)
-    return _GivenCostModel(model)
-
-
-class _GivenCostModel(ProfileCostModel):
-    """A `ProfileCostModel` with the rates of a user's model, which may depend on the shape."""
-
-    _model: BasicCostModel
-
-    def __init__(self, model: BasicCostModel) -> None:
-        device = model.device() if callable(model.device) else model.device
-        conv, nothing = model.sgemm_gflops(512, 512, 512), 0.0
-        rates = (model.memory_bw(), model.dispatch_overhead_ns(), model.roundtrip_overhead_ns())
-        profile = CostProfile(conv, conv, *rates, nothing, nothing, source=f"given: {type(model).__name__}")
-        super().__init__(device, profile, model.num_threads())
-        object.__setattr__(self, "_model", model)
-
-    def sgemm_gflops(self, m: int, k: int, n: int) -> float:
-        """Return the model's rate of the product."""
-        return self._model.sgemm_gflops(m, k, n)
+    device = model.device() if callable(model.device) else model.device
+    conv, nothing = model.sgemm_gflops(512, 512, 512), 0.0
+    rates = (model.memory_bw(), model.dispatch_overhead_ns(), model.roundtrip_overhead_ns())
+    profile = CostProfile(conv, conv, *rates, nothing, nothing, source=f"given: {type(model).__name__}")
+    return ProfileCostModel(device, profile, model.num_threads(), model.sgemm_gflops)
 
 
 def _over(amount: float, rate: float) -> float:

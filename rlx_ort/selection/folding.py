@@ -5,6 +5,7 @@ Providers are asked about the remaining nodes only, with the constants that thos
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.converters.to_onnx.exported import Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
-
-__all__ = ["as_compiled", "folded_nodes", "idle_nodes"]
 
 _log = logging.getLogger(__name__)
 # ONNX Runtime does not fold what is random, nor weights that are stored quantised:
@@ -46,8 +45,7 @@ def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, Exporte
     """
     if options.optimization is OptimizationLevel.OFF:
         return {}
-    known = set(outline.constants)
-    known.add("")
+    known = {"", *outline.constants}
     found = {}
     for node in outline.nodes:
         pattern, _, _, _, input_names, _ = node
@@ -92,7 +90,9 @@ def as_compiled(
         options: what it is compiled with.
     """
     outline = draft.outline
-    outline = outline.with_types({name: _sized(kind, options.dims) for name, kind in outline.types.items()})
+    tensors = [(name, kind) for name, kind in outline.types.items() if isinstance(kind, TensorType)]
+    shapes = {name: (kind.dtype, kind.shape.bind(options.dims)) for name, kind in tensors if kind.shape is not None}
+    outline = outline.with_types({name: TensorType(*kind) for name, kind in shapes.items()})
     constants: dict[str, TensorData | ExternalWeight | None] = dict(outline.constants)
     for name, tensor in outline.constants.items():
         data = weights.get(name) if isinstance(tensor, ExternalWeight) else None
@@ -120,11 +120,8 @@ def _folded_values(
     options: CompileOptions,
 ) -> dict[str, TensorData | None]:
     values: dict[str, TensorData | None] = {}
-    known = {
-        name: data
-        for name, data in constants.items()
-        if isinstance(data, TensorData) and data.num_elements <= _LARGEST_ELEMENTS
-    }
+    tensors = {name: data for name, data in constants.items() if isinstance(data, TensorData)}
+    known = {name: data for name, data in tensors.items() if data.num_elements <= _LARGEST_ELEMENTS}
     computed: list[ExportedNode] = []
     made: dict[str, None] = {}
     for node in folded.values():
@@ -152,15 +149,13 @@ def _refined(
     values: Mapping[str, TensorData | None],
 ) -> dict[str, ValueType]:
     """Return the types that are known better with the folded values in place of their nodes."""
-    from rlx_ort.converters.protos import infer_proto
+    from rlx_ort.converters.protos import copied, infer_proto, set_items
 
     there = {name: data for name, data in values.items() if data is not None}
     gone = {name for name, node in folded.items() if there.keys() >= {each for each in node.output_names if each}}
-    proto = type(model).FromString(model.SerializeToString())
-    kept = [node for node in proto.graph.node if node.name not in gone]
-    nodes = [type(node).FromString(node.SerializeToString()) for node in kept]
-    del proto.graph.node[:], proto.graph.value_info[:]
-    proto.graph.node.extend(nodes)
+    proto = copied(model)
+    set_items(proto.graph.node, [node for node in proto.graph.node if node.name not in gone])
+    del proto.graph.value_info[:]
     proto.graph.initializer.extend(tensor_proto(data, name) for name, data in there.items())
     found = infer_proto(proto)
     return {name: kind for name, kind in found.items() if _is_static(kind) and not _is_static(outline.types.get(name))}
@@ -172,13 +167,12 @@ def _computed(
     """Return the values that nodes give, computed on the CPU; nothing where that fails."""
     import onnx
 
-    from rlx_ort.providers import registry
     from rlx_ort.providers.base import SessionRequest
+    from rlx_ort.providers.registry import provider_of
 
-    provider = registry.default_registry().for_device(Device.CPU)
+    provider = provider_of(Device.CPU)
     if provider is None:
         return {}
-
     names = {node.name for node in nodes}
     part = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
     part.opset_import.extend(model.opset_import)
@@ -191,10 +185,8 @@ def _computed(
     options = CompileOptions(optimization=OptimizationLevel.OFF, cache=CacheUse.OFF, intra_op_threads=1)
     try:
         session = provider.open(SessionRequest(Device.CPU, ExportedModel(part, (), (), {}, {}), {}, options))
-        try:
+        with contextlib.closing(session):
             results = session.run(list(wanted), {})
-        finally:
-            session.close()
     except RlxError as err:
         _log.info("constant values of a model cannot be computed beforehand: %s", err)
         return {}
@@ -216,19 +208,12 @@ def _sizes(node: ExportedNode, types: Mapping[str, ValueType], dims: Mapping[str
     return TensorData.from_array(np.array(sizes[slice(given.get("start", 0), given.get("end"))], np.int64))
 
 
-def _static(kind: ValueType | None, dims: Mapping[str, int]) -> list[int] | None:
+def _static(kind: ValueType | None, dims: Mapping[str, int]) -> tuple[int, ...] | None:
     """Return the sizes of a type, those of named dims from `dims`, or None where one is not known."""
     if not isinstance(kind, TensorType) or kind.shape is None:
         return None
-    sizes = [dim if isinstance(dim, int) else dims.get(str(dim)) for dim in kind.shape]
-    return None if None in sizes else [size for size in sizes if size is not None]
-
-
-def _sized(kind: ValueType, dims: Mapping[str, int]) -> ValueType:
-    """Return a type with the sizes of its named dims."""
-    if not isinstance(kind, TensorType) or kind.shape is None:
-        return kind
-    return TensorType(kind.dtype, Shape([dims.get(dim, dim) if isinstance(dim, str) else dim for dim in kind.shape]))
+    shape = kind.shape.bind(dims)
+    return shape.static() if shape.is_static else None
 
 
 def _is_small(kind: ValueType | None) -> bool:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rlx_ort.selection.candidates import Rankings
     from rlx_ort.selection.support import UnsupportedOp
 
-__all__ = ["GraphCache", "cache_of", "forget", "refusals", "remembered"]
-
 
 class GraphCache:
     """What is remembered of one revision of a graph. Nothing here may refer to the graph, or it would never be freed.

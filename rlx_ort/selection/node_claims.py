@@ -17,8 +17,6 @@ from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.providers.claims import takes
 
-__all__ = ["cpu_takes_node", "function_body", "is_function", "signature", "takes_node"]
-
 
 def takes_node(
     claims: Sequence[KernelClaim],
@@ -49,8 +47,9 @@ def cpu_takes_node(
 
 def signature(node: ExportedNode) -> str:
     """Return the operator with its version and the element types it was asked for."""
-    kinds = dict.fromkeys(_element(kind) for kind in (*node.inputs, *node.outputs) if kind is not None)
-    return f"{node.domain or 'ai.onnx'}::{node.op_type}-{node.version} ({', '.join(kinds)})"
+    kinds = [kind for kind in (*node.inputs, *node.outputs) if kind is not None]
+    elements = dict.fromkeys(kind.dtype.value if isinstance(kind, TensorType) else str(kind) for kind in kinds)
+    return f"{node.domain or 'ai.onnx'}::{node.op_type}-{node.version} ({', '.join(elements)})"
 
 
 def _has_kernel(claims: Sequence[KernelClaim], node: ExportedNode) -> bool:
@@ -87,10 +86,6 @@ def _widened(kinds: Sequence[ValueType | None]) -> tuple[ValueType | None, ...]:
         TensorType(DType.F32, kind.shape) if isinstance(kind, TensorType) and kind.dtype is DType.F16 else kind
         for kind in kinds
     )
-
-
-def _element(kind: ValueType) -> str:
-    return kind.dtype.value if isinstance(kind, TensorType) else str(kind)
 
 
 @functools.cache
@@ -135,14 +130,15 @@ def _body(
     import onnx
     from onnx import helper, inliner
 
+    info = onnx.ValueInfoProto
     inputs = [f"i{place}" if kind is not None else "" for place, kind in enumerate(kinds)]
     outputs = [f"o{place}" for place in range(len(results))]
     call = helper.make_node(op_type, inputs, outputs, domain=domain)
     graph = helper.make_graph(
         [call],
         "call",
-        [_info(name, kind) for name, kind in zip(inputs, kinds, strict=True) if kind is not None],
-        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [info(name=name, type=type_proto(kind)) for name, kind in zip(inputs, kinds, strict=True) if kind is not None],
+        [info(name=name) for name in outputs],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid(domain, version)])
     try:
@@ -152,25 +148,11 @@ def _body(
         return None  # the body needs an attribute or an input type that is not known here
     types = {info.name: type_of(info.type) for info in (*model.graph.input, *model.graph.value_info)}
     versions = {entry.domain: entry.version for entry in model.opset_import}
-    found = [
-        ExportedNode.of(
-            name="",
-            domain=inner.domain,
-            op_type=inner.op_type,
-            version=versions[inner.domain],
-            origin=0,
-            inputs=tuple(types.get(name) for name in inner.input),
-            outputs=tuple(types.get(name) for name in inner.output),
-        )
-        for inner in model.graph.node
-    ]
     # A body that depends on attributes, which are not known here, is not expanded: the call is still there.
-    if any((inner.domain, inner.op_type) == (domain, op_type) for inner in found):
+    if any((inner.domain, inner.op_type) == (domain, op_type) for inner in model.graph.node):
         return None
+    found = []
+    for inner in model.graph.node:
+        reads, writes = (tuple([types.get(name) for name in names]) for names in (inner.input, inner.output))
+        found.append(ExportedNode.of("", inner.domain, inner.op_type, versions[inner.domain], 0, reads, writes))
     return tuple(found)
-
-
-def _info(name: str, kind: ValueType) -> Any:
-    import onnx
-
-    return onnx.ValueInfoProto(name=name, type=type_proto(kind))

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, TypeVar
 
 from rlx_ort import environment
 from rlx_ort.device import Device, as_devices, parse_device, parse_device_list, priority_rank
 from rlx_ort.errors import DeviceParseError
 
-__all__ = [
-    "Adaptive",
-    "Benchmark",
-    "CostModel",
-    "DevicePickStrategy",
-    "DevicePolicy",
-    "device_chain_from_env",
-    "device_from_env",
-]
-
+T = TypeVar("T")
 Devices: TypeAlias = Device | str | Iterable[Device | str]
 """Devices or their names, or one string that lists some, as in `"cuda,cpu"`."""
 
@@ -138,13 +129,10 @@ class DevicePolicy:
             DeviceParseError: a variable does not parse, or both picks are set. It is not ignored, because a typo must
                 not widen what may run.
         """
-        allow = _devices_from_env(prefix, "DEVICES")
-        return cls(
-            allow=None if allow is None else tuple(allow),
-            deny=tuple(_devices_from_env(prefix, "DENY_DEVICES") or ()),
-            prefer=tuple(_devices_from_env(prefix, "PREFER_DEVICES") or ()),
-            pick=_pick_from_env(prefix),
-        )
+        keys = ("DEVICES", "DENY_DEVICES", "PREFER_DEVICES")
+        allow, deny, prefer = (_parsed(prefix, key, parse_device_list) for key in keys)
+        allowed = None if allow is None else tuple(allow)
+        return cls(allowed, tuple(deny or ()), tuple(prefer or ()), _pick_from_env(prefix))
 
     def pick_strategy(self) -> DevicePickStrategy:
         """Return how the choice is made."""
@@ -191,14 +179,7 @@ def device_from_env(prefix: str = "RLX") -> Device | None:
     Raises:
         DeviceParseError: the variable names no known device.
     """
-    found = _read(prefix, "DEVICE")
-    if found is None:
-        return None
-    name, value = found
-    try:
-        return parse_device(value)
-    except DeviceParseError as err:
-        raise _blamed(name, err) from err
+    return _parsed(prefix, "DEVICE", parse_device)
 
 
 def device_chain_from_env(prefix: str = "RLX") -> list[Device]:
@@ -207,7 +188,7 @@ def device_chain_from_env(prefix: str = "RLX") -> list[Device]:
     Raises:
         DeviceParseError: a name in the variable does not parse.
     """
-    return _devices_from_env(prefix, "DEVICE_CHAIN") or []
+    return _parsed(prefix, "DEVICE_CHAIN", parse_device_list) or []
 
 
 def chain_with(device: Device | str | None) -> list[Device]:
@@ -237,15 +218,15 @@ def _read(prefix: str, key: str) -> tuple[str, str] | None:
     return None
 
 
-def _devices_from_env(prefix: str, key: str) -> list[Device] | None:
+def _parsed(prefix: str, key: str, parse: Callable[[str], T]) -> T | None:
     found = _read(prefix, key)
     if found is None:
         return None
     name, value = found
     try:
-        return parse_device_list(value)
+        return parse(value)
     except DeviceParseError as err:
-        raise _blamed(name, err) from err
+        raise DeviceParseError(err.input, f"{name}: {err.message}") from err
 
 
 def _pick_from_env(prefix: str) -> DevicePickStrategy:
@@ -263,7 +244,3 @@ def _runs(name: str, value: str) -> int:
     if not (digits.isascii() and digits.isdigit()):
         raise DeviceParseError(value, f"{name} must be a whole number of runs, such as 5, not {value!r}")
     return int(digits)
-
-
-def _blamed(name: str, err: DeviceParseError) -> DeviceParseError:
-    return DeviceParseError(err.input, f"{name}: {err.message}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import logging
 import math
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,26 +33,14 @@ from rlx_ort.selection.support import draft_for, support_of
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
 
-__all__ = [
-    "BatchCurve",
-    "batch_curve",
-    "calibrate",
-    "cost_model",
-    "curve_of",
-    "dims_of",
-    "explain",
-    "kernels_of",
-    "measure_unknown",
-    "named_dims",
-    "predicted_ns",
-]
-
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
 _GRAPH_S = 2.0  # for what one graph needs
 _OTHER_SIZE, _LARGE_BATCH = 4, 64  # the second size that an unknown operator is measured at
 _lock = threading.Lock()
-_workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
+_workloads: weakref.WeakKeyDictionary[Draft, Callable[[tuple[tuple[str, int], ...]], Workload]] = (
+    weakref.WeakKeyDictionary()
+)
 _tried: set[Device] = set()
 _seen: weakref.WeakKeyDictionary[Draft, set[Device]] = weakref.WeakKeyDictionary()
 
@@ -100,10 +88,7 @@ def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, dims in named_dims(graph):
         array = inputs.get(name)
-        if array is None:
-            continue
-        shape = getattr(array, "shape", None)
-        shape = np.shape(array) if shape is None else shape
+        shape = () if array is None else np.shape(array)
         if len(shape) == len(dims):
             sizes.update({dim: int(size) for dim, size in zip(dims, shape, strict=True) if isinstance(dim, str)})
     return sizes
@@ -114,9 +99,7 @@ def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
     cache = cache_of(graph)
     if cache.named_dims is None:
         kinds = [(value.name, value.type.shape) for value in graph.inputs if isinstance(value.type, TensorType)]
-        cache.named_dims = [
-            (name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)
-        ]
+        cache.named_dims = [(name, shape) for name, shape in kinds if shape is not None and shape.symbols]
     return cache.named_dims
 
 
@@ -165,7 +148,7 @@ def measure_unknown(
     if case is None or not isinstance(case.model, MeasuredCostModel):
         return 0
     sizes = [{**options.dims, **(dims or {})}]
-    batch = next((dim for _, dims in named_dims(graph) for dim in dims if isinstance(dim, str)), None)
+    batch = next((dim for _, shape in named_dims(graph) for dim in shape.symbols), None)
     if batch is not None:
         size = sizes[0].get(batch, DEFAULT_DIM)
         sizes.append({**sizes[0], batch: size * _OTHER_SIZE if size < _LARGE_BATCH else size // _OTHER_SIZE})
@@ -254,18 +237,13 @@ def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mappi
     draft = None if provider is None else draft_for(provider, graph, options)
     if draft is None:
         return None
-    key = tuple(sorted(dims.items()))
-    with _lock:
-        known = _workloads.setdefault(draft, OrderedDict())
-        if key in known:
-            known.move_to_end(key)
-            return known[key]
-    found = workload_of(draft.outline, dims)
-    with _lock:
-        known[key] = found
-        if len(known) > _WORKLOADS_A_DRAFT:
-            known.popitem(last=False)
-    return found
+    by_sizes = _workloads.get(draft)
+    if by_sizes is None:
+        outline = draft.outline  # the cache must not keep the draft alive
+        made = functools.lru_cache(_WORKLOADS_A_DRAFT)(lambda sizes: workload_of(outline, dict(sizes)))
+        with _lock:
+            by_sizes = _workloads.setdefault(draft, made)
+    return by_sizes(tuple(sorted(dims.items())))
 
 
 def _first(seen: set[Device], device: Device) -> bool:
@@ -348,7 +326,7 @@ def batch_curve(
         ValueError: no dim is given, and no input has a named one.
     """
     if dim is None:
-        dim = next((name for _, shape in named_dims(graph) for name in shape if isinstance(name, str)), None)
+        dim = next((name for _, shape in named_dims(graph) for name in shape.symbols), None)
     if dim is None:
         raise ValueError(f"graph {graph.name!r} has no input with a named dim; name the one that varies")
     return curve_of(lambda: graph, Device(device), dim, options or CompileOptions(), dims or {})

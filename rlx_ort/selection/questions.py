@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode
 from rlx_ort.ir.dtype import DType
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rlx_ort.device import Device
     from rlx_ort.providers.asking import Question
     from rlx_ort.providers.base import KernelLimit, Provider
-
-__all__ = ["NodeGroup", "answers_for", "groups_of", "questions_of"]
 
 _log = logging.getLogger(__name__)
 _BUDGET_S = 10.0
@@ -63,18 +61,16 @@ class NodeGroup:
     computed: tuple[int, ...] = ()
     used: bool = False
 
-    @property
-    def has_bodies(self) -> bool:
-        """Whether the nodes have bodies, whose nodes are in groups of their own."""
-        return any(attribute.kind.startswith("GRAPH") for attribute in self.pattern.attributes.values())
-
     def limit(self, limits: Sequence[KernelLimit]) -> str:
         """Return why the kernel of a provider with these limits fails in the run, or an empty text."""
         node = self.pattern
         known = [limit for limit in limits if limit.op_type == node.op_type and not node.domain]
         if not known:
             return ""
-        attributes = {name: _python(attribute.value) for name, attribute in node.attributes.items()}
+        given = {name: attribute.value for name, attribute in node.attributes.items()}
+        attributes = {
+            name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()
+        }
         return next((limit.reason for limit in known if limit.applies(self.first, attributes)), "")
 
 
@@ -167,14 +163,16 @@ def answers_for(
 
 def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.ModelProto) -> Iterator[Question]:
     """Yield the question of each group; its node is that of the finished model."""
+    from rlx_ort.converters.from_onnx.structure import names_read
+    from rlx_ort.converters.protos import nodes_of
     from rlx_ort.providers.asking import Question
 
     wanted = {group.first.name for group in groups}
-    protos = {node.name: node for node in _all_nodes(model.graph) if node.name in wanted}
+    protos = {node.name: node for node in nodes_of(model, functions=False) if node.name in wanted}
     for group in groups:
         node = protos[group.first.name]
-        read = _read_from_outside(node) if group.has_bodies else []
-        outer = {name: outline.types[name] for name in read if name in outline.types}
+        captured = list(names_read(node))[sum(map(bool, node.input)) :]  # by its bodies
+        outer = {name: outline.types[name] for name in captured if name in outline.types}
         pattern = group.pattern
         yield Question(
             group.key, node, pattern.inputs, pattern.outputs, group.constants, outer, group.computed, group.used
@@ -186,8 +184,7 @@ def _key(pattern: ModelNode, constant: Sequence[bool], values: Sequence[str] | N
     for place, is_constant in enumerate(constant):
         if is_constant:
             inputs[place] += f"={values[place]}" if values is not None and values[place] else "c"
-    given = pattern.attributes
-    attributes = "".join([f" {name}={_attribute(given[name])}" for name in sorted(given)]) if given else ""
+    attributes = "".join([f" {each}" for each in _attributes(pattern)])
     outputs = ", ".join([_look(kind, sized=sized) for kind in pattern.outputs])
     operator = f"{pattern.domain or 'ai.onnx'}::{pattern.op_type}-{pattern.version}"
     key = f"{operator}{attributes} ({', '.join(inputs)}) -> ({outputs})"
@@ -199,7 +196,7 @@ def _key(pattern: ModelNode, constant: Sequence[bool], values: Sequence[str] | N
     return key
 
 
-def _look(kind: ValueType | None, *, sized: bool = False) -> str:
+def _look(kind: ValueType | None, *, sized: bool) -> str:
     if isinstance(kind, TensorType):
         shape = kind.shape
         if shape is None:
@@ -212,6 +209,11 @@ def _look(kind: ValueType | None, *, sized: bool = False) -> str:
     return "-" if kind is None else str(kind)
 
 
+def _attributes(pattern: ModelNode) -> list[str]:
+    given = pattern.attributes
+    return [f"{name}={_attribute(given[name])}" for name in sorted(given)] if given else []
+
+
 def _attribute(attribute: ModelAttribute) -> str:
     value = attribute.value
     if isinstance(value, TensorData):
@@ -219,23 +221,12 @@ def _attribute(attribute: ModelAttribute) -> str:
     return "body" if attribute.kind.startswith("GRAPH") else repr(value)
 
 
-def _python(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
 def _bodies(pattern: ModelNode) -> str:
     """Return the operators and attributes in the bodies of a node, without names of nodes and values."""
-    lines = []
-    for attribute in pattern.attributes.values():
-        if not attribute.kind.startswith("GRAPH"):
-            continue
-        for graph in attribute.value if attribute.kind == "GRAPHS" else [attribute.value]:
-            if isinstance(graph, ModelGraph):
-                for node in graph.nodes:
-                    given = node.pattern.attributes
-                    shown = [f"{name}={_attribute(given[name])}" for name in sorted(given)]
-                    lines.append(f"{node.domain}::{node.op_type} {' '.join(shown)}")
-    return "; ".join(lines)
+    owned = [attribute for attribute in pattern.attributes.values() if attribute.kind.startswith("GRAPH")]
+    graphs = [graph for each in owned for graph in (each.value if each.kind == "GRAPHS" else [each.value])]
+    nodes = [node for graph in graphs if isinstance(graph, ModelGraph) for node in graph.nodes]
+    return "; ".join(f"{node.domain}::{node.op_type} {' '.join(_attributes(node.pattern))}" for node in nodes)
 
 
 def _small(data: object) -> str:
@@ -245,31 +236,5 @@ def _small(data: object) -> str:
 
 
 def _constants(node: ExportedNode, constants: Mapping[str, object]) -> dict[int, TensorData | None]:
-    found: dict[int, TensorData | None] = {}
-    for place, name in enumerate(node.input_names):
-        if name in constants:
-            data = constants[name]
-            found[place] = data if isinstance(data, TensorData) else None
-    return found
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _all_nodes(body)
-
-
-def _read_from_outside(node: onnx.NodeProto) -> list[str]:
-    """Return the names that a node's bodies read and do not define."""
-    found: dict[str, None] = {}
-    for attribute in node.attribute:
-        for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            inside = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-            inside.update(name for each in body.node for name in each.output)
-            for each in body.node:
-                names = [*each.input, *_read_from_outside(each)]
-                found.update((name, None) for name in names if name and name not in inside)
-            found.update((value.name, None) for value in body.output if value.name not in inside)
-    return list(found)
+    read = {place: constants[name] for place, name in enumerate(node.input_names) if name in constants}
+    return {place: data if isinstance(data, TensorData) else None for place, data in read.items()}

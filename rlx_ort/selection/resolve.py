@@ -19,10 +19,8 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.registry import require_available
 from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
 from rlx_ort.selection.graph_cache import refusals
-from rlx_ort.selection.legalize import require_legal
 from rlx_ort.selection.policy import DevicePolicy, Devices, device_from_env, labels
-
-__all__ = ["open_first", "resolve_device", "resolve_device_chain", "run_with_fallback"]
+from rlx_ort.selection.support import require_legal
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

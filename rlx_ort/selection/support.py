@@ -1,4 +1,4 @@
-"""Capability: whether a device takes a graph, and which of its nodes it does not take.
+"""Capability: whether a device takes a graph, which of its nodes it does not take, and the graph in legal ops.
 
 A provider that works here is asked about each distinct node, and its answers are kept on disk. Kernel lists are used
 for other providers. The placement of the user's session is checked again when it is opened.
@@ -8,48 +8,32 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, DeviceUnavailableError, LegalizeError
+from rlx_ort.execution.placement import COMMON, KernelDispatchReport, common_kinds, format_dispatch_report, summarize
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import DEVICE, HELPED
-from rlx_ort.providers.base import KernelClaim, Provider
+from rlx_ort.providers.base import Provider
 from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
 
-__all__ = [
-    "Support",
-    "UnsupportedOp",
-    "draft_for",
-    "first_unsupported_op",
-    "model_for",
-    "support_of",
-    "supports",
-    "supports_graph",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedOp:
-    """A node of the user's graph that a device does not take.
-
-    Attributes:
-        index: the node's id in the user's graph.
-        name: the node's name.
-        kind: the kind of its op.
-        reason: what is missing.
-    """
+    """A node of the user's graph, by its id there, that a device does not take, and what is missing."""
 
     index: int
     name: str
@@ -156,15 +140,8 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
         draft = _drafted(provider, graph, options)
     except ConversionError as err:
         return Support(reason=str(err))
-    rule = options.placement or PlacementRule.STRICT
-    judging = (
-        ask,
-        rule,
-        runtime_version(),
-        options.optimization,
-        options.precision,
-        registry.default_registry().generation,
-    )
+    state = (runtime_version(), registry.default_registry().generation)
+    judging = (ask, options.placement or PlacementRule.STRICT, state, options.optimization, options.precision)
     key = (provider.name, device, judging)
     whole = (provider.name, judging)
     with _lock:
@@ -172,7 +149,7 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     # Devices that share a provider differ only in the text of a refusal.
     known = supports.get(key) or supports.get(whole)
     if known is None:
-        known = _judge(draft, graph, device, provider, rule, options, ask)
+        known = _judge(draft, graph, device, provider, options, ask)
         shared = known.supported and known.claim_count is not None
         supports[whole if shared else key] = known
     return known
@@ -209,10 +186,13 @@ def _drafted(provider: Provider, graph: Graph, options: CompileOptions) -> Draft
 
 
 def _refused(graph: Graph) -> tuple[UnsupportedOp, ...]:
-    """Return the nodes that have no ONNX form; remembered until the graph grows."""
+    """Return the nodes that have no ONNX form, remembered until the graph changes; what no output needs is left out."""
     cache = cache_of(graph)
     if cache.unwritable is None:
-        cache.unwritable = tuple(_without_lowering(graph))
+        # Fast path: the class of an op decides whether it has a lowering.
+        kinds = {type(node.op): node.op for node in graph.nodes}
+        written = all(kind.bodies is Op.bodies and _has_lowering(op) for kind, op in kinds.items())
+        cache.unwritable = () if written else tuple(_without_lowering(graph))
     return cache.unwritable
 
 
@@ -221,13 +201,7 @@ _lock = threading.Lock()
 
 
 def _judge(
-    draft: Draft,
-    graph: Graph,
-    device: Device,
-    provider: Provider,
-    rule: PlacementRule,
-    options: CompileOptions,
-    ask: bool,
+    draft: Draft, graph: Graph, device: Device, provider: Provider, options: CompileOptions, ask: bool
 ) -> Support:
     claims = provider.claims()
     found = availability(device)
@@ -236,8 +210,9 @@ def _judge(
     is_cpu = device.kind == Device.CPU.kind
     groups = groups_of(draft, options, whole=provider.compiles, shapes=is_cpu, weights=graph.weights)
     answers = answers_for(provider, device, groups, draft, options) if ask and found.available else {}
-    cpu_claims = _cpu_claims()
-    helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
+    cpu = provider_of(Device.CPU)
+    cpu_claims = None if cpu is None else cpu.claims()
+    helped = options.placement is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
 
     def listed(group: NodeGroup) -> str:
         """Return the answer that the kernel lists give."""
@@ -277,19 +252,9 @@ def _judge(
     return Support(ordered, frozenset(cpu_nodes), count, reason, "" if answers else provider.judged_by())
 
 
-def _cpu_claims() -> Sequence[KernelClaim] | None:
-    cpu = provider_of(Device.CPU)
-    return None if cpu is None else cpu.claims()
-
-
 def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
-    """Yield the nodes that have no ONNX form, on any device; what no output needs is not exported."""
     from rlx_ort.ir.graph import live_nodes
 
-    # Fast path: the class of an op decides whether it has a lowering.
-    kinds = {type(node.op): node.op for node in graph.nodes}
-    if all(kind.bodies is Op.bodies and _has_lowering(op) for kind, op in kinds.items()):
-        return
     for index in sorted(live_nodes(graph)):
         node = graph.nodes[index]
         missing = next((op for op in _ops_within(node) if not _has_lowering(op)), None)
@@ -316,3 +281,82 @@ def _has_lowering(op: Op) -> bool:
 
 def _unsupported(node: Node, reason: str) -> UnsupportedOp:
     return UnsupportedOp(node.id, node.name, getattr(node.op, "op_type", node.op.kind), reason)
+
+
+def legalize_graph_for_device(
+    graph: Graph, device: Device | str, options: CompileOptions | None = None
+) -> tuple[Graph, KernelDispatchReport]:
+    """Return a graph of ops that the device takes natively, and the dispatch report of the original graph.
+
+    A node whose native form the device refuses and whose common form it takes is replaced by the basic nodes of that
+    form. The graph itself is returned where there is none. Both compile on the device with the same options and give
+    the same results, as compiling chooses the same forms. Two things are left to compiling: nodes with bodies, and all
+    nodes where the options change the precision, because a precision policy selects by the ops of the original graph.
+
+    The device need not work here, as long as its provider can list its kernels.
+
+    Raises:
+        LegalizeError: the device does not take the graph; the message names the nodes, `report` has every kind.
+        DeviceUnavailableError: nothing is known about the device's kernels here.
+    """
+    report = require_legal(graph, device, options)
+    options = (options or CompileOptions()).on(report.device)
+    provider = provider_of(report.device)
+    model = None if provider is None else model_for(provider, graph, options)
+    if model is None or not options.effective_precision.is_f32:
+        return graph, report
+    common = {index for index, forms in model.forms.items() if forms == {COMMON} and not graph.nodes[index].op.bodies()}
+    if not common:
+        return graph, report
+    from rlx_ort.converters.decompose import decomposed
+
+    dispatch = KernelDispatch(KernelDispatchPolicy.FORCE_COMMON)
+    return decomposed(graph, common, CompileOptions(kernel_dispatch=dispatch, opset=options.opset)), report
+
+
+def require_legal(graph: Graph, device: Device | str, options: CompileOptions | None = None) -> KernelDispatchReport:
+    """Return the dispatch report if the device takes the graph.
+
+    Raises:
+        LegalizeError: it does not; the message names the nodes, `report` has every kind.
+        DeviceUnavailableError: nothing is known about the device's kernels here.
+    """
+    report = dispatch_report_for_device(graph, device, options)
+    if report.compile_ready:
+        return report
+    count = len(report.still_unsupported)
+    headline = f"{report.backend_name} cannot take graph {graph.name!r}: "
+    headline += f"{count} unsupported {'node' if count == 1 else 'nodes'}" if count else report.reason
+    lines = [headline, *(f"  {node}" for node in report.still_unsupported)]
+    lines.append("Choose another device, or let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED).")
+    lines.append(format_dispatch_report(report))
+    raise LegalizeError("\n".join(lines), report)
+
+
+def dispatch_report_for_device(
+    graph: Graph, device: Device | str, options: CompileOptions | None = None
+) -> KernelDispatchReport:
+    """Return in which form each kind of op runs on the device; unsupported ones are listed, not raised.
+
+    Raises:
+        DeviceUnavailableError: nothing is known about the device's kernels here.
+    """
+    device = Device(device)
+    provider = provider_of(device)
+    found = availability(device)
+    if provider is None or (provider.claims() is None and not found.available):
+        raise DeviceUnavailableError(device, found.reason, found.remedy)
+    options = (options or CompileOptions()).on(device)
+    support = support_of(device, graph, options)
+    model = model_for(provider, graph, options)
+    refused, compiled = {node.index for node in support.unsupported}, provider.claims() is None
+    return KernelDispatchReport(
+        device=device,
+        backend_name=device.display,
+        policy=options.kernel_dispatch.policy.value,
+        supported_claim_count=support.claim_count or 0,
+        summaries=summarize(graph, model, refused=refused, cpu_nodes=support.cpu_nodes, compiled=compiled),
+        common_lowered_kinds=common_kinds(model, graph),
+        still_unsupported=support.unsupported,
+        reason=support.reason,
+    )

@@ -52,6 +52,6 @@ class _Collector:
         for model in models:
             executions.add_metric([model.name, model.version], model.statistics.executions)
             pending.add_metric([model.name, model.version], model.scheduler.depth)
-            for device, requests in model.statistics.devices.items():
-                devices.add_metric([model.name, model.version, device], requests)
+            for device, answered in model.statistics.devices.items():
+                devices.add_metric([model.name, model.version, device], answered)
         yield from (executions, devices, pending)

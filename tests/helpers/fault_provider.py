@@ -151,6 +151,7 @@ class _FaultSession:
         self._inner = inner
         self.arena = 0  # bytes that the first run adds
         self._grown = 0
+        self._arena_lock = threading.Lock()
 
     @property
     def inputs(self) -> Sequence[ValueSpec]:
@@ -186,9 +187,10 @@ class _FaultSession:
             fed = sum(np.asarray(value).nbytes for value in feeds.values())
             if provider.memory_bytes is not None and fed > provider.memory_bytes:
                 raise EngineError(OUT_OF_MEMORY.format(fed))
-            if self.arena and not self._grown:
-                provider.take(self, self.arena)
-                self._grown = self.arena
+            with self._arena_lock:
+                if self.arena and not self._grown:
+                    provider.take(self, self.arena)
+                    self._grown = self.arena
             while provider.hang.is_set():
                 time.sleep(0.001)
                 if stopped is not None and stopped.is_set() and not provider.stubborn:
@@ -205,9 +207,10 @@ class _FaultSession:
 
     def shrink_arena(self) -> bool:
         """Free what the first run has added."""
-        if self._grown:
-            self._provider.take(self, -self._grown)
-            self._grown = 0
+        with self._arena_lock:
+            if self._grown:
+                self._provider.take(self, -self._grown)
+                self._grown = 0
         return True
 
     def _bent(self, result: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -47,6 +48,11 @@ def test_the_examples_run(tmp_path: Path) -> None:
     program = tmp_path / "examples.py"
     program.write_text("\n".join(BLOCK.findall(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-P", str(program)], cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=120
+        [sys.executable, "-P", str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        env=os.environ | {"RLX_CACHE_DIR": str(tmp_path / "cache")},  # the calibration is of this page only
     )
     assert done.returncode == 0, done.stderr

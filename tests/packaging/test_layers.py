@@ -189,6 +189,16 @@ def test_imports_are_absolute_and_by_the_installed_name() -> None:
     ] == []
 
 
+def test_no_module_imports_a_private_name_of_another() -> None:
+    """A leading underscore is all that hides a name, so no module has a list of its other names."""
+    assert [
+        f"{module} imports {name}"
+        for module, path in _modules()
+        for name, _ in _imports(path)
+        if name.startswith("rlx_ort.") and name.rpartition(".")[2].startswith("_") and not name.endswith("__")
+    ] == []
+
+
 @pytest.mark.parametrize("statement", ["import rlx_ort", "import rlx_ort.ir.graph", "import rlx_ort.cli"])
 def test_importing_the_package_loads_no_engine(statement: str, tmp_path: Path) -> None:
     """A process that only imports the package has loaded no ONNX Runtime, no ONNX and no rich."""

@@ -37,8 +37,6 @@ from rlx_ort.storage import write_atomic
 if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
 
-__all__ = ["Opening", "open_cached", "session_key", "use_for", "watched", "weights_digest"]
-
 _log = logging.getLogger("rlx_ort.cache")
 
 _Opened: TypeAlias = tuple[Any, list[Any]]

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.providers.engine.compiled.store import CompileStore, Entry
 
-__all__ = ["Interface", "SavedSession", "Start", "find_start", "note_start"]
-
 
 class Interface(NamedTuple):
     """An input or output: its name, numpy dtype, and dims: the name of one that is open, None where it has none."""

@@ -31,27 +31,6 @@ if TYPE_CHECKING:
 
     import filelock
 
-__all__ = [
-    "DEFAULT_LIMIT_BYTES",
-    "MANIFEST",
-    "MODEL_FILE",
-    "SCHEMA",
-    "CacheKey",
-    "CompileStore",
-    "Difference",
-    "Entry",
-    "Explanation",
-    "cpu_facts",
-    "default_store",
-    "describe_files",
-    "differences",
-    "explain",
-    "parse_bytes",
-    "read_cpu_facts",
-    "read_entry",
-    "use_of",
-]
-
 DEFAULT_LIMIT_BYTES = 10 * 1024**3
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _SIZE = r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?"

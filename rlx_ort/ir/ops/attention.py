@@ -14,8 +14,6 @@ from rlx_ort.ir.op import Op, OpTypes, join_dims, named, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
-__all__ = ["MASK_KINDS", "Attention", "AttentionBuilders", "HeadLayout", "Rope", "head_layout", "parse_mask_kind"]
-
 MASK_KINDS = ("none", "causal", "sliding", "custom", "bias")
 """Names of the mask kinds; `sliding` is written `sliding:N` in the builders."""
 

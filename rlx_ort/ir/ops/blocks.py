@@ -23,11 +23,6 @@ from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = [
-    "AdaLayerNorm", "AxialRope2d", "BlockBuilders", "Composite", "FusedAttentionBlock", "FusedConvBiasAct",
-    "FusedTransformerLayer", "GatedResidual", "GroupedQueryAttention", "SoftmaxCrossEntropyWithLogits",
-]  # fmt: skip
-
 
 class Composite(Op):
     """Base of the ops that stand for a graph of other ops.

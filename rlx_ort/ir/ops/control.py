@@ -21,11 +21,6 @@ from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = [
-    "Body", "ControlBuilders", "Custom", "CustomFn", "If", "Scan", "While", "as_body", "body_results",
-    "expect_same_type", "finer_type", "tensor_types",
-]  # fmt: skip
-
 Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
 """What the builders take as a body: a graph, or a function `(graph, *inputs)` that builds one and returns results."""
 

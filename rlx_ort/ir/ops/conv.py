@@ -12,11 +12,6 @@ from rlx_ort.ir.op import Op, Sizes, counts, named, pair
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
-__all__ = [
-    "POOLS", "RESIZE_MODES", "Conv2d", "Conv3d", "ConvBuilders", "ConvTranspose2d", "Im2Col", "Interpolate", "Pool",
-    "ResizeNearest2x", "conv_shape", "expect_bias", "window",
-]  # fmt: skip
-
 POOLS = ("max", "mean", "sum", "min")
 """Names of the pools."""
 RESIZE_MODES = ("nearest", "linear", "cubic")

@@ -32,11 +32,6 @@ from rlx_ort.ir.op import Op, OpTypes, known_shape, named
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
-__all__ = [
-    "SCHEMES", "DequantBuilders", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights", "GroupedMatMul",
-    "ScatterAdd",
-]  # fmt: skip
-
 _BLOCK_SCHEMES = ("int8_block", "int8_block_asym", "int4_block")
 _FP8 = {"fp8_e4m3": DType.F8E4M3, "fp8_e5m2": DType.F8E5M2}
 SCHEMES = (*_BLOCK_SCHEMES, *_FP8, "nvfp4_block", *GGUF_FORMATS)

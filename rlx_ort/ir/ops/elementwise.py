@@ -11,11 +11,6 @@ from rlx_ort.ir.op import Op, named
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.types import TensorType
 
-__all__ = [
-    "ACTIVATIONS", "BINARIES", "COMPARISONS", "Activation", "Binary", "Cast", "Clamp", "Compare",
-    "ElementwiseBuilders", "Fma", "StopGradient", "Where",
-]  # fmt: skip
-
 ACTIVATIONS = (
     "gelu", "gelu_approx", "silu", "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin",
     "cos", "tan", "atan", "round", "recip", "floor", "ceil", "sign", "softplus", "elu", "erf", "hard_swish",

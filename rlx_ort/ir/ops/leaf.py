@@ -16,8 +16,6 @@ from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, fits, refined
 
-__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param", "preset"]
-
 A = TypeVar("A")
 P = ParamSpec("P")
 Operand: TypeAlias = "Value | npt.ArrayLike"

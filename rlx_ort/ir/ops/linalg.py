@@ -18,10 +18,6 @@ from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
-__all__ = [
-    "BatchedDenseSolve", "DenseSolve", "DotGeneral", "FusedMatMulBiasAct", "LinalgBuilders", "LoraMatMul", "MatMul",
-]  # fmt: skip
-
 
 class MatMul(Op, operands="lhs rhs"):
     """`[..., M, K] @ [..., K, N]`, leading dimensions broadcast."""

@@ -15,12 +15,6 @@ from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
-__all__ = [
-    "PHILOX_FACTORS", "PHILOX_ROUNDS", "REDUCTIONS", "ArgMax", "ArgMin", "BatchNormInference", "Cumsum",
-    "FusedResidualLN", "FusedResidualRmsNorm", "FusedSwiGLU", "GroupNorm", "LayerNorm", "LayerNorm2d",
-    "NormBuilders", "Reduce", "RmsNorm", "Sample", "Softmax", "TopK", "round_keys", "uniforms",
-]  # fmt: skip
-
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 """Names of the reductions."""
 PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)

@@ -19,8 +19,6 @@ from rlx_ort.ir.types import UnknownType, ValueType
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["REFUSED_KINDS", "AttributeValue", "OnnxBuilders", "OnnxNode", "Refused", "refused_op"]
-
 AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one text in two lines
     "int | float | str | bytes | TensorData | Graph | ValueType "
     "| tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | tuple[bytes, ...] "

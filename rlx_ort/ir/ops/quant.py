@@ -18,11 +18,6 @@ from rlx_ort.ir.ops.conv import conv_shape, expect_bias, window
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
-__all__ = [
-    "QMAX", "SCALE_MODES", "Dequantize", "FakeQuantize", "FakeQuantizeLSQ", "QConv2d", "QMatMul", "QuantBuilders",
-    "Quantize",
-]  # fmt: skip
-
 QMAX = {8: 127, 4: 7, 2: 1}
 """Bits -> the largest quantised number of symmetric quantisation."""
 SCALE_MODES = ("per_batch", "fixed", "ema")

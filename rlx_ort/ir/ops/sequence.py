@@ -10,8 +10,6 @@ from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
-__all__ = ["GatedDeltaNet", "SelectiveScan", "SequenceBuilders"]
-
 
 class SelectiveScan(Op, operands="x:float delta a b c"):
     """h_t = exp(delta_t a) h_{t-1} + delta_t b_t x_t from h = 0, and y_t = the sum of c_t h_t over the n states.

@@ -12,12 +12,6 @@ from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, named, reshaped, 
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
-__all__ = [
-    "SCATTER_MODES", "ArgSort", "Concat", "CumMax", "CumProd", "Expand", "Gather", "GatherElements", "GatherNd",
-    "Narrow", "Pad", "Reshape", "Reverse", "ScatterElements", "ScatterNd", "ShapeBuilders", "Slice", "Sort", "Tile",
-    "Transpose", "Trilu",
-]  # fmt: skip
-
 SCATTER_MODES = ("set", "add", "mul", "max", "min")
 """How an update changes its element. Under `set`, indices must not repeat; the other modes combine all updates."""
 _PAD_MODES = ("constant", "reflect", "edge")

@@ -21,8 +21,6 @@ from rlx_ort.ir.ops.leaf import NodeArgs, Operand
 from rlx_ort.ir.ops.shape import ShapeBuilders
 from rlx_ort.ir.types import Shape, TensorType
 
-__all__ = ["FFT_NORMS", "ComplexNormSq", "Conjugate", "Fft", "SignalBuilders"]
-
 FFT_NORMS = ("backward", "forward", "ortho")
 """Names of the scalings of a transform of N elements: `backward` none, `forward` 1/N on the inverse, `ortho` 1/sqrt(N)
 both ways. Unlike in numpy, `backward` does not scale the inverse either."""

@@ -16,8 +16,7 @@ from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.options.precision import PrecisionPolicy
-from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
-from rlx_ort.selection.support import support_of
+from rlx_ort.selection.support import dispatch_report_for_device, legalize_graph_for_device, support_of
 
 HEADS, HEAD, LENGTH, VOCABULARY = 4, 16, 12, 50
 WIDE = HEADS * HEAD

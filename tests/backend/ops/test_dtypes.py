@@ -24,7 +24,7 @@ from rlx_ort.ir.op import op_class
 from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.ir.types import TensorType
 from rlx_ort.ir.verify import verify
-from rlx_ort.selection.legalize import legalize_graph_for_device
+from rlx_ort.selection.support import legalize_graph_for_device
 
 # Computed from other tests of the op, because the interpreter cannot know them.
 ELSEWHERE = {"Capture", "Custom", "OnnxNode", "Param"}

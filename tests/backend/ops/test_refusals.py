@@ -10,8 +10,7 @@ from rlx_ort.errors import GraphVerifyError, LegalizeError, RlxError
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.onnx import REFUSED_KINDS, refused_op
-from rlx_ort.selection.legalize import legalize_graph_for_device
-from rlx_ort.selection.support import first_unsupported_op
+from rlx_ort.selection.support import first_unsupported_op, legalize_graph_for_device
 
 
 def graph_with(kind: str) -> Graph:

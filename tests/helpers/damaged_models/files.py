@@ -11,10 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]  # protobuf ships no types
 from onnx import AttributeProto, TensorProto, helper, parser
 
-__all__ = ["KINDS", "damaged_file"]
+__all__ = ["KINDS", "NUMBERS", "REALS", "damaged_file", "retyped"]
 
 _HEAD = 'ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]'
 _TEXTS = (
@@ -65,10 +65,10 @@ _TEXTS = (
       q = Squeeze <axes = [1]> (s) u = Unsqueeze <axes = [1]> (q) d = Dropout <ratio = 0.5> (u) y = Softmax (d) }""",
 )
 _NAMES = ("", "x", "y", "a", "\0", "/", "..", "x" * 300, "é", "w", "f", "Add", "If", "@k", "ghost")
-_NUMBERS = (
+NUMBERS = (
     0, 1, -1, 2, 3, 7, 255, -128, 2**31 - 1, -(2**31), 2**32, 2**40, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1
 )  # fmt: skip
-_REALS = (0.0, -0.0, 1e-45, 3.4e38, -1.5, float("nan"), float("inf"), -float("inf"))
+REALS = (0.0, -0.0, 1e-45, 3.4e38, -1.5, float("nan"), float("inf"), -float("inf"))
 _TYPES = {
     "INT": ("i", 3), "FLOAT": ("f", 2.5), "STRING": ("s", b"VALID"), "INTS": ("ints", [1, 2]),
     "FLOATS": ("floats", [1.5]), "STRINGS": ("strings", [b"a", b"\xff"]),
@@ -79,7 +79,7 @@ _TYPES = {
 def _bases() -> tuple[onnx.ModelProto, ...]:
     models = [parser.parse_model(text.replace("HEAD", _HEAD)) for text in _TEXTS]
     texts, packed = models[6].graph, models[8].graph
-    texts.initializer.append(helper.make_tensor("t", TensorProto.STRING, [2], [b"one", b"two"]))
+    texts.initializer.append(_texts("t"))
     packed.initializer.append(helper.make_tensor("q", TensorProto.INT4, [4], [1, -2, 3, -4]))
     raw = TensorProto(name="h", data_type=TensorProto.UINT4, dims=[2, 2], raw_data=b"\x21\x43")
     zero = TensorProto(name="z", data_type=TensorProto.UINT4, dims=[], raw_data=b"\x01")
@@ -158,7 +158,8 @@ def _shapes(model: onnx.ModelProto) -> list[Any]:
     return [dim for info in infos for dim in info.type.tensor_type.shape.dim]
 
 
-def _retyped(attribute: AttributeProto, rng: random.Random) -> None:
+def retyped(attribute: AttributeProto, rng: random.Random) -> None:
+    """Give an attribute another type and a value of it, in place."""
     name, kind = attribute.name, rng.choice([*_TYPES, "TENSOR", "GRAPH", "SPARSE_TENSOR", "TYPE_PROTO", "UNDEFINED"])
     attribute.Clear()
     attribute.name = name
@@ -183,9 +184,9 @@ def _attribute_type(model: onnx.ModelProto, rng: random.Random) -> None:
         attributes = [node.attribute.add(name=rng.choice(["axis", "to", "body", "value", "perm", "alpha"]))]
     attribute = rng.choice(attributes)
     if rng.random() < 0.2:
-        attribute.type = rng.randrange(0, 15)
+        attribute.type = rng.choice([*AttributeProto.AttributeType.values()])
     else:
-        _retyped(attribute, rng)
+        retyped(attribute, rng)
 
 
 def _attribute_value(model: onnx.ModelProto, rng: random.Random) -> None:
@@ -195,15 +196,15 @@ def _attribute_value(model: onnx.ModelProto, rng: random.Random) -> None:
     attribute = rng.choice(attributes)
     match attribute.type:
         case AttributeProto.INT:
-            attribute.i = rng.choice(_NUMBERS)
+            attribute.i = rng.choice(NUMBERS)
         case AttributeProto.FLOAT:
-            attribute.f = rng.choice(_REALS)
+            attribute.f = rng.choice(REALS)
         case AttributeProto.STRING:
             attribute.s = rng.choice([b"", b"\xff\xfe", b"NOTSET", b"x" * 5000, b"SAME_UPPER", b"LOWER"])
         case AttributeProto.INTS:
-            attribute.ints[:] = [rng.choice(_NUMBERS) for _ in range(rng.choice([0, 1, 2, 3, 4, 9]))]
+            attribute.ints[:] = [rng.choice(NUMBERS) for _ in range(rng.choice([0, 1, 2, 3, 4, 9]))]
         case AttributeProto.FLOATS:
-            attribute.floats[:] = [rng.choice(_REALS) for _ in range(rng.choice([0, 1, 5]))]
+            attribute.floats[:] = [rng.choice(REALS) for _ in range(rng.choice([0, 1, 5]))]
         case _:
             attribute.strings[:] = [rng.choice([b"", b"\xff", b"a"]) for _ in range(rng.choice([0, 1, 5]))]
 
@@ -295,7 +296,7 @@ def _string_tensor(model: onnx.ModelProto, rng: random.Random) -> None:
         tensor = next((t for t in _tensors(model) if t.data_type == TensorProto.STRING), None) or _added_text(model)
     match rng.randrange(7):
         case 0:
-            tensor.dims[:] = [rng.choice(_NUMBERS) for _ in range(rng.choice([0, 1, 2]))]
+            tensor.dims[:] = [rng.choice(NUMBERS) for _ in range(rng.choice([0, 1, 2]))]
         case 1:
             tensor.string_data[:] = [rng.choice([b"", b"\xff", b"z" * 2000]) for _ in range(rng.choice([0, 1, 2, 3]))]
         case 2:
@@ -313,8 +314,13 @@ def _string_tensor(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _added_text(model: onnx.ModelProto) -> TensorProto:
-    model.graph.initializer.append(helper.make_tensor("texts", TensorProto.STRING, [2], [b"one", b"two"]))
-    return model.graph.initializer[-1]
+    tensor: TensorProto = model.graph.initializer.add()
+    tensor.CopyFrom(_texts("texts"))
+    return tensor
+
+
+def _texts(name: str) -> TensorProto:
+    return TensorProto(name=name, data_type=TensorProto.STRING, dims=[2], string_data=[b"one", b"two"])
 
 
 def _truncated(model: onnx.ModelProto, rng: random.Random) -> bytes:
@@ -519,11 +525,11 @@ def _external(model: onnx.ModelProto, rng: random.Random) -> None:
 def _versions(model: onnx.ModelProto, rng: random.Random) -> None:
     match rng.randrange(5):
         case 0:
-            rng.choice(model.opset_import).version = rng.choice([*_NUMBERS, 5, 9, 12, 17, 26, 27])
+            rng.choice(model.opset_import).version = rng.choice([*NUMBERS, 5, 9, 12, 17, 26, 27])
         case 1:
             rng.choice(model.opset_import).domain = rng.choice([*_NAMES, "ai.onnx", "ai.onnx.ml"])
         case 2:
-            model.ir_version = rng.choice([*_NUMBERS, 4, 13, 14])
+            model.ir_version = rng.choice([*NUMBERS, 4, 13, 14])
         case 3:
             model.opset_import.add(domain=rng.choice(["", "ai.onnx", "f"]), version=rng.choice([1, 7, 13, 22]))
         case _:
@@ -608,14 +614,14 @@ def _fields(model: onnx.ModelProto, rng: random.Random) -> None:
             else:
                 getattr(message, field.name).add().CopyFrom(copy)
             continue
-        value: Any = rng.choice(_NUMBERS)
+        value: Any = rng.choice(NUMBERS)
         if field.type == field.TYPE_STRING:
             names = [getattr(m, f.name) if i is None else getattr(m, f.name)[i] for m, f, i in places if f.type == 9]
             value = rng.choice([*_NAMES, *names])
         elif field.type == field.TYPE_BYTES:
             value = rng.randbytes(rng.choice([0, 1, 4, 16]))
         elif field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
-            value = rng.choice(_REALS)
+            value = rng.choice(REALS)
         elif field.type == field.TYPE_ENUM:
             value = rng.randrange(0, 16)
         elif field.type == field.TYPE_INT32:

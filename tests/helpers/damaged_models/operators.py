@@ -13,7 +13,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx_suite.cases import Case, all_cases
 
-from damaged_models.files import _NUMBERS, _REALS, _retyped
+from damaged_models.files import NUMBERS, REALS, retyped
 
 __all__ = ["damaged_operator"]
 
@@ -49,7 +49,7 @@ def damaged_operator(number: int) -> tuple[str, bytes, list[Any]]:
         action = rng.choice(["kind", "value", "value", "attribute", "constant", "shape", "dtype", "arity", "declared"])
         match action:
             case "kind" if node.attribute:
-                _retyped(rng.choice(node.attribute), rng)
+                retyped(rng.choice(node.attribute), rng)
             case "value" if node.attribute:
                 _revalued(rng.choice(node.attribute), rng)
             case "attribute":
@@ -75,24 +75,24 @@ def _revalued(attribute: AttributeProto, rng: random.Random) -> None:
     match attribute.type:
         case AttributeProto.INT:
             near = attribute.i if abs(attribute.i) < 2**62 else 0
-            attribute.i = rng.choice([*_NUMBERS, near + 1, near - 1, -near])
+            attribute.i = rng.choice([*NUMBERS, near + 1, near - 1, -near])
         case AttributeProto.FLOAT:
-            attribute.f = rng.choice(_REALS)
+            attribute.f = rng.choice(REALS)
         case AttributeProto.STRING:
             attribute.s = rng.choice([b"", b"\xff\xfe", b"linear", b"constant", b"SAME_LOWER", b"x" * 999])
         case AttributeProto.INTS:
             values = [*attribute.ints]
             if values and rng.random() < 0.6:
-                values[rng.randrange(len(values))] = rng.choice(_NUMBERS)
+                values[rng.randrange(len(values))] = rng.choice(NUMBERS)
             else:
                 values = rng.choice([[], [*values, 1], values[:-1], [0] * len(values), [-1] * len(values)])
             attribute.ints[:] = values
         case AttributeProto.FLOATS:
-            attribute.floats[:] = [rng.choice(_REALS) for _ in range(rng.choice([0, 1, len(attribute.floats)]))]
+            attribute.floats[:] = [rng.choice(REALS) for _ in range(rng.choice([0, 1, len(attribute.floats)]))]
         case AttributeProto.STRINGS:
             attribute.strings[:] = [b"\xff"] * rng.choice([0, 1, 3])
         case _:
-            _retyped(attribute, rng)
+            retyped(attribute, rng)
 
 
 def _listed(node: onnx.NodeProto, rng: random.Random) -> None:
@@ -101,7 +101,7 @@ def _listed(node: onnx.NodeProto, rng: random.Random) -> None:
         return
     name = rng.choice(["axis", "axes", "to", "keepdims", "mode", "blocked", "auto_pad", "pads", "value", "group"])
     if name not in {attribute.name for attribute in node.attribute}:
-        _retyped(node.attribute.add(name=name), rng)
+        retyped(node.attribute.add(name=name), rng)
 
 
 def _made_constant(model: onnx.ModelProto, names: list[str], inputs: list[Any], rng: random.Random) -> None:
@@ -111,7 +111,9 @@ def _made_constant(model: onnx.ModelProto, names: list[str], inputs: list[Any], 
         return
     place = rng.choice(places)
     array = np.array(inputs[place])
-    if array.dtype.kind in "iu" and array.size and rng.random() < 0.7:
+    if rng.random() < 0.3:
+        array = rng.choice([array.reshape(-1)[:0], array[None], array.reshape(-1)])
+    elif array.dtype.kind in "iu" and array.size and rng.random() < 0.7:
         array = array.copy()
         info = np.iinfo(array.dtype)
         small = [0, 1, -1, 2, 5, 1000, int(info.max), int(info.min)]
@@ -130,10 +132,11 @@ def _reshaped(model: onnx.ModelProto, names: list[str], inputs: list[Any], rng: 
     if not places:
         return
     place = rng.choice(places)
-    array = np.asarray(inputs[place])
-    array = rng.choice([lambda a: a[None], lambda a: a.reshape(-1), lambda a: a[..., None], lambda a: a[:0] if a.ndim
-                        else a, lambda a: a.reshape(-1)[:1].reshape(()) if a.size else a, lambda a: a[1:] if a.ndim
-                        else a])(array)  # fmt: skip
+    whole = np.asarray(inputs[place])
+    flat, has_axes = whole.reshape(-1), whole.ndim > 0
+    scalar = flat[:1].reshape(()) if whole.size else whole
+    cut = [whole[:0], whole[1:]] if has_axes else [whole, whole]
+    array = rng.choice([whole[None], flat, whole[..., None], scalar, *cut])
     inputs[place] = np.ascontiguousarray(array).reshape(array.shape)
     shape = model.graph.input[place].type.tensor_type.shape
     del shape.dim[:]
@@ -155,7 +158,9 @@ def _recast(model: onnx.ModelProto, names: list[str], inputs: list[Any], rng: ra
         inputs[place] = np.array([str(item) for item in array.reshape(-1)], object).reshape(array.shape)
     else:
         with np.errstate(all="ignore"):
-            inputs[place] = np.asarray(inputs[place]).astype(helper.tensor_dtype_to_np_dtype(number))
+            array = np.asarray(inputs[place])
+            array = array.astype(np.float32) if array.dtype in _FOREIGN else array  # they have few casts
+            inputs[place] = array.astype(helper.tensor_dtype_to_np_dtype(number))
     model.graph.input[place].type.tensor_type.elem_type = number
 
 

@@ -37,6 +37,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, and an engine that needs not be installed; returns where choices are kept."""
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(runtime, "runtime_problem", lambda: None)
+    monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 31, 1))
     monkeypatch.setattr(runtime, "describe_runtime", lambda: "onnxruntime 1.31.1")
     monkeypatch.setattr(plugins, "find_plugins", lambda: ())
     store.forget()

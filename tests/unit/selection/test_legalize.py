@@ -23,7 +23,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.options.precision import PrecisionPolicy
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
+from rlx_ort.selection.support import dispatch_report_for_device, legalize_graph_for_device
 
 ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,8 @@ from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import binary_size, counted, emit, note, print_facts
 
 if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import Precision
     from rlx_ort.selection.policy import DevicePolicy
-
-__all__ = ["command"]
 
 
 def _precisions(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Precision]:
@@ -141,7 +139,7 @@ def _buckets(
     help="The lowest version of rlx_ort or onnxruntime, as in onnxruntime=1.31; may be repeated.",
 )
 @options.as_json
-def command(
+def create(
     model: Path,
     target: Path,
     folder: bool,
@@ -160,6 +158,7 @@ def command(
 
     The package appears complete or not at all, and the same model and options give the same bytes.
     """
+    from rlx_ort.cli.arrays import read_npz, to_model_types
     from rlx_ort.deploy.create import Recipe, create_package
     from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel
 
@@ -167,13 +166,14 @@ def command(
         raise click.UsageError("each --expected belongs to a --golden")
     graph = read_model(model)
     cases = [
-        _case(graph, path, expected[place] if place < len(expected) else None) for place, path in enumerate(golden)
+        (to_model_types(read_npz(inputs), graph.inputs), None if outputs is None else read_npz(outputs))
+        for inputs, outputs in zip_longest(golden, expected)
     ]
     picks = {"cost-model": CostModel(), "benchmark": Benchmark(5), "adaptive": Adaptive()}
-    variants = rest.pop("variants")
+    if not rest["variants"]:
+        del rest["variants"]  # the recipe has a default
     recipe = Recipe(
         **rest,
-        **({"variants": variants} if variants else {}),
         policy=replace(policy, pick=picks[strategy]),
         golden=cases,
         license=license_id,
@@ -188,10 +188,3 @@ def command(
     emit(document, as_json, lambda document: print_facts(facts))
     if not cases:
         note("no --golden: `package verify` and the check at first use have nothing to compare")
-
-
-def _case(graph: Graph, inputs: Path, outputs: Path | None) -> tuple[Any, Any]:
-    from rlx_ort.cli.arrays import read_npz, to_model_types
-
-    feeds = to_model_types(read_npz(inputs), graph.inputs)
-    return feeds, None if outputs is None else read_npz(outputs)

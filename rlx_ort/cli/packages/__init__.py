@@ -1,1 +1,0 @@
-"""The subcommands of `rlx-ort package`: one file each, imported when it is first needed."""
