@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--tls-key", type=options.FILE, help="A PEM file with the private key of --tls-cert.")
 @click.option("--most-bytes", default=64 << 20, show_default=True, type=click.IntRange(min=1), help="Largest request.")
 @click.option("--repository-control", is_flag=True, help="Let clients load and unload models.")
+@click.option("--access-log", is_flag=True, help="Write a line of JSON on stderr for each request.")
 def command(
     models: tuple[Path, ...],
     host: str,
@@ -52,6 +54,7 @@ def command(
     tls_key: Path | None,
     most_bytes: int,
     repository_control: bool,
+    access_log: bool,
 ) -> None:
     """Serve models to clients of the Open Inference Protocol, as Triton's.
 
@@ -70,6 +73,7 @@ def command(
         if not token:
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
     try:
+        from rlx_ort.serving import access
         from rlx_ort.serving import host as hosting
         from rlx_ort.serving.models import Repository, ServeOptions
         from rlx_ort.serving.rest import HttpOptions
@@ -80,7 +84,11 @@ def command(
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
     served = ServeOptions(policy, batch, None if key is None else str(key), signed_only)
     hosts = frozenset(map(str.lower, allow_host)) or None
-    limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts)
+    limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log)
+    if access_log:
+        access.log.addHandler(logging.StreamHandler())
+        access.log.setLevel(logging.INFO)
+        access.log.propagate = False
     place = hosting.HostOptions(
         host, None if http_port < 0 else http_port, None if grpc_port < 0 else grpc_port, tls_cert, tls_key, limits
     )

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 import rlx_ort
 from rlx_ort.errors import InputError, MemoryBudgetError, NoViableDeviceError, RlxError, ServingError, TimeLimitError
 from rlx_ort.serving import metrics
+from rlx_ort.serving.access import Logged
 from rlx_ort.serving.models import Repository, ServedModel, Statistics
 from rlx_ort.serving.protocol import InferRequest, answer, parse_document, parse_request
 from rlx_ort.serving.scheduler import Answer
@@ -58,6 +60,7 @@ class HttpOptions:
         most_held_bytes: the most bytes of all HTTP requests that are read or wait; beyond it they get status 503.
         hosts: the host names that `Host` and `Origin` may have, against web pages that reach into a private network;
             None allows every `Host`, and as `Origin` only the same.
+        access_log: whether `rlx_ort.serving.access` logs a line of JSON for each request.
     """
 
     most_bytes: int = 64 << 20
@@ -66,6 +69,7 @@ class HttpOptions:
     most_json_bytes: int = 8 << 20
     most_held_bytes: int = 1 << 30
     hosts: frozenset[str] | None = None
+    access_log: bool = False
 
     def check_token(self, given: str | bytes) -> None:
         """Compare the value of an `Authorization` header in constant time.
@@ -178,7 +182,12 @@ class _Rest:
                     await loading
                     await self._repository.close()
 
-        app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _unrouted})
+        app = Starlette(
+            routes=routes,
+            lifespan=lifespan,
+            exception_handlers={HTTPException: _unrouted},
+            middleware=[Middleware(Logged)] if self._options.access_log else [],
+        )
         app.router.redirect_slashes = False  # a redirect would repeat what the client gave as Host
         return app
 

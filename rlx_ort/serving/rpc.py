@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from rlx_ort.errors import ServingError
+from rlx_ort.serving import access
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import Repository, ServedModel
 from rlx_ort.serving.protocol import (
@@ -117,11 +119,20 @@ class Servicer:
 
     def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler:
         async def guarded(data: bytes, context: grpc.aio.ServicerContext) -> Any:
+            begun_s, code = time.perf_counter(), grpc.StatusCode.CANCELLED
             try:
-                return await method(_message(f"{name}Request", data))
+                found = await method(_message(f"{name}Request", data))
+                code = grpc.StatusCode.OK
+                return found
             except Exception as err:  # whatever it is, no detail of the server leaves it
                 status, text = described(err)
-                await context.abort(_CODES.get(status, grpc.StatusCode.INTERNAL), text)
+                code = _CODES.get(status, grpc.StatusCode.INTERNAL)
+                await context.abort(code, text)
+            finally:
+                if self._options.access_log:
+                    trace = dict(context.invocation_metadata() or ()).get("traceparent")
+                    sizes = {"client": context.peer(), "bytes": len(data), "traceparent": trace}
+                    access.write("grpc", "POST", name, code.name, begun_s, **sizes)
 
         return grpc.unary_unary_rpc_method_handler(
             guarded,

@@ -225,6 +225,25 @@ def test_clients_load_nothing_unless_they_may(tmp_path: Path) -> None:
     thread.join(30)
 
 
+def test_the_access_log_has_a_line_for_each_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of both sides, refused ones too, with the trace that the client named; whatever it sends stays in its line."""
+    save_product(tmp_path / "product.onnx")
+    served, thread = started(tmp_path, HttpOptions(access_log=True), ServeOptions(policy=CPU))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    with caplog.at_level("INFO", "rlx_ort.serving.access"):
+        ask(served.http, request(json.dumps(GOOD).encode(), f"traceparent: 00-{trace}-b7ad6b7169203331-01"))
+        ask(served.http, request(b"", method="GET", path="/%0a{}", length=None))
+        with grpc.insecure_channel(served.grpc) as channel, pytest.raises(grpc.RpcError):
+            channel.unary_unary("/inference.GRPCInferenceService/ModelReady")(b"\n\x01z")
+        served.end()
+        thread.join(30)
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "rlx_ort.serving.access"]
+    assert [(line["side"], line["status"]) for line in lines] == [("http", 200), ("http", 404), ("grpc", "NOT_FOUND")]
+    assert lines[0]["trace_id"] == trace
+    assert lines[1]["path"] == "/\n{}"
+    assert all(line["ms"] > 0 for line in lines)
+
+
 def test_a_model_in_a_request_is_refused(served: Served) -> None:
     """Triton's `file:` and `config` parameters of the load."""
     body = json.dumps({"parameters": {"config": "{}", "file:1/model.onnx": "AA=="}}).encode()
