@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 @options.key
 @click.option("--signed-only", is_flag=True, help="Serve signed packages only; needs --key.")
 @click.option("--token-env", metavar="NAME", help="The variable with the token that clients must send.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="Another host name of this server; may be repeated.")
 @click.option("--tls-cert", type=options.FILE, help="A PEM file with the certificate; needs --tls-key.")
 @click.option("--tls-key", type=options.FILE, help="A PEM file with the private key of --tls-cert.")
 @click.option("--most-bytes", default=64 << 20, show_default=True, type=click.IntRange(min=1), help="Largest request.")
 @click.option("--repository-control", is_flag=True, help="Let clients load and unload models.")
+@click.option("--access-log", is_flag=True, help="Write a line of JSON on stderr for each request.")
 def command(
     models: tuple[Path, ...],
     host: str,
@@ -46,10 +49,12 @@ def command(
     key: Path | None,
     signed_only: bool,
     token_env: str | None,
+    allow_host: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
     most_bytes: int,
     repository_control: bool,
+    access_log: bool,
 ) -> None:
     """Serve models to clients of the Open Inference Protocol, as Triton's.
 
@@ -60,12 +65,15 @@ def command(
         raise click.UsageError("--tls-cert and --tls-key belong together")
     if signed_only and key is None:
         raise click.UsageError("--signed-only needs --key, the public key that signed the packages")
+    if http_port < 0 and grpc_port < 0:
+        raise click.UsageError("neither --http nor --grpc is left to listen on")
     token = None
     if token_env is not None:
         token = os.environ.get(token_env)
         if not token:
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
     try:
+        from rlx_ort.serving import access
         from rlx_ort.serving import host as hosting
         from rlx_ort.serving.models import Repository, ServeOptions
         from rlx_ort.serving.rest import HttpOptions
@@ -75,7 +83,12 @@ def command(
 
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
     served = ServeOptions(policy, batch, None if key is None else str(key), signed_only)
-    limits = HttpOptions(most_bytes, token, repository_control)
+    hosts = frozenset(map(str.lower, allow_host)) or None
+    limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log)
+    if access_log:
+        access.log.addHandler(logging.StreamHandler())
+        access.log.setLevel(logging.INFO)
+        access.log.propagate = False
     place = hosting.HostOptions(
         host, None if http_port < 0 else http_port, None if grpc_port < 0 else grpc_port, tls_cert, tls_key, limits
     )
@@ -87,6 +100,13 @@ def command(
         note(", ".join(found))
 
     async def run() -> None:
-        await hosting.serve(Repository(models, served), place, on_listening=listening)
+        repository = Repository(models, served)
+
+        def loaded() -> None:
+            names = [name for name, entry in repository.entries.items() if entry.loaded]
+            failed = len(repository.entries) - len(names)
+            note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
+
+        await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded)
 
     asyncio.run(run())

@@ -77,6 +77,11 @@ class PackageDevices(GraphDevices):
         return self._graph
 
     @property
+    def golden_inputs(self) -> list[dict[str, Any]]:
+        """The inputs of the package's golden cases, verified as they are read."""
+        return [self._package.arrays(case.inputs) for case in self._package.cases]
+
+    @property
     def package_sha256(self) -> str:
         """The digest of the package's index, hexadecimal, which pins the package."""
         return self._package.sha256

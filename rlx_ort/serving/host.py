@@ -6,21 +6,29 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
 import uvicorn
 
 from rlx_ort.errors import ServingError
+from rlx_ort.serving.connections import ConnectionLimits, LimitedServer, limited
 from rlx_ort.serving.models import Repository
 from rlx_ort.serving.rest import HttpOptions, create_app
-from rlx_ort.serving.rpc import Servicer
+from rlx_ort.serving.rpc import Guard, Servicer
 
-_KEEP_ALIVE_S = 30
-_MOST_CONNECTIONS = 1024
 _DRAIN_S = 30
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+_GRPC_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 1000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+)
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +41,9 @@ class HostOptions:
         http_port: the port for REST; 0 takes a free one, None leaves REST out.
         grpc_port: the port for gRPC; 0 takes a free one, None leaves gRPC out.
         certificate, private_key: PEM files for TLS on both.
-        http: what clients may do.
+        http: what clients may do. On loopback, requests are answered only if they name this machine as their host.
+        connections: limits of each HTTP connection.
+        drain_s: how long accepted requests may take once the server ends, in seconds.
     """
 
     host: str = "127.0.0.1"
@@ -42,15 +52,15 @@ class HostOptions:
     certificate: Path | None = None
     private_key: Path | None = None
     http: HttpOptions = field(default_factory=HttpOptions)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    drain_s: float = _DRAIN_S
 
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to its host."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]  # as in uvicorn
-        """Install no handlers."""
-        yield
+    @property
+    def guarded(self) -> HttpOptions:
+        """What clients may do, with the host names of a server that only this machine reaches."""
+        if self.host not in _LOOPBACK:
+            return self.http
+        return replace(self.http, hosts=frozenset(_LOOPBACK) | (self.http.hosts or frozenset()))
 
 
 async def serve(
@@ -58,6 +68,7 @@ async def serve(
     options: HostOptions | None = None,
     *,
     on_listening: Callable[[str | None, str | None], object] = lambda *_: None,
+    on_loaded: Callable[[], object] = lambda: None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Load the models and answer requests until SIGINT, SIGTERM or `stop`; then drain.
@@ -66,39 +77,47 @@ async def serve(
         repository: the models; clients get 503 for those that are being loaded.
         options: where to listen.
         on_listening: called with the REST and the gRPC address, None for one that is left out.
+        on_loaded: called once every model was loaded or failed to.
         stop: ends the server when it is set.
 
     Raises:
         ServingError: an address is taken, or the certificate cannot be read.
     """
     options = options or HostOptions()
+    _check_certificate(options)
     stop = stop or asyncio.Event()
     handled = _on_signals(stop)
     http_address = grpc_address = None
     rpc = http = http_task = None
+    loading = None
     try:
         if options.grpc_port is not None:
-            rpc = grpc.aio.server(options=[("grpc.max_receive_message_length", options.http.most_bytes),
-                                           ("grpc.max_send_message_length", -1),
-                                           ("grpc.so_reuseport", 0)])  # fmt: skip
+            rpc = grpc.aio.server(
+                options=[("grpc.max_receive_message_length", options.http.most_bytes), *_GRPC_OPTIONS],
+                maximum_concurrent_rpcs=options.connections.most,
+                interceptors=[Guard(options.http)],
+            )
             rpc.add_generic_rpc_handlers(Servicer(repository, options.http).handlers())
             grpc_address = f"{options.host}:{_grpc_port(rpc, options)}"
             await rpc.start()
         if options.http_port is not None:
             config = uvicorn.Config(
-                create_app(repository, options.http, load=False),
+                create_app(repository, options.guarded, load=False),
                 options.host,
                 options.http_port,
-                log_level="warning",
+                http=limited(options.connections),
+                ws="none",
+                log_config=None,
+                log_level="error",  # each malformed request would be a warning
                 access_log=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                limit_concurrency=_MOST_CONNECTIONS,
-                timeout_graceful_shutdown=_DRAIN_S,
+                proxy_headers=False,
+                timeout_keep_alive=round(options.connections.idle_s),
+                timeout_graceful_shutdown=round(options.drain_s),
                 ssl_certfile=options.certificate,
                 ssl_keyfile=options.private_key,
                 server_header=False,
             )
-            http = _Server(config)
+            http = LimitedServer(config)
             http_task = asyncio.create_task(_listening(http))
             while not http.started and not http_task.done():
                 await asyncio.sleep(0.005)
@@ -108,27 +127,45 @@ async def serve(
             http_address = "{}:{}".format(*http.servers[0].sockets[0].getsockname()[:2])
         on_listening(http_address, grpc_address)
         loading = asyncio.create_task(repository.load_all())
+        loading.add_done_callback(lambda _: on_loaded())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([stopping, *([http_task] if http_task else [])], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        await loading
     finally:
-        await repository.close()
+        repository.drain()
+        ends: list[Awaitable[object]] = []
         if http is not None and http_task is not None:
-            http.should_exit = True
-            with contextlib.suppress(SystemExit, asyncio.CancelledError):
-                await http_task
+            http.should_exit = True  # uvicorn ends idle connections and waits for the others
+            ends.append(http_task)
         if rpc is not None:
-            await rpc.stop(_DRAIN_S)
+            ends.append(rpc.stop(options.drain_s))
+        await asyncio.gather(*ends, return_exceptions=True)
+        await repository.close()
+        if loading is not None:
+            await loading
         for number in handled:
             asyncio.get_running_loop().remove_signal_handler(number)
 
 
-async def _listening(http: _Server) -> None:
+async def _listening(http: LimitedServer) -> None:
     try:
         await http.serve()
     except SystemExit as err:  # uvicorn's way to say that the port is taken; it has logged why
         raise ServingError("the HTTP address cannot be listened on") from err
+
+
+def _check_certificate(options: HostOptions) -> None:
+    if (options.certificate is None) != (options.private_key is None):
+        raise ServingError("TLS needs both a certificate and its private key")
+    if options.certificate is not None:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(options.certificate, options.private_key, password="")  # never ask
+        except (OSError, ssl.SSLError) as err:
+            raise ServingError(
+                f"{options.certificate} and {options.private_key} are no certificate with its private key, "
+                f"in PEM and without a password: {err}"
+            ) from err
 
 
 def _grpc_port(rpc: grpc.aio.Server, options: HostOptions) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.deploy.open import open_package
+from rlx_ort.deploy.open import PackageDevices, open_package
 from rlx_ort.deploy.triton import batch_dim
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError, ServingError
@@ -29,7 +29,7 @@ from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
 from rlx_ort.serving.scheduler import Answer, BatchOptions, Lane, Scheduler, Times
 
 _NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
-_MODEL_SUFFIXES = (".onnx", ".ortpackage", ".json")
+_MODEL_SUFFIXES = (".onnx", ".ortpackage")  # of models in folders; a graph's JSON is served if it is named itself
 _ROWS_CHECKED = 3
 _TOLERANCE = 1e-3
 _log = logging.getLogger(__name__)
@@ -125,6 +125,8 @@ class ServedModel:
         self.input_types = {name: datatype_of(kind, name) for name, kind in self.inputs.items()}
         self.output_types = {name: datatype_of(kind, name) for name, kind in self.outputs.items()}
         lanes, self.left_out = _lanes(runner, options)
+        if isinstance(runner, PackageDevices):
+            _run_golden(runner.golden_inputs, lanes, self.left_out)
         if not lanes:
             blockers = [(device, reason) for device, reason in self.left_out]
             raise NoViableDeviceError(f"no device may serve {name!r}:", blockers)
@@ -263,17 +265,24 @@ class Repository:
         self.options = options or ServeOptions()
         self._sources = list(sources)
         self._changing = asyncio.Lock()
+        self._draining = False
         self.entries: dict[str, Entry] = {}
         for name, version, path in self._found():
             entry = self.entries.setdefault(name, Entry({}))
             if version in entry.paths:
                 raise ConversionError(f"{path} and {entry.paths[version]} are both version {version} of {name!r}")
             entry.paths[version] = path
+        if not self.entries:
+            raise ConversionError(f"there is no model in {', '.join(map(str, sources)) or 'what was named'}")
 
     @property
     def ready(self) -> bool:
-        """Whether every model that was named is loaded."""
-        return all(entry.loaded for entry in self.entries.values())
+        """Whether every model that was named is loaded, and the server is not ending."""
+        return not self._draining and all(entry.loaded for entry in self.entries.values())
+
+    def drain(self) -> None:
+        """Be not ready, and load no further model; those that are loaded answer until `close`."""
+        self._draining = True
 
     async def load_all(self) -> None:
         """Load every model; one that fails keeps its reason, and the others are loaded."""
@@ -290,7 +299,14 @@ class Repository:
             ServingError: there is no such model (404), or it is refused.
             RlxError: it cannot be opened.
         """
+        await asyncio.shield(
+            asyncio.ensure_future(self._load(name))
+        )  # a caller that goes away leaves nothing half open
+
+    async def _load(self, name: str) -> None:
         async with self._changing:
+            if self._draining:
+                raise ServingError("the server is ending", 503)
             paths = {version: path for found, version, path in self._found() if found == name}
             if not paths:
                 raise ServingError(f"there is no model {name!r} in the repository", 404)
@@ -314,6 +330,9 @@ class Repository:
         Raises:
             ServingError: there is no such model (404).
         """
+        await asyncio.shield(asyncio.ensure_future(self._unload(name)))
+
+    async def _unload(self, name: str) -> None:
         async with self._changing:
             entry = self.entries.get(name)
             if entry is None:
@@ -324,6 +343,7 @@ class Repository:
 
     async def close(self) -> None:
         """Drain and close every model."""
+        self.drain()
         for name in list(self.entries):
             await self.unload(name)
 
@@ -375,7 +395,7 @@ class Repository:
                             (version / f"model{end}" for end in _MODEL_SUFFIXES if (version / f"model{end}").exists()),
                             None,
                         )
-                        if version.name.isdigit() and file is not None:
+                        if re.fullmatch(r"[0-9]{1,18}", version.name) and file is not None:
                             yield _model_name(path), version.name, file
 
     def _opened(self, name: str, version: str, path: Path) -> ServedModel:
@@ -396,14 +416,14 @@ class Repository:
 
 
 def _model_name(path: Path) -> str:
-    name = path.name.removesuffix(path.suffix) if path.suffix in _MODEL_SUFFIXES else path.name
+    name = path.stem if path.is_file() or path.suffix in _MODEL_SUFFIXES else path.name
     if not _NAME.fullmatch(name):
         raise ConversionError(f"{path}: a served model is named by letters, digits, '.', '_' and '-'; rename it")
     return name
 
 
 def _version_order(version: str) -> tuple[int, str]:
-    return (int(version), "") if version.isdigit() else (-1, version)
+    return int(version), version
 
 
 def _lanes(runner: GraphDevices, options: ServeOptions) -> tuple[list[Lane], list[tuple[Device, str]]]:
@@ -437,6 +457,18 @@ def _lanes(runner: GraphDevices, options: ServeOptions) -> tuple[list[Lane], lis
         seen.add(place)
         lanes.append(lane)
     return lanes, left_out
+
+
+def _run_golden(cases: Sequence[Mapping[str, Array]], lanes: list[Lane], left_out: list[tuple[Device, str]]) -> None:
+    """Run a package's golden inputs on each device; one that fails is left out."""
+    for lane in list(lanes):
+        try:
+            for inputs in cases:
+                lane.run(inputs, None)
+        except RlxError as err:
+            lanes.remove(lane)
+            left_out.append((lane.device, str(err)))
+            lane.worker.close()
 
 
 def _predictor(

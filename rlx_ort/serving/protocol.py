@@ -6,6 +6,7 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ _NUMBERS = "biuf"  # numpy's kinds of what JSON numbers and booleans become
 _LENGTH_BYTES = 4  # before each element of a binary BYTES tensor
 _MOST_TENSORS = 1024
 _LONGEST_NAME = 1024
+_MOST_EMPTY = 1 << 16  # product of the other dims of a tensor without elements, which costs its sender nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class InferRequest:
         inputs: name -> data.
         outputs: what is wanted; None for all.
         id: the client's name for it, returned with the answer.
-        parameters: those of the request; returned where the protocol says so.
+        parameters: those of the request; the protocol does not return them.
         binary: whether outputs that are not named are binary.
         priority: the smaller, the earlier it runs; 0 is the default priority.
         timeout_s: how long it may wait to be run, in seconds; None for the server's limit.
@@ -78,6 +80,11 @@ class InferRequest:
     binary: bool = False
     priority: int = 0
     timeout_s: float | None = None
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether every output is binary."""
+        return self.binary if self.outputs is None else all(output.binary for output in self.outputs)
 
 
 def datatype_of(kind: ValueType, name: str) -> str:
@@ -101,7 +108,7 @@ def parse_request(body: memoryview, header_bytes: int | None) -> InferRequest:
     if header_bytes is not None and not 0 <= header_bytes <= len(body):
         raise ServingError(f"the header is said to take {header_bytes} bytes, and the body has {len(body)}", 400)
     text = body if header_bytes is None else body[:header_bytes]
-    document = _document(text)
+    document = parse_document(text)
     rest = body[len(text) :]
     inputs: dict[str, Array] = {}
     at = 0
@@ -156,20 +163,27 @@ def array_of(name: str, shape: Sequence[int], dtype: DType, data: Any) -> Array:
     Raises:
         ServingError: it has other elements than the type or the shape says.
     """
-    flat = list(_flattened(data, name))
-    if len(flat) != math.prod(shape):
-        raise ServingError(f"input {name!r} has {len(flat)} elements, and its shape {list(shape)} has others", 400)
+    flat = _flattened(data, name)
+    _check_count(name, len(flat), shape)
+    kinds = set(map(type, flat))
     if dtype is DType.STRING:
-        if not all(isinstance(item, str) for item in flat):
-            raise ServingError(f"input {name!r} is BYTES and holds other JSON values than texts", 400)
-        return np.array(flat, object).reshape(shape)
-    wanted = (bool,) if dtype is DType.BOOL else (int,) if dtype.is_integer else (int, float)
-    if not all(isinstance(item, wanted) and (dtype is DType.BOOL or not isinstance(item, bool)) for item in flat):
+        wanted: set[type] = {str}
+    else:
+        wanted = {bool} if dtype is DType.BOOL else {int} if dtype.is_integer else {int, float}
+    if not kinds <= wanted:
         raise ServingError(f"input {name!r} is {DATATYPES[dtype]} and holds other JSON values", 400)
     try:
-        return np.array(flat, dtype.numpy).reshape(shape)
+        if dtype is DType.STRING:
+            for text in flat:
+                text.encode()  # JSON escapes can write half of a surrogate pair
+            return np.array(flat, object).reshape(shape)
+        with np.errstate(over="ignore"):
+            array = np.array(flat, dtype.numpy).reshape(shape)
     except (OverflowError, ValueError, TypeError) as err:
         raise ServingError(f"input {name!r} does not fit {DATATYPES[dtype]}: {err}", 400) from err
+    if dtype.is_float and not np.isfinite(array).all():
+        raise ServingError(f"input {name!r} has numbers beyond {DATATYPES[dtype]}", 400)
+    return array
 
 
 def array_from_bytes(name: str, shape: Sequence[int], dtype: DType, data: memoryview) -> Array:
@@ -180,9 +194,8 @@ def array_from_bytes(name: str, shape: Sequence[int], dtype: DType, data: memory
     """
     elements = math.prod(shape)
     if dtype is DType.STRING:
-        texts = list(_texts(name, data))
-        if len(texts) != elements:
-            raise ServingError(f"input {name!r} has {len(texts)} elements, and its shape {list(shape)} has others", 400)
+        texts = list(_texts(name, data, elements))
+        _check_count(name, len(texts), shape)
         return np.array(texts, object).reshape(shape)
     if len(data) != dtype.nbytes(elements):
         raise ServingError(
@@ -237,14 +250,35 @@ def _json_data(array: Array, name: str) -> list[Any]:
     return found
 
 
-def _document(text: memoryview) -> dict[str, Any]:
+def parse_document(text: memoryview) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        ServingError: the text is none, has a key twice, or has NaN or infinity, which are no JSON.
+    """
     try:
-        document = json.loads(bytes(text))
+        document = json.loads(bytes(text), object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as err:
         raise ServingError(f"the request is no JSON: {err}", 400) from err
     if not isinstance(document, dict):
         raise ServingError("the request is no JSON object", 400)
     return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON; send it as binary data")
+
+
+def _check_count(name: str, count: int, shape: Sequence[int]) -> None:
+    if count != math.prod(shape):
+        raise ServingError(f"input {name!r} has {count} elements, and its shape {list(shape)} has others", 400)
 
 
 def _entries(document: Mapping[str, Any], key: str) -> Sequence[dict[str, Any]]:
@@ -271,7 +305,9 @@ def checked_shape(name: str, shape: object) -> tuple[int, ...]:
     """
     sizes = list(shape) if isinstance(shape, Iterable) and not isinstance(shape, str | Mapping) else None
     if sizes is None or not all(type(size) is int and 0 <= size < 1 << 40 for size in sizes) or len(sizes) > 32:
-        raise ServingError(f"the shape of {name!r} is {shape!r}, not a list of sizes", 400)
+        raise ServingError(f"the shape of {name!r} is {shape!r:.200}, not a list of sizes", 400)
+    if 0 in sizes and math.prod(size for size in sizes if size) > _MOST_EMPTY:
+        raise ServingError(f"the shape of {name!r} is {sizes}: without elements, and with outputs of any size", 400)
     return tuple(sizes)
 
 
@@ -323,24 +359,23 @@ def _whole(parameters: Mapping[str, Any], key: str) -> int:
     return found
 
 
-def _flattened(data: Any, name: str, depth: int = 0) -> Iterator[Any]:
+def _flattened(data: Any, name: str) -> list[Any]:
+    """Return the elements of nested lists, taken apart level by level."""
     if not isinstance(data, list):
-        if depth == 0:
-            raise ServingError(f"the data of input {name!r} is no list", 400)
-        yield data
-        return
-    if depth > 32:
-        raise ServingError(f"the data of input {name!r} is nested too deeply", 400)
-    for item in data:
-        if isinstance(item, list):
-            yield from _flattened(item, name, depth + 1)
-        else:
-            yield item
+        raise ServingError(f"the data of input {name!r} is no list", 400)
+    flat: list[Any] = data
+    for _ in range(32):
+        if list not in set(map(type, flat)):
+            return flat
+        flat = list(itertools.chain.from_iterable(each if isinstance(each, list) else (each,) for each in flat))
+    raise ServingError(f"the data of input {name!r} is nested too deeply", 400)
 
 
-def _texts(name: str, data: memoryview) -> Iterator[str]:
+def _texts(name: str, data: memoryview, most: int) -> Iterator[str]:
     at = 0
-    while at < len(data):
+    for _ in range(most + 1):  # one more shows that there are too many
+        if at >= len(data):
+            return
         end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
         if at + _LENGTH_BYTES > len(data) or end > len(data):
             raise ServingError(f"input {name!r} ends within an element", 400)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from rlx_ort.errors import RlxError, ServingError
+from rlx_ort.errors import ServingError
+from rlx_ort.serving import access
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import Repository, ServedModel
 from rlx_ort.serving.protocol import (
@@ -22,7 +24,7 @@ from rlx_ort.serving.protocol import (
     checked_shape,
     request_of,
 )
-from rlx_ort.serving.rest import HttpOptions, server_metadata, statistics_of, status_of
+from rlx_ort.serving.rest import HttpOptions, described, server_metadata, statistics_of
 from rlx_ort.serving.scheduler import Answer
 
 SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
@@ -31,6 +33,7 @@ _CODES: Mapping[int, grpc.StatusCode] = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -50,15 +53,38 @@ _CONTENTS = {
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
 }
 
+_OPEN = {f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"}
+
 Method: TypeAlias = Callable[[Any], Awaitable[Any]]
 
 
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
+    """Asks for the token before a message is received."""
+
+    def __init__(self, options: HttpOptions) -> None:
+        self._options = options
+
+    async def intercept_service(self, continuation: Any, call: Any) -> Any:
+        """Return the handler of a call, or one that refuses it."""
+        if call.method not in _OPEN:
+            try:
+                self._options.check_token(dict(call.invocation_metadata or ()).get("authorization", ""))
+            except ServingError:
+                return grpc.stream_unary_rpc_method_handler(_refuse_caller)  # one that reads no message
+        return await continuation(call)
+
+
+async def _refuse_caller(requests: object, context: grpc.aio.ServicerContext) -> None:
+    message = "this server asks for a token in the metadata: authorization: Bearer TOKEN"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
+
+
 class Servicer:
-    """Answers the service's methods for a repository.
+    """Answers the service's methods for a repository; the server that hosts it should have a `Guard`.
 
     Args:
         repository: the models.
-        options: what a client may do; the size of messages is limited by the server that hosts this.
+        options: what a client may do. The server limits the size of messages, and its `Guard` asks for the token.
     """
 
     def __init__(self, repository: Repository, options: HttpOptions | None = None) -> None:
@@ -83,37 +109,35 @@ class Servicer:
         found = {name: self._handler(name, method) for name, method in methods.items()}
         found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._stream,
-            request_deserializer=messages.ModelInferRequest.FromString,
             response_serializer=messages.ModelStreamInferResponse.SerializeToString,
         )
-        health = {"Check": self._handler("HealthCheck", self._check, open_to_all=True)}
+        health = {"Check": self._handler("HealthCheck", self._check)}
         return (
             grpc.method_handlers_generic_handler(SERVICE, found),
             grpc.method_handlers_generic_handler(HEALTH, health),
         )
 
-    def _handler(self, name: str, method: Method, *, open_to_all: bool = False) -> grpc.RpcMethodHandler:
-        open_to_all = open_to_all or name in ("ServerLive", "ServerReady")
-
-        async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+    def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler:
+        async def guarded(data: bytes, context: grpc.aio.ServicerContext) -> Any:
+            begun_s, code = time.perf_counter(), grpc.StatusCode.CANCELLED
             try:
-                if not open_to_all:
-                    self._check_token(context)
-                return await method(request)
-            except RlxError as err:
-                code = _CODES.get(status_of(err), grpc.StatusCode.INTERNAL)
-                await context.abort(code, str(err))
+                found = await method(_message(f"{name}Request", data))
+                code = grpc.StatusCode.OK
+                return found
+            except Exception as err:  # whatever it is, no detail of the server leaves it
+                status, text = described(err)
+                code = _CODES.get(status, grpc.StatusCode.INTERNAL)
+                await context.abort(code, text)
+            finally:
+                if self._options.access_log:
+                    trace = dict(context.invocation_metadata() or ()).get("traceparent")
+                    sizes = {"client": context.peer(), "bytes": len(data), "traceparent": trace}
+                    access.write("grpc", "POST", name, code.name, begun_s, **sizes)
 
         return grpc.unary_unary_rpc_method_handler(
             guarded,
-            request_deserializer=getattr(messages, f"{name}Request").FromString,
             response_serializer=getattr(messages, f"{name}Response").SerializeToString,
         )
-
-    def _check_token(self, context: grpc.aio.ServicerContext) -> None:
-        token = self._options.token
-        if token is not None and ("authorization", f"Bearer {token}") not in (context.invocation_metadata() or ()):
-            raise ServingError("this server asks for a token in the metadata: authorization: Bearer TOKEN", 401)
 
     async def _live(self, request: Any) -> Any:
         return messages.ServerLiveResponse(live=True)
@@ -154,54 +178,57 @@ class Servicer:
         return messages.RepositoryIndexResponse(models=self._repository.index(ready_only=request.ready))
 
     async def _load(self, request: Any) -> Any:
-        self._check_control()
+        self._options.check_change(request.parameters)
         await self._repository.load(request.model_name)
         return messages.RepositoryModelLoadResponse()
 
     async def _unload(self, request: Any) -> Any:
-        self._check_control()
+        self._options.check_change(request.parameters)
         await self._repository.unload(request.model_name)
         return messages.RepositoryModelUnloadResponse()
 
-    def _check_control(self) -> None:
-        if not self._options.repository_control:
-            raise ServingError("clients may not load and unload models here; start with --repository-control", 403)
-
     async def _check(self, request: Any) -> Any:
+        if request.service not in ("", SERVICE):
+            raise ServingError(f"there is no service {request.service!r}", 404)
         return messages.HealthCheckResponse(status=_SERVING if self._repository.ready else _NOT_SERVING)
 
     async def _infer(self, request: Any) -> Any:
-        model = self._repository.find(request.model_name, request.model_version)
         wanted, raw = _parsed(request)
+        model = self._repository.find(request.model_name, request.model_version)
         return _response(model, wanted, await model.infer(wanted), raw)
+
+    async def _infer_bytes(self, data: bytes) -> Any:
+        return await self._infer(_message("ModelInferRequest", data))
 
     async def _stream(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Answer each request of a stream in order; an error answers its request and leaves the stream open."""
-        self_check = functools.partial(self._check_token, context)
         waiting: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(maxsize=64)
 
         async def read() -> None:
             async for request in requests:
-                await waiting.put(asyncio.create_task(self._infer(request)))
+                await waiting.put(asyncio.create_task(self._infer_bytes(request)))
             await waiting.put(None)
 
-        try:
-            self_check()
-        except ServingError as err:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(err))
         reader = asyncio.create_task(read())
         try:
             while (task := await waiting.get()) is not None:
                 try:
                     yield messages.ModelStreamInferResponse(infer_response=await task)
-                except RlxError as err:
-                    yield messages.ModelStreamInferResponse(error_message=str(err))
+                except Exception as err:
+                    yield messages.ModelStreamInferResponse(error_message=described(err)[1])
         finally:
             reader.cancel()
             while not waiting.empty():
                 left = waiting.get_nowait()
                 if left is not None:
                     left.cancel()
+
+
+def _message(name: str, data: bytes) -> Any:
+    try:
+        return getattr(messages, name).FromString(data)
+    except DecodeError as err:
+        raise ServingError(f"the request is no {name}: {err}", 400) from err
 
 
 def _parsed(request: Any) -> tuple[InferRequest, bool]:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -56,8 +62,8 @@ def save_product(path: Path, factor: float = 1.0, total: bool = False) -> None:
     save_onnx(graph, path)
 
 
-def started(folder: Path, http: HttpOptions, options: ServeOptions) -> tuple[Served, threading.Thread]:
-    """Start a server in a thread and wait until it is ready."""
+def started(folder: Path, http: HttpOptions, options: ServeOptions, **place: Any) -> tuple[Served, threading.Thread]:
+    """Start a server in a thread and wait until it is ready; `place` has fields of `HostOptions`."""
     ready = threading.Event()
     found: list[Served] = []
 
@@ -69,8 +75,8 @@ def started(folder: Path, http: HttpOptions, options: ServeOptions) -> tuple[Ser
         def listening(rest: str | None, rpc: str | None) -> None:
             served.http, served.grpc = rest or "", rpc or ""
 
-        place = HostOptions(http_port=0, grpc_port=0, http=http)
-        running = asyncio.create_task(serve(served.repository, place, on_listening=listening, stop=served.stop))
+        host = HostOptions(**{"http_port": 0, "grpc_port": 0, "http": http, **place})
+        running = asyncio.create_task(serve(served.repository, host, on_listening=listening, stop=served.stop))
         while not served.repository.ready and not running.done():
             await asyncio.sleep(0.01)
         ready.set()
@@ -80,3 +86,34 @@ def started(folder: Path, http: HttpOptions, options: ServeOptions) -> tuple[Ser
     thread.start()
     assert ready.wait(60)
     return found[0], thread
+
+
+def started_command(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[str], str, str]:
+    """Run `rlx-ort serve` on free ports, and return the process and its REST and gRPC addresses once it is ready."""
+    command = [sys.executable, "-c", "from rlx_ort.cli import main; main()", "serve", *arguments]
+    command += ["--http", "0", "--grpc", "0"]
+    environment = {**os.environ, **(environment or {}), "PYTHONUTF8": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment)
+    assert process.stderr is not None
+    http = rpc = ""
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if found := re.search(r"REST on https?://(\S+:\d+)", line):
+            http = found[1]
+        if found := re.search(r"gRPC on (\S+:\d+)", line):
+            rpc = found[1]
+        if "ready" in line:
+            break
+    else:
+        raise subprocess.SubprocessError("".join(seen))
+    threading.Thread(target=_dropped, args=(process.stderr,), daemon=True).start()  # a full pipe would block the server
+    return process, http.rstrip(","), rpc
+
+
+def _dropped(stream: IO[str]) -> None:
+    with stream:
+        for _ in stream:
+            pass

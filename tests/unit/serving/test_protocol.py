@@ -78,6 +78,11 @@ def test_texts_travel_with_their_length() -> None:
         (one_input(data=[1, "a"]), "other JSON values"),
         (one_input(data=[1, None]), "other JSON values"),
         (one_input(data=5), "no list"),
+        (one_input(data=[1, 1e300]), "beyond FP32"),
+        (one_input(datatype="FP64", data=[1, 10**400]), "does not fit FP64"),
+        (one_input(datatype="BYTES", data=["a", "\ud800"]), "does not fit BYTES"),
+        (one_input(shape=[0, 1 << 39], data=[]), "outputs of any size"),
+        (one_input(shape=[1 << 39, 1 << 39, 0], data=[]), "outputs of any size"),
         (one_input(datatype="UINT8", data=[1, 256]), "does not fit UINT8"),
         (one_input(datatype="INT64", data=[1, 2.5]), "other JSON values"),
         (one_input(datatype="INT64", data=[1, 1 << 80]), "does not fit INT64"),
@@ -102,9 +107,15 @@ def test_what_is_no_request_is_refused(document: Any, message: str) -> None:
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"id": NaN}', b'{"id": -Infinity}', b'{"id": 1, "id": 2}',
+        b'{"inputs": [{"name": "x", "name": "y"}]}', b'{"id": ' + b"9" * 5000 + b"}",
+    ],
+)  # fmt: skip
 def test_what_is_no_json_is_refused(text: bytes) -> None:
-    """Cut, binary and deeply nested text."""
+    """Cut, binary and deeply nested text, keys given twice, and numbers that JSON does not have."""
     with pytest.raises(ServingError, match="no JSON"):
         parse_request(memoryview(text), None)
 

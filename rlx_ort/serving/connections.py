@@ -1,0 +1,165 @@
+"""HTTP connections with limits that uvicorn lacks: slow clients, long heads, and more connections than are served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_SWEEP_TICKS = 5  # uvicorn ticks ten times a second
+_MOST_PIPELINED = 16
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What a client may take of the server before its request is complete.
+
+    Attributes:
+        most: open connections; beyond it, the one that has been idle longest is closed.
+        idle_s: how long a connection may stay open without a request, in seconds.
+        head_s: how long the headers may take, in seconds.
+        body_s: how long the body may take before `body_rate` counts, in seconds.
+        body_rate: bytes a second that a body must have.
+        write_s: how long a client may leave an answer unread, in seconds.
+        head_bytes: the most bytes of a request that are neither body nor a complete head.
+    """
+
+    most: int = 1000
+    idle_s: float = 30.0
+    head_s: float = 10.0
+    body_s: float = 20.0
+    body_rate: int = 16 << 10
+    write_s: float = 60.0
+    head_bytes: int = 64 << 10
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A connection of uvicorn that counts what it receives; `LimitedServer` closes it when it is too slow."""
+
+    limits = ConnectionLimits()
+
+    def connection_made(self, transport: Any) -> None:
+        """Make room by closing the connection that has been idle longest."""
+        super().connection_made(transport)
+        self._since_s = self.loop.time()
+        self._in_head = True
+        self._begun = False
+        self._body_bytes = self._other_bytes = 0
+        self._stalled_since_s: float | None = None
+        if len(self.connections) > self.limits.most:
+            others = [other for other in self.connections if isinstance(other, LimitedProtocol) and other._is_waiting]
+            min(others, key=lambda other: other._since_s, default=self).transport.abort()
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether no request is being read or answered."""
+        return self._in_head and (self.cycle is None or self.cycle.response_complete)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what belongs to no body; a head, chunk extensions or trailers without end are refused."""
+        self._other_bytes += len(data)
+        super().data_received(data)
+        if self._other_bytes > self.limits.head_bytes and not self.transport.is_closing():
+            self._refuse(b"431 Request Header Fields Too Large", "the headers are too large")
+
+    def on_message_begin(self) -> None:
+        """Start the time of the head."""
+        super().on_message_begin()
+        self._since_s = self.loop.time()
+        self._in_head = self._begun = True
+
+    def on_headers_complete(self) -> None:
+        """Start the time of the body."""
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise ValueError("too many requests before an answer")  # the parser's error, answered with status 400
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.limits.head_bytes:
+            raise ValueError("the headers are too large")
+        self._other_bytes = self._body_bytes = 0
+        self._since_s = self.loop.time()
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Count the body."""
+        self._other_bytes = 0
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Wait for the next request."""
+        self._other_bytes = 0
+        self._in_head, self._begun = True, False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Start the time without a request."""
+        if not self._begun:
+            self._since_s = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Start the time that the client leaves the answer unread."""
+        self._stalled_since_s = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._stalled_since_s = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP in the protocol's form."""
+        self._refuse(b"400 Bad Request", "this is no valid HTTP request")
+
+    def end_if_slow(self, now_s: float) -> None:
+        """Close the connection if its client takes too long."""
+        limits, waited_s = self.limits, now_s - self._since_s
+        if self._stalled_since_s is not None and now_s - self._stalled_since_s > limits.write_s:
+            self.transport.abort()
+        elif self.transport.is_closing() or self.flow.read_paused:
+            return
+        elif not self._in_head:
+            if waited_s > limits.body_s + self._body_bytes / limits.body_rate:
+                self._refuse(b"408 Request Timeout", "the body came too slowly")
+        elif self._begun:
+            if waited_s > limits.head_s:
+                self._refuse(b"408 Request Timeout", "the headers came too slowly")
+        elif self._is_waiting and waited_s > limits.idle_s:
+            self.transport.close()
+
+    def _refuse(self, status: bytes, text: str) -> None:
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = b'{"error": "%s"}' % text.encode()
+            self.transport.write(
+                b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+                % (status, len(body), body)
+            )
+        self.transport.close()
+
+
+class LimitedServer(uvicorn.Server):
+    """A server of such connections that leaves signals to its host."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install no handlers."""
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close slow connections twice a second."""
+        if counter % _SWEEP_TICKS == 0:
+            now_s = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, LimitedProtocol):
+                    connection.end_if_slow(now_s)
+        return await super().on_tick(counter)
+
+
+def limited(limits: ConnectionLimits) -> type[LimitedProtocol]:
+    """Return the protocol class with these limits, for `uvicorn.Config(http=...)`."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})

@@ -1,0 +1,165 @@
+"""Malformed requests, slow clients, many connections and oversized bodies cost little and leave the server working."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from served_attacks import GOOD, PATH, answers, ask, request, run
+from served_models import Served, save_product, started
+
+from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.serving.connections import ConnectionLimits
+from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.rest import HttpOptions
+
+BODY = json.dumps(GOOD).encode()
+LIMITS = ConnectionLimits(most=20, idle_s=1.5, head_s=1.0, body_s=1.0, body_rate=1 << 20, write_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Yield a server with a token and limits that a test can reach."""
+    folder = tmp_path_factory.mktemp("strict")
+    save_product(folder / "product.onnx")
+    http = HttpOptions(most_bytes=1 << 20, token="secret", most_json_bytes=1 << 16, most_held_bytes=3 << 19)
+    options = ServeOptions(policy=DevicePolicy.only("cpu"))
+    found, thread = started(folder, http, options, connections=LIMITS)
+    yield found
+    found.end()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def connected(served: Served, data: bytes) -> socket.socket:
+    """Return a connection on which something was sent."""
+    host, _, port = served.http.rpartition(":")
+    found = socket.create_connection((host, int(port)), 10)
+    found.sendall(data)
+    return found
+
+
+def good(served: Served) -> bool:
+    """Return whether a request with the token is answered."""
+    return ask(served.http, request(BODY, "Authorization: Bearer secret"))[0] == 200
+
+
+def test_malformed_requests_get_the_right_status(served: Served) -> None:
+    """Hundreds of every kind; a good request is answered afterwards. `scripts/serving_attacks.py` sends more."""
+    counts, defects = run(served.http, served.grpc, 500, seed=1)
+    assert defects == []
+    assert sum(counts.values()) == 500
+    assert answers(served.http, served.grpc)
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("GET /v2/nothing", 404),
+        ("GET /v2/", 404),
+        ("GET " + PATH, 405),
+        ("DELETE /v2", 405),
+        ("HEAD /v2", 200),
+        ("GET /v2/models/product/versions/9", 404),
+        ("GET /v2/models/%2e%2e", 404),
+    ],
+)
+def test_unknown_routes_have_errors_of_the_protocol(served: Served, line: str, status: int) -> None:
+    """No page of the framework, and no redirect to what the client gave as host."""
+    method, path = line.split()
+    found, body = ask(served.http, request(b"", method=method, path=path, length=None))
+    assert found == status
+    assert status == 200 or list(json.loads(body)) == ["error"]
+
+
+def test_a_body_is_refused_before_it_is_read(strict: Served) -> None:
+    """Without the token, or larger than is allowed: the answer comes although nothing of the body was sent."""
+    for headers, length, status in (([], "5000", 401), (["Authorization: Bearer secret"], "9999999999", 413)):
+        begun = time.monotonic()
+        found, body = ask(strict.http, request(b"", *headers, length=length))
+        assert found == status
+        assert json.loads(body)["error"]
+        assert time.monotonic() - begun < 1
+    found, _ = ask(strict.http, request(b"", "Expect: 100-continue", length="5000"))
+    assert found == 401
+    token = "Authorization: Bearer secret"
+    assert ask(strict.http, request(b"[" * (1 << 17), token))[0] == 413  # more JSON than is allowed
+    assert good(strict)
+
+
+def test_the_memory_of_all_bodies_is_limited(strict: Served) -> None:
+    """The third megabyte at a time gets status 503; the place is free again when the others went away."""
+    head = request(b"", "Authorization: Bearer secret", length=str(1 << 20))
+    others = [connected(strict, head + b" " * 900_000)]
+    time.sleep(0.3)
+    found, _ = ask(strict.http, head + b" " * (1 << 20))
+    assert found == 503
+    for other in others:
+        other.close()
+    time.sleep(0.2)
+    assert good(strict)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"", b""),
+        (b"\r\n", b""),
+        (b"POST / HTTP/1.1\r\nHost: loc", b"408"),
+        (request(b"{", "Authorization: Bearer secret", length="100"), b"408"),
+    ],
+    ids=["nothing", "empty line", "head", "body"],
+)
+def test_slow_clients_are_ended(strict: Served, data: bytes, status: bytes) -> None:
+    """A connection without a complete request is closed in time."""
+    with connected(strict, data) as connection:
+        begun = time.monotonic()
+        found = connection.recv(1000)
+        assert time.monotonic() - begun < 4
+    assert status in found[:20]
+
+
+def test_a_client_that_reads_no_answer_is_ended(strict: Served) -> None:
+    """Its answers are dropped, and so are the requests behind them."""
+    one = request(b"", "Authorization: Bearer secret", method="GET", path="/metrics", length=None)
+    with connected(strict, b"") as connection:
+        connection.settimeout(15)
+        with pytest.raises(OSError):  # noqa: PT011  # reset or broken pipe
+            connection.sendall(one * 200_000)
+    assert good(strict)
+
+
+def test_many_idle_connections_leave_room(strict: Served) -> None:
+    """Beyond the limit, the connection that has been idle longest makes room."""
+    idle = [connected(strict, b"GET / HT" if at % 2 else b"") for at in range(60)]
+    assert good(strict)
+    for connection in idle:
+        connection.close()
+
+
+def test_pages_of_other_hosts_are_refused(served: Served) -> None:
+    """A web page cannot ask this machine's server, by its own name or by one that resolves to this machine."""
+    get = request(b"", "Origin: http://evil.example", method="GET", path="/v2", length=None)
+    assert ask(served.http, get)[0] == 403
+    own = request(b"", "Origin: http://localhost", method="GET", path="/v2", length=None)
+    assert ask(served.http, own)[0] == 200
+    assert ask(served.http, own.replace(b"localhost", b"evil.example"))[0] == 421
+
+
+def test_grpc_refuses_before_it_reads(strict: Served) -> None:
+    """Without the token nothing of a call is received; larger messages, packed ones too, are refused."""
+    path = "/inference.GRPCInferenceService/ModelInfer"
+    token = [("authorization", "Bearer secret")]
+    with grpc.insecure_channel(strict.grpc) as channel:
+        waiting = channel.stream_stream(path)(iter(lambda: time.sleep(0.1) or b"", None), timeout=5)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(waiting)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        for given in ({}, {"compression": grpc.Compression.Gzip}):
+            with pytest.raises(grpc.RpcError) as large:
+                channel.unary_unary(path)(bytes(2 << 20), metadata=token, timeout=10, **given)
+            assert large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

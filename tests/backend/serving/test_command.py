@@ -1,0 +1,155 @@
+"""`rlx-ort serve` as a process: its addresses, token, TLS and end."""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import ipaddress
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from sample_packages.packages import make
+from served_attacks import GOOD, PATH, answers, ask, good_message, request
+from served_models import save_product, started_command
+
+from rlx_ort.cli import main
+
+BODY = json.dumps(GOOD).encode()
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Return a folder with a model."""
+    (tmp_path / "models").mkdir()
+    save_product(tmp_path / "models" / "product.onnx")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def running() -> Iterator[list[subprocess.Popen[str]]]:
+    """Yield a list; the processes that a test puts there are ended."""
+    found: list[subprocess.Popen[str]] = []
+    yield found
+    for process in found:
+        process.kill()
+        process.wait()
+
+
+def test_a_signal_drains(models: Path, running: list[subprocess.Popen[str]]) -> None:
+    """A request whose body is under way is answered, later ones are refused, and the exit code is 0."""
+    process, rest, rpc = started_command([str(models), "--device", "cpu"])
+    running.append(process)
+    assert answers(rest, rpc)
+    if sys.platform == "win32":
+        return  # a process cannot be asked to end there
+    host, _, port = rest.rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        data = request(BODY)
+        connection.sendall(data[:-10])
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.poll() is None
+        with pytest.raises(OSError, match="refused"):
+            ask(rest, request(BODY))
+        with grpc.insecure_channel(rpc) as channel, pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(INFER)(good_message().SerializeToString(), timeout=5)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        connection.sendall(data[-10:])
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    assert process.wait(20) == 0
+
+
+def test_the_token_is_asked_for_on_both_sides(models: Path, running: list[subprocess.Popen[str]]) -> None:
+    """Of everything but health; it stays out of the command line."""
+    process, rest, rpc = started_command([str(models), "--token-env", "OUR_TOKEN"], {"OUR_TOKEN": "secret"})
+    running.append(process)
+    assert ask(rest, request(BODY))[0] == 401
+    assert ask(rest, request(BODY, "Authorization: Bearer wrong"))[0] == 401
+    assert ask(rest, request(BODY, "Authorization: Bearer secret"))[0] == 200
+    for path, status in (("/v2/health/ready", 200), ("/v2/health/live", 200), ("/metrics", 401), ("/v2", 401)):
+        assert ask(rest, request(b"", method="GET", path=path, length=None))[0] == status
+    with grpc.insecure_channel(rpc) as channel:
+        call = channel.unary_unary(INFER)
+        for token in ((), [("authorization", "Bearer wrong")]):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(good_message().SerializeToString(), metadata=token)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert call(good_message().SerializeToString(), metadata=[("authorization", "Bearer secret")])
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate of 127.0.0.1 that signs itself, and return the files of it and of its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(2))
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False).sign(key, hashes.SHA256())
+    public, private = folder / "cert.pem", folder / "key.pem"
+    public.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    pkcs8, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, pkcs8, plain))
+    return public, private
+
+
+def test_tls_on_both_sides(models: Path, running: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+    """Clients that trust the certificate are answered; plain text is not."""
+    public, private = certificate(tmp_path)
+    process, rest, rpc = started_command([str(models), "--tls-cert", str(public), "--tls-key", str(private)])
+    running.append(process)
+    trusting = ssl.create_default_context(cafile=public)
+    connection = http.client.HTTPSConnection(rest, context=trusting, timeout=10)
+    connection.request("POST", PATH, BODY)
+    assert connection.getresponse().status == 200
+    connection.close()
+    assert ask(rest, request(BODY))[0] == 0
+    with grpc.secure_channel(rpc, grpc.ssl_channel_credentials(public.read_bytes())) as channel:
+        assert channel.unary_unary(INFER)(good_message().SerializeToString(), timeout=10)
+    with grpc.insecure_channel(rpc) as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary(INFER)(good_message().SerializeToString(), timeout=5)
+
+
+def test_a_package_is_served(running: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+    """By its file's name; one of the two sides may be left out."""
+    path = make(tmp_path / "small.ortpackage")
+    process, rest, _ = started_command([str(path), "--device", "cpu", "--max-batch", "1"])
+    running.append(process)
+    status, body = ask(rest, request(b"", method="GET", path="/v2/models/small", length=None))
+    assert (status, json.loads(body)["inputs"][0]["shape"]) == (200, [-1, 32])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tls-cert", "MODEL"], "belong together"),
+        (["--signed-only"], "needs --key"),
+        (["--token-env", "NO_SUCH_VARIABLE"], "is not set"),
+        (["--tls-cert", "MODEL", "--tls-key", "MODEL"], "no certificate"),
+        (["--http", "-1", "--grpc", "-1"], "neither"),
+        (["--host", "192.0.2.1"], "192.0.2.1"),
+    ],
+)
+def test_wrong_options_end_the_command(models: Path, arguments: list[str], message: str) -> None:
+    """With what to do, and no traceback."""
+    model = str(models / "product.onnx")
+    result = CliRunner().invoke(main, ["serve", model, *(model if each == "MODEL" else each for each in arguments)])
+    assert isinstance(result.exception, SystemExit)
+    assert result.exit_code != 0
+    assert message in result.output

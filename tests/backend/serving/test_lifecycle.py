@@ -1,0 +1,263 @@
+"""Clients that go away, reloads under load, signed packages, and warming."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from sample_packages.keys import write_keys
+from sample_packages.packages import make
+from served_attacks import GOOD, PATH, ask, good_message, request
+from served_models import WEIGHT, Served, save_product, started
+
+from rlx_ort.deploy.open import PackageDevices
+from rlx_ort.deploy.package import Package, sign_package
+from rlx_ort.errors import ConversionError, ServingError
+from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.serving.host import HostOptions, serve
+from rlx_ort.serving.messages import messages
+from rlx_ort.serving.models import Repository, ServeOptions
+from rlx_ort.serving.rest import HttpOptions
+
+CPU = DevicePolicy.only("cpu")
+
+
+class Gate:
+    """Holds the runs of a model's first device until it is opened, and keeps what was run."""
+
+    def __init__(self, served: Served, name: str) -> None:
+        lane = served.repository.find(name).scheduler.lanes[0]
+        self._lane: Any = lane
+        self._run, self.open, self.rows = lane.run, threading.Event(), list[float]()
+        self._lane.run = self._held
+
+    def _held(self, inputs: Any, wanted: Any) -> Any:
+        self.rows += inputs["x"][:, 0].tolist()
+        assert self.open.wait(20)
+        return self._run(inputs, wanted)
+
+    def end(self) -> None:
+        """Let everything run as before."""
+        self.open.set()
+        self._lane.run = self._run
+
+
+@pytest.fixture
+def gate(served: Served) -> Iterator[Gate]:
+    """Yield a gate of the product model."""
+    found = Gate(served, "product")
+    yield found
+    found.end()
+
+
+def asked_for(first: float) -> dict[str, Any]:
+    """Return a request whose first element is this."""
+    return {"inputs": [{**GOOD["inputs"][0], "data": [first, 0, 0, 0]}]}
+
+
+def waits(condition: Any) -> bool:
+    """Return whether a condition holds within five seconds."""
+    until = time.monotonic() + 5
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+@pytest.mark.parametrize("side", ["http", "grpc"])
+def test_a_client_that_goes_away_is_dropped_before_it_runs(served: Served, gate: Gate, side: str) -> None:
+    """The second request waits while the first one runs; its client leaves; it never runs."""
+    scheduler = served.repository.find("product").scheduler
+    first = threading.Thread(target=ask, args=(served.http, request(json.dumps(asked_for(1)).encode())))
+    first.start()
+    assert waits(lambda: gate.rows == [1])
+    if side == "http":
+        second = http.client.HTTPConnection(served.http, timeout=5)
+        second.request("POST", PATH, json.dumps(asked_for(7)))
+        assert waits(lambda: scheduler.depth == 1)
+        time.sleep(0.1)  # after this long a server looks whether the client is there
+        second.close()
+    else:
+        message = good_message()
+        message.raw_input_contents[0] = np.array([7, 0, 0, 0], np.float32).tobytes()
+        with grpc.insecure_channel(served.grpc) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer").future(message.SerializeToString())
+            assert waits(lambda: scheduler.depth == 1)
+            call.cancel()
+    time.sleep(0.2)
+    gate.open.set()
+    first.join()
+    third = ask(served.http, request(json.dumps(asked_for(3)).encode()))
+    assert third[0] == 200
+    assert gate.rows == [1, 3]
+
+
+def test_fifty_reloads_under_load_drop_no_request(served: Served) -> None:
+    """Every answer is that of one of the two files, and none is an error."""
+    path = served.folder / "busy.onnx"
+    save_product(path)
+    rest = http.client.HTTPConnection(served.http, timeout=30)
+
+    def load() -> None:
+        rest.request("POST", "/v2/repository/models/busy/load", "")
+        answer = rest.getresponse()
+        assert (answer.read(), answer.status) == (b"{}", 200)
+
+    load()
+    ended = threading.Event()
+    wrong: list[object] = []
+    answered = [0] * 4
+    right = [(factor * np.array([1, 2, 3, 4], np.float32) @ WEIGHT).tolist() for factor in (1, 2)]
+
+    def ask_http(number: int) -> None:
+        connection = http.client.HTTPConnection(served.http, timeout=30)
+        while not ended.is_set():
+            connection.request("POST", "/v2/models/busy/infer", json.dumps(GOOD))
+            answer = connection.getresponse()
+            body = answer.read()
+            if answer.status != 200 or json.loads(body)["outputs"][0]["data"] not in right:
+                wrong.append(body)
+            answered[number] += 1
+        connection.close()
+
+    def ask_grpc(number: int) -> None:
+        message = good_message()
+        message.model_name = "busy"
+        with grpc.insecure_channel(served.grpc) as channel:
+            call = channel.unary_unary(
+                "/inference.GRPCInferenceService/ModelInfer",
+                request_serializer=messages.ModelInferRequest.SerializeToString,
+                response_deserializer=messages.ModelInferResponse.FromString,
+            )
+            while not ended.is_set():
+                try:
+                    found = call(message, timeout=30).raw_output_contents[0]
+                    if np.frombuffer(found, np.float32).tolist() not in right:
+                        wrong.append(found)
+                except grpc.RpcError as err:
+                    wrong.append(err)
+                answered[number] += 1
+
+    threads = [threading.Thread(target=(ask_http, ask_grpc)[at % 2], args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for at in range(50):
+            other = served.folder / "other.tmp"
+            save_product(other, 1.0 + at % 2)
+            other.replace(path)
+            load()
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+        rest.close()
+        path.unlink()
+        del served.repository.entries["busy"]
+    assert wrong == []
+    assert min(answered) > 20
+
+
+def test_only_signed_packages_are_served_where_that_is_asked(tmp_path: Path) -> None:
+    """An ONNX file, an unsigned package and one that another key signed are refused; the server goes on."""
+    ours, theirs = write_keys(tmp_path, "ours"), write_keys(tmp_path, "theirs")
+    folder = tmp_path / "models"
+    folder.mkdir()
+    save_product(folder / "plain.onnx")
+    for name, key in (("good", ours[0]), ("bad", theirs[0]), ("unsigned", None)):
+        path = make(folder / f"{name}.ortpackage")
+        if key is not None:
+            with Package(path) as package:
+                sign_package(package, key)
+    options = ServeOptions(policy=CPU, require_signature=str(ours[1]), signed_only=True)
+    repository = Repository([folder], options)
+
+    async def load() -> list[dict[str, str]]:
+        await repository.load_all()
+        found = repository.index()
+        await repository.close()
+        return found
+
+    rows = {row["name"]: row for row in asyncio.run(load())}
+    assert {name for name, row in rows.items() if row["state"] == "READY"} == {"good"}
+    assert "only signed packages" in rows["plain"]["reason"]
+    assert "sign" in rows["bad"]["reason"]
+    assert "sign" in rows["unsigned"]["reason"]
+
+
+def test_golden_inputs_run_before_a_package_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each device, so that the first request of that shape finds everything opened."""
+    seen = []
+    run = PackageDevices.run
+
+    def watched(self: PackageDevices, device: Any, inputs: Any, **limits: Any) -> Any:
+        seen.append(inputs["x"].shape)
+        return run(self, device, inputs, **limits)
+
+    monkeypatch.setattr(PackageDevices, "run", watched)
+    path = make(tmp_path / "small.ortpackage")
+    served, thread = started(path, HttpOptions(), ServeOptions(policy=CPU))
+    served.end()
+    thread.join(30)
+    assert (3, 32) in seen
+
+
+def test_clients_load_nothing_unless_they_may(tmp_path: Path) -> None:
+    """Repository control is off by default; where it is on, files in the request are refused."""
+    save_product(tmp_path / "product.onnx")
+    served, thread = started(tmp_path, HttpOptions(), ServeOptions(policy=CPU))
+    for change in ("load", "unload"):
+        status, body = ask(served.http, request(b"{}", path=f"/v2/repository/models/product/{change}"))
+        assert status == 403
+        assert b"--repository-control" in body
+    with grpc.insecure_channel(served.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelUnload")(b"")
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    served.end()
+    thread.join(30)
+
+
+def test_the_access_log_has_a_line_for_each_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of both sides, refused ones too, with the trace that the client named; whatever it sends stays in its line."""
+    save_product(tmp_path / "product.onnx")
+    served, thread = started(tmp_path, HttpOptions(access_log=True), ServeOptions(policy=CPU))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    with caplog.at_level("INFO", "rlx_ort.serving.access"):
+        ask(served.http, request(json.dumps(GOOD).encode(), f"traceparent: 00-{trace}-b7ad6b7169203331-01"))
+        ask(served.http, request(b"", method="GET", path="/%0a{}", length=None))
+        with grpc.insecure_channel(served.grpc) as channel, pytest.raises(grpc.RpcError):
+            channel.unary_unary("/inference.GRPCInferenceService/ModelReady")(b"\n\x01z")
+        served.end()
+        thread.join(30)
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "rlx_ort.serving.access"]
+    assert [(line["side"], line["status"]) for line in lines] == [("http", 200), ("http", 404), ("grpc", "NOT_FOUND")]
+    assert lines[0]["trace_id"] == trace
+    assert lines[1]["path"] == "/\n{}"
+    assert all(line["ms"] > 0 for line in lines)
+
+
+def test_a_model_in_a_request_is_refused(served: Served) -> None:
+    """Triton's `file:` and `config` parameters of the load."""
+    body = json.dumps({"parameters": {"config": "{}", "file:1/model.onnx": "AA=="}}).encode()
+    status, answer = ask(served.http, request(body, path="/v2/repository/models/product/load"))
+    assert status == 400
+    assert b"folders only" in answer
+
+
+def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
+    """So is a certificate that cannot be read."""
+    with pytest.raises(ConversionError, match="no model"):
+        Repository([tmp_path])
+    save_product(tmp_path / "product.onnx")
+    (tmp_path / "cert.pem").write_text("nothing", encoding="utf-8")
+    host = HostOptions(certificate=tmp_path / "cert.pem", private_key=tmp_path / "cert.pem")
+    with pytest.raises(ServingError, match="no certificate"):
+        asyncio.run(serve(Repository([tmp_path]), host))
