@@ -181,6 +181,7 @@ def _counts(repository: Any, name: str) -> dict[str, Any]:
 
 def kserve_role(settings: Mapping[str, Any]) -> None:
     """Serve one model by kserve's SDK until the parent closes the input."""
+    import logging
     import os
 
     import onnxruntime
@@ -197,11 +198,14 @@ def kserve_role(settings: Mapping[str, Any]) -> None:
             (result,) = session.run(None, {"x": payload.inputs[0].as_numpy()})
             output = InferOutput("y", list(result.shape), "FP32")
             output.set_data_from_numpy(result, binary_data=True)
-            return InferResponse(payload.id, "product", [output])
+            return InferResponse(payload.id or "0", "product", [output])
 
     def watch() -> None:
         time.sleep(4)
+        for name in ("kserve", "kserve.trace"):  # it writes lines for each request, which we do not either
+            logging.getLogger(name).setLevel(logging.ERROR)
         say({"http": f"127.0.0.1:{settings['http']}", "grpc": f"127.0.0.1:{settings['grpc']}"})
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdin.read()
         os._exit(0)
 
@@ -512,8 +516,8 @@ def main() -> int:
     parser.add_argument("--devices", default="cpu", help="cpu,cuda and so on; several are measured together and alone")
     parser.add_argument("--kserve", help="a Python that has kserve and onnxruntime")
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--clients", type=int, default=_CLIENTS, help="clients for several devices")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one load")
     parser.add_argument("--rounds", type=int, default=5)

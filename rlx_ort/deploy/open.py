@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rlx_ort.ir.types import ValueType
     from rlx_ort.providers.engine.compiled.models import Opening
     from rlx_ort.providers.engine.compiled.starts import Interface
+    from rlx_ort.resilience.options import Resilience
 
 __all__ = [
     "PackageDevices", "WarmedDevice", "buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of",
@@ -57,13 +58,18 @@ class PackageDevices(GraphDevices):
     """
 
     def __init__(
-        self, package: Package, policy: DevicePolicy, options: CompileOptions, quick: QuickSession | None = None
+        self,
+        package: Package,
+        policy: DevicePolicy,
+        options: CompileOptions,
+        quick: QuickSession | None = None,
+        resilience: Resilience | None = None,
     ) -> None:
         self._package = package
         self._quick = quick
         self._loading = threading.RLock()
         self._loaded = False
-        self._prepare(policy, options)
+        self._prepare(policy, options, resilience)
         if quick is None:
             self._load()
 
@@ -151,6 +157,7 @@ def open_package(
     min_serial: int = 0,
     private: bool = False,
     verify_on_first_use: bool | None = None,
+    resilience: Resilience | None = None,
 ) -> PackageDevices:
     """Return a packaged model, ready to run on the devices of this machine.
 
@@ -174,6 +181,7 @@ def open_package(
         private: whether weights are copied into memory of this process, which a later write to a file cannot reach. So
             no session is opened from the compile cache, whose files are mapped, and none is kept there.
         verify_on_first_use: whether to run the golden cases on a new machine, in place of the package's setting.
+        resilience: how to react to devices that fail; see `GraphDevices`.
 
     Raises:
         PackageError: there is no package, it needs newer versions, or `options` ask for the cache beside `private`.
@@ -191,7 +199,7 @@ def open_package(
     quick = None if wanted or private or options is not None else _quick_session(package)
     settings = _without_cache(options) if private else options
     policy = narrowed_policy(package.index.policy, caller) if policy is None else policy
-    runner = PackageDevices(package, policy, options_of(package, settings), quick)
+    runner = PackageDevices(package, policy, options_of(package, settings), quick, resilience)
     if wanted:
         from rlx_ort.deploy.golden import admit_devices
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import math
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "
 _HEADER = "Inference-Header-Content-Length"
 _WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away
 _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
-_RETRY_AFTER_S = 1
+_MOST_RETRY_AFTER_S = 60
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -65,6 +66,11 @@ def status_of(error: RlxError) -> int:
     return 503 if isinstance(error, NoViableDeviceError | MemoryBudgetError) else 500
 
 
+def _retry_after_s(error: RlxError) -> int:
+    seconds = error.retry_after_s if isinstance(error, ServingError) else None
+    return min(max(math.ceil(seconds or 1), 1), _MOST_RETRY_AFTER_S)
+
+
 def statistics_of(model: ServedModel) -> dict[str, Any]:
     """Return the statistics of a model in the form of Triton's extension."""
     found: Statistics = model.statistics
@@ -96,13 +102,13 @@ class _Rest:
         one = "/v2/models/{model}"
         version = one + "/versions/{version}"
         both = [
-            ("/infer", self.infer, "POST"),
-            ("/ready", self.model_ready, "GET"),
-            ("/config", self.config, "GET"),
-            ("/stats", self.statistics, "GET"),
-            ("", self.metadata, "GET"),
+            ("/ready", self.model_ready),
+            ("/config", self.config),
+            ("/stats", self.statistics),
+            ("", self.metadata),
         ]
         routes = [
+            *(Route(prefix + "/infer", self._guarded(self.infer), methods=["POST"]) for prefix in (one, version)),
             Route("/", self.page),
             Route("/metrics", self._guarded(self.metrics)),
             Route("/v2", self._guarded(self.server)),
@@ -112,11 +118,7 @@ class _Rest:
             Route("/v2/repository/index", self._guarded(self.index), methods=["POST"]),
             Route("/v2/repository/models/{model}/load", self._guarded(self.load), methods=["POST"]),
             Route("/v2/repository/models/{model}/unload", self._guarded(self.unload), methods=["POST"]),
-            *(
-                Route(prefix + tail, self._guarded(handler), methods=[method])
-                for prefix in (version, one)
-                for tail, handler, method in both
-            ),
+            *(Route(prefix + tail, self._guarded(handler)) for prefix in (version, one) for tail, handler in both),
         ]
 
         @contextlib.asynccontextmanager
@@ -140,7 +142,7 @@ class _Rest:
                 return await handler(request)
             except RlxError as err:
                 status = status_of(err)
-                headers = {"Retry-After": str(_RETRY_AFTER_S)} if status in (429, 503) else {}
+                headers = {"Retry-After": str(_retry_after_s(err))} if status in (429, 503) else {}
                 headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
                 return JSONResponse({"error": str(err)}, status, headers)
             except ClientDisconnect:
@@ -240,21 +242,26 @@ class _Rest:
 
 async def _unless_gone(request: Request, running: Awaitable[Any]) -> Any:
     """Return what a request waits for; when its client goes away, that is cancelled."""
-    task = asyncio.ensure_future(running)
+    waiting = asyncio.current_task()
+    watcher: asyncio.Task[None] | None = None
+
+    def watch() -> None:
+        nonlocal watcher
+        watcher = asyncio.ensure_future(_disconnected(request))
+        watcher.add_done_callback(lambda found: None if found.cancelled() or waiting is None else waiting.cancel())
+
+    timer = asyncio.get_running_loop().call_later(_WATCHED_FROM_S, watch)
     try:
-        await asyncio.wait([task], timeout=_WATCHED_FROM_S)
-        if task.done():
-            return task.result()
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await running
+    except asyncio.CancelledError:
+        if waiting is None or watcher is None or not watcher.done():
+            raise
+        waiting.uncancel()
+        raise ClientDisconnect from None
     finally:
-        task.cancel()
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
 
 
 async def _disconnected(request: Request) -> None:
