@@ -31,6 +31,9 @@ Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str,
 """Runs inputs on one device and returns the outputs with these names, or all."""
 
 _NEARLY = 1.03  # a smaller batch is taken if its rows cost this factor of the cheapest ones
+_GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
+_GAPS = 3  # a free device waits for so many mean intervals without an arrival
+_TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
 _LEARNING = 0.2  # weight of a new time in the mean of those of a batch size
 _FORGETTING = 0.01  # weight in the means of other batch sizes, where they are higher, so that they are tried again
 _MOVED = 1.05  # a mean that changed by this factor changes the batch size
@@ -123,6 +126,7 @@ class Lane:
         self.probe = probe
         self.busy_until_ns = 0
         self.idle = True
+        self.free_since_ns = 0
         self.out_until_ns = 0
         self.failed = False
         self._predict = functools.lru_cache(maxsize=1024)(predict)
@@ -224,6 +228,10 @@ class Scheduler:
         self._drained: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._dispatching = False
+        self._arrived_ns = time.perf_counter_ns()
+        self._answered_ns = 0
+        self._gap_ns = self._return_ns = math.inf
+        self._returning = 0
 
     @property
     def depth(self) -> int:
@@ -261,6 +269,7 @@ class Scheduler:
         if self._batched and rows > self.options.max_batch:
             return await self._in_pieces(inputs, rows, wanted, priority, timeout_s)
         request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), loop.create_future())
+        self._note_arrival(request.arrived_ns)
         timer = None
         if timeout_s or self.options.timeout_s:
             limit_s = min(limit for limit in (timeout_s, self.options.timeout_s) if limit)
@@ -404,10 +413,11 @@ class Scheduler:
                 if found is None:
                     break
                 lane, rows = found
-                wait_ns = self.options.delay_s * 1e9 - (now_ns - first.arrived_ns)
-                if self._batched and queued < rows and wait_ns > 0 and not self._closed:
-                    self._again_in(wait_ns / 1e9)
-                    break
+                if self._batched and queued < rows and not self._closed:
+                    wait_ns = self._wait_ns(lane, first, queued, now_ns)
+                    if wait_ns > 0:
+                        self._again_in(wait_ns)
+                        break
                 self._start(lane, self._pop(group, rows, now_ns))
                 now_ns = time.perf_counter_ns()
                 if now_ns - begun_ns > _INLINE_TURN_NS:
@@ -426,10 +436,7 @@ class Scheduler:
         if len(usable) == 1:
             (lane,) = usable
             return (lane, max(lane.cap() if self._batched else 1, first.rows)) if lane.idle else None
-        ends = {}
-        for lane in usable:
-            rows = max(min(lane.cap(), queued), first.rows)
-            ends[lane] = max(lane.busy_until_ns if not lane.idle else now_ns, now_ns) + lane.expected_ns(rows)
+        ends = {lane: self._end_ns(lane, max(queued, first.rows), now_ns) for lane in usable}
         best = min(usable, key=lambda lane: ends[lane])
         if best.idle:
             return best, max(best.cap(), first.rows)
@@ -440,6 +447,15 @@ class Scheduler:
             if now_ns + lane.expected_ns(rows) <= ends[best]:
                 return lane, rows
         return None
+
+    def _end_ns(self, lane: Lane, rows: int, now_ns: int) -> float:
+        """Return when a device would have run so many rows, beginning with what it runs now."""
+        begin_ns = now_ns if lane.idle else max(lane.busy_until_ns, now_ns)
+        most = lane.cap() if self._batched else 1
+        if rows <= most:
+            return begin_ns + lane.expected_ns(rows)
+        full, rest = divmod(rows, most)
+        return begin_ns + full * lane.expected_ns(most) + (lane.expected_ns(rest) if rest else 0.0)
 
     def _is_out(self, lane: Lane, now_ns: int) -> bool:
         """Return whether a device is left out after a failure; once its time is over, its probe begins."""
@@ -466,9 +482,42 @@ class Scheduler:
             _log.warning("%s stays out: %s", lane.device.display, error)
         self._dispatch()
 
-    def _again_in(self, seconds: float) -> None:
-        if self._timer is None or self._timer.cancelled() or self._timer.when() < asyncio.get_running_loop().time():
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._dispatch)
+    def _wait_ns(self, lane: Lane, first: _Waiting, queued: int, now_ns: int) -> float:
+        """Return how long a free device should wait for more requests.
+
+        A run has a fixed part that does not depend on its rows. Waiting for one more row pays while requests arrive
+        at shorter intervals than that part divided by the rows that wait. Clients that have just been answered are
+        expected to come back as soon as they did before.
+        """
+        fixed_ns = 2 * lane.expected_ns(queued) - lane.expected_ns(2 * queued)
+        waits_ns = now_ns - max(first.arrived_ns, lane.free_since_ns)
+        least_ns = self.options.delay_s * 1e9 - (now_ns - first.arrived_ns)
+        gap_ns = self._return_ns if self._returning else self._gap_ns
+        if not (gap_ns * queued < fixed_ns and waits_ns < fixed_ns):
+            return least_ns
+        quiet_ns = now_ns - max(self._arrived_ns, self._answered_ns)
+        if quiet_ns > _GAPS * gap_ns:
+            self._returning = 0
+        return max(least_ns, min(_GAPS * gap_ns, fixed_ns / queued) - quiet_ns)
+
+    def _note_arrival(self, now_ns: int) -> None:
+        """Keep the mean interval of arrivals, and that of arrivals after answers."""
+        self._gap_ns = _mean_of(self._gap_ns, now_ns - self._arrived_ns)
+        self._return_ns = _mean_of(self._return_ns, now_ns - max(self._arrived_ns, self._answered_ns))
+        self._arrived_ns = now_ns
+        self._returning = max(self._returning - 1, 0)
+
+    def _again_in(self, wait_ns: float) -> None:
+        if wait_ns < _TIMER_NS:
+            self._soon()
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_ns / 1e9
+        if self._timer is not None:
+            if loop.time() < self._timer.when() <= until and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(until, self._dispatch)
 
     # --- running
 
@@ -488,6 +537,7 @@ class Scheduler:
 
     def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
         lane.idle = True
+        lane.free_since_ns = time.perf_counter_ns()
         self._running -= 1
         self._settle(lane, batch, results)
         self._dispatch()
@@ -510,6 +560,8 @@ class Scheduler:
             self._on_batch(lane.device, sum(request.rows for request in batch), len(done), done[0].times)
         if failed:
             self._move(lane, failed)
+        self._answered_ns = time.perf_counter_ns()
+        self._returning += len(batch)
 
     def _move(self, lane: Lane, failed: Sequence[tuple[_Waiting, Exception]]) -> None:
         """Queue requests that a device failed again, for the other devices; the last device's error is raised."""
@@ -525,6 +577,11 @@ class Scheduler:
                 request.running = False
                 self._push(0, request)
         self._soon()
+
+
+def _mean_of(before: float, now: float) -> float:
+    """Return a running mean in which single large values count little."""
+    return before + _GAP_WEIGHT * (min(now, 4 * before) - before) if math.isfinite(before) else now
 
 
 def _error_of(probe: Callable[[], object] | None) -> Exception | None:
