@@ -48,16 +48,13 @@ class Captures:
 class Scope:
     """The names visible in one graph, body or function call.
 
-    Attributes:
-        graph: the IR graph that nodes are added to; a function call shares that of its caller.
-        opsets: domain -> version that nodes here are written for.
-        where: the scope's name in messages.
-        types: value name -> type, where it is known.
-        values: name -> value; None for a function's formal input that the call leaves out.
-        outer: the scope around a body; functions see nothing around them.
-        captures: the captured values of the node that owns this body.
-        attributes: in a function: the attributes that it declares and what the call gives for them.
-        in_function: whether the nodes come from a function, so that their names may come more than once.
+    Nodes are added to `graph`; a function call shares that of its caller. `opsets` maps a domain to the version its
+    nodes are written for, and `where` is the scope's name in messages. `values` has None for a function's formal input
+    that the call leaves out. `outer` is the scope around a body, `captures` the captured values of the node that owns
+    it; functions see nothing around them.
+
+    In a function, `attributes` maps each attribute that it declares to its value in the call. With `in_function`, names
+    of nodes may occur more than once.
     """
 
     graph: Graph

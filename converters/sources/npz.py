@@ -36,10 +36,8 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, NotImp
 def read_npz(path: Path, *, limit_bytes: int = LIMIT_BYTES, limit_ratio: int = LIMIT_RATIO) -> WeightFile:
     """Return the arrays of an archive. Reads the header of each, and the data of none.
 
-    Args:
-        path: the archive.
-        limit_bytes: the most it may unpack to.
-        limit_ratio: how many times its own size it may unpack to, if that is above 64 MiB.
+    It may unpack to at most `limit_bytes`, and to at most 64 MiB or `limit_ratio` times its own size, whichever is
+    more.
 
     Raises:
         ConversionError: the file is no archive, is damaged, holds pickled objects, or unpacks to more than it may.

@@ -38,13 +38,8 @@ class PackageDevices(GraphDevices):
 
     A warmed package starts with a session from the compile cache, which serves runs that name the CPU. Anything else
     (the graph, the weights, a report, another device, a new policy) loads the graph and closes that session. From then
-    on the runner behaves as for a package that was not warmed.
-
-    Args:
-        package: the open package.
-        policy: which devices may be chosen.
-        options: how to compile.
-        quick: the session of the warmed package, or None to load the graph at once.
+    on the runner behaves as for a package that was not warmed. Without `quick`, the session of the warmed package, the
+    graph is loaded at once.
 
     Raises:
         PackageError: the graph file is no graph.
