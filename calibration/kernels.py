@@ -320,10 +320,6 @@ def _count(work: Callable[[Point], float]) -> Callable[[Point], Point]:
     return lambda point: (int(work(point)),)
 
 
-def _square(point: Point) -> Point:
-    return point[0], point[1] ** 2
-
-
 def _pixels(point: Point) -> float:
     return point[0] * point[1] ** 2
 
@@ -372,7 +368,7 @@ def _runs() -> list[Kernel]:
 
 
 def _products() -> list[Kernel]:
-    square = partial(Kernel, size=_square, work=_MATMUL_FLOPS, unit="flops")
+    square = partial(Kernel, size=lambda point: (point[0], point[1] ** 2), work=_MATMUL_FLOPS, unit="flops")
     flops = partial(Kernel, unit="flops")
     batched: Groups = ((2, ((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64))),)
     sequences: Groups = ((1, ((1, 128),)), (2, ((1, 16), (8, 128), (8, 512))))

@@ -70,13 +70,7 @@ class Bench:
     has no single kernels.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        limit_s: float,
-        point_s: float,
-        clock: Clock = time.perf_counter_ns,
-    ) -> None:
+    def __init__(self, device: Device, limit_s: float, point_s: float, clock: Clock = time.perf_counter_ns) -> None:
         self.device = device
         self.limit_ns, self.point_ns = limit_s * 1e9, point_s * 1e9
         self.rows: dict[tuple[str, Point, str], Row] = {}

@@ -39,10 +39,7 @@ def unknown(workload: Workload, model: MeasuredCostModel) -> dict[Kernel, Export
 
 
 def measure_unknown(
-    model: MeasuredCostModel,
-    workloads: Sequence[tuple[Workload, Mapping[str, int]]],
-    outline: Outline,
-    limit_s: float,
+    model: MeasuredCostModel, workloads: Sequence[tuple[Workload, Mapping[str, int]]], outline: Outline, limit_s: float
 ) -> int:
     """Measure what workloads of one model have unknown, keep the rows in the device's profile, and return their number.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -265,7 +265,7 @@ class GraphBuilder:
             scope.graph,
             opsets_of(self._model, function.opset_import) or scope.opsets,
             f"function {function.name!r}",
-            _function_types(node, function, scope),
+            {name: scope.type_of(outer) for name, outer in zip(function.output, node.output, strict=False) if outer},
             attributes=call,
             in_function=True,
         )
@@ -297,8 +297,3 @@ def _all_names(graph: onnx.GraphProto) -> Iterable[str]:
 def _types(graph: onnx.GraphProto) -> Mapping[str, ValueType]:
     """Return the declared type of each value of one graph, its bodies left out."""
     return {info.name: known_type_of(info.type) for info in (*graph.value_info, *graph.input, *graph.output)}
-
-
-def _function_types(node: onnx.NodeProto, function: onnx.FunctionProto, scope: Scope) -> dict[str, ValueType]:
-    pairs: Sequence[tuple[str, str]] = [*zip(function.output, node.output, strict=False)]
-    return {inner: scope.type_of(outer) for inner, outer in pairs if outer}

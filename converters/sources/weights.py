@@ -149,9 +149,7 @@ class Renames:
 
     @classmethod
     def of(
-        cls,
-        names: Mapping[str, str | Rename] | None = None,
-        patterns: Iterable[tuple[str, str | Rename]] = (),
+        cls, names: Mapping[str, str | Rename] | None = None, patterns: Iterable[tuple[str, str | Rename]] = ()
     ) -> Renames:
         """Return renames from plain texts.
 
