@@ -55,11 +55,12 @@ class Grid:
     """Time over the sizes of a kernel: logarithms, linear along each axis.
 
     Above the grid the time grows half as between the two largest sizes and half with the work: what was held up by
-    launches may be by its work there. Below, it falls as between the two smallest, but never faster than the work. At
-    points of the grid that were not measured, the time changes along an axis as on the nearest line where it was. A
-    point was disturbed if it takes over three times as long as more of the same work, or as its share of less work. It
-    then counts as three times that. `points` maps sizes to ns. The work grows with each size to the power in `powers`,
-    by default 1.
+    launches may be by its work there. Below, it falls as between the two smallest, but never faster than the work.
+    At points of the grid that were not measured, the time changes along an axis as on the nearest line where it was.
+    A point was disturbed if it takes over three times as long as more of the same work, or as its share of less work.
+    It then counts as three times that.
+
+    `points` maps sizes to ns. The work grows with each size to the power in `powers`, by default 1.
     """
 
     __slots__ = ("_axes", "_powers", "_values", "least")
