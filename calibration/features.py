@@ -72,18 +72,13 @@ BY_WIDTH = _words("Softmax LayerNormalization ReduceMean Gather Concat ReduceRow
 class Kernel(NamedTuple):
     """One piece of work. Equal pieces cost the same.
 
-    Attributes:
-        name: the row of the table that it is priced by, which says what the sizes are: `MatMul` (m, k, n);
-            `BatchedMatMul` (batch, m, k, n); `Conv3x3`, `Conv1x1` (pixels, channels); `DepthwiseConv` (elements);
-            `Attention` (batch * heads, queries, keys, head_dim); `LSTM` (steps, batch, inputs, hidden, directions); an
-            operator of the table (elements), or (elements, width of a row); `View` (). Any other operator is named with
-            a digest of what its time may depend on besides its elements.
-        size: the sizes. Elements are counted in units of four bytes.
-        dtype: the element type of its result.
-        flops: floating-point operations.
-        nbytes: bytes read and written.
-        times: how often it runs.
-        op_type: the operator.
+    `name` is the row of the table that prices the work. It determines the meaning of the sizes: `MatMul` (m, k, n);
+    `BatchedMatMul` (batch, m, k, n); `Conv3x3`, `Conv1x1` (pixels, channels); `DepthwiseConv` (elements); `Attention`
+    (batch * heads, queries, keys, head_dim); `LSTM` (steps, batch, inputs, hidden, directions); an operator of the
+    table (elements), or (elements, width of a row); `View` (). Any other operator is named with a digest of what its
+    time may depend on besides its elements. Elements are counted in units of four bytes.
+
+    `nbytes` counts bytes read and written, `times` the repetitions.
     """
 
     name: str
@@ -112,12 +107,8 @@ def kernel_of(
 ) -> Kernel:
     """Return the kernel of a node.
 
-    Args:
-        op_type: the operator.
-        inputs: its inputs.
-        outputs: its outputs.
-        shared: every batch multiplies with the same second operand.
-        variant: a digest that distinguishes kernels of one operator, for operators outside the table.
+    `shared` means that every batch multiplies with the same second operand. `variant` is a digest that distinguishes
+    kernels of one operator outside the table.
     """
     out = outputs[0] if outputs else _NOTHING
     if op_type in _VIEWS:
@@ -247,14 +238,9 @@ def _row_length(op_type: str, name: str, inputs: Sequence[Fact], out: Fact) -> i
 class Workload:
     """Everything a run of a model does.
 
-    Attributes:
-        nodes: the nodes, in order.
-        kernels: the kernel of each node; None for one that costs nothing.
-        results: what is known of each result of each node.
-        inputs: bytes of each input that nodes read.
-        outputs: bytes of each output that nodes write.
-        assumed: the inputs' dims that have no size and count as `DEFAULT_DIM`, as unnamed ones between nodes do.
-        counts: each different kernel, and how many nodes need it.
+    `kernels` has None for a node that costs nothing, and `counts` the number of nodes that need each different kernel.
+    `inputs` and `outputs` hold the bytes of each input that nodes read and each output that they write. `assumed` lists
+    the dims of inputs that have no size and count as `DEFAULT_DIM`.
     """
 
     nodes: Sequence[ExportedNode]

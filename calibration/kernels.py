@@ -76,17 +76,8 @@ class KernelGraph:
 
     Independent copies of a node read the same initializers, and optimisation is off: nothing is folded, fused or
     merged. Where optimisation is needed, or a device compiles whole graphs, the nodes are chained from a run-time value
-    and have weights of their own.
-
-    Args:
-        data: where initializers come from.
-        dtype: the element type.
-        chained: whether each node reads the one before it.
-
-    Attributes:
-        graph: the graph.
-        feeds: the inputs of a run.
-        bare: whether it computes nothing, so that all such graphs are alike.
+    and have weights of their own. With `chained`, each node reads the one before it. `bare` is true if the graph
+    computes nothing, so that all such graphs are alike.
     """
 
     def __init__(self, data: RandomData, dtype: DType = DType.F32, *, chained: bool = False) -> None:
@@ -162,20 +153,16 @@ Groups: TypeAlias = tuple[tuple[int, tuple[Point, ...]], ...]
 class Kernel:
     """What is measured under one name.
 
-    Attributes:
-        name: the name of its rows.
-        build: builds its graph.
-        groups: (priority, points); the points of a group are measured one after the other, least work first.
-        size: the size of a point's row.
-        work: a number that a node's time is at most proportional to.
-        unit: what `work` counts; kernels of one unit have similar rates.
-        dtype: the element type.
-        base: builds what is subtracted, with as many copies; None for the kernel's own graph with no copies.
-        whole: whether a whole run counts, and nothing is subtracted.
-        copies: a fixed number of copies, else it is chosen by their expected time.
-        most: copies at most.
-        runs: "as executed", "plain" (no recorded launches), or "recorded", where the device records launches.
-        chained: whether its nodes are chained and optimised on every device.
+    `build` makes the graph of a point. `base` makes the graph that is subtracted, with as many copies; None takes the
+    kernel's own graph without copies. With `whole`, a whole run counts and nothing is subtracted. `copies` fixes the
+    number of copies; 0 chooses it by their expected time, up to `most`.
+
+    `groups` holds (priority, points); the points of a group are measured one after the other, least work first. `size`
+    maps a point to the size in its row. A node's time is at most proportional to `work`, which counts `unit`; kernels
+    of one unit have similar rates.
+
+    `runs` is "as executed", "plain" (no recorded launches), or "recorded", where the device records launches. `chained`
+    nodes are chained and optimised on every device.
     """
 
     name: str
@@ -333,10 +320,6 @@ def _count(work: Callable[[Point], float]) -> Callable[[Point], Point]:
     return lambda point: (int(work(point)),)
 
 
-def _square(point: Point) -> Point:
-    return point[0], point[1] ** 2
-
-
 def _pixels(point: Point) -> float:
     return point[0] * point[1] ** 2
 
@@ -385,7 +368,7 @@ def _runs() -> list[Kernel]:
 
 
 def _products() -> list[Kernel]:
-    square = partial(Kernel, size=_square, work=_MATMUL_FLOPS, unit="flops")
+    square = partial(Kernel, size=lambda point: (point[0], point[1] ** 2), work=_MATMUL_FLOPS, unit="flops")
     flops = partial(Kernel, unit="flops")
     batched: Groups = ((2, ((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64))),)
     sequences: Groups = ((1, ((1, 128),)), (2, ((1, 16), (8, 128), (8, 512))))

@@ -52,11 +52,7 @@ class _Record:
 
 
 class Learned:
-    """Recent run times by graph, device and sizes; may be used from several threads.
-
-    Args:
-        clock: returns the time in seconds.
-    """
+    """Recent run times by graph, device and sizes; `clock` returns seconds. May be used from several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

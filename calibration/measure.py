@@ -61,28 +61,16 @@ class _Timed(NamedTuple):
 class Bench:
     """Measures kernels on one device and collects the rows.
 
-    Args:
-        device: the device.
-        limit_s: what measuring may take.
-        point_s: how long one size is timed.
-        clock: gives the time in ns.
+    All measuring takes at most `limit_s`, and one size is timed for `point_s`; `clock` returns ns. `rows` maps (kernel,
+    size, dtype) to its row, `skipped` a kernel to the reason why rows are missing. `bases` holds what is subtracted
+    from kernels, by dtype and whether launches are recorded; it is measured once a visit. `spent_ns` is the time taken
+    on the device so far.
 
-    Attributes:
-        rows: (kernel, size, dtype) -> row.
-        skipped: kernel -> why it has no row, or not all of them.
-        spent_ns: time that was taken on the device so far.
-        records: whether the device records the launches of usual runs.
-        bases: what is subtracted from kernels, by dtype and whether launches are recorded; found once a visit.
-        compiles: whether the device compiles whole graphs, so that there are no single kernels.
+    `records` is true if the device records the launches of usual runs, `compiles` if it compiles whole graphs and so
+    has no single kernels.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        limit_s: float,
-        point_s: float,
-        clock: Clock = time.perf_counter_ns,
-    ) -> None:
+    def __init__(self, device: Device, limit_s: float, point_s: float, clock: Clock = time.perf_counter_ns) -> None:
         self.device = device
         self.limit_ns, self.point_ns = limit_s * 1e9, point_s * 1e9
         self.rows: dict[tuple[str, Point, str], Row] = {}
@@ -311,16 +299,10 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node to be measured on demand.
+    """A node to be measured on demand; its row is called `?` and `name`.
 
-    Attributes:
-        name: what the row is called, without the `?`.
-        op_type: the ONNX operator.
-        inputs: a type for each input, its data where it is known, None where it is absent.
-        outputs: the types of its results.
-        attributes: name -> value.
-        domain: the operator's domain.
-        version: the opset version of the domain.
+    `inputs` has the type of each input, its data where that is known, and None for an absent one. `version` is the
+    opset version of the domain.
     """
 
     name: str

@@ -60,9 +60,7 @@ class Grid:
     A point was disturbed if it takes over three times as long as more of the same work, or as its share of less work.
     It then counts as three times that.
 
-    Args:
-        points: sizes -> ns.
-        powers: how the work grows with each size; in proportion where nothing is said.
+    `points` maps sizes to ns. The work grows with each size to the power in `powers`, by default 1.
     """
 
     __slots__ = ("_axes", "_powers", "_values", "least")
@@ -120,10 +118,7 @@ class Grid:
 class MeasuredCostModel:
     """Prices work by interpolation in a calibration profile. Safe to use from several threads.
 
-    Attributes:
-        device: the device it speaks for.
-        profile: what was measured.
-        recorded: whether it prices runs whose launches are replayed from a recording.
+    With `recorded`, it prices runs whose launches are replayed from a recording.
 
     Raises:
         CalibrationError: the profile lacks a row without which nothing can be predicted.

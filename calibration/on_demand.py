@@ -39,21 +39,12 @@ def unknown(workload: Workload, model: MeasuredCostModel) -> dict[Kernel, Export
 
 
 def measure_unknown(
-    model: MeasuredCostModel,
-    workloads: Sequence[tuple[Workload, Mapping[str, int]]],
-    outline: Outline,
-    limit_s: float,
+    model: MeasuredCostModel, workloads: Sequence[tuple[Workload, Mapping[str, int]]], outline: Outline, limit_s: float
 ) -> int:
     """Measure what workloads of one model have unknown, keep the rows in the device's profile, and return their number.
 
-    Takes `limit_s` at most; what there is no time for stays assumed. What cannot be measured alone is not tried again
-    in this process.
-
-    Args:
-        model: the device's cost model.
-        workloads: the work of the model, each with the sizes of its named dims: two sizes let prices follow a third.
-        outline: the model.
-        limit_s: how long it may take, in seconds.
+    Takes `limit_s` seconds at most; what there is no time for stays assumed. What cannot be measured alone is not tried
+    again in this process. Each workload comes with sizes of its named dims; two sizes let prices follow a third.
     """
     wanted: dict[str, tuple[Kernel, Node]] = {}
     for workload, dims in workloads:

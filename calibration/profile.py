@@ -34,17 +34,11 @@ REQUIRED = ("run", "launch", "MatMul", "Add")
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """What a profile is valid for; a difference in any of it makes the profile another one's.
+    """The conditions under which a profile is valid; it does not apply if any of them differs.
 
-    Attributes:
-        device: the device's label.
-        ep: the execution provider.
-        hardware: the device's name by its driver.
-        identity: PCI bus id, UUID or LUID where it is known, else empty.
-        engine: ONNX Runtime's package and version.
-        ep_version: the plugin's version, empty for a built-in provider.
-        driver: the driver's version, empty when unknown.
-        threads: threads inside one op; 1 on accelerators.
+    `hardware` is the device's name by its driver, `identity` its PCI bus id, UUID or LUID, and `engine` ONNX Runtime's
+    package and version. `ep_version` is empty for a built-in provider, and unknown entries are empty. `threads` is the
+    number of threads inside one op; 1 on accelerators.
     """
 
     device: str
@@ -73,13 +67,9 @@ class ProfileKey:
 class Row:
     """One measurement.
 
-    Attributes:
-        kernel: what was measured; names that begin with `?` are nodes that were measured on demand.
-        size: the size it was measured at.
-        ns: the time of one node by the lower quartile of its runs, in nanoseconds.
-        dtype: the element type.
-        spread: the distance of the quartiles as a share of the median, at least the difference of two visits.
-        repeats: how many runs the quartile is of.
+    Names of kernels that begin with `?` are nodes that were measured on demand. `ns` is the time of one node by the
+    lower quartile of `repeats` runs. `spread` is the distance of the quartiles as a share of the median, at least the
+    difference of two visits.
     """
 
     kernel: str

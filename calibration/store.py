@@ -28,12 +28,7 @@ _FOLDER = "calibration"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the store has for a device.
-
-    Attributes:
-        profile: the profile, or None.
-        reason: why there is none, or why one that is there does not count; empty when there is one.
-    """
+    """The stored profile of a device, or None with the reason why there is none or why it does not count."""
 
     profile: CalibrationProfile | None
     reason: str = ""

@@ -111,13 +111,9 @@ def bundle_of(
 ) -> ModelBundle:
     """Return a model as a bundle; external data is mapped, data inside is copied out.
 
-    The given message is not changed. Constants of `INLINE_BYTES` and more become initializers of their graph, where
-    the IR version lets those be no inputs.
-
-    Args:
-        proto: the model.
-        folder: folder of the external data; nothing outside is read.
-        origin: what the model comes from, for messages.
+    The given message is not changed. Constants of `INLINE_BYTES` and more become initializers of their graph, where the
+    IR version lets those be no inputs. External data outside `folder` is not read. `origin` is the model's name in
+    messages.
 
     Raises:
         ConversionError: a tensor is damaged, nameless or there twice, or its external data is missing or not allowed.

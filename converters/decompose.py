@@ -16,13 +16,9 @@ from rlx_ort.options.compile_options import CompileOptions
 def decomposed(graph: Graph, nodes: Collection[int], options: CompileOptions) -> Graph:
     """Return a copy in which some nodes are replaced by the nodes of their common form; weights are shared.
 
-    The other nodes, the parameters, and the names of inputs and outputs stay. A replaced node's last result
-    keeps its name, and the names of the new nodes begin with it.
-
-    Args:
-        graph: the graph.
-        nodes: ids of the nodes to replace; none may have a body.
-        options: the opset and the dims are taken from these.
+    The other nodes, the parameters, and the names of inputs and outputs stay. A replaced node's last result keeps its
+    name, and the names of the new nodes begin with it. None of `nodes` may have a body. The opset and the dims come
+    from `options`.
 
     Raises:
         ConversionError: a node has no ONNX form.

@@ -73,14 +73,9 @@ def save_bundle(
 
     Weights are streamed: those of files go from file to file in pieces of 8 MiB, so that the memory it takes does not
     grow with the model. With external data they go to `<file name>.data` in the same folder, which is in place before
-    the model that refers to it. A file that a weight of the bundle comes from may be replaced, except on Windows.
-
-    Args:
-        bundle: the model.
-        path: the file to write.
-        external_data: whether weights go to a data file; None decides by `EXTERNAL_ABOVE_BYTES`.
-        overwrite: whether existing files may be replaced.
-        progress: called with the number of further bytes of weights written.
+    the model that refers to it. A file that a weight of the bundle comes from may be replaced, except on Windows. If
+    `external_data` is None, `EXTERNAL_ABOVE_BYTES` decides. `progress` is called with the number of further bytes of
+    weights written.
 
     Raises:
         ConversionError: a file exists, cannot be written or would be above 2 GB, or a weight's file has changed.

@@ -79,13 +79,11 @@ def class_of(op: Op) -> OpClass | None:
 
 
 class Narrowed(NamedTuple):
-    """A graph after a precision policy.
+    """A graph after a precision policy; the old graph where nothing changes.
 
-    Attributes:
-        graph: the new graph, or the old one where nothing changes.
-        origins: id of a new node -> id of the old one; a cast has that of the node that needed it first.
-        stored_as: name of a parameter -> the dtype it is to be stored in, where that is not the declared one.
-        kept: id of an old node that computes on f32 values and goes on to -> why.
+    `origins` maps the id of each new node to that of the old one; a cast has that of the node that needed it first.
+    `stored_as` has the parameters that are stored in another dtype than the declared one. `kept` maps the id of each
+    old node that still computes on f32 values to the reason.
     """
 
     graph: Graph

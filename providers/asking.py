@@ -68,12 +68,9 @@ DEVICE, HELPED = "device", "cpu"
 class Question:
     """One node to ask about; all nodes with its `key` get the same answer.
 
-    Attributes:
-        inputs, outputs: their types, None for absent ones.
-        constants: places of the inputs that are constant -> their data, None where only its type is known.
-        outer: name -> type of the outer values that its bodies read.
-        computed: places of the inputs that other nodes compute.
-        used: whether other nodes read its first output.
+    Types of absent inputs and outputs are None. `constants` maps the places of constant inputs to their data, None
+    where only the type is known; `computed` has the places of inputs that other nodes compute. `outer` has the outer
+    values that its bodies read. `used` means that other nodes read its first output.
     """
 
     key: str

@@ -152,13 +152,10 @@ PRIVATE_MEMORY = "private memory of the process"
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """What this process uses of a device's memory at one moment.
+    """What this process uses of a device's memory at one moment, and the source of the number.
 
-    Attributes:
-        nbytes: the bytes.
-        whole: whether all of them count as used by sessions; false where other data is among them, as in host memory,
-            so that only a difference of two readings means something.
-        source: where the number comes from.
+    If `whole` is false, the bytes include data other than that of sessions, as in host memory, so that only the
+    difference of two readings is meaningful.
     """
 
     nbytes: int

@@ -241,13 +241,9 @@ def save_optimized(
 ) -> None:
     """Open a session of a graph and make ONNX Runtime write the optimised model; the file must not exist.
 
-    Args:
-        graph: the graph; every parameter needs data.
-        path: the file to write.
-        device: the device whose execution provider optimises; nodes that it takes are written in its form.
-        ort_format: whether to write ONNX Runtime's format instead of ONNX; it has the weights inside.
-        external_data: whether weights go to `<file name>.data` beside it.
-        portable: whether to leave out what depends on this machine's processor, such as blocked layouts.
+    Every parameter of the graph needs data. Nodes that the device's execution provider takes are written in its form.
+    ONNX Runtime's format has the weights inside; in ONNX, external data goes to `<file name>.data` beside the file. A
+    `portable` model leaves out what depends on this machine's processor, such as blocked layouts.
 
     Raises:
         ConversionError: no execution provider of ONNX Runtime serves the device, or the model is too large.

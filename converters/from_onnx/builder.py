@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,16 +48,13 @@ class Captures:
 class Scope:
     """The names visible in one graph, body or function call.
 
-    Attributes:
-        graph: the IR graph that nodes are added to; a function call shares that of its caller.
-        opsets: domain -> version that nodes here are written for.
-        where: the scope's name in messages.
-        types: value name -> type, where it is known.
-        values: name -> value; None for a function's formal input that the call leaves out.
-        outer: the scope around a body; functions see nothing around them.
-        captures: the captured values of the node that owns this body.
-        attributes: in a function: the attributes that it declares and what the call gives for them.
-        in_function: whether the nodes come from a function, so that their names may come more than once.
+    Nodes are added to `graph`; a function call shares that of its caller. `opsets` maps a domain to the version its
+    nodes are written for, and `where` is the scope's name in messages. `values` has None for a function's formal input
+    that the call leaves out. `outer` is the scope around a body, `captures` the captured values of the node that owns
+    it; functions see nothing around them.
+
+    In a function, `attributes` maps each attribute that it declares to its value in the call. With `in_function`, names
+    of nodes may occur more than once.
     """
 
     graph: Graph
@@ -268,7 +265,7 @@ class GraphBuilder:
             scope.graph,
             opsets_of(self._model, function.opset_import) or scope.opsets,
             f"function {function.name!r}",
-            _function_types(node, function, scope),
+            {name: scope.type_of(outer) for name, outer in zip(function.output, node.output, strict=False) if outer},
             attributes=call,
             in_function=True,
         )
@@ -300,8 +297,3 @@ def _all_names(graph: onnx.GraphProto) -> Iterable[str]:
 def _types(graph: onnx.GraphProto) -> Mapping[str, ValueType]:
     """Return the declared type of each value of one graph, its bodies left out."""
     return {info.name: known_type_of(info.type) for info in (*graph.value_info, *graph.input, *graph.output)}
-
-
-def _function_types(node: onnx.NodeProto, function: onnx.FunctionProto, scope: Scope) -> dict[str, ValueType]:
-    pairs: Sequence[tuple[str, str]] = [*zip(function.output, node.output, strict=False)]
-    return {inner: scope.type_of(outer) for inner, outer in pairs if outer}

@@ -19,15 +19,10 @@ from rlx_ort.ir.types import Dim, Shape, TensorType, fits
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """An ONNX node of ai.onnx whose inputs and outputs are all tensors of known rank.
+    """An ONNX node of ai.onnx whose inputs and outputs are all tensors of known rank; no input is absent.
 
-    Attributes:
-        op_type: the operator.
-        version: the opset version the node was written for.
-        attributes: name -> value.
-        inputs: types of the inputs; none is absent.
-        constants: the data of the inputs that are constants, None for the others.
-        output: type of the first result; no other one is read.
+    `version` is the opset version the node was written for. `constants` has the data of constant inputs, None for the
+    others. `output` is the type of the first result; no other one is read.
     """
 
     op_type: str

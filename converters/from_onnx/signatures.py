@@ -28,14 +28,9 @@ _LEAST = {
 class Signature:
     """What an operator takes, by its schema.
 
-    Attributes:
-        label: the operator and its version, for messages.
-        inputs: the least and the largest number of inputs.
-        outputs: those of outputs.
-        single: the places of inputs that a node must not leave out.
-        many: the place from which any number of inputs follow, none of them left out; negative if there is none.
-        kinds: attribute name -> number of its type.
-        required: the attributes that a node must have.
+    `inputs` and `outputs` are the least and largest number of each. A node must not leave out the inputs at the places
+    `single`. From the place `many` on, any number of inputs follows, none of them left out; it is negative if there is
+    no such place. `kinds` maps an attribute to the number of its type.
     """
 
     label: str

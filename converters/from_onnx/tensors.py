@@ -138,9 +138,7 @@ def resolved(
 ) -> list[onnx.AttributeProto]:
     """Return attributes without references; one that refers to what the call leaves out is left out too.
 
-    Args:
-        attributes: those of a node.
-        call: in a function: what a call gives for each attribute that the function declares, None for nothing.
+    In a function, `call` maps each attribute that the function declares to its value in the call, None for no value.
 
     Raises:
         ConversionError: a reference is outside of functions, to nothing that is declared, or of another type.

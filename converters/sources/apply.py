@@ -225,11 +225,8 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 class _PackedProduct:
     """A parameter whose every use is a product that takes it packed.
 
-    Attributes:
-        param: the node of the parameter.
-        data: its packed rows, u8 `(N, row bytes)`.
-        op: what the nodes that multiply by it, `products`, become.
-        between: the transposition they read it through so far; nothing reads that afterwards.
+    `data` has its packed rows, u8 `(N, row bytes)`. The nodes that multiply by it, `products`, become `op`. They read
+    it through the transposition `between`; nothing reads that afterwards.
     """
 
     param: Node

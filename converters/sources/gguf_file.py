@@ -41,12 +41,9 @@ _MAX_NAME_BYTES = 1 << 16
 def read_gguf(path: Path, quantised_as: GgufAs = "f32") -> WeightFile:
     """Return the tensors of a GGUF file, shapes in numpy's order: the matrix of a layer is `(outputs, inputs)`.
 
-    Plain tensors are mapped. Quantised ones are dequantised when asked for, or mapped as packed blocks,
-    u8 `(..., row bytes)`, as the product of packed weights in the IR takes them.
-
-    Args:
-        path: the file.
-        quantised_as: `f32` or `f16` for dequantised weights, `packed` for the blocks.
+    Plain tensors are mapped. Quantised ones are dequantised when asked for, or mapped as packed blocks, u8
+    `(..., row bytes)`, as the product of packed weights in the IR takes them. `quantised_as` is `f32` or `f16` for
+    dequantised weights, `packed` for the blocks.
 
     Raises:
         ConversionError: `gguf` is not installed, the file is damaged or of the other byte order, or `packed` is asked

@@ -33,13 +33,10 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, leng
 _BROKEN = (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, NotImplementedError, RuntimeError, KeyError)
 
 
-def read_npz(path: Path, *, limit_bytes: int = LIMIT_BYTES, limit_ratio: int = LIMIT_RATIO) -> WeightFile:
+def read_npz(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> WeightFile:
     """Return the arrays of an archive. Reads the header of each, and the data of none.
 
-    Args:
-        path: the archive.
-        limit_bytes: the most it may unpack to.
-        limit_ratio: how many times its own size it may unpack to, if that is above 64 MiB.
+    It may unpack to at most `limit_bytes`, and to at most 64 MiB or 200 times its own size, whichever is more.
 
     Raises:
         ConversionError: the file is no archive, is damaged, holds pickled objects, or unpacks to more than it may.
@@ -47,7 +44,7 @@ def read_npz(path: Path, *, limit_bytes: int = LIMIT_BYTES, limit_ratio: int = L
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             status = os.fstat(file.fileno())
-            _check_sizes(path, archive, status.st_size, limit_bytes, limit_ratio)
+            _check_sizes(path, archive, status.st_size, limit_bytes)
             place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
             entries: dict[str, WeightEntry] = {}
             for info in archive.infolist():
@@ -60,18 +57,18 @@ def read_npz(path: Path, *, limit_bytes: int = LIMIT_BYTES, limit_ratio: int = L
         raise ConversionError(f"{path} is no npz archive, or a damaged one: {err}") from err
 
 
-def _check_sizes(path: Path, archive: zipfile.ZipFile, size: int, limit: int, ratio: int) -> None:
+def _check_sizes(path: Path, archive: zipfile.ZipFile, size: int, limit: int) -> None:
     members = archive.infolist()
     unpacked = sum(info.file_size for info in members)
     if len(members) > _MAX_MEMBERS:
         raise ConversionError(f"{path} has {len(members)} members, above {_MAX_MEMBERS}")
     if sum(info.compress_size for info in members) > size:
         raise ConversionError(f"{path} has members that overlap, or that say they are larger than the file")
-    if unpacked > limit or (unpacked > _SMALL_BYTES and unpacked > ratio * size):
+    if unpacked > limit or (unpacked > _SMALL_BYTES and unpacked > LIMIT_RATIO * size):
         raise ConversionError(
-            f"{path} has {size} bytes and would unpack to {unpacked}; at most {ratio} times its size and {limit} bytes "
-            "are read, since an archive may be made to fill the memory. If you trust it, save it with numpy.savez, "
-            "uncompressed"
+            f"{path} has {size} bytes and would unpack to {unpacked}; at most {LIMIT_RATIO} times its size and {limit} "
+            "bytes are read, since an archive may be made to fill the memory. If you trust it, save it with "
+            "numpy.savez, uncompressed"
         )
 
 

@@ -65,12 +65,9 @@ def open_pt2(path: Path, *, opset: int | None = None) -> ModelBundle:
     """Return an exported program as a bundle, through PyTorch's own ONNX exporter.
 
     PyTorch gets a copy of the archive that holds the program, checked, and its weights as plain bytes: no pickle, no
-    guard, no compiled library. The copy is in memory up to 256 MiB, then in a temporary file. Takes seconds for a
-    small program.
-
-    Args:
-        path: a file that `torch.export.save` of torch 2.8 or newer wrote.
-        opset: the ai.onnx opset; None leaves it to PyTorch.
+    guard, no compiled library. The copy is in memory up to 256 MiB, then in a temporary file. Takes seconds for a small
+    program. The file must come from `torch.export.save` of torch 2.8 or newer. If `opset` is None, PyTorch chooses the
+    ai.onnx opset.
 
     Raises:
         ConversionError: the file is damaged, needs something unpickled or executed, or holds an operator that is not

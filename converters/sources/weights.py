@@ -27,10 +27,9 @@ _INDEX_LIMIT_BYTES = 256 << 20
 class WeightEntry:
     """A tensor of a file, without its data; dtype and shape are those that it is read as.
 
-    Attributes:
-        load: returns the data; mapped where the file has it in this form, else in memory.
-        stored_as: the file's name of its type where that is more specific: `Q4_K`.
-        blocks: the tensor packed, u8 `(..., row bytes)`, where the IR can compute with it so.
+    `load` returns the data; mapped where the file has it in this form, else in memory. `stored_as` is the file's name
+    of its type where that is more specific: `Q4_K`. `blocks` is the tensor packed, u8 `(..., row bytes)`, where the IR
+    can compute with it so.
     """
 
     dtype: DType
@@ -150,9 +149,7 @@ class Renames:
 
     @classmethod
     def of(
-        cls,
-        names: Mapping[str, str | Rename] | None = None,
-        patterns: Iterable[tuple[str, str | Rename]] = (),
+        cls, names: Mapping[str, str | Rename] | None = None, patterns: Iterable[tuple[str, str | Rename]] = ()
     ) -> Renames:
         """Return renames from plain texts.
 

@@ -42,10 +42,8 @@ _Types: TypeAlias = Sequence[ValueType | None]
 class KernelSet:
     """The kernels that a model is written for; two sets are equal if their name and identity are.
 
-    Attributes:
-        name: whose kernels, as messages name them.
-        identity: identifies this list of kernels in the keys of cached models.
-        takes: whether a kernel takes a node, by domain, operator, opset version, input types and output types.
+    `identity` identifies this list of kernels in the keys of cached models. `takes` decides about a node by domain,
+    operator, opset version, input types and output types.
     """
 
     name: str
@@ -83,12 +81,9 @@ def lowers_native(
 class Dispatcher:
     """Chooses the form of the nodes of one model, and records the choices.
 
-    Attributes:
-        config: the policy.
-        kernels: what the model is written for; None for a model that any provider may get.
-        forms: id of a user's node -> the forms that it, or an op in its bodies, was written in.
-        latest: the form of the latest node, None where it has only one.
-        refused: node -> why it cannot have the native form that it must have.
+    `kernels` is None for a model that any provider may get. `forms` maps the id of a user's node to the forms that it,
+    or an op in its bodies, was written in; `latest` is the form of the latest node, None where it has only one.
+    `refused` maps a node to the reason why it cannot have the native form that it must have.
     """
 
     config: KernelDispatch = field(default_factory=KernelDispatch)

@@ -33,14 +33,10 @@ _UNKNOWN = UnknownType()
 class ExportedNode(NamedTuple):
     """One node of an exported model, as support checks, placement and cost models read it.
 
-    Attributes:
-        pattern: what it shares with the nodes that were written alike.
-        origin: id of the user's node, at the top level of the user's graph.
-        source: the top-level node of the graph that it was written for; None if it was made without a graph.
-        name: the node's name in the model, unique, bodies included. Empty while a model is written if it is the first
-            of its pattern, which has the names.
-        input_names: names of the values it reads, empty for absent ones.
-        output_names: names of the values it writes.
+    `pattern` is shared with the nodes that were written alike. `origin` is the id of the user's node, at the top level
+    of the user's graph; `source` is the top-level node of the graph that was exported, None if there was no graph.
+    `name` is unique in the model, bodies included. While a model is written, it is empty for the first node of a
+    pattern, which has the names. Names of absent values are empty.
     """
 
     pattern: ModelNode
@@ -119,18 +115,14 @@ class ExportedNode(NamedTuple):
 class ExportedModel:
     """A model in the normal form every provider gets (ARCHITECTURE.md, "Normal form").
 
-    Attributes:
-        model: the model; each weight is an external initializer whose location is the parameter's name.
-        params: names of the parameters it needs as external initializers.
-        nodes: every node, bodies included, in topological order.
-        origin_names: id of a user's node -> its name.
-        input_types: name -> type, in order.
-        output_types: name -> type, in order. The names are the graph's own, except for an output whose name an
-            input or parameter has: that one gets a number.
-        constants: name -> data of the constants that are external initializers too, as they are not small.
-        forms: id of a user's node that has a native and a common form -> what it was written in, or both for a node
-            whose bodies differ.
-        stored_as: name of a parameter -> the dtype the model wants it in, where that is not the declared one.
+    Each weight in `model` is an external initializer whose location is the parameter's name; `params` lists these.
+    Constants that are not small are external initializers too, with their data in `constants`. `nodes` are in
+    topological order, bodies included. Inputs and outputs keep their order and the graph's names, but an output gets a
+    number if an input or a parameter has its name.
+
+    `origin_names` maps the id of a user's node to its name. `forms` has the nodes with a native and a common form: what
+    each was written in, or both if its bodies differ. `stored_as` has the parameters that the model wants in another
+    dtype than the declared one.
     """
 
     model: onnx.ModelProto
@@ -218,13 +210,9 @@ class ExportedModel:
 class Outline:
     """The nodes of a model and its interface.
 
-    Attributes:
-        nodes: every node, bodies included, in topological order; all have names, and their patterns have types.
-        input_types: name -> type, in order.
-        output_types: name -> type, in order.
-        functions: domain and name of each function in the model.
-        constants: name -> data of each initializer, or a reference.
-        types: name -> type of the values whose type is known.
+    `nodes` are in topological order, bodies included; all have names, and their patterns have types. `functions` holds
+    domain and name of those in the model, `constants` the data of each initializer, or a reference. `types` has the
+    values whose type is known.
     """
 
     nodes: Sequence[ExportedNode]

@@ -167,10 +167,7 @@ def scales_and_mins(emit: Emitter, blocks: Bytes) -> tuple[Any, Any]:
     first, second, third = blocks[4:8], blocks[8:12], blocks[12:16]
     scales = (first & 63).join(third & 15 | first >> 6 << 4, -1)
     mins = (second & 63).join(third >> 4 | second >> 6 << 4, -1)
-    return (
-        emit.op("Mul", scales.floats(), blocks[0:2].halves()),
-        emit.op("Mul", mins.floats(), blocks[2:4].halves()),
-    )
+    return (emit.op("Mul", scales.floats(), blocks[0:2].halves()), emit.op("Mul", mins.floats(), blocks[2:4].halves()))
 
 
 def _q4_k(emit: Emitter, blocks: Bytes) -> Any:

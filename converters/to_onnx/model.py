@@ -127,16 +127,10 @@ class ModelNode:
 
     Models repeat their layers, so nodes are few and `ExportedNode`s, which add names, are many. Compared by identity.
 
-    Attributes:
-        reads: the values that the first such node reads, None for absent ones.
-        writes: the values that it writes.
-        written: the opset version that its form belongs to.
-        version: opset version of the domain in the model; 0 until an `Outline` is made.
-        depth: in how many bodies it is, 0 in the main graph.
-        imported: whether it came from a model, so that its form belongs to exactly that version.
-        shape_only: whether it only computes shapes; set by an `Outline`.
-        inputs: types of the inputs, None for absent ones; empty until an `Outline` is made.
-        outputs: types of the outputs, likewise.
+    `reads` and `writes` are the values of the first such node, None for absent inputs. Its form belongs to opset
+    version `written`, and to exactly that one if it was `imported` from a model. `depth` counts the bodies around it.
+    An `Outline` sets `version`, the opset version of the domain in the model, `shape_only`, whether the node only
+    computes shapes, and the types `inputs` and `outputs`, None for absent ones.
     """
 
     domain: str
@@ -223,19 +217,12 @@ class UniqueNames:
 class ModelWriter:
     """The state that the emitters of a model and its bodies share.
 
-    Attributes:
-        value_names: names of values, unique over all graphs of the model.
-        node_names: names of nodes, likewise.
-        initializers: name -> value, all in the main graph.
-        tensors: name -> data of the small ones, or where the data of the others is.
-        params: names of the parameters in use.
-        constants: name -> data of the constants that stay outside the model.
-        records: the nodes, in the order they were finished.
-        types: type of each value, where it is known.
-        origin: id of the top-level node that is being lowered.
-        source: the node that is being lowered.
-        dispatcher: chooses between the forms of ops that have two.
-        origins: id of a node of the graph that is written -> id of the user's node, where they differ.
+    Names of values and nodes are unique over all graphs of the model, and all initializers are in the main graph.
+    `tensors` has the data of the small ones, or where the data of the others is; `params` names the parameters in use,
+    and `constants` has the data that stays outside the model. `records` has the nodes in the order they were finished.
+
+    `source` is the node that is being lowered, `origin` the id of the user's top-level node. `origins` maps the id of a
+    node of the graph that is written to that of the user's node, where they differ.
     """
 
     value_names: UniqueNames

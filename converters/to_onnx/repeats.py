@@ -47,16 +47,11 @@ _Line: TypeAlias = tuple[ModelNode, str, tuple[int, ...], slice]
 class _Form(NamedTuple):
     """What was written for a node.
 
-    Places are those of a pool: the inputs of the node, then `fixed`, then the results of each line.
-
-    Attributes:
-        lines: the nodes, in order.
-        fixed: constants, which the whole model shares, and None for an absent input.
-        results: places of the results.
-        inner: places of the values that are no results, with their types where known.
-        marks: the marks of the results.
-        decision: the form that was chosen for an op that has two, as `Dispatcher.latest`.
-        single: whether it is one node that reads inputs of the node alone, and whose output is the result.
+    Places are those of a pool: the inputs of the node, then `fixed`, then the results of each line. `fixed` has
+    constants, which the whole model shares, and None for an absent input. `inner` has the places of the values that are
+    no results, with their types where known, and `marks` those of the results. `decision` is the chosen form of an op
+    that has two, as `Dispatcher.latest`. `single` means one node that reads inputs of the node alone and whose output
+    is the result.
     """
 
     lines: tuple[_Line, ...]
@@ -69,12 +64,7 @@ class _Form(NamedTuple):
 
 
 class Repeats:
-    """What was written so far for the nodes of one graph.
-
-    Args:
-        writer: what the graphs of the model share.
-        nodes: the nodes of the graph; `repeat` adds to them.
-    """
+    """What was written so far for the nodes of one graph; `repeat` adds to `nodes`."""
 
     def __init__(self, writer: ModelWriter, nodes: list[ExportedNode]) -> None:
         self._writer = writer

@@ -24,12 +24,7 @@ _SMALL_BYTES = 4096  # what an adapter or a fold may need the values of: axes, p
 
 @dataclass(slots=True)
 class Scope:
-    """The values a graph sees, those of the graphs around it included.
-
-    Attributes:
-        types: value -> type, where it is known.
-        constants: value -> its data, where that is constant and small.
-    """
+    """The values a graph sees, those of the graphs around it included; `constants` holds only small ones."""
 
     types: MutableMapping[str, ValueType] = field(default_factory=dict)
     constants: MutableMapping[str, onnx.TensorProto] = field(default_factory=dict)

@@ -74,18 +74,13 @@ _KNOWN_DOMAINS = frozenset({"", "ai.onnx", "com.microsoft", "com.ms.internal.nhw
 class Recordings:
     """Decides which runs of one session are recorded, and replays them; every call takes the session's lock.
 
-    Args:
-        plain: runs the session: `(names, feeds, options)`.
-        bind: makes a `BoundRun` for inputs and outputs like these.
-        fresh: makes a tensor on the device like an array, outside of the session's arena.
-        lock: what all runs of the session hold.
-        shared: the RunOptions of runs that are not stopped one by one.
-        required: whether a signature that cannot be recorded is an error.
-        errors: the engine's exceptions.
+    `plain` runs the session: `(names, feeds, options)`. `bind` makes a `BoundRun` for inputs and outputs like the given
+    ones, and `fresh` a tensor on the device like an array, outside of the session's arena. All runs of the session hold
+    `lock`. `shared` are the RunOptions of runs that are not stopped one by one. With `required`, a signature that
+    cannot be recorded is an error.
 
-    Attributes:
-        active: whether anything is recorded, or may be.
-        broken: whether a failed recording left the session in an unknown state.
+    `active` is true if anything is recorded, or may be; `broken` if a failed recording left the session in an unknown
+    state.
     """
 
     def __init__(
@@ -370,8 +365,7 @@ def _text(dtype: Any, shape: tuple[int, ...]) -> str:
 class Recorder(Protocol):
     """A device's driver for one session: records what is launched on a stream of its own.
 
-    Attributes:
-        options: the provider options that make a session launch on the stream.
+    Its provider `options` make a session launch on the stream.
     """
 
     options: Mapping[str, str]

@@ -116,10 +116,8 @@ def make_stoppable() -> None:
 class OrtEngineSession:
     """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
-    Attributes:
-        inputs, outputs: names and types of the model's, in order.
-        assignments: where each node is, after ONNX Runtime's first rewrites; folded nodes are gone.
-        refuses: whether runs raise, since they had to be recorded and cannot be.
+    `assignments` has the place of each node after ONNX Runtime's first rewrites; folded nodes are gone. `refuses` is
+    true if runs raise, since they had to be recorded and cannot be.
     """
 
     def __init__(

@@ -137,12 +137,9 @@ def from_ort_value(value: Any, name: str) -> Any:
 class OrtTensor(DeviceTensor):
     """An OrtValue with the host memory and the session it needs.
 
-    Args:
-        session: the session it was made for.
-        value: the OrtValue, or the engine's inner object that an OrtValue wraps, which is kept as `inner`.
-        core: the open session whose allocator owns the memory, None for memory that belongs to no session.
-        memory: host memory that the value borrows.
-        plain: whether it is known to be in host memory, with elements that numpy has.
+    `value` is an OrtValue, or the engine's inner object that it wraps, which is kept as `inner`. `core` is the open
+    session whose allocator owns the memory, None for memory that belongs to no session. `memory` is host memory that
+    the value borrows. `plain` means that it is known to be in host memory, with elements that numpy has.
     """
 
     __slots__ = ("__weakref__", "_memory", "_plain", "_session", "_shape", "core", "inner")

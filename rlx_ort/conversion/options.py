@@ -82,9 +82,7 @@ class ModelFacts:
 class ParamsTaken:
     """What a weight file had for the model: how many weights it gave data, and the inputs that became weights.
 
-    Attributes:
-        missing: weights that the file has nothing for; they are as they were.
-        unused: tensors of the file that the model has no place for.
+    `missing` weights are not in the file and stay unchanged. The model has no place for `unused` tensors.
     """
 
     loaded: int

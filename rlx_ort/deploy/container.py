@@ -66,10 +66,8 @@ def is_link(status: os.stat_result) -> bool:
 class OpenFile:
     """A regular file that is read and mapped through one handle. Closes itself when it and its bytes are unused.
 
-    Args:
-        path: the file; a symbolic link is refused.
-        name: what to call it in messages.
-        hard_links: whether the file may have other names, through which it could be written to.
+    `path` must not be a symbolic link; `name` is the file's name in messages. With `hard_links`, the file may have
+    other names, through which it could be written to.
 
     Raises:
         IntegrityError: it is not a regular file of its own or cannot be opened; in methods, it cannot be read, is
@@ -196,11 +194,8 @@ class Member(NamedTuple):
 class Layout(NamedTuple):
     """Where everything is in the archive of some members.
 
-    Attributes:
-        headers: (first byte, bytes) of each member's local header, padding included.
-        offsets: first byte of each member's data.
-        directory_offset: first byte of the central directory.
-        tail: the central directory and all that follows it, to the last byte of the file.
+    `headers` has (first byte, bytes) of each member's local header, padding included, `offsets` the first byte of each
+    member's data. `tail` is the central directory and all that follows it, to the last byte of the file.
     """
 
     headers: tuple[tuple[int, bytes], ...]
@@ -379,9 +374,7 @@ def _checked(file: OpenFile, members: list[Member]) -> dict[str, int]:
 class Folder:
     """A package as a folder, with the interface of `Archive`. Each file is opened once, at its first use.
 
-    Attributes:
-        sizes: name -> size in bytes of every file; the names were checked, the bytes were not.
-        crcs: empty, since a folder keeps no CRC-32.
+    `sizes` are in bytes; their names were checked, the bytes were not. `crcs` is empty, since a folder keeps no CRC-32.
 
     Raises:
         IntegrityError: it holds a link, a special file, an empty folder, or a name that is not allowed.

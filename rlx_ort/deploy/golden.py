@@ -40,13 +40,10 @@ TOLERANCES: Mapping[str, float] = MappingProxyType({"f32": 1e-4, "tf32": 1e-2, "
 
 @dataclass(frozen=True, slots=True)
 class OutputParity:
-    """One output of one case.
+    """One output of one golden case; cases are counted from 0.
 
-    Attributes:
-        name: the output.
-        case: which case, counted from 0.
-        error: the largest difference over the largest expected value; for whole numbers, the share that differ.
-        ok: whether it is at most the tolerance.
+    `error` is the largest difference over the largest expected value; for whole numbers, the share that differ. `ok`
+    means that it is at most the tolerance.
     """
 
     name: str
@@ -59,12 +56,7 @@ class OutputParity:
 class DeviceParity:
     """The outputs of a device for the golden cases, compared with the expected ones.
 
-    Attributes:
-        device: the device.
-        precision: the arithmetic it was asked for.
-        tolerance: the largest error that is right.
-        outputs: every output of every case, empty when the device did not run.
-        reason: why it did not run, empty when it did.
+    `precision` is the arithmetic it was asked for. If the device did not run, `outputs` is empty and `reason` is not.
     """
 
     device: Device

@@ -61,10 +61,8 @@ class StoredTensor(NamedTuple):
 class Variant:
     """How the model runs on a device.
 
-    Attributes:
-        device: label or kind of the device.
-        precision: the arithmetic.
-        rounded: parameter -> stored tensor that holds it in the dtype which this precision wants.
+    `device` is a label or a kind. `rounded` maps a parameter to the stored tensor that holds it in the dtype which this
+    precision wants.
     """
 
     device: str
@@ -303,11 +301,7 @@ def dump(document: Any) -> bytes:
 
 
 class Fields:
-    """A JSON object whose entries are taken out with their type checked.
-
-    Attributes:
-        raw: the decoded JSON.
-        where: its place, for messages.
+    """A JSON object whose entries are taken out with their type checked; `where` is its place in messages.
 
     Raises:
         IntegrityError: it is no object.

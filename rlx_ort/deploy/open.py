@@ -295,15 +295,11 @@ def _quick_session(package: Package) -> QuickSession | None:
 
 @dataclass(frozen=True)
 class WarmedDevice:
-    """The result of warming a package for one device.
+    """The result of warming a package for one device, given by its label.
 
-    Attributes:
-        device: the device's label.
-        entry: the digest of the cache's entry, empty where there is none.
-        nbytes: its size on disk.
-        seconds: how long opening took, filling included.
-        starts: whether `open_package` and `start_package` start from it without the graph.
-        problem: why there is no entry; empty when there is one.
+    `entry` is the digest of the cache's entry, empty where there is none, and `nbytes` its size on disk. `seconds` is
+    how long opening took, filling included. `starts` means that `open_package` and `start_package` start from the entry
+    without the graph. `problem` is why there is no entry.
     """
 
     device: str

@@ -45,14 +45,10 @@ class Package:
     """An open package, in either form. Use it as a context manager, or let it go: maps live as long as their tensors.
 
     Opening reads the index, compares names and sizes with it, and hashes every file up to 4 MiB that holds no tensors.
-    Larger files are hashed when they are read, and each tensor at the first access to its bytes.
-
-    Args:
-        path: a folder or a file.
-        key: PEM file of the public key that must have signed the package; None asks for no signature.
-        sha256: the digest that the index must have, hexadecimal; None takes any. Pins one package.
-        min_serial: the lowest serial number to accept, against older packages put back.
-        private: whether tensors are copied into memory of this process instead of mapped; see `PackageTensor`.
+    Larger files are hashed when they are read, and each tensor at the first access to its bytes. `key` is the PEM file
+    of the public key that must have signed the package; None asks for no signature. `sha256`, hexadecimal, pins the
+    index, and `min_serial` refuses older packages put back. With `private`, tensors are copied into memory of this
+    process instead of mapped; see `PackageTensor`.
 
     Raises:
         PackageError: there is no package, or it needs newer versions than are here.
@@ -281,20 +277,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 class PackageTensor(TensorData):
     """A tensor in a package, whose bytes are verified before they are returned.
 
-    The first access to `buffer` hashes the bytes, in time proportional to their number. Construction reads nothing.
-
-    Attributes:
-        sha256: the digest that the package promises.
-
-    Args:
-        dtype: as in `TensorData`.
-        shape: as in `TensorData`.
-        name: what to call it in messages.
-        file: where the bytes are.
-        offset: first byte in the file.
-        sha256: the digest they must have.
-        private: whether to copy them into memory of this process and to hash the copy, which no write to the file can
-            reach any more.
+    The first access to `buffer` hashes the bytes, in time proportional to their number. Construction reads nothing. The
+    bytes are in `file` from `offset` on and must have the digest `sha256`; `name` is the tensor's name in messages.
+    With `private`, they are copied into memory of this process and the copy is hashed, which no write to the file can
+    reach any more.
     """
 
     # The base class has slots and is frozen, so attributes are set once and past its guard.

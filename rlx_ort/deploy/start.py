@@ -105,10 +105,7 @@ def _quick_session(path: Path, sha256: str | None, min_serial: int) -> tuple[Qui
 class StartedPackage:
     """A package on one device. `run` may be called from several threads.
 
-    Attributes:
-        path: the package.
-        device: the device's name.
-        quick: whether it was started from the compile cache alone.
+    `quick` is true if it was started from the compile cache alone.
     """
 
     def __init__(self, path: Path, device: str, quick: QuickSession | None = None, **expected: Any) -> None:

@@ -60,18 +60,11 @@ def export_triton(
 ) -> Path:
     """Write a graph as a model of a Triton repository and return the model's folder, which appears whole or not at all.
 
-    Weights are streamed to one data file. Requests are batched along the first dim where every input and output has
-    the same named one there; a model whose rows depend on each other needs `max_batch=0`, which cannot be detected.
-
-    Args:
-        graph: the graph; every parameter needs data.
-        target: the repository, created if need be.
-        name: the model's name, which is also its folder's.
-        max_batch: the most rows Triton puts together, 0 for none.
-        instances: how many instances Triton opens on each processor.
-        kind: where, a key of `INSTANCE_KINDS`.
-        options: how the model is exported; see `save_onnx`.
-        force: whether a model of that name may be replaced.
+    Weights are streamed to one data file. Requests are batched along the first dim where every input and output has the
+    same named one there; a model whose rows depend on each other needs `max_batch=0`, which cannot be detected. Every
+    parameter of the graph needs data. `target` is the repository, created if need be. `max_batch` limits the rows that
+    Triton puts together, 0 for none. `instances` are opened on each processor of `kind`, a key of `INSTANCE_KINDS`.
+    `force` replaces a model of that name.
 
     Raises:
         PackageError: the name cannot be a folder's, the model is there already, or Triton has no such type.

@@ -53,15 +53,13 @@ _MOST_ALIGNED = 5_000  # nodes; difflib's time grows with the square
 class Divergence:
     """The node at which two models diverge.
 
-    Attributes:
-        node: the name of the node, or of its first output if it has none; `other_node` is that of its counterpart.
-        output: the value that differs; `other_output` is its counterpart.
-        found: the difference of the two values.
-        before: the largest relative difference among the values that it is computed from.
-        causes: the differences of the nodes in operator, attributes and weights; empty if only the arithmetic differs.
-        between: nodes before it whose values have no counterpart, so that one of them may be the cause.
-        compared: the number of values compared.
-        optimized: whether the divergence needs the engine's optimisation of the models.
+    `node` is the name of the node, or of its first output if it has none, and `output` the value that differs;
+    `other_node` and `other_output` are their counterparts. `found` is the difference of the two values, `before` the
+    largest relative difference among the values that it is computed from. `causes` lists the differences of the nodes
+    in operator, attributes and weights; it is empty if only the arithmetic differs.
+
+    The values of the nodes in `between` have no counterpart, so that one of these nodes may be the cause. `compared`
+    counts values. `optimized` is true if the divergence needs the engine's optimisation of the models.
     """
 
     node: str
@@ -89,17 +87,10 @@ def bisect(
 ) -> Divergence | None:
     """Return the first node at which two models diverge on the given inputs, or None if none does.
 
-    Opens one session of each model for every batch of values: first without optimisation, so that each node of the
-    file runs, then with that of `options` if no node was found. For nodes in bodies their owner is named.
-
-    Args:
-        a: the reference.
-        b: the model to compare with it; may be the same, on another device.
-        inputs: name -> array, see `Comparison.inputs`.
-        devices: the device of each.
-        tolerance: the largest accepted difference.
-        options: how the sessions are opened.
-        batch_bytes: the most bytes of values to hold of one side.
+    Opens one session of each model for every batch of values: first without optimisation, so that each node of the file
+    runs, then with that of `options` if no node was found. For nodes in bodies their owner is named. `a` is the
+    reference and may be the same model on another device. `inputs` are as in `Comparison`. At most `batch_bytes` of
+    values of one side are held.
 
     Raises:
         ConversionError: a model is in ONNX Runtime's own format, whose nodes are not accessible.

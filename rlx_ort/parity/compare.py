@@ -25,10 +25,8 @@ _Output: TypeAlias = tuple[str, Array]
 class OutputDifference:
     """One output of both models.
 
-    Attributes:
-        name: its name in the reference, with an index or key for an element of a list or map.
-        other_name: its name in the other model; `dtypes` are those of both, `shape` is that of the reference.
-        ok: whether the difference found is within the tolerance.
+    `name` is its name in the reference, with an index or key for an element of a list or map. `dtypes` are those of
+    both models, `shape` is that of the reference. `ok` means that the difference is within the tolerance.
     """
 
     name: str
@@ -41,16 +39,10 @@ class OutputDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of `compare`.
+    """The result of `compare`, with the outputs in the reference's order.
 
-    Attributes:
-        outputs: one entry per output, in the reference's order.
-        tolerance: the largest accepted difference.
-        inputs: the inputs of both runs.
-        assumed: named dim -> default size that random inputs got; empty for given inputs.
-        seed: the seed of random inputs; None for given ones.
-        devices: the labels of both devices.
-        placements: the placements of both sessions.
+    `assumed` has the default sizes that the named dims of random inputs got. It is empty for given inputs, whose `seed`
+    is None. `tolerance` is the largest accepted difference.
     """
 
     outputs: tuple[OutputDifference, ...]
@@ -98,17 +90,9 @@ def compare(
     """Run `a` and then `b` on the same inputs and return the difference of each output.
 
     Outputs are matched by name, else by position. Models are not rewritten first. Only one session is open at a time,
-    and the outputs of `a` are held while `b` runs.
-
-    Args:
-        a: the reference.
-        b: the model to compare with it; may be the same.
-        devices: the device of each.
-        inputs: name -> array; random ones by default, see `random_inputs`.
-        dims: named dim -> size of random inputs.
-        tolerance: the largest accepted difference; 1e-5 relative by default, for f32 on one device.
-        options: how both sessions are opened.
-        seed: the seed of random inputs.
+    and the outputs of `a` are held while `b` runs. `a` is the reference and may be the same model. By default the
+    inputs are random, see `random_inputs`, and `dims` sizes their named dims. The default tolerance is 1e-5 relative,
+    for f32 on one device. Both sessions are opened with `options`.
 
     Raises:
         ConversionError: a file cannot be read.

@@ -56,13 +56,8 @@ def random_inputs(
 
     Floats are normally distributed. Integers that index a table stay below its length, those with "position" in their
     name count up, and others are 0 or 1. Bools, and inputs with "mask" in their name, are ones. A dim that is a sum of
-    named dims (`past + seq`) gets the sum.
-
-    Args:
-        model: the model.
-        sizes: named dim -> size.
-        seed: of the random numbers.
-        assume: default sizes, see `SIZE_CHOICES`.
+    named dims (`past + seq`) gets the sum. `sizes` maps named dims to sizes; the others get those of `assume`, see
+    `SIZE_CHOICES`.
 
     Raises:
         InputError: an input is no tensor, or its rank is unknown.

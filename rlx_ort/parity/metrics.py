@@ -90,12 +90,8 @@ def tolerance_for(dtypes: Collection[str], *, other_device: bool = False, bits: 
     """Return the default tolerance for two models.
 
     For quantised models a cosine of 0.99 at 8 bits and 0.98 at 4. For others a relative L2 error of 1e-5 in f32, 5e-3
-    if one side has f16 and 4e-2 if one has bf16, and at least 1e-3 between two devices.
-
-    Args:
-        dtypes: names of the float types on both sides, such as `f32` and `f16`.
-        other_device: whether the two run on different devices.
-        bits: bits of quantised values, None unless one side is the other quantised.
+    if one side has f16 and 4e-2 if one has bf16, and at least 1e-3 between two devices. `dtypes` are the float types on
+    both sides, such as `f32`. `bits` is None unless one side is the other quantised.
     """
     if bits is not None:
         return Tolerance(relative_l2=None, cosine=_COSINE[bits])

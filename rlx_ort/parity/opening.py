@@ -63,13 +63,7 @@ def as_model(source: ModelSource) -> ModelBundle | OrtFormatFile:
 
 
 class OpenModel:
-    """An open session of a model.
-
-    Attributes:
-        input_types: name -> type of the inputs that a run needs.
-        output_names: names of the outputs; the extra ones come last.
-        placement: the placement of the nodes.
-    """
+    """An open session of a model, with the inputs that a run needs; extra outputs come last."""
 
     def __init__(self, session: EngineSession, input_types: Mapping[str, ValueType], placement: Placement) -> None:
         self._session = session
@@ -98,11 +92,8 @@ def open_model(
 ) -> Iterator[OpenModel]:
     """Open a session of a model on a device for a block; weights that are mapped stay mapped.
 
-    Args:
-        model: what to open.
-        device: runs every node, unless `options.placement` is assisted.
-        options: how to open the session; options about the export of graphs have no effect.
-        extra_outputs: values inside the model to return as outputs too.
+    The device runs every node, unless `options.placement` is assisted; options about the export of graphs have no
+    effect. `extra_outputs` are values inside the model to return as outputs too.
 
     Raises:
         DeviceUnavailableError: the device does not work here.

@@ -35,10 +35,8 @@ _Sizes = tuple[tuple[str, int], ...]
 class Rankings:
     """The rankings under a policy and options, as of one state of the calibrations and refusals.
 
-    Attributes:
-        by_sizes: sizes of the named dims -> the devices, the automatic choice first.
-        last: the newest ranking.
-        curves: the dim that varies and the sizes of the others -> predicted times of the ranked devices.
+    `by_sizes` maps the sizes of the named dims to the devices, the automatic choice first; `last` is the newest entry.
+    `curves` has the predicted times of the ranked devices, by the dim that varies and the sizes of the others.
     """
 
     policy: DevicePolicy
@@ -172,11 +170,8 @@ def blocker_of(graph: Graph, device: Device, policy: DevicePolicy, options: Comp
 class Candidates:
     """The devices for an automatic choice, as of now: a graph with the policy, options and inputs of the choice.
 
-    Args:
-        graph: the graph.
-        policy: which devices may be chosen; everything by default.
-        options: how to compile; the CPU may help unless they say otherwise.
-        inputs: size the graph's named dims.
+    Without a policy every device may be chosen. The CPU may help unless `options` say otherwise. `inputs` size the
+    graph's named dims.
     """
 
     def __init__(

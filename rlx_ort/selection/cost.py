@@ -166,12 +166,9 @@ def _over(amount: float, rate: float) -> float:
 class Term:
     """One part of a predicted time.
 
-    Attributes:
-        name: what takes the time: `round trip`, `inputs`, `outputs`, `copies`, or a node.
-        kind: `overhead`, `transfer`, or the row of the table that a node is priced by, or its operator.
-        ns: how long, in nanoseconds.
-        count: how many parts of the kind it sums up.
-        how: `measured`, `interpolated`, `extrapolated`, or `assumed`; empty for a mixture of these.
+    `name` is what takes the time: `round trip`, `inputs`, `outputs`, `copies`, or a node. `kind` is `overhead`,
+    `transfer`, or the row of the table that a node is priced by, or its operator. The time is the sum of `count` parts
+    of the kind. `how` is `measured`, `interpolated`, `extrapolated`, or `assumed`; empty for a mixture of these.
     """
 
     name: str
@@ -183,15 +180,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A predicted time and its parts.
+    """The predicted time of one run, and its parts in the order of the run.
 
-    Attributes:
-        device: the device.
-        total_ns: the predicted time of one run, in nanoseconds.
-        terms: the parts, in the order of the run.
-        source: the source of the figures.
-        error: the error to expect, as a share of the total.
-        assumed: dims whose size was not given and was assumed.
+    `source` is the source of the figures, and `error` the expected error as a share of the total. `assumed` lists the
+    dims whose size was not given.
     """
 
     device: Device
@@ -226,11 +218,8 @@ def estimate_workload(
 ) -> Estimate:
     """Return the predicted time of one run with its parts.
 
-    Args:
-        workload: what the model does.
-        model: the device's figures.
-        cpu_nodes: ids of the user's nodes that the CPU takes over.
-        cpu_model: the figures for those; without, they count as the device's own.
+    `cpu_nodes` are ids of the user's nodes that the CPU takes over; without a `cpu_model` they count as the device's
+    own.
     """
     on_cpu = frozenset(cpu_nodes) if cpu_model is not None else frozenset()
     terms = [Term("round trip", "overhead", model.roundtrip_overhead_ns())]

@@ -82,12 +82,8 @@ def as_compiled(
 ) -> tuple[Outline, dict[str, TensorData | ExternalWeight | None]]:
     """Return the nodes of a model with the types they have after folding, and the constants after folding.
 
-    A constant has data if it is small and computed from small data; the CPU computes it.
-
-    Args:
-        draft: the model.
-        weights: the data of its parameters, as far as it is known.
-        options: what it is compiled with.
+    A constant has data if it is small and computed from small data; the CPU computes it. `weights` has the data of the
+    parameters, as far as it is known.
     """
     outline = draft.outline
     tensors = [(name, kind) for name, kind in outline.types.items() if isinstance(kind, TensorType)]

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 class GraphCache:
     """What is remembered of one revision of a graph. Nothing here may refer to the graph, or it would never be freed.
 
-    Attributes:
-        refused: device and options, and why the device refused the graph.
-        named_dims: the inputs that have named dims, with their shapes; None until they are computed.
-        unwritable: the nodes that have no ONNX form; None until they are computed.
+    `refused` has the reasons of devices that refused the graph, by device and options. `named_dims` has the inputs that
+    have named dims, with their shapes, and `unwritable` the nodes that have no ONNX form; both are None until they are
+    computed.
     """
 
     def __init__(self, state: tuple[object, ...]) -> None:

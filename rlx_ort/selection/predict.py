@@ -262,9 +262,7 @@ class BatchCurve:
 
     Where a line would deviate by over 1 %, its middle is predicted as well. Reading a time takes a microsecond; the
     first one between two powers of two takes three full predictions, more at a bend. May be used from several threads.
-
-    Args:
-        predict: a size -> the predicted time of a run in ns, or None where there is none.
+    `predict` returns the time for a size in ns, or None where there is none.
     """
 
     def __init__(self, predict: Callable[[int], float | None]) -> None:
@@ -315,12 +313,7 @@ def batch_curve(
 ) -> BatchCurve:
     """Return the curve of a graph's predicted time on a device, as of the graph and the calibration now.
 
-    Args:
-        graph: the graph.
-        device: the device.
-        dim: the named dim that varies; the first one of the first input that has any if it is not given.
-        options: how the graph is compiled.
-        dims: sizes of the other named dims.
+    `dim` defaults to the first named dim of the first input that has one. `dims` holds the sizes of the others.
 
     Raises:
         ValueError: no dim is given, and no input has a named one.

@@ -41,16 +41,11 @@ _COUNTING = frozenset({DType.I32, DType.I64})
 
 @dataclass(slots=True)
 class NodeGroup:
-    """Nodes of a model that get the same answer.
+    """Nodes of a model that get the same answer; `key` holds all that it depends on, as text.
 
-    Attributes:
-        key: what the answer depends on, as text.
-        pattern: what the first of them shares with equal nodes.
-        first: the first of them.
-        nodes: all of them.
-        constants: places of the first one's inputs that are constant -> their data, None where only the type is known.
-        computed: places of the first one's inputs that other nodes compute.
-        used: whether other nodes read its first output, so that ONNX Runtime may drop it.
+    `pattern` is what the first of them shares with equal nodes. `constants` maps the places of its constant inputs to
+    their data, None where only the type is known; `computed` has the places of its inputs that other nodes compute.
+    `used` means that other nodes read its first output, so that ONNX Runtime may drop it.
     """
 
     key: str
@@ -84,13 +79,10 @@ def groups_of(
 ) -> list[NodeGroup]:
     """Return the groups of nodes that a device has to take.
 
-    Args:
-        draft: the model.
-        options: what the model is compiled with; without optimisation nothing is folded.
-        whole: whether the provider compiles: then the values of small constants and static sizes matter as well, and
-            bodies go with the node they belong to.
-        weights: the data of parameters, as far as it is known; it matters to providers that compile.
-        shapes: whether nodes that only compute shapes count: on the CPU, which runs them for every other device.
+    Without optimisation nothing is folded. `whole` is true for a provider that compiles: then the values of small
+    constants and static sizes matter as well, and bodies go with the node they belong to. `weights` has the data of
+    parameters, as far as it is known; it matters to these providers. With `shapes`, nodes that only compute shapes
+    count: on the CPU, which runs them for every other device.
     """
     outline, constants = as_compiled(draft, weights, options) if whole else (draft.outline, draft.outline.constants)
     folded = folded_nodes(outline, options).keys() | idle_nodes(outline, options)

@@ -48,12 +48,10 @@ class UnsupportedOp:
 class Support:
     """Whether a device takes a graph, and which nodes are in the way.
 
-    Attributes:
-        unsupported: the user's nodes that the device does not take, in graph order.
-        cpu_nodes: ids of the user's nodes that the CPU would take over; empty under the strict rule.
-        claim_count: kernels the provider lists, or None for one that compiles and lists none.
-        reason: why the whole graph is refused when no single node is to blame.
-        judged_by: the shipped kernel list that was used, empty if the provider itself was asked.
+    `unsupported` has the user's nodes that the device does not take, in graph order, and `cpu_nodes` the ids of those
+    that the CPU would take over, none under the strict rule. `claim_count` counts the kernels that the provider lists;
+    None for one that compiles and lists none. `reason` is why the whole graph is refused when no single node is to
+    blame. `judged_by` is the shipped kernel list that was used, empty if the provider itself was asked.
     """
 
     unsupported: tuple[UnsupportedOp, ...] = ()

@@ -139,10 +139,8 @@ def read_cpu_facts(table: Path) -> dict[str, str]:
 class Entry(NamedTuple):
     """An entry as its manifest describes it; times are in seconds since 1970.
 
-    Attributes:
-        label: the model's name and device, for people.
-        files: name -> size and digests of each file; None for a folder that the provider fills itself.
-        extra: what the maker noted beside.
+    `label` is the model's name and device, for people. `files` has size and digests of each file; None for a folder
+    that the provider fills itself.
     """
 
     folder: Path

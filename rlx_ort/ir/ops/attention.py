@@ -114,13 +114,10 @@ class Attention(Op, operands="q:float k v mask?"):
 class Rope(Op, operands="x:float cos sin"):
     """Rotary position embedding of each head of x by cos and sin tables of head_dim / 2 columns.
 
-    x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to position s of the sequence; tables of rank 3
-    `(B, S, D/2)` are per sequence. Only the first `n_rot` of each head are rotated, by the first
-    `n_rot / 2` columns.
-
-    Attributes:
-        n_rot: how many elements of a head are rotated, even; None for all.
-        interleaved: whether the pairs are neighbours `(2i, 2i + 1)` instead of halves `(i, i + n_rot / 2)`.
+    x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to position s of the sequence; tables of rank 3 `(B,
+    S, D/2)` are per sequence. Only the first `n_rot` elements of each head are rotated, by the first `n_rot / 2`
+    columns; the number is even, and None rotates all. If `interleaved`, the pairs are neighbours `(2i, 2i + 1)` instead
+    of halves `(i, i + n_rot / 2)`.
     """
 
     head_dim: int

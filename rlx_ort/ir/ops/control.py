@@ -169,13 +169,11 @@ class While(_Owner):
 class Scan(_Owner):
     """A body applied `length` times to a carried value.
 
-    Inputs are the first carried value, `num_bcast` values that every step gets, and `num_xs` sequences
-    `(length, ...)` of which step t gets row t. The body takes the carried value, the broadcast ones and the rows in
-    that order and returns the next carried value, of unchanged type.
-
-    Attributes:
-        save_trajectory: whether the result is every carried value, stacked: row t is the one after step t + 1.
-        num_checkpoints: K rows of the trajectory as result, those at floor(t * length / K); 0 for none.
+    Inputs are the first carried value, `num_bcast` values that every step gets, and `num_xs` sequences `(length, ...)`
+    of which step t gets row t. The body takes the carried value, the broadcast ones and the rows in that order and
+    returns the next carried value, of unchanged type. With `save_trajectory`, the result is every carried value,
+    stacked: row t is the one after step t + 1. With `num_checkpoints` K above 0, it is K rows of the trajectory, those
+    at floor(t * length / K).
     """
 
     body: Graph

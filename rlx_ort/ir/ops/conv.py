@@ -30,11 +30,8 @@ class _Conv(Op, operands="x:float weight bias?"):
 class Conv2d(_Conv):
     """A cross-correlation with a weight `(C_out, C_in / groups, kH, kW)` and perhaps a bias `(C_out,)`.
 
-    Attributes:
-        stride: step in height and width.
-        padding: zeros on both sides of the height and of the width.
-        dilation: distance between the taps in height and width.
-        groups: how many parts the channels fall into.
+    `stride`, `padding` and `dilation` are for height and width; the padding is zeros on both sides, and the dilation is
+    the distance between taps. The channels fall into `groups` parts.
     """
 
     stride: tuple[int, int] = (1, 1)

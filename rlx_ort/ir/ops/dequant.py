@@ -51,11 +51,10 @@ _ROLES = {
 class DequantMatMul(Op, operands="x:float w scale? extra?"):
     """x times a packed weight; see the table of schemes.
 
-    Attributes:
-        block: rows of the weight that share a scale, for the block schemes; None for the others.
-        packed: whether the weight stays packed in the session, multiplied by ONNX Runtime's MatMulNBits, which not
-            every provider has. Otherwise it is expanded once, when the session opens, and takes the bytes of x's
-            dtype. Only for `int4_block`, `q4_0` and `q4_k`, since the CPU kernel of 8 bits needs prepacked weights.
+    `block` is the number of rows of the weight that share a scale, for the block schemes; None for the others. If
+    `packed`, the weight stays packed in the session, multiplied by ONNX Runtime's MatMulNBits, which not every provider
+    has. Otherwise it is expanded once, when the session opens, and takes the bytes of x's dtype. Only `int4_block`,
+    `q4_0` and `q4_k` can stay packed, since the CPU kernel of 8 bits needs prepacked weights.
     """
 
     scheme: str = named("scheme", SCHEMES)

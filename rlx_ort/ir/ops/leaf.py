@@ -25,9 +25,8 @@ Operand: TypeAlias = "Value | npt.ArrayLike"
 class NodeArgs(TypedDict, total=False):
     """Keywords of every builder that adds one value.
 
-    Attributes:
-        name: the node's name; a number is added if it is taken. By default the op's kind in lower case.
-        shape: a declared shape, checked against the inferred one; names and sizes that it adds are kept.
+    `name` is the node's, by default the op's kind in lower case; a number is added if it is taken. `shape` is a
+    declared shape, checked against the inferred one; names and sizes that it adds are kept.
     """
 
     name: str | None

@@ -109,10 +109,8 @@ class Narrow(Op, operands="x"):
 class Slice(Op, operands="x"):
     """`x[start:end:step]` along some axes, by Python's rules: negative indices count from the end, None is open.
 
-    Attributes:
-        starts: first index along each of them, None for the beginning in the direction of the step.
-        ends: index to stop before, None for the end in the direction of the step.
-        steps: step along each of them, not 0; a negative one walks backwards.
+    A start of None is the beginning in the direction of the step, an end of None the end. A step is not 0; a negative
+    one walks backwards.
     """
 
     axes: tuple[int, ...]
