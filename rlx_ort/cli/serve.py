@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,8 @@ from rlx_ort.cli.show import note
 
 if TYPE_CHECKING:
     from rlx_ort.selection.policy import DevicePolicy
+
+_OPEN_FILES = 8192
 
 
 @click.command("serve")
@@ -100,6 +104,7 @@ def command(
         note(", ".join(found))
 
     async def run() -> None:
+        _allow_connections()
         repository = Repository(models, served)
 
         def loaded() -> None:
@@ -110,3 +115,13 @@ def command(
         await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded)
 
     asyncio.run(run())
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files, each connection being one, where a shell's default is low."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))
