@@ -35,7 +35,7 @@ def _words(text: str) -> frozenset[str]:
 
 _VIEWS = _words("Reshape Squeeze Unsqueeze Flatten Identity Optional OptionalGetElement Shape Size")
 _SPARSE_READS = _words("Gather GatherElements GatherND Slice Split OneHot GatherBlockQuantized")
-_RANDOM = _words("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial")
+RANDOM_OPS = _words("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial")
 _PRODUCTS = _words(
     "MatMul Gemm FusedMatMul FusedGemm TransposeMatMul MatMulInteger QLinearMatMul QGemm MatMulNBits MatMulBnb4 "
     "DynamicQuantizeMatMul MatMulIntegerToFloat"
@@ -372,7 +372,7 @@ class _Reader:
     def _kernel(self, node: ExportedNode, kind: _Kind) -> Kernel | None:
         """Return the kernel of a node, or None when it costs nothing."""
         names = node.input_names
-        if self.run_time.isdisjoint(names) and any(names) and not kind.pattern.body and kind.op_type not in _RANDOM:
+        if self.run_time.isdisjoint(names) and any(names) and not kind.pattern.body and kind.op_type not in RANDOM_OPS:
             self.run_time.difference_update(node.output_names)  # computed once, when the session is opened
             return None
         inputs = kind.inputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem, install_command
+from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import loads
 from rlx_ort.providers.ort_provider import OrtProvider
 
@@ -49,7 +49,7 @@ class DirectMlProvider(OrtProvider):
         # https://onnxruntime.ai/docs/execution-providers/DirectML-ExecutionProvider.html#configuration-options:
         # memory patterns and parallel execution are not supported, and a session must not run in two threads.
         # AMD's plugin (https://github.com/onnxruntime/onnxruntime-ep-amdgpu) takes the device itself and no options.
-        lock = threading.RLock()
+        lock = Turns()
         found = replace(super().recipe(device, options), mem_pattern=False, run_lock=lambda: lock)
         if found.ep_devices:
             return replace(found, option_keys=frozenset())

@@ -208,8 +208,9 @@ def core_share() -> CoreShare:
     logical = psutil.cpu_count(logical=True) or os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
     affinity = logical
-    with contextlib.suppress(psutil.Error, AttributeError):  # macOS has none
-        affinity = len(psutil.Process().cpu_affinity()) or logical
+    allowed = getattr(psutil.Process(), "cpu_affinity", None)  # macOS has none
+    with contextlib.suppress(psutil.Error):
+        affinity = (len(allowed()) if allowed else 0) or logical
     return CoreShare(logical, physical, affinity, cgroup_quota_cores())
 
 

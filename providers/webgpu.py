@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +23,14 @@ from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import SPAWN_REMEDY
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem
+from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import loads, private_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
 
 # Two sessions that run in two threads crash the process, on SwiftShader and on an NVIDIA GPU alike, so runs take
 # turns. Reentrant, because callers may hold it around several runs.
-_run_lock = threading.RLock()
+_run_lock = Turns()
 _owner: list[int] = []  # the process that opened the first session
 
 _LOADER = "libvulkan.so.1"

@@ -109,7 +109,7 @@ if TYPE_CHECKING:
         supports_run_slots,
     )
     from rlx_ort.resilience.failover import Attempt, RunRecord
-    from rlx_ort.resilience.limits import CancelToken
+    from rlx_ort.resilience.limits import CancelToken, limited, limited_async
     from rlx_ort.resilience.memory import DeviceMemory, ModelMemory, memory_use
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
@@ -138,15 +138,15 @@ __all__ = [
     "FlexibleSession", "Graph", "GraphDevices", "GraphError", "GraphVerifyError", "HealthState", "InputError",
     "IntegrityError", "KernelDispatch", "KernelDispatchPolicy", "KernelDispatchReport", "LayerKvCache",
     "LegalizeError", "MemoryBudgetError", "ModelMemory", "MoeResidencyStats", "NoViableDeviceError", "Node", "Op",
-    "OptimizationLevel", "PackageError", "ParamError", "ParityError", "Placement", "PlacementError",
-    "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel", "RefreshPolicy", "Resilience", "RlxError",
-    "RunError", "RunRecord", "ServingError", "Session", "Shape", "StateLossError", "TimeLimitError",
-    "UnsupportedOp", "Value", "WeightSharing", "__version__", "available_apple_devices", "available_devices",
-    "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env",
-    "device_from_env", "device_label", "device_report", "devices_for", "dispatch_report_for_device", "drain_device",
-    "dynamic_symbols", "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for",
-    "first_unsupported_op", "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names",
-    "has_dynamic_dims", "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "load",
+    "OptimizationLevel", "PackageError", "ParamError", "ParityError", "Placement", "PlacementError", "PlacementRule",
+    "Precision", "PrecisionPolicy", "ProfileCostModel", "RefreshPolicy", "Resilience", "RlxError", "RunError",
+    "RunRecord", "ServingError", "Session", "Shape", "StateLossError", "TimeLimitError", "UnsupportedOp", "Value",
+    "WeightSharing", "__version__", "available_apple_devices", "available_devices", "bucket_decode_mask",
+    "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env", "device_from_env", "device_label",
+    "device_report", "devices_for", "dispatch_report_for_device", "drain_device", "dynamic_symbols",
+    "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for", "first_unsupported_op",
+    "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names", "has_dynamic_dims",
+    "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "limited", "limited_async", "load",
     "memory_use", "merged_mask", "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list",
     "per_layer_masks", "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools",
     "register_provider", "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows",
@@ -189,7 +189,7 @@ _NAMES_OF = {
     "providers.registry": "available_apple_devices available_devices drain_device fastest_among fastest_device "
     "full_name is_available register_provider supports_run_slots",
     "resilience.failover": "Attempt RunRecord",
-    "resilience.limits": "CancelToken",
+    "resilience.limits": "CancelToken limited limited_async",
     "resilience.memory": "DeviceMemory ModelMemory memory_use",
     "resilience.options": "Resilience",
     "resilience.quarantine": "DeviceHealth HealthState",

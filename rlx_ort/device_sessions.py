@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from rlx_ort.errors import CancelledRunError
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers.engine.stopping import Turns
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
@@ -26,9 +28,10 @@ class DeviceSessions:
     def __init__(self, options: CompileOptions) -> None:
         self._options = options
         self._lock = threading.Lock()
-        self._compiling: dict[Device, threading.Lock] = {}
+        self._compiling: dict[Device, Turns] = {}
         self._slots: dict[Device, EngineSlot] = {}
         self._lent: dict[tuple[Device, PlacementRule], CompiledGraph] = {}
+        self._closed = False
 
     @property
     def devices(self) -> list[Device]:
@@ -46,9 +49,10 @@ class DeviceSessions:
         Raises:
             DeviceUnavailableError: the device does not work here.
             PlacementError: it does not take every node that the rule demands.
+            CancelledRunError: the sessions were closed.
         """
         with self._lock:
-            compiling = self._compiling.setdefault(device, threading.Lock())
+            compiling = self._compiling.setdefault(device, Turns())
         with compiling:
             known = {found.rule: found for each in PlacementRule if (found := self.find(device, each)) is not None}
             if rule in known:
@@ -62,10 +66,18 @@ class DeviceSessions:
                 slot = self._slots.get(device)
                 if slot is None:
                     slot = open_slot(working_provider(device), device, graph, weights, self._options)
-                    self._slots[device] = slot
+                    with self._lock:
+                        if self._closed:
+                            raise CancelledRunError("the sessions of the runner were closed meanwhile; run again")
+                        self._slots[device] = slot
                 made = CompiledGraph(slot, rule, owns_slot=False)
             self._lent[device, rule] = made
             return made
+
+    def is_open(self, device: Device) -> bool:
+        """Return whether the device has an open session."""
+        slot = self._slots.get(device)
+        return slot is not None and slot.is_open
 
     def placement(self, device: Device) -> Placement | None:
         """Return where each node is on a device, or None if no session was opened there."""
@@ -102,6 +114,9 @@ class DeviceSessions:
                 self._lent.pop((device, rule), None)
 
     def close(self) -> None:
-        """Close every session; runs in other threads finish first."""
-        for slot in list(self._slots.values()):
+        """Close every session for good; runs in other threads finish first, and a session that opens is closed then."""
+        with self._lock:
+            self._closed = True
+            slots = list(self._slots.values())
+        for slot in slots:
             slot.close()

@@ -29,6 +29,8 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "`prefer_native`",
         "RLX_DISPATCH_REPORT": "flag: log at compile, as a warning of `rlx_ort.dispatch`, where every op went",
         "RLX_VERBOSE": "flag: as RLX_DISPATCH_REPORT",
+        "RLX_RESILIENCE": "`on`, or settings such as `timeout_s=2,bridge=off`: other devices answer for one that fails "
+        "or opens; see `Resilience`",
         "RLX_WORKERS": "the threads that all sessions together may use; the process's share of the cores by default",
         "RLX_SHARED_POOL": "flag: one pool of threads for all sessions; sessions of other libraries then fail to open",
         "RLX_AUTO_CALIBRATE": "flag: measure a device that was never calibrated here when a prediction first needs it; "

@@ -177,15 +177,19 @@ class MemoryBudgetError(RunError):
 
 
 class ServingError(RlxError):
-    """A request cannot be answered; `status` is the HTTP status that it gets."""
+    """A request cannot be answered; `status` is the HTTP status that it gets.
 
-    def __init__(self, message: str, status: int = 500) -> None:
+    `retry_after_s` is how many seconds later it may be, where that can be predicted.
+    """
+
+    def __init__(self, message: str, status: int = 500, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_s = retry_after_s
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, so that the error crosses a process pool."""
-        return type(self), (str(self), self.status)
+        return type(self), (str(self), self.status, self.retry_after_s)
 
 
 class CalibrationError(RlxError):

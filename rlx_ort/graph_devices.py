@@ -17,6 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import (
@@ -69,15 +70,17 @@ def load(
 ) -> GraphDevices:
     """Read a model, ONNX or IR JSON by its content, and return it ready to run on the devices of this machine.
 
-    Without a policy, the `RLX_*` variables are the policy; see `DevicePolicy.from_env`.
+    Without a policy, the `RLX_*` variables are the policy; see `DevicePolicy.from_env`. Without `resilience`,
+    `RLX_RESILIENCE` decides.
 
     Raises:
         ConversionError: the file is no model, or holds something that cannot be translated.
-        DeviceParseError: no policy is given, and one of the variables does not parse.
+        DeviceParseError: one of the variables that are read does not parse.
     """
     from rlx_ort.converters.from_onnx import load_graph
 
     policy = DevicePolicy.from_env() if policy is None else policy
+    resilience = resilience_from_env() if resilience is None else resilience
     return GraphDevices(load_graph(path), policy, options, resilience=resilience)
 
 
@@ -147,12 +150,12 @@ class GraphDevices:
 
     @classmethod
     def from_env(cls, graph: Graph, options: CompileOptions | None = None) -> GraphDevices:
-        """Return a runner with the policy that the `RLX_*` variables describe.
+        """Return a runner with the policy and the resilience that the `RLX_*` variables describe.
 
         Raises:
             DeviceParseError: one of the variables does not parse.
         """
-        return cls(graph, DevicePolicy.from_env(), options)
+        return cls(graph, DevicePolicy.from_env(), options, resilience=resilience_from_env())
 
     @property
     def graph(self) -> Graph:
@@ -403,7 +406,7 @@ class GraphDevices:
                 return failover.run_named(self, inputs, self.resolve(device), timeout_s, cancel)
             return self.compile_resolved(device).run(inputs)
         if failover is not None:
-            return failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")[1]
+            return failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")
         return self._open_first(lambda: self._resolved(inputs)).run(inputs)
 
     def run_fastest(
@@ -419,7 +422,7 @@ class GraphDevices:
         """
         failover = self._failover or self._limited_by(timeout_s, cancel)
         if failover is not None:
-            return failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest")[1]
+            return failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest")
         return self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
 
     def run_resolved_with_inputs(
@@ -463,11 +466,13 @@ class GraphDevices:
 
         if failover is not None:
             key = "" if isinstance(self._policy.pick_strategy(), (Benchmark, Adaptive)) else "resolved"
-            ran, outputs = failover.run(self, inputs, lambda *_: choose(), timeout_s, cancel, key)
+            outputs = failover.run(self, inputs, lambda *_: choose(), timeout_s, cancel, key)
             last = failover.last_run
-            if follower is not None and last is not None:
-                follower.note(ran, int(last.seconds * 1e9))
-            return ran, outputs
+            assert last is not None  # noqa: S101  # this one
+            assert last.device is not None  # noqa: S101
+            if follower is not None:
+                follower.note(last.device, int(last.seconds * 1e9))
+            return last.device, outputs
         compiled = self._open_first(choose)
         begun = time.perf_counter_ns()
         try:
@@ -647,6 +652,12 @@ class GraphDevices:
         winners[key] = follower = Follower(self.graph, found, sizes)
         return follower
 
+    def _has_winner(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether devices were measured for such inputs."""
+        from rlx_ort.execution.benchmark import input_signature
+
+        return input_signature(inputs) in self._winners
+
     def _candidates(self, inputs: Mapping[str, Any] | None = None, options: CompileOptions | None = None) -> Candidates:
         """Return the devices for an automatic choice as of now, or for other options."""
         from rlx_ort.selection.candidates import Candidates
@@ -689,9 +700,9 @@ class GraphDevices:
         found = self._opened(device, named=False)
         return found.clone() if found.has_handles else found
 
-    def _opened(self, device: Device, named: bool) -> CompiledGraph:
+    def _opened(self, device: Device, named: bool, sessions: DeviceSessions | None = None) -> CompiledGraph:
         """Return the graph compiled for a device, with its session open unless a parameter is still to be set."""
-        compiled = self._compiled(device, named)
+        compiled = self._compiled(device, named, sessions)
         if not compiled.is_open:
             with self._remembering(device, compiled.rule):
                 compiled.open(required=False)
@@ -702,10 +713,11 @@ class GraphDevices:
 
         return remembered(self.graph, device, self._options.with_(placement=rule))
 
-    def _compiled(self, device: Device, named: bool) -> CompiledGraph:
+    def _compiled(self, device: Device, named: bool, sessions: DeviceSessions | None = None) -> CompiledGraph:
+        """Return the graph compiled for a device, among these sessions or the present ones."""
         self._follow_graph()
         rule = (self._by_name if named else self._by_choice).placement or PlacementRule.STRICT
-        sessions = self._sessions
+        sessions = sessions or self._sessions
         found = sessions.find(device, rule)
         if found is not None:
             return found
@@ -714,6 +726,15 @@ class GraphDevices:
             raise NoViableDeviceError(f"{device.display} may not run graph {self.graph.name!r}: it is {refusal}")
         with self._remembering(device, rule):
             return sessions.compiled(self.graph, self.weights, device, rule)
+
+
+def resilience_from_env() -> Resilience | None:
+    """Return what `RLX_RESILIENCE` asks for; see `Resilience.from_env`."""
+    if not environment.get("RESILIENCE"):  # a warmed package starts without the import
+        return None
+    from rlx_ort.resilience.options import Resilience
+
+    return Resilience.from_env()
 
 
 def _predicted(runner: GraphDevices, inputs: Mapping[str, Any]) -> tuple[Device, bool]:

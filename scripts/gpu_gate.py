@@ -7,8 +7,8 @@ Runs the backend tests on the device and, beside them, the truth of the capabili
 on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, the tests that
 calibrate, and the figures of `bench.py ask cuda`, each alone. Writes gpu-gate.json after each part, with the commit,
 the versions, the counts and the figures; `--record` adds the parts to those of an earlier call. Its copy in
-docs/results/ is the record that a test compares with the code. The exit code is 1 when something fails that is not
-listed as known.
+docs/results/ is the record. A test compares what it is about, see `gpu_covered.py`, with the code as it is. The exit
+code is 1 when something fails that is not listed as known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import datetime
-import hashlib
 import json
 import os
 import platform
@@ -28,9 +27,11 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from gpu_covered import covered_digest
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS_S = {"suite": 240, "truth": 180, "webgpu": 110, "checks": 30, "calibration": 70, "figures": 90}
@@ -47,19 +48,6 @@ _ABSOLUTE = re.compile(r"(?<![\w.-])/?(?:usr|opt|work|tmp|home|root)/(?:[\w.+-]+
 """Folders of the machine, which a record that is committed does not name."""
 
 SLOW = {"tests/backend/ops/test_dtypes.py": 4, "tests/backend/providers/test_compile_cache.py": 2}  # processes
-
-# What the record is about: a change to one of these makes it out of date.
-COVERED = (
-    "converters/to_onnx",
-    "providers/cuda.py",
-    "providers/asking.py",
-    "providers/claims.py",
-    "providers/kernel_lists",
-    "rlx_ort/selection/support.py",
-    "rlx_ort/selection/questions.py",
-    "rlx_ort/selection/folding.py",
-    "rlx_ort/selection/node_claims.py",
-)
 
 
 def main() -> int:
@@ -129,36 +117,6 @@ def _pairs(text: str) -> list[tuple[str, str, str]]:
 def _timed(part: Callable[[float], dict[str, Any]], limit_s: float) -> dict[str, Any]:
     start = time.perf_counter()
     return {**part(limit_s), "seconds": round(time.perf_counter() - start, 1)}
-
-
-def covered_digest() -> str:
-    """Return a hash of the covered code and data, without comments, docstrings and blank lines."""
-    digest = hashlib.sha256()
-    for path in covered_files():
-        digest.update(path.relative_to(ROOT).as_posix().encode())
-        for line in statements(path.read_text(encoding="utf-8")):
-            digest.update(line.encode())
-    return digest.hexdigest()
-
-
-def statements(text: str) -> Iterator[str]:
-    """Yield the lines of a file that are no comments, docstrings or blank; the same in every version of Python."""
-    inside = False
-    for line in text.splitlines():
-        stripped = line.strip()
-        opens = stripped.startswith('"""')
-        if inside or opens:
-            inside = stripped.count('"""') % 2 == 0 if inside else stripped.count('"""') == 1
-        elif stripped and not stripped.startswith("#"):
-            yield line.rstrip()
-
-
-def covered_files() -> Iterator[Path]:
-    """Yield the files that the record is about, in a fixed order."""
-    for name in COVERED:
-        path = ROOT / name
-        found = [path] if path.is_file() else [*path.rglob("*.py"), *path.rglob("*.txt")]
-        yield from sorted(found, key=lambda file: file.relative_to(ROOT).as_posix())
 
 
 def machine(device: str) -> dict[str, str]:

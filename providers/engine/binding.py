@@ -1,4 +1,4 @@
-"""Interfaces of sessions beyond `run`: tensors that stay on the device, fixed buffers, runs that can be stopped.
+"""Interfaces of sessions beyond `run`: tensors that stay on the device, fixed buffers.
 
 `binder_of` returns the binder of any session. Sessions without one, such as those of the null provider, get one that
 works through `run` with host memory, so callers need no second path.
@@ -26,22 +26,6 @@ class _Runs(Protocol):
     """All that a binder over host memory needs of a session."""
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]: ...
-
-
-class StoppableRun(abc.ABC):
-    """One run that another thread may stop."""
-
-    @abc.abstractmethod
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once; see `EngineSession.run`.
-
-        Raises:
-            EngineError: the run failed or was stopped.
-        """
-
-    @abc.abstractmethod
-    def stop(self) -> None:
-        """Make the run end soon, or not begin."""
 
 
 class Slots(abc.ABC):
@@ -110,10 +94,6 @@ class Binder(abc.ABC):
         shape of the others may vary.
         """
 
-    @abc.abstractmethod
-    def stoppable(self) -> StoppableRun:
-        """Return a run that can be stopped."""
-
 
 def binder_of(session: EngineSession) -> Binder:
     """Return the binder of a session; one over host memory if the engine has none."""
@@ -153,10 +133,6 @@ class HostBinder(Binder):
         """Return slots that copy results into buffers."""
         return RunSlots(self._runs, tuple(inputs), outputs, fixed)
 
-    def stoppable(self) -> StoppableRun:
-        """Return a run that can be stopped before it begins."""
-        return _Stoppable(self._runs)
-
 
 class RunSlots(Slots):
     """Slots of any session: results are copied to the buffers of the outputs that are `fixed`."""
@@ -181,20 +157,6 @@ class RunSlots(Slots):
                 raise EngineError(f"output {name!r} has shape {found[name].shape} in place of {buffer.shape}")
             buffer[...] = found[name]
         return list((found | self._buffers).values())
-
-
-class _Stoppable(StoppableRun):
-    def __init__(self, runs: _Runs) -> None:
-        self._runs = runs
-        self._stopped = False
-
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        if self._stopped:
-            raise EngineError("the run was stopped before it began")
-        return self._runs.run(output_names, feeds)
-
-    def stop(self) -> None:
-        self._stopped = True  # one that has begun cannot be stopped here
 
 
 class DeviceTensor(abc.ABC):

@@ -24,6 +24,7 @@ from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_p
 from rlx_ort.providers.engine.recordings import NotRecordedError, Recorder, unrecordable
 from rlx_ort.providers.engine.runtime import PLUGIN_VERSION, opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
+from rlx_ort.providers.engine.stopping import stoppable
 from rlx_ort.providers.hardware import release_free_heap
 
 SPAWN_REMEDY = "start workers with multiprocessing.get_context('spawn')"
@@ -132,7 +133,8 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
         else:
             wanted = (recipe.ep_name, given)
             providers = [wanted, *((name, dict(options_of)) for name, options_of in recipe.helpers)]
-        with recipe.run_lock():  # opening computes on the device too: weights are uploaded and packed
+        # Opening computes on the device too: weights are uploaded and packed.
+        with recipe.run_lock(), stoppable(lambda: options.set_load_cancellation_flag(True)):
             session = engine.InferenceSession(model, options, providers=providers, enable_fallback=0)
     except runtime.engine_exceptions() as err:
         raise opening_error(err, request.device) from err

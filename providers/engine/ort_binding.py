@@ -1,4 +1,4 @@
-"""`OrtBinder`: tensors on a device, fixed buffers and stoppable runs of an ONNX Runtime session, by its IOBinding.
+"""`OrtBinder`: tensors on a device, and fixed buffers of an ONNX Runtime session, by its IOBinding.
 
 An IOBinding belongs to one thread, so each run has its own; slots keep theirs and leave the locking to the caller.
 ONNX Runtime's private attributes are used for speed only, each in one function with the public call as its fallback.
@@ -19,8 +19,7 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, RunSlots, Slots, StoppableRun
-from rlx_ort.providers.engine.process import watch
+from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, RunSlots, Slots
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
 from rlx_ort.providers.engine.recordings import NotRecordedError
 from rlx_ort.providers.engine.runtime import running_error
@@ -145,10 +144,6 @@ class OrtBinder(Binder):
         with session.guarded():
             return _HostSlots(session, types, inputs, outputs, fixed)
 
-    def stoppable(self) -> StoppableRun:
-        """Return a run that can be stopped."""
-        return _Stoppable(self._session)
-
 
 class GraphRuns:
     """The one binding of a session that records its launches once and replays them: fixed addresses, static shapes.
@@ -197,21 +192,6 @@ class GraphRuns:
             )
         make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
         return make(list(kind.shape.static()), kind.dtype.numpy, *self._session.recipe.memory)
-
-
-class _Stoppable(StoppableRun):
-    def __init__(self, session: OrtEngineSession) -> None:
-        self._session = session
-        self._options = session.engine.RunOptions()
-        watch(self)
-
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        return self._session.run(output_names, feeds, self._options)
-
-    def stop(self) -> None:
-        self._options.terminate = True  # a run ends at its next node; one that has not begun at its first
-
-    stop_runs = stop  # for `watch`
 
 
 def _finish_work_on(source: Any, index: int) -> None:
@@ -409,7 +389,6 @@ class _HostSlots(Slots):
         self._names = list(outputs)
         self._simple = not self._bound and not self._varying
         self._call, self._binding = _binding_call(self._core.session, self._io)
-        self._options = self._core.options
         self._copy = _copier([buffer for _, buffer in self._copied])
         self._errors = session.errors
 
@@ -421,7 +400,7 @@ class _HostSlots(Slots):
         try:
             if self._simple:
                 self._copy(arrays)
-                self._call(self._binding, self._options)
+                self._call(self._binding, self._core.options)
                 return self._results
             return self._run_all(arrays)
         except self._errors as err:
@@ -436,7 +415,7 @@ class _HostSlots(Slots):
             self._bound[name] = (index, value)  # borrowed until the next run
         for name in self._varying:
             self._io.bind_output(name, "cpu", 0)
-        self._call(self._binding, self._options)
+        self._call(self._binding, self._core.options)
         if not self._varying:
             return self._results
         values = dict(zip(self._names, self._io.get_outputs(), strict=True))

@@ -188,6 +188,12 @@ def watch(session: _Stoppable) -> None:
         session.stop_runs()
 
 
+def watched_sessions() -> list[_Stoppable]:
+    """Return what is to be stopped when the process ends."""
+    with _live_lock:
+        return [found for found in (link() for link in _live.values()) if found is not None]
+
+
 def ending() -> bool:
     """Return whether the process ends, so that ONNX Runtime must not be called any more."""
     return _ending.is_set()
@@ -207,9 +213,7 @@ def refuse_at_the_end() -> None:
 def stop_all(inside: Callable[[], bool] | None = None) -> None:
     """Stop every session and wait, at most half a minute, for the threads that run one or open one."""
     _ending.set()
-    with _live_lock:
-        sessions = [found for found in (link() for link in _live.values()) if found is not None]
-    for session in sessions:
+    for session in watched_sessions():
         session.stop_runs()
     deadline = time.monotonic() + _LONGEST_WAIT_S
     busy = inside or _threads_inside

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
+from rlx_ort.providers.engine.stopping import check_stopped
 
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/python/onnxruntime_pybind_exceptions.cc
 # name -> (error while a session is opened, error while it runs). These types share no base class but `Exception`.
@@ -173,6 +174,7 @@ def _load() -> Problem | None:
 
 def opening_error(err: Exception, device: Device) -> RlxError:
     """Return the error for an exception that stopped a session from being opened; raise it `from` the exception."""
+    check_stopped()
     kind = _mapped(err)[0]
     text = readable(err)
     if "ort_version_supported" in text:  # a plugin that was built for a newer core registers, and fails here
@@ -184,6 +186,7 @@ def opening_error(err: Exception, device: Device) -> RlxError:
 
 def running_error(err: Exception, device: Device) -> RlxError:
     """Return the error for an exception out of a run; raise it `from` the exception."""
+    check_stopped()
     kind = _mapped(err)[1]
     text = readable(err)
     if re.search(_ABOUT_INPUTS, text) or (kind is InputError and type(err).__name__ != "InvalidArgument"):

@@ -20,7 +20,7 @@ from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
-from rlx_ort.providers.engine.process import watch
+from rlx_ort.providers.engine.process import watch, watched_sessions
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.engine.recordings import (
     LEFT_ON_DEVICE,
@@ -31,7 +31,8 @@ from rlx_ort.providers.engine.recordings import (
     not_recorded,
     unrecordable,
 )
-from rlx_ort.providers.engine.runtime import running_error
+from rlx_ort.providers.engine.runtime import onnxruntime, running_error
+from rlx_ort.providers.engine.stopping import held_stop
 from rlx_ort.providers.engine.values import (
     OrtTensor,
     from_ort_value,
@@ -82,6 +83,36 @@ class SessionCore:
         self.memory = ()
 
 
+class _StoppableCore(SessionCore):
+    """A core whose runs take the RunOptions of the stop that their thread holds, at up to 0.2 us a run."""
+
+    __slots__ = ()
+
+    @property
+    def options(self) -> Any:
+        stop = held_stop()
+        return _SHARED_OPTIONS.__get__(self) if stop is None else stop.run_options(onnxruntime())
+
+    @options.setter
+    def options(self, options: Any) -> None:
+        _SHARED_OPTIONS.__set__(self, options)
+
+
+_SHARED_OPTIONS: Any = SessionCore.__dict__["options"]  # the descriptor of the slot
+_core_type: list[type[SessionCore]] = [SessionCore]
+
+
+def make_stoppable() -> None:
+    """Let a `Stop` end runs from now on, in every session; until this is called, runs do not look for one."""
+    if _core_type[0] is _StoppableCore:
+        return
+    _core_type[0] = _StoppableCore
+    for session in watched_sessions():
+        core = getattr(session, "_core", None)
+        if core is not None:
+            core.__class__ = _StoppableCore
+
+
 class OrtEngineSession:
     """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
@@ -108,7 +139,7 @@ class OrtEngineSession:
         self.errors = errors
         self._options = engine.RunOptions()
         driver, self._reason = (None, recorder) if isinstance(recorder, str) else (recorder, "")
-        core = SessionCore(session, memory, self._options, driver)
+        core = _core_type[0](session, memory, self._options, driver)
         self._core: SessionCore | None = core
         self.inputs = _specs(session.get_inputs(), declared[0])
         self.outputs = _specs(session.get_outputs(), declared[1])
@@ -139,10 +170,8 @@ class OrtEngineSession:
         """ONNX Runtime's `InferenceSession`, if it is open; keep no reference beyond this object's life."""
         return self.open_core().session
 
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any], options: Any = None) -> list[Any]:
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run once and return the named outputs as numpy arrays, lists of them, dicts, or None when absent.
-
-        `options` are RunOptions of the caller's own, by which it stops this run alone.
 
         Raises:
             InputError: ONNX Runtime refused a feed or an output name.
@@ -153,10 +182,10 @@ class OrtEngineSession:
             if self._plain:
                 if self._before is not None:
                     self._before()
-                results: list[Any] = core.call(output_names, feeds, options or core.options)
+                results: list[Any] = core.call(output_names, feeds, core.options)
                 return results
             with self._guard():
-                return self._run_checked(core, list(output_names), feeds, options or core.options)
+                return self._run_checked(core, list(output_names), feeds)
         except self.errors as err:
             raise running_error(err, self.device) from err
 
@@ -187,7 +216,7 @@ class OrtEngineSession:
         return True
 
     def binder(self) -> Binder:
-        """Return the memory side of the session: device tensors, fixed buffers, runs that can be stopped."""
+        """Return the memory side of the session: device tensors and fixed buffers."""
         return OrtBinder(self)
 
     def bound_memory(self, name: str) -> tuple[str, int] | None:
@@ -269,7 +298,7 @@ class OrtEngineSession:
 
     def _prepare_runs(self, core: SessionCore) -> None:
         """Set up how host arrays are run."""
-        recipe, shared = self.recipe, core.options
+        recipe, shared = self.recipe, self._options
         if not (recipe.run_config or recipe.recording):
             return
         reason = host_work(recipe.ep_name, recipe.memory[0], self.assignments, core.session)
@@ -304,22 +333,22 @@ class OrtEngineSession:
             self.refuses = self._plain = True
             core.call = refuse
 
-    def _run_checked(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
+    def _run_checked(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
         if self._before is not None:
             self._before()
         if self.recipe.device_graph:
             with self._graph_lock:
                 return self.graph_runs(core).run(core, feeds, names)
         if not self._foreign_outputs.isdisjoint(names):
-            return self._run_values(core, names, feeds, options)
+            return self._run_values(core, names, feeds)
         ready, memory = dict(feeds), []
         for name in self._foreign_inputs.intersection(feeds):
             if feeds[name] is not None:
                 ready[name], borrowed = to_ort_value(self.engine, name, feeds[name], self.input_types[name])
                 memory.append(borrowed)
-        return list(core.call(names, ready, options))
+        return list(core.call(names, ready, core.options))
 
-    def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
+    def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
         given = {name: value for name, value in feeds.items() if value is not None}
         stuck = [name for name in given if not is_tensor_like(self.input_types.get(name, given[name]))]  # pyright: ignore[reportArgumentType]
@@ -335,9 +364,9 @@ class OrtEngineSession:
             memory.append(borrowed)
         call = getattr(getattr(core.session, "_sess", None), "run_with_ort_values", None)
         if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
-            results = core.session.run_with_ort_values(names, values, options)
+            results = core.session.run_with_ort_values(names, values, core.options)
         else:  # the public call takes 10 times as long, because a C++ exception ends its loop
-            vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
+            vector = call({name: value._ortvalue for name, value in values.items()}, names, core.options)
             results = [vector[index] for index in range(len(vector))]
         return [from_ort_value(result, name) for name, result in zip(names, results, strict=True)]
 

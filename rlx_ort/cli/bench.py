@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ import click
 from rlx_ort.cli import options
 from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import binary_size, duration, note, print_json, print_table, progress
-from rlx_ort.errors import RlxError
+from rlx_ort.errors import EngineError, RlxError
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.selection.policy import DevicePolicy
 
 _SEED = 0
 
@@ -48,11 +50,17 @@ def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str,
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw rooflines, and predicted against measured times, to this file; needs rlx_ort[plot].",
 )
+@click.option(
+    "--faults",
+    is_flag=True,
+    help="Let each device fail on purpose, and time the answer and the way back.",
+)
 @options.as_json
 def command(
     model: Path,
     names: str | None,
     runs: int,
+    faults: bool,
     shapes: dict[str, tuple[int, ...]],
     dims: dict[str, int],
     plot_path: Path | None,
@@ -63,6 +71,9 @@ def command(
     Shows the median, 90th and 99th percentile of a run, the first run, opening the session, and the memory of this
     process it took, beside the predicted time. Inputs are made up. A device of --device must take every node; on the
     others the CPU may help.
+
+    With --faults a driver error, out of memory and a run that hangs are made up on each device in turn, and the other
+    devices answer.
     """
     from rlx_ort.cli.arrays import made_up_inputs
     from rlx_ort.graph_devices import GraphDevices
@@ -74,13 +85,24 @@ def command(
     feeds = made_up_inputs(graph.inputs, sizes, _SEED)
     used = dims_of(graph, feeds)
     policy = options.policy_of(names, None, None)
+    if faults and plot_path is not None:
+        raise click.UsageError("--faults and --plot exclude each other")
     rule = PlacementRule.STRICT if names else PlacementRule.ASSISTED
     rows = []
     with GraphDevices(graph, policy, CompileOptions(placement=rule)) as runner:
         devices = list(policy.allow or ()) if names else runner.devices()
         for device in devices:
             with progress(f"running on {device.label}"):
-                rows.append(_row(runner, device, feeds, runs))
+                if faults:
+                    rows += _fault_rows(graph, policy, device, feeds, runs)
+                else:
+                    rows.append(_row(runner, device, feeds, runs))
+    if faults:
+        if as_json:
+            print_json({"model": str(model), "dims": used, "runs": runs, "faults": rows})
+        else:
+            _print_faults(rows)
+        return
     rows.sort(key=lambda row: (row["p50_ns"] is None, row["p50_ns"] or 0))
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
@@ -145,6 +167,87 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
     times.sort()
     row |= {f"p{share}_ns": times[math.ceil(share / 100 * runs) - 1] for share in (50, 90, 99)}
     return row
+
+
+def _fault_rows(
+    graph: Graph, policy: DevicePolicy, device: Device, feeds: Mapping[str, Any], runs: int
+) -> list[dict[str, Any]]:
+    """Let a device fail in each way; return the time of the run that meets the fault, and until the device is back."""
+    from rlx_ort import environment
+    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.resilience.options import Resilience
+
+    rows = []
+    resilience = Resilience(bridge=False, backoff_s=_BACKOFF_S)
+    with GraphDevices(graph, policy, resilience=resilience) as runner, environment.override({"DEVICE": device.label}):
+        runner.warm_all()  # so that no answer waits for a session that opens
+        for fault, run in _FAULTS.items():
+            row: dict[str, Any] = {"device": device.label, "fault": fault, "failure": ""}
+            rows.append(row)
+            try:
+                compiled = runner.compile(device)
+                for name, call in (("plain_ns", compiled.run), ("resilient_ns", runner.run_resolved)):
+                    row[name] = statistics.median(_timed(call, feeds) for _ in range(runs))
+                limit_s = max(_SHORTEST_S, 5e-9 * row["plain_ns"])
+                compiled._engine().run = run
+                row["answer_ns"] = _timed(runner.run_resolved, feeds, timeout_s=limit_s)
+                answered = runner.last_run
+                row["answered_by"] = answered and answered.device and answered.device.label
+                begun = time.perf_counter_ns()
+                while time.perf_counter_ns() - begun < _BACK_NS:
+                    runner.run_resolved(feeds)
+                    if runner.last_run is not None and runner.last_run.device == device:
+                        row["back_ns"] = time.perf_counter_ns() - begun
+                        break
+            except RlxError as err:
+                row["failure"] = str(err)
+    return rows
+
+
+def _timed(call: Callable[..., object], *arguments: Any, **limits: float) -> int:
+    start = time.perf_counter_ns()
+    call(*arguments, **limits)
+    return time.perf_counter_ns() - start
+
+
+def _fail(text: str) -> Callable[..., list[Any]]:
+    def run(*arguments: Any) -> list[Any]:
+        raise EngineError(text)
+
+    return run
+
+
+def _hang(*arguments: Any) -> list[Any]:
+    from rlx_ort.providers.engine.stopping import check_stopped
+
+    while True:
+        time.sleep(0.001)
+        check_stopped()
+
+
+_FAULTS: Mapping[str, Callable[..., list[Any]]] = {
+    "driver error": _fail("CUDA failure 719: made up"),
+    "out of memory": _fail("Failed to allocate memory for requested buffer: made up"),
+    "hang": _hang,
+}
+_BACKOFF_S = 0.05
+_SHORTEST_S = 0.1  # time limit of the run that hangs
+_BACK_NS = 10_000_000_000
+
+
+def _print_faults(rows: list[dict[str, Any]]) -> None:
+    times = ("plain_ns", "resilient_ns", "answer_ns", "back_ns")
+    table = [
+        (
+            row["device"],
+            row["fault"],
+            *(duration(row.get(key)) for key in times),
+            row.get("answered_by") or "-",
+            row["failure"].splitlines()[0] if row["failure"] else "",
+        )
+        for row in rows
+    ]
+    print_table(("device", "fault", "plain", "resilient", "failing run", "back after", "answered by", "failure"), table)
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

@@ -15,10 +15,10 @@ from rlx_ort.errors import DeviceFallbackError
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
-    from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.placement import Placement
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.resilience.quarantine import DeviceHealth
     from rlx_ort.selection.policy import DevicePolicy
 
 _SEED = 0
@@ -33,11 +33,17 @@ _SEED = 0
     help="Whether every node must be on the device, or the CPU may help. "
     "Default: strict for a device you name, assisted for an automatic choice.",
 )
+@click.option(
+    "--resilient",
+    is_flag=True,
+    help="Let another device answer where one fails, and print the health of each. RLX_RESILIENCE has settings.",
+)
 @options.run_once("random inputs are generated")
 def command(
     model: Path,
     chain: str | None,
     strict: bool | None,
+    resilient: bool,
     inputs_path: Path | None,
     outputs_path: Path | None,
     device: str | None,
@@ -49,11 +55,13 @@ def command(
 
     Without --device or --chain: RLX_DEVICE_CHAIN, RLX_DEVICE, else the device with the smallest predicted time.
     """
-    if device is not None and chain is not None:
-        raise click.UsageError("--device and --chain exclude each other")
+    if (device is not None) + (chain is not None) + resilient > 1:
+        raise click.UsageError("--device, --chain and --resilient exclude each other")
     from rlx_ort.device import parse_device, parse_device_list
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+    from rlx_ort.resilience.limits import limited
+    from rlx_ort.resilience.options import Resilience
     from rlx_ort.selection.policy import device_chain_from_env
 
     named = None if device is None else parse_device(device)
@@ -61,23 +69,29 @@ def command(
     rule = {None: None, True: PlacementRule.STRICT, False: PlacementRule.ASSISTED}[strict]
     graph = read_model(model)
     feeds = _feeds(graph, inputs_path, dims)
-    with GraphDevices(graph, policy, CompileOptions(placement=rule, dims=dims)) as runner:
-        refused: list[tuple[Device, str]] = []
-        with progress("running"):
+    # One run does not outlive a bridge: the device that opens would never answer.
+    resilience = Resilience.from_env() or Resilience(bridge=False) if resilient else None
+    with GraphDevices(graph, policy, CompileOptions(placement=rule, dims=dims), resilience=resilience) as runner:
+
+        def answer() -> tuple[Device, list[Any], list[tuple[Device, str]]]:
             if named is not None:
-                compiled = runner.compile(named)
-                outputs = compiled.run(feeds)
-            elif tries:
-                compiled, outputs, refused = _first_that_works(runner, tries, feeds)
-            else:
-                compiled = runner.compile_resolved_with_inputs(feeds)
-                outputs, refused = compiled.run(feeds), list(runner.last_attempts)
-        results = dict(zip(compiled.output_specs, outputs, strict=True))
-        placement = compiled.placement
+                return named, runner.run(named, feeds), []
+            if tries and not resilient:
+                return _first_that_works(runner, tries, feeds)
+            used, outputs = runner.run_chosen(feeds)
+            failed = () if runner.last_run is None else runner.last_run.attempts
+            return used, outputs, [*runner.last_attempts, *((attempt.device, attempt.reason) for attempt in failed)]
+
+        with progress("running"):
+            used, outputs, refused = limited(answer)  # so that Ctrl-C ends the run
+        results = dict(zip((value.name for value in graph.outputs), outputs, strict=True))
+        placement = runner.placement(used)
+        health = runner.health() if resilient else []
     document = {
         "model": str(model),
-        "device": compiled.device.label,
+        "device": used.label,
         **refusals(refused),
+        **({"health": [_health(row) for row in health]} if resilient else {}),
         "placement": _placement(placement),
         "inputs": "random" if inputs_path is None else str(inputs_path),
         **written(results, outputs_path),
@@ -87,6 +101,7 @@ def command(
         ("ran on", document["device"]),
         ("placement", f"{placement.requested_share:.0%} on {placement.requested}; nodes: {nodes or 'none'}"),
         ("copies between devices", str(placement.boundary_copies)),
+        *((row.device.label, f"{row.state.value}{row.reason and ': '}{row.reason}") for row in health),
     ]
     emit(document, as_json, lambda document: print_run(document, facts))
 
@@ -104,8 +119,8 @@ def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> dict[str
 
 def _first_that_works(
     runner: GraphDevices, tries: list[Device], feeds: Mapping[str, Any]
-) -> tuple[CompiledGraph, list[Any], list[tuple[Device, str]]]:
-    """Return the compiled graph that answered, its outputs, and why each device before it did not."""
+) -> tuple[Device, list[Any], list[tuple[Device, str]]]:
+    """Return the device that answered, its outputs, and why each device before it did not."""
     refused: list[tuple[Device, str]] = []
     for device in tries:
         try:  # one device at a time, because a chain that succeeds does not return its failed attempts
@@ -113,8 +128,12 @@ def _first_that_works(
         except DeviceFallbackError as err:
             refused.extend(err.attempts)
         else:
-            return runner.compile(used), outputs, refused
+            return used, outputs, refused
     raise DeviceFallbackError(refused)
+
+
+def _health(row: DeviceHealth) -> dict[str, Any]:
+    return {"device": row.device.label, "state": row.state.value, "failures": row.failures, "reason": row.reason}
 
 
 def _placement(placement: Placement) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -113,6 +112,8 @@ def command(
             note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
 
         await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded)
+
+    import asyncio  # 50 ms, which `rlx-ort --help` need not take
 
     asyncio.run(run())
 

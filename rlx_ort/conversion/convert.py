@@ -27,6 +27,7 @@ from rlx_ort.converters.transforms.simplify import simplify
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.serde import load_json
 from rlx_ort.providers.engine.runtime import quantization
+from rlx_ort.providers.engine.stopping import check_stopped
 from rlx_ort.providers.ort_provider import save_optimized
 
 __all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "Step", "convert", "default_tolerance"]
@@ -184,6 +185,7 @@ class _Run:
 
     @contextmanager
     def _step(self, name: str, text: str) -> Iterator[None]:
+        check_stopped()
         self._on_step(text)
         start = time.perf_counter()
         yield

@@ -33,6 +33,7 @@ import numpy as np
 
 from rlx_ort.deploy.names import INDEX, LARGEST_INDEX_BYTES, MANIFEST, MOST_FILES, SIGNATURE, check_names
 from rlx_ort.errors import IntegrityError, PackageError
+from rlx_ort.providers.engine.stopping import check_stopped
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -136,6 +137,7 @@ class OpenFile:
             self.read_into(offset, part)
             digest.update(part)
             offset += len(part)
+            check_stopped()
             if progress is not None:
                 progress(len(part))
         return digest.hexdigest()

@@ -15,7 +15,7 @@ from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
-from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.graph_devices import GraphDevices, resilience_from_env
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers.engine.compiled.store import use_of
 from rlx_ort.selection.policy import DevicePolicy
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rlx_ort.ir.types import ValueType
     from rlx_ort.providers.engine.compiled.models import Opening
     from rlx_ort.providers.engine.compiled.starts import Interface
+    from rlx_ort.resilience.options import Resilience
 
 
 class PackageDevices(GraphDevices):
@@ -45,6 +46,7 @@ class PackageDevices(GraphDevices):
         policy: which devices may be chosen.
         options: how to compile.
         quick: the session of the warmed package, or None to load the graph at once.
+        resilience: how to react to devices that fail; see `GraphDevices`.
 
     Raises:
         PackageError: the graph file is no graph.
@@ -52,13 +54,19 @@ class PackageDevices(GraphDevices):
     """
 
     def __init__(
-        self, package: Package, policy: DevicePolicy, options: CompileOptions, quick: QuickSession | None = None
+        self,
+        package: Package,
+        policy: DevicePolicy,
+        options: CompileOptions,
+        quick: QuickSession | None = None,
+        *,
+        resilience: Resilience | None = None,
     ) -> None:
         self._package = package
         self._quick = quick
         self._loading = threading.RLock()
         self._loaded = False
-        self._prepare(policy, options)
+        self._prepare(policy, options, resilience)
         if quick is None:
             self._load()
 
@@ -151,6 +159,7 @@ def open_package(
     min_serial: int = 0,
     private: bool = False,
     verify_on_first_use: bool | None = None,
+    resilience: Resilience | None = None,
 ) -> PackageDevices:
     """Return a packaged model, ready to run on the devices of this machine.
 
@@ -174,13 +183,15 @@ def open_package(
         private: whether weights are copied into memory of this process, which a later write to a file cannot reach. So
             no session is opened from the compile cache, whose files are mapped, and none is kept there.
         verify_on_first_use: whether to run the golden cases on a new machine, in place of the package's setting.
+        resilience: how to react to devices that fail; by default what `RLX_RESILIENCE` asks for.
 
     Raises:
         PackageError: there is no package, it needs newer versions, or `options` ask for the cache beside `private`.
         IntegrityError: its contents do not match its index, or it is not signed by the key.
         NoViableDeviceError: no device gives the golden outputs.
-        DeviceParseError: no policy is given, and one of the variables does not parse.
+        DeviceParseError: one of the variables that are read does not parse.
     """
+    resilience = resilience_from_env() if resilience is None else resilience
     if policy is None:
         caller = DevicePolicy.from_env()  # before anything is read: a typo must not widen what may run
     key = required_key(require_signature)
@@ -191,7 +202,7 @@ def open_package(
     quick = None if wanted or private or options is not None else _quick_session(package)
     settings = _without_cache(options) if private else options
     policy = narrowed_policy(package.index.policy, caller) if policy is None else policy
-    runner = PackageDevices(package, policy, options_of(package, settings), quick)
+    runner = PackageDevices(package, policy, options_of(package, settings), quick, resilience=resilience)
     if wanted:
         from rlx_ort.deploy.golden import admit_devices
 

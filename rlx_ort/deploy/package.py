@@ -29,6 +29,7 @@ from rlx_ort.deploy.ort_manifest import check_manifest
 from rlx_ort.errors import ConversionError, IntegrityError, PackageError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
+from rlx_ort.providers.engine.stopping import holding
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.write import Content
@@ -188,8 +189,8 @@ class Package:
 
         # Hashing lets other threads run; the same bytes count for the file and for their tensor.
         with ThreadPoolExecutor(2) as pool:
-            running = [pool.submit(self.check_file, name, progress) for name in self.index.files]
-            running += [pool.submit(self.tensor(name).check) for name in self.index.tensors]
+            running = [pool.submit(holding(self.check_file), name, progress) for name in self.index.files]
+            running += [pool.submit(holding(self.tensor(name).check)) for name in self.index.tensors]
             for job in running:
                 job.result()
 

@@ -16,12 +16,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rlx_ort.errors import CancelledRunError
+from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop, holding, stoppable
+
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 _OVERLAP_FROM_S = 0.0005  # below this, handing runs to threads costs more than it gains
 _OVERLAPPING = 2
 _AWAITED = 8
+_LOOK_S = 0.02  # between two looks at what stops a thread that waits
 
 
 class Workers:
@@ -45,8 +49,12 @@ class Workers:
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Run a call in the background and return its future; one worker runs calls in their order."""
+        """Run a call in the background and return its future; one worker runs calls in their order.
+
+        What stops the calling thread stops the call as well.
+        """
         future: Future[T] = Future()
+        call = holding(call)
         with self._lock:
             self._jobs.put((future, call))
             if self._idle:
@@ -130,14 +138,23 @@ class BackgroundRuns:
         """
         with self._lock:
             pending, self._pending = self._pending, []
-        wait(pending)
-        return [result for run in pending if (result := run.result())]
+        try:
+            _wait(pending)
+        except Stopped:
+            with self._lock:
+                self._pending = pending + self._pending
+            raise
+        try:
+            return [result for run in pending if (result := run.result())]
+        except Stopped as err:
+            check_stopped()
+            raise CancelledRunError("a committed run was stopped before its end") from err
 
     def settle(self) -> None:
         """Wait for every committed run; errors stay for `sync`."""
         with self._lock:
             pending = list(self._pending)
-        wait(pending)
+        _wait(pending)
 
     def close(self) -> None:
         """Wait for the committed runs and end the thread."""
@@ -161,26 +178,28 @@ def run_all(
     workers = Workers(_OVERLAPPING, "rlx_ort-pipeline")
     futures = [workers.submit(lambda each=each: run(each)) for each in inputs[1:]]  # type: ignore[misc]  # bound now
     workers.close()
-    wait(futures)
+    _wait(futures)
     return results + [future.result() for future in futures]
 
 
-async def run_in_background(call: Callable[[], list[Any]], stop: Callable[[], None] | None = None) -> list[Any]:
-    """Await a call in a worker thread.
-
-    A cancelled task keeps the call from beginning, or calls `stop` once it has begun; without `stop` it runs on.
-    """
+async def run_in_background(call: Callable[[], T]) -> T:
+    """Await a call in a worker thread; cancelling the task keeps it from beginning, or ends it at its next node."""
     import asyncio  # loads OpenSSL, 5 MB; a coroutine only runs where asyncio is loaded already
 
+    from rlx_ort.providers.engine.session import make_stoppable
+
+    make_stoppable()
+    stop = Stop()
     with _awaited_lock:
         if not _awaited:
             _awaited.append(Workers(_AWAITED, "rlx_ort-async"))
-    future = _awaited[0].submit(call)
+    future = _awaited[0].submit(stop.holding(call))
     try:
-        return await asyncio.wrap_future(future)
+        with stoppable(stop.stop):
+            return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
-        if not future.cancel() and stop is not None:
-            stop()
+        if not future.cancel():
+            stop.stop()
         raise
 
 
@@ -191,6 +210,12 @@ _awaited_lock = threading.Lock()
 def copied_arrays(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs with copies of the arrays, which their owner may then overwrite."""
     return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+
+
+def _wait(futures: Sequence[Future[Any]]) -> None:
+    """Wait for calls; raises `Stopped` when the work of this thread is to end."""
+    while wait(futures, None if held_stop() is None else _LOOK_S).not_done:
+        check_stopped()
 
 
 def _is_spent(run: Future[Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -510,37 +510,22 @@ class CompiledGraph:
     async def run_async(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Run in a thread and return the outputs as `run` does; cancelling the task stops the run at its next node.
 
-        Arrays are not copied: do not change them before the run has ended. A run that uses handles is not stopped, so
-        that the handles stay consistent.
+        Arrays are not copied: do not change them before the run has ended. A run that is stopped changes no handle.
 
         Raises:
             InputError: an input is wrong.
             EngineError: the run failed.
         """
-        return await run_in_background(*self.stoppable(inputs))
+        return await run_in_background(lambda: self.run(inputs))
 
-    def stoppable(self, inputs: Mapping[str, Any]) -> tuple[Callable[[], list[Any]], Callable[[], None] | None]:
-        """Return a run to be called once, and what stops it at its next node, or before it begins.
-
-        A run that uses handles, or inputs on a device, cannot be stopped.
-
-        Raises:
-            InputError: an input is wrong.
-            ParamError: a parameter is not set.
-        """
-        if not self._plain:
-            return lambda: self.run(inputs), None
-        engine = self._engine()
-        feeds, names = self._inputs.feeds(inputs, engine), self._output_names
-        if feeds.__class__ is ResidentFeeds:
-            return lambda: self._noted(engine.binder.run(feeds, names, ())), None
-        once = engine.binder.stoppable()
-        return lambda: self._noted(once.run(names, feeds)), once.stop
-
-    def _noted(self, outputs: list[Any]) -> list[Any]:
-        """Keep a run's outputs as those of the last one, and return a list of them for the caller."""
-        self._last = (None, outputs)
-        return outputs.copy()
+    def give_up_session(self) -> None:
+        """Leave the session and its locks to a thread that does not return from it; the next run opens another."""
+        self._slot.let_go()
+        types = (self.input_specs, self.output_specs)
+        self._slots, self._pooled = SlotRunner(*types, self._inputs), PooledRuns(*types)
+        self._handles = self._handles.given_up()
+        self._background = BackgroundRuns()
+        self._last = (None, ())
 
     # Mixtures of experts
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from rlx_ort.device import Device
-from rlx_ort.errors import EngineError, PlacementError, RunError
+from rlx_ort.errors import CancelledRunError, EngineError, PlacementError, RunError
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import Resident, residency
 from rlx_ort.execution.weights import WeightStore
@@ -30,6 +30,7 @@ from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, binder_of
+from rlx_ort.providers.engine.stopping import Turns
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
@@ -262,7 +263,7 @@ class EngineSlot:
         self.users: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         self.resident = self.resident or Resident(self.provider, self.device, self.graph)
         self.resident.slots.add(self)
-        self.lock = threading.RLock()
+        self.lock = Turns()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -290,6 +291,9 @@ class EngineSlot:
                 engine = self._open(rule)
                 self.resident.hold(engine)
             self.keep(engine)
+            if self.closed:  # meanwhile; see `close`
+                self.let_go()
+                raise CancelledRunError(f"the graph on {self.device.display} was closed while its session opened")
             return engine
 
     def open_if_ready(self, rule: PlacementRule) -> None:
@@ -304,10 +308,9 @@ class EngineSlot:
 
     def adopt(self, child: EngineSlot) -> None:
         """Close a slot together with this one."""
-        with self.lock:
-            self._children.add(child)
-            if self.closed:
-                child.close()
+        self._children.add(child)
+        if self.closed:
+            child.close()
 
     def release(self) -> None:
         """Let go of the engine; the next run opens another."""
@@ -315,12 +318,13 @@ class EngineSlot:
             self.let_go()
 
     def close(self) -> None:
-        """Let go of the engine for good; it closes when the runs in it have ended."""
-        with self.lock:
-            self.closed = True
-            self.let_go()
-            children = list(self._children)
-        for child in children:
+        """Let go of the engine for good; it closes when the runs in it have ended, or once it has been opened.
+
+        Does not wait for a thread that opens it, which holds the lock.
+        """
+        self.closed = True
+        self.let_go()
+        for child in list(self._children):
             child.close()
 
     @property
@@ -329,7 +333,7 @@ class EngineSlot:
         return self.current is not None or self.governed is not None
 
     def let_go(self) -> bool:
-        """Refer to the engine no more, and return whether there was one; the lock is held."""
+        """Refer to the engine no more, and return whether there was one; the lock is held, or the slot is closed."""
         had, self.current, self.governed = self.is_open, None, None
         return had
 

@@ -52,11 +52,15 @@ class Handles:
     def copy(self) -> Handles:
         """Return independent handles with the same values and feeds."""
         with self.lock:
-            made = Handles(self._inputs, self._outputs, self._plan)
-            for name, value in self._values.items():  # a device tensor is never written to, so it is shared
-                made._values[name] = value if isinstance(value, DeviceTensor) else value.copy()
-            made._feeds = dict(self._feeds)
-            return made
+            return self.given_up()
+
+    def given_up(self) -> Handles:
+        """Return a copy while a run that holds the lock does not return; it has changed nothing yet."""
+        made = Handles(self._inputs, self._outputs, self._plan)
+        for name, value in self._values.items():  # a device tensor is never written to, so it is shared
+            made._values[name] = value if isinstance(value, DeviceTensor) else value.copy()
+        made._feeds = dict(self._feeds)
+        return made
 
     def bind(self, name: str, array: Any, engine: Engine | None = None) -> None:
         """Keep a copy of a value in host memory, or with an engine on its device; replaces a handle of that name."""

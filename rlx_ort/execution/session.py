@@ -173,8 +173,10 @@ def working_provider(device: Device) -> Provider:
     return provider
 
 
-def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> CacheKey:
+def key_of_graph(graph: Graph, device: Device, options: CompileOptions, weights: WeightStore | None = None) -> CacheKey:
     """Return a graph's key in the compile cache on disk. Exports the graph and reads its weights; opens no session.
+
+    The weights are those of the graph unless a store is given.
 
     Raises:
         DeviceUnavailableError: the device does not work here, or its models are not cached.
@@ -188,7 +190,7 @@ def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> Cache
     provider = working_provider(device)
     if not isinstance(provider, OrtProvider):
         raise DeviceUnavailableError(device, "it is not run by ONNX Runtime, and its models are not cached")
-    weights = WeightStore.for_graph(graph)
+    weights = weights or WeightStore.for_graph(graph)
     slot = open_slot(provider, device, graph, weights, options)
     _, found = weights.snapshot(slot.exported.params, slot.exported.stored_as)
     request = SessionRequest(device, slot.exported, found, slot.options)

@@ -18,12 +18,15 @@ import numpy as np
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, RunError, StateLossError
+from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, StateLossError
+from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.resilience.faults import Fault, fault_of
-from rlx_ort.resilience.limits import CancelToken, Stoppable, in_background, run_limited
+from rlx_ort.resilience.limits import CancelToken, run_limited
 from rlx_ort.resilience.memory import device_memory, freed_after
 from rlx_ort.resilience.options import Resilience, check_timeout
 from rlx_ort.resilience.quarantine import DeviceHealth, Quarantine
+from rlx_ort.resilience.trial import Answer, Choose, Trials, in_cache
 
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
@@ -32,10 +35,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RENEW_NS = 1_000_000_000
-
-Choose: TypeAlias = "Callable[[GraphDevices, Mapping[str, Any]], tuple[Device, bool]]"
-"""Returns the device of an automatic choice of a runner for some inputs, and whether a variable named it."""
-
 
 _Route: TypeAlias = "tuple[Device, Callable[[Mapping[str, Any]], list[Any]], Graph, CompiledGraph]"
 """A device, the run of the compiled graph there, the graph, and the compiled graph."""
@@ -93,8 +92,9 @@ class Failover:
         self._rankings: dict[Any, list[Device]] = {}
         self._renew_ns: float = 0
         self._revision = -1
-        self._sized = True  # whether the graph has named dims, whose sizes decide the choice
+        self._sized: str | tuple[str, ...] = ()  # the input or inputs with named dims, whose sizes decide the choice
         self._thread = threading.local()
+        self._trials = Trials(options, self.quarantine, self._limited, self.forget_choices, clock)
 
     @property
     def last_run(self) -> RunRecord | None:
@@ -102,7 +102,8 @@ class Failover:
         last = getattr(self._thread, "last", None)
         if last is None:
             return None
-        device, began, answering, ended, attempts = last
+        device, began, ended, *rest = last
+        answering, attempts = rest or (began, ())
         seconds = 0.0 if device is None else (ended - answering) / 1e9
         return RunRecord(device, seconds, (ended - began) / 1e9, tuple(attempts))
 
@@ -111,9 +112,14 @@ class Failover:
         devices = dict.fromkeys([*_ranking(runner, {}), *self.quarantine.devices()])
         return [replace(self.quarantine.health(device), memory=device_memory(device)) for device in devices]
 
-    def forget_sessions(self) -> None:
+    def forget_choices(self) -> None:
         """Choose anew for the next run."""
         self._routes, self._rankings = {}, {}
+
+    def forget_sessions(self) -> None:
+        """Give up what belongs to sessions that are closed."""
+        self.forget_choices()
+        self._trials.give_up()
 
     def run(
         self,
@@ -123,8 +129,8 @@ class Failover:
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
         key: str = "",
-    ) -> tuple[Device, list[Any]]:
-        """Run on the chosen device, or on the next one that answers, and return it with the outputs.
+    ) -> list[Any]:
+        """Run on the chosen device, or on the next one that answers, and return the outputs; see `last_run`.
 
         Args:
             runner: the runner.
@@ -143,18 +149,29 @@ class Failover:
         """
         began = self._clock()
         if began < self._renew_ns and timeout_s is None and cancel is None:
-            route = self._routes.get((key, _shapes(inputs)) if self._sized else key)
-            if route is not None and route[2].revision == self._revision:
+            sized = self._sized
+            if not sized:
+                route = self._routes.get(key)
+            elif sized.__class__ is str:
                 try:
-                    outputs = route[1](inputs)
-                except Exception as err:  # judged by the table
-                    call = _Call(runner, inputs, None, None)
-                    # Closed by its caller, or by another thread that closed the runner.
-                    if route[3].closed or freed_after(err, runner, route[0]):
-                        return self._answer(call, choose, key, began)
-                    return self._answer(call, choose, key, began, (route[0], err))
-                self._thread.last = (route[0], began, began, self._clock(), ())
-                return route[0], outputs
+                    route = self._routes.get((key, inputs[sized].shape))
+                except (KeyError, AttributeError, TypeError):  # wrong inputs, or a list
+                    route = None
+            else:
+                route = self._routes.get(self._place(key, inputs))
+            if route is not None:
+                device, run, graph, compiled = route
+                if graph.revision == self._revision:
+                    try:
+                        outputs = run(inputs)
+                    except Exception as err:  # judged by the table
+                        call = _Call(runner, inputs, None, None)
+                        # Closed by its caller, or by another thread that closed the runner.
+                        if compiled.closed or freed_after(err, runner, device):
+                            return self._answer(call, choose, key, began)
+                        return self._answer(call, choose, key, began, (device, err))
+                    self._thread.last = device, began, self._clock()
+                    return outputs
         if timeout_s is not None:
             check_timeout(timeout_s)
         limit = self.options.timeout_s if timeout_s is None else timeout_s
@@ -188,11 +205,11 @@ class Failover:
         except Exception as err:  # recorded and raised again
             fault, what = fault_of(err)
             attempt = Attempt(device, _reason(what, err), (self._clock() - began) / 1e9)
-            self._thread.last = (None, began, began, self._clock(), (attempt,))
+            self._thread.last = (None, began, self._clock(), began, (attempt,))
             if fault is Fault.DEVICE:
                 self._put_out(runner, device, attempt.reason, began)
             raise
-        self._thread.last = (device, began, began, self._clock(), ())
+        self._thread.last = (device, began, self._clock())
         return outputs
 
     def _answer(
@@ -202,7 +219,7 @@ class Failover:
         key: str,
         began: int,
         failed: tuple[Device, Exception] | None = None,
-    ) -> tuple[Device, list[Any]]:
+    ) -> list[Any]:
         """Try one device after the other, beginning after the one that has just failed, if any."""
         runner = call.runner
         runner._follow_graph()
@@ -214,7 +231,9 @@ class Failover:
         if failed is not None:
             self._failed(call, failed[0], failed[1], began, attempts, doubted)
             errors.append(failed[1])
-        for device, named in self._order(call, choose, {failed[0]} if failed else set()):
+        routes = self._routes  # a device that goes out or comes in from here on replaces it
+        behind: list[tuple[Device, bool] | None] = []
+        for device, named in self._order(call, choose, key, {failed[0]} if failed else set(), behind):
             start = self._clock()
             try:
                 compiled, outputs = self._attempt(call, device, named=named)
@@ -223,15 +242,19 @@ class Failover:
                 errors.append(err)
                 continue
             end = self._clock()
-            self._thread.last = (device, began, start, end, attempts)
+            self._thread.last = (device, began, end, start, attempts)
             for other, reason in doubted:
                 self._put_out(runner, other, reason, began)
             if self.quarantine.is_out(device) and self.quarantine.is_last_resort(device):
                 self.quarantine.readmit(device)  # it answered as the last resort
-            self._keep(call, key, device, compiled, revision)
-            self._check_due(call, device, outputs, version)
-            return device, outputs
-        self._thread.last = (None, began, began, self._clock(), attempts)
+            answer = Answer(device, call.inputs, outputs, version)
+            for chosen in behind:  # at most one; unless it has answered itself
+                if chosen is None or chosen[0] != device:
+                    self._trials.open_behind(runner, choose, chosen, answer)
+            self._keep(call, key, device, compiled, revision, routes)
+            self._trials.note(runner, answer)
+            return outputs
+        self._thread.last = (None, began, self._clock(), began, attempts)
         if len(errors) == 1 or (errors and len(doubted) == len(errors)):
             raise errors[0]  # the only device, or a failure that all share, which may be the model's
         rows = [(attempt.device, attempt.reason) for attempt in attempts]
@@ -239,30 +262,96 @@ class Failover:
                  if self.quarantine.is_out(found) and found not in dict(rows)]  # fmt: skip
         raise DeviceFallbackError(rows) from (errors[-1] if errors else None)
 
-    def _order(self, call: _Call, choose: Choose, tried: set[Device]) -> Iterator[tuple[Device, bool]]:
-        """Yield the devices to try: the choice, the ranking, and at last those in quarantine that may yet work."""
-        runner = call.runner
-        first: list[Device] = []
-        if not tried:
+    def _place(self, key: str, inputs: Mapping[str, Any]) -> Any:
+        """Return a key of a choice for inputs of such sizes."""
+        names = self._sized
+        try:
+            if isinstance(names, str):
+                return key, np.shape(inputs.get(names, ()))
+            return (key, *[np.shape(inputs.get(name, ())) for name in names]) if names else key
+        except (AttributeError, ValueError):  # wrong inputs, which the run refuses
+            return key
+
+    def _order(
+        self, call: _Call, choose: Choose, key: str, tried: set[Device], behind: list[tuple[Device, bool] | None]
+    ) -> Iterator[tuple[Device, bool]]:
+        """Yield the devices to try: the choice, the ranking, and at last those in quarantine that may yet work.
+
+        Where a device would first be chosen or opened and another can answer at once, that one comes first, and
+        `behind` gets the one to open after the answer, None if it is still to be chosen.
+        """
+        runner, quarantine, fresh = call.runner, self.quarantine, not tried
+        if _on_device(call.inputs):  # no other device can read them
             device, named = choose(runner, call.inputs)
-            if self.quarantine.is_out(device) and runner._sessions.has_state(device):
-                raise StateLossError(_STATE.format(device.display, self.quarantine.reason(device)))
-            first = [device]
-            if not self.quarantine.is_out(device):
+            if quarantine.is_out(device) and not quarantine.is_opening(device):
+                raise StateLossError(_INPUTS.format(device.display, quarantine.reason(device)))
+            if fresh:
+                yield device, named
+            return
+        if fresh and self.options.bridge and self._chooses_behind(call, key):
+            behind.append(None)
+            tried.add(Device.CPU)
+            yield Device.CPU, False
+            behind.clear()
+        first: list[tuple[Device, bool]] = []
+        if fresh:
+            device, named = choose(runner, call.inputs)
+            if quarantine.is_out(device) and runner._sessions.has_state(device):
+                if not quarantine.is_opening(device):
+                    raise StateLossError(_STATE.format(device.display, quarantine.reason(device)))
+                quarantine.readmit(device)
+            first = [(device, named)]
+            ready = not self.options.bridge or self._is_ready(runner, device)
+            if ready and device not in tried and not quarantine.is_out(device):
                 tried.add(device)
                 yield device, named
-        place = _shapes(call.inputs)
+        place = self._place("", call.inputs)
         rankings = self._rankings
         if place not in rankings:
             rankings[place] = _ranking(runner, call.inputs)
-        devices = [*first, *rankings[place]]
+        devices = [entry for entry in [*first, *((found, False) for found in rankings[place])] if entry[0] not in tried]
+        if self.options.bridge:
+            devices = self._bridged(runner, devices, behind)
         for last_resort in (False, True):
-            for device in devices:
-                out = self.quarantine.is_out(device)
-                if device in tried or (out and not (last_resort and self.quarantine.is_last_resort(device))):
+            for device, named in devices:
+                out = quarantine.is_out(device)
+                if device in tried or (out and not (last_resort and quarantine.is_last_resort(device))):
                     continue
                 tried.add(device)
-                yield device, False
+                yield device, named
+
+    def _chooses_behind(self, call: _Call, key: str) -> bool:
+        """Return whether the choice would probe or measure devices, and the CPU can answer meanwhile."""
+        from rlx_ort.selection.graph_cache import cache_of
+
+        runner, cpu = call.runner, Device.CPU
+        if not self._trials.is_choosing(runner):
+            known = key or runner._has_winner(call.inputs)
+            if known and (runner._sessions.devices or cache_of(runner.graph).rankings):
+                return False
+        policy = runner.policy
+        alone = policy.allow == (cpu,)
+        usable = policy.allows(cpu) and not self.quarantine.is_out(cpu) and not runner._sessions.has_state(cpu)
+        return usable and not alone
+
+    def _bridged(
+        self, runner: GraphDevices, devices: list[tuple[Device, bool]], behind: list[tuple[Device, bool] | None]
+    ) -> list[tuple[Device, bool]]:
+        """Put a device that can answer at once before the best one, which is to be opened behind it, if it is not."""
+        able = [entry for entry in devices if not self.quarantine.is_out(entry[0])]
+        if not able or self._is_ready(runner, able[0][0]):
+            return devices
+        sessions = runner._sessions
+        ready = [entry for entry in able[1:] if self._is_ready(runner, entry[0]) and not sessions.has_state(entry[0])]
+        if not ready or in_cache(runner, able[0][0]):
+            return devices
+        if not self._trials.is_opening(runner):
+            behind.append(able[0])
+        return [min(ready, key=lambda entry: not sessions.is_open(entry[0])), *devices]
+
+    def _is_ready(self, runner: GraphDevices, device: Device) -> bool:
+        """Return whether a device answers at once; no other device opens as quickly as the CPU."""
+        return device == Device.CPU or runner._sessions.is_open(device)
 
     def _attempt(self, call: _Call, device: Device, *, named: bool) -> tuple[CompiledGraph | None, list[Any]]:
         """Run on a device, and once more if it ran out of memory and some could be freed; see `_attempt_once`."""
@@ -280,16 +369,16 @@ class Failover:
             compiled = runner._opened(device, named)
             return compiled, compiled.run(inputs)
 
-        def start() -> Stoppable:
-            return runner._opened(device, named).stoppable(inputs)
+        def run() -> list[Any]:
+            return runner._opened(device, named).run(inputs)
 
-        return None, self._limited(runner, device, start, call.timeout_s, call.cancel)
+        return None, self._limited(runner, device, run, call.timeout_s, call.cancel)
 
     def _limited(
         self,
         runner: GraphDevices,
         device: Device,
-        start: Callable[[], Stoppable],
+        run: Callable[[], list[Any]],
         timeout_s: float | None,
         cancel: CancelToken | None = None,
     ) -> list[Any]:
@@ -299,11 +388,11 @@ class Failover:
             reason = f"the engine did not return within {self.options.grace_s:g} s of being asked to stop"
             self.quarantine.enter_stuck(device, reason)
             future.add_done_callback(lambda _: self.quarantine.leave_stuck(device))
-            self.forget_sessions()
+            self.forget_choices()
             runner._sessions.drop(device)
             _log.warning("%s is out with its session: %s", device.display, reason)
 
-        return run_limited(start, timeout_s, self.options.grace_s, cancel, stuck)
+        return run_limited(run, timeout_s, self.options.grace_s, cancel, stuck)
 
     def _failed(
         self,
@@ -327,6 +416,8 @@ class Failover:
             doubted.append((device, reason))
         if runner._sessions.has_state(device):
             raise StateLossError(_STATE.format(device.display, reason)) from err
+        if fault is Fault.DEVICE and _on_device(call.inputs):
+            raise StateLossError(_INPUTS.format(device.display, reason)) from err
         if not self.options.failover:
             raise err
         if call.cancel is not None and call.cancel.cancelled:
@@ -337,71 +428,33 @@ class Failover:
         if self.quarantine.fail(device, reason, began):
             _log.warning("%s is quarantined: %s", device.display, reason)
             runner._sessions.drop(device)
-        self.forget_sessions()
+        self.forget_choices()
 
-    def _keep(self, call: _Call, key: str, device: Device, compiled: CompiledGraph | None, revision: int) -> None:
-        """Let the next runs with such inputs go straight to the device, unless the graph has grown since."""
-        from rlx_ort.selection.predict import named_dims
-
-        now = self._clock()
-        if now >= self._renew_ns:
-            self.forget_sessions()
-        self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
-        graph = call.runner.graph
-        if revision != self._revision:
-            self.forget_sessions()
-            self._revision, self._sized = revision, bool(named_dims(graph))
-        routes = self._routes  # a device that goes out from here on replaces it
-        if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
-            routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled.run, graph, compiled
-
-    def _check_due(self, call: _Call, healthy: Device, outputs: list[Any], version: int) -> None:
-        """Begin the check of a device whose back-off is over, on this run's inputs, in the background."""
-        if self.quarantine.next_due_ns() > self._clock():
-            return
-        device = self.quarantine.claim()
-        if device is None:
-            return
-        inputs = {name: _copied(value) for name, value in call.inputs.items()} if self.options.parity else {}
-        wanted = [_copied(value) for value in outputs] if self.options.parity else []
-        in_background(lambda: self._check(call.runner, device, healthy, inputs, wanted, version))
-
-    def _check(
+    def _keep(
         self,
-        runner: GraphDevices,
+        call: _Call,
+        key: str,
         device: Device,
-        healthy: Device,
-        inputs: Mapping[str, Any],
-        wanted: list[Any],
-        version: int,
+        compiled: CompiledGraph | None,
+        revision: int,
+        routes: dict[Any, _Route],
     ) -> None:
-        """Re-admit a device if a session of one node and the user's graph are right on it."""
-        from rlx_ort.providers.registry import provider_of
-        from rlx_ort.resilience.trial import disagreement
+        """Let the next runs with such inputs go straight to the device, unless the graph has grown since.
 
-        wrong = ""
-        try:
-            provider = provider_of(device)
-            found = None if provider is None else provider.probe(device)
-            if found is None or not found.available:
-                raise DeviceUnavailableError(device, found.reason if found else "no provider serves it any more")
-            graph = runner._to_time(device)
-            if self.options.parity:
-                got = self._limited(runner, device, lambda: graph.stoppable(inputs), self.options.timeout_s)
-                if runner.weights.version != version:
-                    self.quarantine.postpone(device)  # the results are of other weights
-                    return
-                wrong = disagreement(wanted, got, self.options.tolerance)
-                if wrong:
-                    raise RunError(f"its results differ from those of {healthy.display}: {wrong}")
-        except Exception as err:  # whatever it is, the device stays out
-            self.quarantine.fail_again(device, f"check failed: {err}", wrong=bool(wrong))
-            runner._sessions.drop(device)
-            _log.warning("%s stays in quarantine: %s", device.display, err)
-        else:
-            self.quarantine.readmit(device)
-            _log.info("%s is used again", device.display)
-        self.forget_sessions()
+        `routes` are those from before the run.
+        """
+        now = self._clock()
+        graph = call.runner.graph
+        if now >= self._renew_ns or revision != self._revision:
+            if routes is self._routes:
+                self.forget_choices()
+                routes = self._routes
+            kinds = {value.name: value.type for value in graph.inputs}
+            names = tuple(name for name, kind in kinds.items() if isinstance(kind, TensorType) and _has_names(kind))
+            self._revision, self._sized = revision, names[0] if len(names) == 1 else names
+        self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
+        if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
+            routes[self._place(key, call.inputs)] = device, compiled.run, graph, compiled
 
 
 _STATE = (
@@ -409,17 +462,22 @@ _STATE = (
     "the handles or close the compiled graph, and run again"
 )
 
+_INPUTS = (
+    "{} is out ({}), and inputs of the run are tensors in its memory, which cannot move to another device; pass arrays "
+    "on the host, and run again"
+)
+
+
+def _has_names(kind: TensorType) -> bool:
+    return kind.shape is not None and any(isinstance(dim, str) for dim in kind.shape)
+
+
+def _on_device(inputs: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, DeviceTensor) and not getattr(value, "on_host", True) for value in inputs.values())
+
 
 def _ranking(runner: GraphDevices, inputs: Mapping[str, Any]) -> list[Device]:
-    return [row.device for row in runner.rank(inputs) if row.blocker is None]
-
-
-def _shapes(inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple([(name, getattr(value, "shape", None) or np.shape(value)) for name, value in inputs.items()])
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
+    return list(runner._candidates(inputs).ranked())
 
 
 def _reason(what: str, err: Exception) -> str:

@@ -1,6 +1,6 @@
-"""Time limits and cancellation of a run.
+"""Time limits and cancellation of runs, and of any other call.
 
-The run is handed to a worker thread, because a thread that is inside an engine cannot return before the engine does.
+A call is handed to a worker thread, because a thread that is inside an engine cannot return before the engine does.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeVar
 
-from rlx_ort.errors import CancelledRunError, EngineError, TimeLimitError
-from rlx_ort.execution.background import Workers
+from rlx_ort.errors import CancelledRunError, TimeLimitError
+from rlx_ort.execution.background import Workers, run_in_background
+from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop
+from rlx_ort.resilience.options import check_timeout
 
-Stoppable: TypeAlias = tuple[Callable[[], list[Any]], Callable[[], None] | None]
-"""A run to be called once, and what stops it, None where nothing does."""
+if TYPE_CHECKING:
+    from rlx_ort.execution.compiled import CompiledGraph
 
+
+T = TypeVar("T")
 _IDLE_S = 5.0
 
 
@@ -58,85 +62,105 @@ class CancelToken:
                 self._watchers.discard(event)
 
 
-class _Run:
-    """A run that may be stopped before it has begun, while its session opens, and while it runs."""
+def limited(
+    call: Callable[[], T],
+    *,
+    timeout_s: float | None = None,
+    cancel: CancelToken | None = None,
+    grace_s: float = 1.0,
+    graph: CompiledGraph | None = None,
+) -> T:
+    """Return the result of any call of this package, made in a worker thread and ended at a limit.
 
-    def __init__(self, start: Callable[[], Stoppable]) -> None:
-        self._start = start
-        self._stop: Callable[[], None] | None = None
-        self._stopped = False
-        self._lock = threading.Lock()
-
-    def __call__(self) -> list[Any]:
-        """Open the session if that is needed, and run."""
-        if self._stopped:
-            raise EngineError("the run was stopped before it began")
-        call, stop = self._start()
-        with self._lock:
-            self._stop = stop
-            if self._stopped:
-                raise EngineError("the run was stopped before it began")
-        return call()
-
-    def stop(self) -> None:
-        """End the run at its next node, or before its first."""
-        with self._lock:
-            self._stopped = True
-            if self._stop is not None:
-                self._stop()
-
-
-def run_limited(
-    start: Callable[[], Stoppable],
-    timeout_s: float | None,
-    grace_s: float,
-    cancel: CancelToken | None,
-    on_stuck: Callable[[Future[Any]], None],
-) -> list[Any]:
-    """Run in a worker thread and return the outputs; stop the run when its time is over or it is cancelled.
-
-    An exception in the waiting thread, such as that of Ctrl-C, stops the run as well.
+    At the limit, at a cancellation, and at Ctrl-C (on Windows, only once the call has ended) the run in the engine
+    ends at its next node, a session that opens ends at its next step, and later ones do not begin. Sessions stay
+    usable, and handles keep their values. The first use lets every later run of the process look for what stops it,
+    which costs up to 0.2 us.
 
     Args:
-        start: opens the session if that is needed, and returns the run and what stops it.
+        call: what to do, as `lambda: compiled.run_slots(arrays)`.
         timeout_s: the time limit in seconds, None for none.
-        grace_s: seconds that the engine has to return after it was asked to stop.
-        cancel: stops the run when it is cancelled.
-        on_stuck: called with the run's future if the engine did not return in that time.
+        cancel: ends the call when it is cancelled.
+        grace_s: seconds that the engine has to return. If it does not, the caller is answered, and the thread ends when
+            the engine returns.
+        graph: the compiled graph that the call runs; if the engine does not return, it gets another session and
+            other locks.
 
     Raises:
         TimeLimitError: the time limit is over.
         CancelledRunError: the token was cancelled.
     """
+    if timeout_s is not None:
+        check_timeout(timeout_s)
+    give_up = None if graph is None else graph.give_up_session
+    return run_limited(call, timeout_s, grace_s, cancel, lambda _: give_up and give_up())
+
+
+async def limited_async(
+    call: Callable[[], T],
+    *,
+    timeout_s: float | None = None,
+    cancel: CancelToken | None = None,
+    grace_s: float = 1.0,
+    graph: CompiledGraph | None = None,
+) -> T:
+    """Await a call within limits; cancelling the task ends it as well. See `limited`."""
+
+    def within() -> T:
+        return limited(call, timeout_s=timeout_s, cancel=cancel, grace_s=grace_s, graph=graph)
+
+    return await run_in_background(within)
+
+
+def run_limited(
+    call: Callable[[], T],
+    timeout_s: float | None,
+    grace_s: float,
+    cancel: CancelToken | None,
+    on_stuck: Callable[[Future[T]], object],
+) -> T:
+    """Make a call in a worker thread; `on_stuck` is called with its future if the engine does not return.
+
+    See `limited`.
+    """
+    from rlx_ort.providers.engine.session import make_stoppable
+
     if cancel is not None and cancel.cancelled:
         raise CancelledRunError("the run was cancelled before it began")
-    run = _Run(start)
-    future: Future[list[Any]] = in_background(run)
+    make_stoppable()
+    stop = Stop()
+    future = in_background(stop.holding(call))
     changed = threading.Event()
     future.add_done_callback(lambda _: changed.set())
+    outer = held_stop()
     try:
-        with contextlib.nullcontext() if cancel is None else cancel.waking(changed):
+        with contextlib.ExitStack() as watched:
+            if cancel is not None:
+                watched.enter_context(cancel.waking(changed))
+            if outer is not None:
+                watched.enter_context(outer.ends(changed.set))
             changed.wait(timeout_s)
     finally:
         back = future.done()
         if not back:
-            run.stop()
+            stop.stop()
             back = bool(wait([future], grace_s).done)
             if not back:
                 on_stuck(future)
+    check_stopped()  # by an outer limit
     cancelled = cancel is not None and cancel.cancelled
     error = future.exception() if back else None
     if back and error is None and not cancelled:
         return future.result()  # late by less than the grace time perhaps, but the answer is here
-    if back and error is not None and not (run._stopped and isinstance(error, EngineError)):
+    if back and error is not None and not isinstance(error, Stopped):
         raise error
     ended = "" if back else f"; the engine did not return within {grace_s:g} s, and its session was given up"
-    if cancelled:
+    if cancelled or timeout_s is None:  # None: the process ends
         raise CancelledRunError(f"the run was cancelled{ended}")
     raise TimeLimitError(f"the run took longer than {timeout_s:g} s and was stopped{ended}") from error
 
 
-def in_background(call: Callable[[], Any]) -> Future[Any]:
+def in_background(call: Callable[[], T]) -> Future[T]:
     """Run a call in a worker thread, which is there at once whatever the others are stuck in."""
     return _workers[0].submit(call)
 

@@ -23,6 +23,7 @@ class HealthState(enum.Enum):
     """What a device is used for."""
 
     READY = "ready"
+    OPENING = "opening"
     QUARANTINED = "quarantined"
     ON_TRIAL = "on trial"
     STUCK = "stuck"
@@ -34,8 +35,8 @@ class DeviceHealth:
 
     Attributes:
         device: the device.
-        state: ready; quarantined; on trial, while it is checked for re-admission; or stuck, while a run that was asked
-            to stop is still inside the engine.
+        state: ready; opening, while another device answers; quarantined; on trial, while it is checked for
+            re-admission; or stuck, while a run that was asked to stop is still inside the engine.
         since_s: seconds in this state, 0 for a device that never failed.
         failures: failures since the device was last well for long.
         reason: the last failure, empty if there was none.
@@ -86,10 +87,11 @@ class Quarantine:
     def is_last_resort(self, device: Device) -> bool:
         """Return whether a device that is out may still be tried when no other answers.
 
-        One whose engine did not come back, or whose results were wrong, may not.
+        One whose engine did not come back, or whose results were wrong, may not. The CPU may while a run does not come
+        back, since only the session of that run is lost.
         """
         record = self._records.get(device)
-        return record is None or not (record.stuck or record.wrong)
+        return record is None or not (record.wrong or (record.stuck and device != Device.CPU))
 
     def reason(self, device: Device) -> str:
         """Return the last failure of a device, empty if there was none."""
@@ -124,6 +126,27 @@ class Quarantine:
             record = self._record(device)
             record.state = HealthState.STUCK if record.stuck else HealthState.QUARANTINED
             record.next_try_ns = self._clock() + record.backoff_ns
+
+    def set_opening(self, device: Device) -> bool:
+        """Put a device that is ready out until it is opened and checked; return False if it is out already."""
+        with self._lock:
+            record = self._record(device)
+            if record.state is not HealthState.READY:
+                return False
+            record.state, record.since_ns = HealthState.OPENING, self._clock()
+            return True
+
+    def is_opening(self, device: Device) -> bool:
+        """Return whether a device is opened in the background."""
+        record = self._records.get(device)
+        return record is not None and record.state is HealthState.OPENING
+
+    def abandon_openings(self) -> None:
+        """Let the devices in whose opening is given up; they are opened when they are next chosen."""
+        with self._lock:
+            for record in self._records.values():
+                if record.state is HealthState.OPENING:
+                    record.state = HealthState.READY
 
     def enter_stuck(self, device: Device, reason: str) -> None:
         """Note that a run does not come back from the device's engine; the device is out."""

@@ -1,14 +1,260 @@
-"""The check that a quarantined device must pass: a session of one node, then the parity of the user's graph."""
+"""`Trials`: lets devices in that were opened in the background, or whose quarantine is over, if they are right.
+
+After quarantine a session of one node comes first. Then the user's graph must reproduce the last result of a healthy
+device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError, RlxError, RunError
+from rlx_ort.execution.background import copied_arrays
+from rlx_ort.options.compile_options import CacheUse, CompileOptions
+from rlx_ort.options.precision import OpClass
+from rlx_ort.providers.engine.process import watch
+from rlx_ort.providers.engine.stopping import Stop, Stopped
+from rlx_ort.providers.registry import provider_of
+from rlx_ort.resilience.faults import Fault, fault_of
+from rlx_ort.resilience.limits import in_background
+from rlx_ort.resilience.options import Resilience
+from rlx_ort.resilience.quarantine import Quarantine
+
+if TYPE_CHECKING:
+    from rlx_ort.device_sessions import DeviceSessions
+    from rlx_ort.graph_devices import GraphDevices
+
+_log = logging.getLogger(__name__)
 _EPSILONS = 8
+_AFTER_S = 0.1
+"""The thread that opens a device begins so much after the answer, because loading a provider holds Python's lock."""
+
+_KEEP_NS = 1_000_000_000
+"""While a device opens, a run is kept for its trial at most once in this time, because that copies its arrays."""
+
+Choose: TypeAlias = "Callable[[GraphDevices, Mapping[str, Any]], tuple[Device, bool]]"
+"""Returns the device of an automatic choice of a runner for some inputs, and whether a variable named it."""
+
+Limited: TypeAlias = "Callable[[GraphDevices, Device, Callable[[], list[Any]], float], list[Any]]"
+"""Makes a run on a device within a time limit in seconds."""
+
+
+class Answer(NamedTuple):
+    """A run: the device that answered, and the version of the weights."""
+
+    device: Device
+    inputs: Mapping[str, Any]
+    outputs: Sequence[Any]
+    version: int
+
+    def copied(self) -> Answer:
+        """Return the same with copies of the arrays, which their owner may overwrite."""
+        outputs = [value.copy() if isinstance(value, np.ndarray) else value for value in self.outputs]
+        return self._replace(inputs=copied_arrays(self.inputs), outputs=outputs)
+
+
+class Trials:
+    """The trials of one runner's devices.
+
+    Args:
+        options: tolerance, and whether results are compared.
+        quarantine: has the state of the devices.
+        limited: makes a run that has a limit.
+        changed: called when another device may have become the best.
+        clock: returns monotonic nanoseconds.
+    """
+
+    def __init__(
+        self,
+        options: Resilience,
+        quarantine: Quarantine,
+        limited: Limited,
+        changed: Callable[[], None],
+        clock: Callable[[], int],
+    ) -> None:
+        self._options = options
+        self._quarantine = quarantine
+        self._limited = limited
+        self._changed = changed
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._opening: dict[Stop, DeviceSessions] = {}  # of each thread that opens a device
+        self._choosing: DeviceSessions | None = None  # a thread makes the first choice for these
+        self._last: tuple[int, Answer] | None = None  # the last run and its time, while a device opens
+
+    def is_opening(self, runner: GraphDevices) -> bool:
+        """Return whether a thread opens a device for the runner."""
+        return runner._sessions in self._opening.values()
+
+    def give_up(self) -> None:
+        """End the opening of devices, for sessions that are closed; does not wait for it."""
+        for stop in list(self._opening):
+            stop.stop()
+        self._quarantine.abandon_openings()
+
+    def is_choosing(self, runner: GraphDevices) -> bool:
+        """Return whether a thread makes the first choice of the runner."""
+        return self._choosing is runner._sessions
+
+    def note(self, runner: GraphDevices, answer: Answer) -> None:
+        """Begin the trial of a device whose quarantine is over, on a run that another one answered."""
+        now = self._clock()
+        last = self._last
+        if self._opening and (last is None or now - last[0] >= _KEEP_NS):
+            self._last = now, answer.copied()
+        if self._quarantine.next_due_ns() <= now and (device := self._quarantine.claim()) is not None:
+            kept = answer.copied() if self._options.parity else answer
+            in_background(lambda: self._judge(runner, runner._sessions, device, lambda: _probe(device), lambda: kept))
+
+    def open_behind(
+        self, runner: GraphDevices, choose: Choose, chosen: tuple[Device, bool] | None, answer: Answer
+    ) -> None:
+        """Open a device in a thread after a run that another one answered, and let it in if its results are right.
+
+        `chosen` is the device and whether a variable named it; without it the thread makes the choice, too.
+        """
+        sessions = runner._sessions
+        with self._lock:
+            if chosen is None:
+                if self._choosing is sessions:
+                    return
+                self._choosing = sessions
+            elif not self._quarantine.set_opening(chosen[0]):
+                return
+            stop = Stop()
+            watch(stop)
+            self._opening[stop] = sessions
+            first = answer.copied()
+            self._last = self._clock(), first
+        work = (runner, sessions, choose, chosen, first, stop)
+        threading.Thread(target=self._open, args=work, name="rlx_ort-bridge", daemon=True).start()
+
+    def _open(
+        self,
+        runner: GraphDevices,
+        sessions: DeviceSessions,
+        choose: Choose,
+        chosen: tuple[Device, bool] | None,
+        first: Answer,
+        stop: Stop,
+    ) -> None:
+        chooses = chosen is None
+        time.sleep(_AFTER_S)
+        try:
+            with stop.held(), contextlib.suppress(Stopped):
+                if chosen is None:
+                    chosen = choose(runner, first.inputs)
+                    if chosen[0] == first.device or not self._quarantine.set_opening(chosen[0]):
+                        return
+                    self._choosing = None
+                device, named = chosen
+                self._judge(
+                    runner,
+                    sessions,
+                    device,
+                    lambda: runner._opened(device, named, sessions),
+                    lambda: first if self._last is None else self._last[1],
+                    opens=True,
+                )
+        except RlxError as err:  # the next run makes the choice again, and raises it
+            _log.info("no device could be chosen in the background: %s", str(err))
+        finally:
+            with self._lock:
+                del self._opening[stop]
+                if not self._opening:
+                    self._last = None
+                if chooses and self._choosing is sessions:
+                    self._choosing = None
+            self._changed()
+
+    def _judge(
+        self,
+        runner: GraphDevices,
+        sessions: DeviceSessions,
+        device: Device,
+        prepare: Callable[[], object],
+        last: Callable[[], Answer],
+        *,
+        opens: bool = False,
+    ) -> None:
+        """Let a device in if, after `prepare`, it agrees with the last answer of a healthy one; else put it out."""
+        from rlx_ort.calibration.features import RANDOM_OPS  # not before the first answer
+
+        quarantine, options, wrong = self._quarantine, self._options, ""
+        try:
+            prepare()
+            answer = last()
+            graph = runner._to_time(device)
+            if options.parity and RANDOM_OPS.isdisjoint(node.pattern.op_type for node in graph.exported.nodes):
+                if opens or options.timeout_s is None:
+                    got = graph.run(answer.inputs)
+                else:
+                    got = self._limited(runner, device, lambda: graph.run(answer.inputs), options.timeout_s)
+                if runner.weights.version != answer.version:
+                    quarantine.postpone(device)  # the results are of other weights
+                    return
+                rounding = max(_rounding(runner.options.on(each)) for each in (device, answer.device))
+                wrong = disagreement(answer.outputs, got, max(options.tolerance, rounding))
+                if wrong:
+                    raise RunError(f"its results differ from those of {answer.device.display}: {wrong}")
+        except Exception as err:  # whatever it is, the device stays out
+            if runner._sessions is not sessions:  # closed meanwhile
+                if not opens:
+                    quarantine.postpone(device)
+            elif fault_of(err)[0] is Fault.REFUSAL:
+                quarantine.readmit(device)  # and the ranking has it no more
+            else:
+                quarantine.fail_again(device, f"check failed: {err}", wrong=bool(wrong))
+                sessions.drop(device)
+                _log.warning("%s stays out: %s", device.display, str(err))  # an error would keep the session alive
+        else:
+            if runner._sessions is sessions or not opens:
+                quarantine.readmit(device)
+                _log.info("%s is used from now on", device.display)
+        self._changed()
+
+
+def _rounding(options: CompileOptions) -> float:
+    """Return by how much results may differ because of the arithmetic that was asked for."""
+    policy = options.effective_precision
+    return max(_ROUNDING[name] for name in (options.precision.value, *(policy.of(each).value for each in OpClass)))
+
+
+_ROUNDING = {"f32": 0.0, "tf32": 1e-2, "f16": 1e-2, "bf16": 4e-2}
+"""Precision -> largest error relative to the largest value: ten times its epsilon, since every layer rounds again."""
+
+
+def in_cache(runner: GraphDevices, device: Device) -> bool:
+    """Return whether the session of a device would be opened from the compile cache, and so quickly."""
+    from rlx_ort.execution.session import key_of_graph
+    from rlx_ort.providers.engine.compiled.models import use_for
+    from rlx_ort.providers.engine.compiled.store import default_store
+
+    recipe_of = getattr(provider_of(device), "recipe", None)
+    options = runner.options.on(device)
+    try:
+        if recipe_of is None or use_for(recipe_of(device, options), options) is CacheUse.OFF:
+            return False
+        key = key_of_graph(runner.graph, device, runner.options, runner.weights)
+    except RlxError:
+        return False
+    return default_store().find(key.digest) is not None
+
+
+def _probe(device: Device) -> None:
+    provider = provider_of(device)
+    found = None if provider is None else provider.probe(device)
+    if found is None or not found.available:
+        raise DeviceUnavailableError(device, found.reason if found else "no provider serves it any more")
 
 
 def disagreement(wanted: Sequence[Any], got: Sequence[Any], tolerance: float) -> str:

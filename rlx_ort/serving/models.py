@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import re
@@ -23,6 +24,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.resilience.options import Resilience
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import batch_curve
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
@@ -32,7 +34,9 @@ _NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _MODEL_SUFFIXES = (".onnx", ".ortpackage")  # of models in folders; a graph's JSON is served if it is named itself
 _ROWS_CHECKED = 3
 _SIZES_COUNTED = 256  # batches of more rows are counted by the next power of two
+_LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready
 _TOLERANCE = 1e-3
+_COMPILE = CompileOptions(placement=PlacementRule.ASSISTED, spinning=False)
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +50,7 @@ class ServeOptions:
         require_signature: PEM file of the key that must have signed packages.
         signed_only: whether models without a signature are refused, ONNX files among them.
         devices: how many devices of the ranking run a model at the same time.
+        resilience: time limits and memory budgets of runs; other devices answer where one fails in any case.
     """
 
     policy: DevicePolicy | None = None
@@ -53,6 +58,7 @@ class ServeOptions:
     require_signature: str | None = None
     signed_only: bool = False
     devices: int = 8
+    resilience: Resilience = field(default_factory=Resilience)
 
 
 @dataclass
@@ -136,6 +142,9 @@ class ServedModel:
         if self.batched_along is not None and not _rows_are_independent(lanes[0], graph):
             _log.info("%s is not batched: a row's result depends on the other rows", name)
             self.batched_along = None
+        if self.batched_along is not None:
+            for lane in lanes:
+                _learn_sizes(lane, graph, options.batch.max_batch)
         self.scheduler = Scheduler(
             lanes, batched=self.batched_along is not None, options=options.batch, on_batch=self.statistics.ran
         )
@@ -405,11 +414,13 @@ class Repository:
         if path.suffix == ".ortpackage":
             if options.signed_only and options.require_signature is None:
                 raise ServingError(f"{path.name}: only signed packages are served; give the key with --key", 403)
-            runner: GraphDevices = open_package(path, options.policy, require_signature=options.require_signature)
+            runner: GraphDevices = open_package(
+                path, options.policy, require_signature=options.require_signature, resilience=options.resilience
+            )
         elif options.signed_only:
             raise ServingError(f"{path.name} is no package; only signed packages are served", 403)
         else:
-            runner = load(path, options.policy, CompileOptions(placement=PlacementRule.ASSISTED))
+            runner = load(path, options.policy, _COMPILE, resilience=options.resilience)
         try:
             return ServedModel(name, version, runner, options)
         except BaseException:
@@ -442,14 +453,13 @@ def _lanes(runner: GraphDevices, options: ServeOptions) -> tuple[list[Lane], lis
         if len(lanes) == options.devices or place in seen:  # gpu, vulkan and webgpu are one device
             continue
         predict = _predictor(graph, device, dim, row.predicted_ns, runner.options)
-        lane = Lane(device, functools.partial(_run, runner, device), predict, options.batch.max_batch)
+        run = functools.partial(_run, runner, device)
+        lane = Lane(device, run, predict, options.batch.max_batch)
         try:
-            rows = 1
-            begun_ns = time.perf_counter_ns()
-            lane.run(_made_up(graph, rows), None)  # opens the session
-            begun_ns = time.perf_counter_ns()
-            lane.run(_made_up(graph, rows), None)
-            lane.learn(rows, time.perf_counter_ns() - begun_ns)
+            opening = lane.run(made_up := _made_up(graph, 1), None)
+            again = _timed(lane, 1, made_up)
+            constant = {name: array for name, array in again.items() if _close(opening[name], array)}
+            lane.probe = functools.partial(_probe, lane, made_up, constant, options.resilience.tolerance)
         except InputError:
             pass  # made-up inputs do not fit; the first request warms it
         except RlxError as err:
@@ -485,11 +495,40 @@ def _run(
     runner: GraphDevices, device: Device, inputs: Mapping[str, Array], wanted: Sequence[str] | None
 ) -> dict[str, Array]:
     names = runner.graph.output_names
-    if wanted is None:
+    if wanted is None or len(wanted) == len(names):
         return dict(zip(names, runner.run(device, inputs), strict=True))
-    compiled = runner.compile(device)
-    results = compiled.run_read_outputs(inputs, [names.index(name) for name in wanted])
+    results = runner.compile(device).run_read_outputs(inputs, [names.index(name) for name in wanted])
     return dict(zip(wanted, results, strict=True))
+
+
+def _timed(lane: Lane, rows: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Run inputs twice, learn the shorter time, and return the outputs."""
+    times = []
+    for _ in range(2):
+        begun_ns = time.perf_counter_ns()
+        outputs = lane.run(inputs, None)
+        times.append(time.perf_counter_ns() - begun_ns)
+    lane.learn(rows, min(times))
+    return outputs
+
+
+def _learn_sizes(lane: Lane, graph: Graph, most: int) -> None:
+    """Measure batches of 2, 4 and so on, until they take long; the predictions of larger ones follow from them."""
+    rows, until_ns = 2, time.perf_counter_ns() + _LEARNING_NS
+    with contextlib.suppress(RlxError):  # such as too little memory; the first batches of requests run singly then
+        while rows <= most and time.perf_counter_ns() + 3 * lane.expected_ns(rows) < until_ns:
+            inputs = _made_up(graph, rows)
+            lane.run(inputs, None)  # the first run of a shape allocates
+            _timed(lane, rows, inputs)
+            rows *= 2
+
+
+def _probe(lane: Lane, inputs: Mapping[str, Array], wanted: Mapping[str, Array], tolerance: float) -> None:
+    """Raise unless a device gives the results that it gave when the model was loaded."""
+    found = lane.run(inputs, None)
+    for name, array in wanted.items():
+        if not _close(found[name], array, tolerance):
+            raise ServingError(f"{lane.device.display} gives other values for {name!r} than before", 503)
 
 
 def _made_up(graph: Graph, rows: int) -> dict[str, Array]:
@@ -530,12 +569,14 @@ def _rows_are_independent(lane: Lane, graph: Graph) -> bool:
     return True
 
 
-def _close(one: Array, other: Array) -> bool:
+def _close(one: Array, other: Array, tolerance: float = _TOLERANCE) -> bool:
+    if one.shape != other.shape:
+        return False
     if one.dtype == object or one.dtype.kind in "biu":
         return bool(np.array_equal(one, other))
     one, other = one.astype(np.float64), other.astype(np.float64)
     scale = max(float(np.max(np.abs(one), initial=0.0)), 1e-30)
-    return bool(np.allclose(one, other, rtol=0, atol=_TOLERANCE * scale, equal_nan=True))
+    return bool(np.allclose(one, other, rtol=0, atol=tolerance * scale, equal_nan=True))
 
 
 def _fits(kind: TensorType, array: Array) -> bool:

@@ -8,6 +8,7 @@ import functools
 import hmac
 import json
 import logging
+import math
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +37,6 @@ INLINE_BYTES = 64 << 10
 _HEADER = "Inference-Header-Content-Length"
 _WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away
 _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
-_RETRY_AFTER_S = 1
 _LONGEST_ERROR = 2000  # characters; gRPC sends the text as a header, and requests are quoted in it
 _LINGER_S, _LINGER_BYTES = 1.0, 16 << 20  # how long a refused body is still read, so that its client sees the answer
 _READ = "rlx_ort.body_read"
@@ -45,6 +45,7 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _log = logging.getLogger(__name__)
+_MOST_RETRY_AFTER_S = 60
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -118,6 +119,11 @@ def described(error: Exception) -> tuple[int, str]:
     return 503 if isinstance(error, NoViableDeviceError | MemoryBudgetError) else 500, text
 
 
+def _retry_after_s(error: Exception) -> int:
+    seconds = error.retry_after_s if isinstance(error, ServingError) else None
+    return min(max(math.ceil(seconds or 1), 1), _MOST_RETRY_AFTER_S)
+
+
 def statistics_of(model: ServedModel) -> dict[str, Any]:
     """Return the statistics of a model in the form of Triton's extension."""
     found: Statistics = model.statistics
@@ -150,13 +156,13 @@ class _Rest:
         one = "/v2/models/{model}"
         version = one + "/versions/{version}"
         both = [
-            ("/infer", self.infer, "POST"),
-            ("/ready", self.model_ready, "GET"),
-            ("/config", self.config, "GET"),
-            ("/stats", self.statistics, "GET"),
-            ("", self.metadata, "GET"),
+            ("/ready", self.model_ready),
+            ("/config", self.config),
+            ("/stats", self.statistics),
+            ("", self.metadata),
         ]
         routes = [
+            *(Route(prefix + "/infer", self._guarded(self.infer), methods=["POST"]) for prefix in (one, version)),
             Route("/", self.page),
             Route("/metrics", self._guarded(self.metrics)),
             Route("/v2", self._guarded(self.server)),
@@ -166,11 +172,7 @@ class _Rest:
             Route("/v2/repository/index", self._guarded(self.index), methods=["POST"]),
             Route("/v2/repository/models/{model}/load", self._guarded(self.load), methods=["POST"]),
             Route("/v2/repository/models/{model}/unload", self._guarded(self.unload), methods=["POST"]),
-            *(
-                Route(prefix + tail, self._guarded(handler), methods=[method])
-                for prefix in (version, one)
-                for tail, handler, method in both
-            ),
+            *(Route(prefix + tail, self._guarded(handler)) for prefix in (version, one) for tail, handler in both),
         ]
 
         @contextlib.asynccontextmanager
@@ -202,7 +204,7 @@ class _Rest:
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as err:  # whatever it is, the answer has the protocol's form
-                return _Refusal(*described(err))
+                return _Refusal(*described(err), retry_after_s=_retry_after_s(err))
 
         return guarded
 
@@ -348,8 +350,10 @@ class _Rest:
 class _Refusal(Response):
     """An error in the protocol's form. If the body was not read, it is dropped and the connection closed."""
 
-    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
-        extra = {"Retry-After": str(_RETRY_AFTER_S)} if status in (429, 503) else {}
+    def __init__(
+        self, status: int, text: str, headers: Mapping[str, str] | None = None, *, retry_after_s: int = 1
+    ) -> None:
+        extra = {"Retry-After": str(retry_after_s)} if status in (429, 503) else {}
         extra |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
         super().__init__(json.dumps({"error": text}), status, {**extra, **(headers or {})}, "application/json")
 
@@ -388,21 +392,26 @@ def _name_of(host: str) -> str:
 
 async def _unless_gone(request: Request, running: Awaitable[Any]) -> Any:
     """Return what a request waits for; when its client goes away, that is cancelled."""
-    task = asyncio.ensure_future(running)
+    waiting = asyncio.current_task()
+    watcher: asyncio.Task[None] | None = None
+
+    def watch() -> None:
+        nonlocal watcher
+        watcher = asyncio.ensure_future(_disconnected(request))
+        watcher.add_done_callback(lambda found: None if found.cancelled() or waiting is None else waiting.cancel())
+
+    timer = asyncio.get_running_loop().call_later(_WATCHED_FROM_S, watch)
     try:
-        await asyncio.wait([task], timeout=_WATCHED_FROM_S)
-        if task.done():
-            return task.result()
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await running
+    except asyncio.CancelledError:
+        if waiting is None or watcher is None or not watcher.done():
+            raise
+        waiting.uncancel()
+        raise ClientDisconnect from None
     finally:
-        task.cancel()
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
 
 
 async def _disconnected(request: Request) -> None:

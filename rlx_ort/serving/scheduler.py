@@ -1,13 +1,15 @@
 """Batches and devices for the requests of one model, by the predicted time of each batch size on each device.
 
-A device that becomes free takes what waits, up to the size beyond which a row gets no cheaper. A slower device takes
-requests only if it ends before the fastest one would. Times that runs took correct the predictions.
+A device that becomes free takes what waits, up to the size at which a row is cheapest. A slower device takes requests
+only if it ends before the fastest one would. Times that runs took correct the predictions. Batches that take less time
+than handing them to a thread run on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import heapq
 import itertools
 import logging
@@ -28,8 +30,16 @@ Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]
 """Runs inputs on one device and returns the outputs with these names, or all."""
 
-_FLATTER = 0.98  # a row of a batch twice as large must be this much cheaper for the batch to be worth it
+_NEARLY = 1.03  # a smaller batch is taken if its rows cost this factor of the cheapest ones
+_GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
+_GAPS = 3  # a free device waits for so many mean intervals without an arrival
+_TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
 _LEARNING = 0.2  # weight of a new time in the mean of those of a batch size
+_FORGETTING = 0.01  # weight in the means of other batch sizes, where they are higher, so that they are tried again
+_MOVED = 1.05  # a mean that changed by this factor changes the batch size
+_INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing it to a thread
+_INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
+_DISTURBED = 20  # a run on the event loop that takes so many times _INLINE_NS is the last for a while
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
 _LAST_PRIORITY = 1 << 62
 _log = logging.getLogger(__name__)
@@ -78,8 +88,18 @@ class _Waiting:
     rows: int
     arrived_ns: int
     answer: asyncio.Future[Answer]
+    deadline_ns: float = math.inf
     tried: set[Device] = field(default_factory=set)
     running: bool = False
+    group: _Group | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests that may be joined, in their order, and the rows of those that still wait."""
+
+    heap: list[tuple[int, int, _Waiting]] = field(default_factory=list)
+    rows: int = 0
 
 
 class Lane:
@@ -90,47 +110,90 @@ class Lane:
         run: runs a batch on it.
         predict: rows -> the predicted time of a run in ns, or None where there is none.
         most: the most rows of a batch.
+        probe: runs on the device before it is used again after a failure, and raises if it is still at fault.
     """
 
-    def __init__(self, device: Device, run: Run, predict: Callable[[int], float | None], most: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        run: Run,
+        predict: Callable[[int], float | None],
+        most: int,
+        probe: Callable[[], object] | None = None,
+    ) -> None:
         self.device = device
         self.run = run
+        self.probe = probe
         self.busy_until_ns = 0
         self.idle = True
+        self.free_since_ns = 0
         self.out_until_ns = 0
-        self._predict = predict
+        self.failed = False
+        self._predict = functools.lru_cache(maxsize=1024)(predict)
         self._most = most
         self._learned: dict[int, float] = {}  # power of two -> measured over predicted time of batches up to it
+        self._judged: dict[int, float] = {}  # those that the cap was found with
+        self._cap = 0
         self._backoff_s = _LEAST_BACKOFF_S
+        self._inline_from_ns = 0
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
 
     def expected_ns(self, rows: int) -> float:
         """Return the time of a run with so many rows; infinity before anything is known of it."""
+        learned, octave = self._learned, rows.bit_length()
         predicted = self._predict(rows)
-        if predicted is None:
-            return math.inf
-        octave = rows.bit_length()
-        return predicted * self._learned.get(octave, self._learned.get(octave - 1, 1.0))
+        if not learned:
+            return math.inf if predicted is None else predicted
+        ratio = learned.get(octave)
+        if ratio is None:
+            ratio = learned[min(learned, key=lambda known: abs(known - octave))]
+        return (1.0 if predicted is None else predicted) * ratio
 
     def cap(self) -> int:
-        """Return the rows beyond which a row of a batch gets no cheaper."""
-        rows = 1
-        while rows * 2 <= self._most and self.expected_ns(2 * rows) < 2 * _FLATTER * self.expected_ns(rows):
-            rows *= 2
-        return rows
+        """Return the size of the smallest batch whose rows are about the cheapest, or twice that to try it."""
+        if not self._cap:
+            sizes = [1 << exponent for exponent in range(self._most.bit_length())]
+            costs = [self.expected_ns(rows) / rows for rows in sizes]
+            least = min(costs)
+            self._cap = next(rows for rows, cost in zip(sizes, costs, strict=True) if cost <= _NEARLY * least)
+            if 2 * self._cap <= self._most and max(self._learned, default=0) == self._cap.bit_length():
+                self._cap *= 2
+            self._judged = dict(self._learned)
+        return self._cap
 
     def learn(self, rows: int, took_ns: int) -> None:
         """Correct the predictions by a run."""
         self._backoff_s = _LEAST_BACKOFF_S
-        predicted = self._predict(rows)
-        if predicted:
-            octave = rows.bit_length()
-            ratio = took_ns / predicted
-            before = self._learned.get(octave, ratio)
-            self._learned[octave] = before + _LEARNING * (min(ratio, 4 * before) - before)
+        learned, octave = self._learned, rows.bit_length()
+        ratio = took_ns / (self._predict(rows) or 1.0)
+        before = learned.get(octave, ratio)
+        learned[octave] = now = before + _LEARNING * (min(ratio, 4 * before) - before)
+        for other, mean in learned.items():
+            if mean > now:
+                learned[other] = mean + _FORGETTING * (now - mean)
+        judged = self._judged
+        if len(judged) != len(learned) or any(
+            not judged[at] / _MOVED < mean < judged[at] * _MOVED for at, mean in learned.items()
+        ):
+            self._cap = 0
+
+    def runs_inline(self, rows: int, now_ns: int) -> bool:
+        """Return whether a run is so short that the event loop may make it."""
+        return (
+            self.device == Device.CPU
+            and rows.bit_length() in self._learned
+            and self.expected_ns(rows) < _INLINE_NS
+            and now_ns >= self._inline_from_ns
+        )
+
+    def ran_inline(self, began_ns: int, ended_ns: int) -> None:
+        """Leave the event loop alone for a second after a run that took long."""
+        if ended_ns - began_ns > _DISTURBED * _INLINE_NS:
+            self._inline_from_ns = ended_ns + 1_000_000_000
 
     def fail(self, now_ns: int) -> None:
         """Keep the device out, twice as long as before."""
+        self.failed = True
         self.out_until_ns = now_ns + round(self._backoff_s * 1e9)
         self._backoff_s = min(2 * self._backoff_s, _MOST_BACKOFF_S)
 
@@ -157,13 +220,18 @@ class Scheduler:
         self.options = options or BatchOptions()
         self._batched = batched and self.options.max_batch > 1
         self._on_batch = on_batch
-        self._groups: dict[object, list[tuple[int, int, _Waiting]]] = {}
+        self._groups: dict[object, _Group] = {}
         self._order = itertools.count()
         self._waiting = 0
         self._running = 0
         self._closed = False
         self._drained: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._dispatching = False
+        self._arrived_ns = time.perf_counter_ns()
+        self._answered_ns = 0
+        self._gap_ns = self._return_ns = math.inf
+        self._returning = 0
 
     @property
     def depth(self) -> int:
@@ -193,20 +261,71 @@ class Scheduler:
         if self._closed:
             raise ServingError("the model is being unloaded", 503)
         if self._waiting >= self.options.queue_limit:
-            raise ServingError(f"{self._waiting} requests wait already; try again later", 429)
+            raise ServingError(
+                f"{self._waiting} requests wait already; try again later", 429, retry_after_s=self.backlog_s()
+            )
         loop = asyncio.get_running_loop()
         rows = next(iter(inputs.values())).shape[0] if self._batched else 1
-        key = tuple((name, array.shape[1:], array.dtype) for name, array in inputs.items()) if self._batched else None
+        if self._batched and rows > self.options.max_batch:
+            return await self._in_pieces(inputs, rows, wanted, priority, timeout_s)
         request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), loop.create_future())
-        self._push(key, priority or _LAST_PRIORITY, request)
-        limits = [limit for limit in (timeout_s, self.options.timeout_s) if limit]
-        timer = loop.call_later(min(limits), self._expire, request) if limits else None
-        self._dispatch()
+        self._note_arrival(request.arrived_ns)
+        timer = None
+        if timeout_s or self.options.timeout_s:
+            limit_s = min(limit for limit in (timeout_s, self.options.timeout_s) if limit)
+            request.deadline_ns = request.arrived_ns + limit_s * 1e9
+            timer = loop.call_later(limit_s, self._expire, request)
+        self._push(priority or _LAST_PRIORITY, request)
+        self._soon()
         try:
             return await request.answer
         finally:
             if timer is not None:
                 timer.cancel()
+            if not request.running and request.group is not None:  # it leaves the queue without having run
+                self._waiting -= 1
+                request.group.rows -= rows
+                request.inputs = {}
+                if self._drained is not None:
+                    self._soon()
+
+    async def _in_pieces(
+        self,
+        inputs: Mapping[str, Array],
+        rows: int,
+        wanted: tuple[str, ...] | None,
+        priority: int,
+        timeout_s: float | None,
+    ) -> Answer:
+        """Return the answer of a request with more rows than a batch may have; it runs as several."""
+        most = self.options.max_batch
+        pieces = [
+            asyncio.ensure_future(
+                self.submit(
+                    {name: array[at : at + most] for name, array in inputs.items()},
+                    wanted,
+                    priority=priority,
+                    timeout_s=timeout_s,
+                )
+            )
+            for at in range(0, rows, most)
+        ]
+        try:
+            answers = await asyncio.gather(*pieces)
+        finally:
+            for piece in pieces:
+                piece.cancel()
+        outputs = {name: np.concatenate([answer.outputs[name] for answer in answers]) for name in answers[0].outputs}
+        return Answer(outputs, answers[-1].device, answers[-1].times)
+
+    def backlog_s(self) -> float:
+        """Return the predicted seconds until what waits now has run."""
+        now_ns = time.perf_counter_ns()
+        rows = sum(group.rows for group in self._groups.values())
+        usable = [lane for lane in self.lanes if lane.out_until_ns <= now_ns] or self.lanes
+        caps = [(lane, lane.cap() if self._batched else 1) for lane in usable]
+        rows_per_ns = sum(cap / lane.expected_ns(cap) for lane, cap in caps)
+        return rows / rows_per_ns / 1e9 if rows_per_ns else 1.0
 
     async def close(self) -> None:
         """Refuse new requests and wait until those that were accepted are answered."""
@@ -221,8 +340,16 @@ class Scheduler:
 
     # --- the queue
 
-    def _push(self, key: object, priority: int, request: _Waiting) -> None:
-        heapq.heappush(self._groups.setdefault(key, []), (priority, next(self._order), request))
+    def _push(self, priority: int, request: _Waiting) -> None:
+        key = None
+        if self._batched:
+            key = tuple([(name, array.shape[1:], array.dtype) for name, array in request.inputs.items()])
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group()
+        heapq.heappush(group.heap, (priority, next(self._order), request))
+        group.rows += request.rows
+        request.group = group
         self._waiting += 1
 
     def _expire(self, request: _Waiting) -> None:
@@ -230,64 +357,86 @@ class Scheduler:
             waited_s = (time.perf_counter_ns() - request.arrived_ns) / 1e9
             request.answer.set_exception(ServingError(f"the request waited {waited_s:.3g} s and was given up", 504))
 
-    def _heads(self) -> list[tuple[tuple[int, int], object]]:
-        """Return the place in the order of each group's first request that is still wanted, and the group's key."""
-        heads = []
-        for key, heap in list(self._groups.items()):
-            while heap and heap[0][2].answer.done():  # the client went away, or the time is over
+    def _heads(self, now_ns: int) -> list[_Group]:
+        """Return the groups by their first request that is still wanted."""
+        found = []
+        for key, group in list(self._groups.items()):
+            heap = group.heap
+            while heap and not self._is_wanted(heap[0][2], now_ns):
                 heapq.heappop(heap)
-                self._waiting -= 1
             if heap:
-                heads.append((heap[0][:2], key))
+                found.append(group)
             else:
                 del self._groups[key]
-        return sorted(heads, key=lambda head: head[0])
+        if len(found) > 1:
+            found.sort(key=lambda group: group.heap[0][:2])
+        return found
 
-    def _pop(self, key: object, most: int) -> list[_Waiting]:
-        heap, batch, rows = self._groups[key], list[_Waiting](), 0
+    def _is_wanted(self, request: _Waiting, now_ns: int) -> bool:
+        """Return whether the client still waits and its time is not over."""
+        if now_ns > request.deadline_ns:
+            self._expire(request)
+        return not request.answer.done()
+
+    def _pop(self, group: _Group, most: int, now_ns: int) -> list[_Waiting]:
+        heap, batch, rows = group.heap, list[_Waiting](), 0
         while heap and (not batch or (self._batched and rows + heap[0][2].rows <= most)):
             *_, request = heapq.heappop(heap)
-            self._waiting -= 1
-            if not request.answer.done():
-                batch.append(request)
+            if self._is_wanted(request, now_ns):
+                request.running = True
+                self._waiting -= 1
                 rows += request.rows
+                batch.append(request)
+        group.rows -= rows
         return batch
 
     # --- choosing
 
+    def _soon(self) -> None:
+        """Dispatch once the event loop has read what its connections hold now, so that it is joined."""
+        if not self._dispatching:
+            self._dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
     def _dispatch(self) -> None:
         """Give free devices what they should run now."""
-        now_ns = time.perf_counter_ns()
-        for _, key in self._heads():
-            while self._groups.get(key):
-                first = self._groups[key][0][2]
-                queued = sum(entry[2].rows for entry in self._groups[key]) if self._batched else 1
+        self._dispatching = False
+        begun_ns = now_ns = time.perf_counter_ns()
+        for group in self._heads(now_ns):
+            while group.heap:
+                first = group.heap[0][2]
+                if not self._is_wanted(first, now_ns):
+                    heapq.heappop(group.heap)
+                    continue
+                queued = max(group.rows, first.rows) if self._batched else 1
                 found = self._lane_for(first, queued, now_ns)
                 if found is None:
                     break
                 lane, rows = found
-                wait_ns = self.options.delay_s * 1e9 - (now_ns - first.arrived_ns)
-                if self._batched and queued < rows and wait_ns > 0 and not self._closed:
-                    self._again_in(wait_ns / 1e9)
-                    break
-                batch = self._pop(key, rows)
-                if batch:
-                    self._start(lane, batch)
+                if self._batched and queued < rows and not self._closed:
+                    wait_ns = self._wait_ns(lane, first, queued, now_ns)
+                    if wait_ns > 0:
+                        self._again_in(wait_ns)
+                        break
+                self._start(lane, self._pop(group, rows, now_ns))
+                now_ns = time.perf_counter_ns()
+                if now_ns - begun_ns > _INLINE_TURN_NS:
+                    self._soon()
+                    return
         if not self._waiting and not self._running and self._drained is not None:
             self._drained.set()
 
     def _lane_for(self, first: _Waiting, queued: int, now_ns: int) -> tuple[Lane, int] | None:
         """Return a free device and the rows that it should take, or None to wait for a device that ends sooner."""
-        usable = [lane for lane in self.lanes if lane.out_until_ns <= now_ns and lane.device not in first.tried]
-        if not usable:
-            usable = [lane for lane in self.lanes if lane.device not in first.tried] or self.lanes
+        usable = self.lanes
+        if len(usable) > 1:
+            usable = [lane for lane in self.lanes if not self._is_out(lane, now_ns) and lane.device not in first.tried]
+            if not usable:
+                usable = [lane for lane in self.lanes if lane.device not in first.tried] or self.lanes
         if len(usable) == 1:
             (lane,) = usable
-            return (lane, max(lane.cap(), first.rows)) if lane.idle else None
-        ends = {}
-        for lane in usable:
-            rows = max(min(lane.cap(), queued), first.rows)
-            ends[lane] = max(lane.busy_until_ns if not lane.idle else now_ns, now_ns) + lane.expected_ns(rows)
+            return (lane, max(lane.cap() if self._batched else 1, first.rows)) if lane.idle else None
+        ends = {lane: self._end_ns(lane, max(queued, first.rows), now_ns) for lane in usable}
         best = min(usable, key=lambda lane: ends[lane])
         if best.idle:
             return best, max(best.cap(), first.rows)
@@ -299,18 +448,87 @@ class Scheduler:
                 return lane, rows
         return None
 
-    def _again_in(self, seconds: float) -> None:
-        if self._timer is None or self._timer.cancelled() or self._timer.when() < asyncio.get_running_loop().time():
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._dispatch)
+    def _end_ns(self, lane: Lane, rows: int, now_ns: int) -> float:
+        """Return when a device would have run so many rows, beginning with what it runs now."""
+        begin_ns = now_ns if lane.idle else max(lane.busy_until_ns, now_ns)
+        most = lane.cap() if self._batched else 1
+        if rows <= most:
+            return begin_ns + lane.expected_ns(rows)
+        full, rest = divmod(rows, most)
+        return begin_ns + full * lane.expected_ns(most) + (lane.expected_ns(rest) if rest else 0.0)
+
+    def _is_out(self, lane: Lane, now_ns: int) -> bool:
+        """Return whether a device is left out after a failure; once its time is over, its probe begins."""
+        if not lane.failed:
+            return False
+        if lane.out_until_ns <= now_ns and lane.idle:
+            if lane.probe is None:
+                lane.failed = False
+                return False
+            lane.idle = False
+            self._running += 1
+            loop = asyncio.get_running_loop()
+            lane.worker.submit(lambda: loop.call_soon_threadsafe(self._probed, lane, _error_of(lane.probe)))
+        return True
+
+    def _probed(self, lane: Lane, error: Exception | None) -> None:
+        lane.idle = True
+        self._running -= 1
+        if error is None:
+            lane.failed = False
+            _log.info("%s is used again", lane.device.display)
+        else:
+            lane.fail(time.perf_counter_ns())
+            _log.warning("%s stays out: %s", lane.device.display, error)
+        self._dispatch()
+
+    def _wait_ns(self, lane: Lane, first: _Waiting, queued: int, now_ns: int) -> float:
+        """Return how long a free device should wait for more requests.
+
+        A run has a fixed part that does not depend on its rows. Waiting for one more row pays while requests arrive
+        at shorter intervals than that part divided by the rows that wait. Clients that have just been answered are
+        expected to come back as soon as they did before.
+        """
+        fixed_ns = 2 * lane.expected_ns(queued) - lane.expected_ns(2 * queued)
+        waits_ns = now_ns - max(first.arrived_ns, lane.free_since_ns)
+        least_ns = self.options.delay_s * 1e9 - (now_ns - first.arrived_ns)
+        gap_ns = self._return_ns if self._returning else self._gap_ns
+        if not (gap_ns * queued < fixed_ns and waits_ns < fixed_ns):
+            return least_ns
+        quiet_ns = now_ns - max(self._arrived_ns, self._answered_ns)
+        if quiet_ns > _GAPS * gap_ns:
+            self._returning = 0
+        return max(least_ns, min(_GAPS * gap_ns, fixed_ns / queued) - quiet_ns)
+
+    def _note_arrival(self, now_ns: int) -> None:
+        """Keep the mean interval of arrivals, and that of arrivals after answers."""
+        self._gap_ns = _mean_of(self._gap_ns, now_ns - self._arrived_ns)
+        self._return_ns = _mean_of(self._return_ns, now_ns - max(self._arrived_ns, self._answered_ns))
+        self._arrived_ns = now_ns
+        self._returning = max(self._returning - 1, 0)
+
+    def _again_in(self, wait_ns: float) -> None:
+        if wait_ns < _TIMER_NS:
+            self._soon()
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_ns / 1e9
+        if self._timer is not None:
+            if loop.time() < self._timer.when() <= until and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(until, self._dispatch)
 
     # --- running
 
     def _start(self, lane: Lane, batch: list[_Waiting]) -> None:
         rows = sum(request.rows for request in batch)
-        for request in batch:
-            request.running = True
-        lane.idle = False
         now_ns = time.perf_counter_ns()
+        if lane.runs_inline(rows, now_ns):
+            self._settle(lane, batch, _executed(lane, batch))
+            lane.ran_inline(now_ns, time.perf_counter_ns())
+            return
+        lane.idle = False
         expected_ns = lane.expected_ns(rows)
         lane.busy_until_ns = now_ns + round(expected_ns if math.isfinite(expected_ns) else 1e9)
         self._running += 1
@@ -319,7 +537,13 @@ class Scheduler:
 
     def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
         lane.idle = True
+        lane.free_since_ns = time.perf_counter_ns()
         self._running -= 1
+        self._settle(lane, batch, results)
+        self._dispatch()
+
+    def _settle(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
+        """Give the requests of a batch their answers."""
         failed = []
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, Answer):
@@ -336,7 +560,8 @@ class Scheduler:
             self._on_batch(lane.device, sum(request.rows for request in batch), len(done), done[0].times)
         if failed:
             self._move(lane, failed)
-        self._dispatch()
+        self._answered_ns = time.perf_counter_ns()
+        self._returning += len(batch)
 
     def _move(self, lane: Lane, failed: Sequence[tuple[_Waiting, Exception]]) -> None:
         """Queue requests that a device failed again, for the other devices; the last device's error is raised."""
@@ -344,14 +569,28 @@ class Scheduler:
         lane.fail(time.perf_counter_ns())
         for request, error in failed:
             request.tried.add(lane.device)
-            request.running = False
             if request.answer.done():
                 continue
             if all(other.device in request.tried for other in self.lanes):
                 request.answer.set_exception(error)
             else:
-                key = tuple((name, array.shape[1:], array.dtype) for name, array in request.inputs.items())
-                self._push(key if self._batched else None, 0, request)
+                request.running = False
+                self._push(0, request)
+        self._soon()
+
+
+def _mean_of(before: float, now: float) -> float:
+    """Return a running mean in which single large values count little."""
+    return before + _GAP_WEIGHT * (min(now, 4 * before) - before) if math.isfinite(before) else now
+
+
+def _error_of(probe: Callable[[], object] | None) -> Exception | None:
+    try:
+        if probe is not None:
+            probe()
+    except Exception as err:  # whatever it is, the device stays out
+        return err
+    return None
 
 
 def _executed(lane: Lane, batch: Sequence[_Waiting]) -> Sequence[Answer | Exception]:

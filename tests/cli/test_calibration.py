@@ -258,3 +258,13 @@ def test_a_picture_without_matplotlib_names_the_extra(
     outcome = cli("bench", add_one, "--devices", "cpu", "--runs", "1", "--plot", tmp_path / "picture.png")
     assert outcome.code == 1
     assert "rlx_ort[plot]" in outcome.err
+
+
+def test_a_bench_with_faults_shows_what_each_one_costs(cli: Cli, add_one: Path) -> None:
+    """A device that is alone cannot be replaced, so the row has the error."""
+    rows = cli("bench", add_one, "--devices", "cpu", "--faults", "--runs", "3", "--json").document["faults"]
+    assert [row["fault"] for row in rows] == ["driver error", "out of memory", "hang"]
+    assert "CUDA failure 719" in rows[0]["failure"]
+    assert "longer than 0.1 s" in rows[2]["failure"]
+    assert all(row["plain_ns"] > 0 and row["resilient_ns"] > 0 for row in rows)
+    assert "CUDA failure 719" in cli("bench", add_one, "--devices", "cpu", "--faults", "--runs", "1").out

@@ -223,3 +223,12 @@ def test_outputs_that_cannot_be_written_leave_nothing(cli: Cli, add_one: Path, i
     assert outcome.code == 1
     assert "outputs.npz" in outcome.err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_resilient_run_shows_the_health_of_each_device(cli: Cli, add_one: Path) -> None:
+    """Beside the device that answered; a device or chain of one's own excludes it."""
+    document = cli("run", add_one, "--resilient", "--only", "cpu", "--json").document
+    assert (document["device"], document["refused"]) == ("cpu", [])
+    assert document["health"] == [{"device": "cpu", "state": "ready", "failures": 0, "reason": ""}]
+    assert "ready" in cli("run", add_one, "--resilient", "--only", "cpu").out
+    assert cli("run", add_one, "--resilient", "--device", "cpu").code == 2

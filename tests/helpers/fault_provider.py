@@ -24,7 +24,7 @@ from rlx_ort.providers.base import (
     SessionRequest,
     ValueSpec,
 )
-from rlx_ort.providers.engine.binding import Binder, HostBinder, StoppableRun
+from rlx_ort.providers.engine.stopping import check_stopped
 from rlx_ort.providers.null import NullProvider, NullSession
 
 OUT_OF_MEMORY = "Failed to allocate memory for requested buffer of size {}"
@@ -63,6 +63,7 @@ class FaultProvider(Provider):
         script: asked for the number of each run; may return an error to raise, or do what it likes.
         memory_bytes: runs that are fed more bytes run out of memory; None for no limit.
         open_delay_s: seconds that opening a session takes.
+        open_now: set to end the opening of sessions at once.
         factor: what float results are multiplied by; 1 for right ones.
         hang: set while runs do not end by themselves. They end with an error when they are stopped.
         stubborn: whether a run that hangs cannot be stopped.
@@ -73,7 +74,9 @@ class FaultProvider(Provider):
         requests: what was opened.
         runs: runs that were begun.
         opened: sessions that were opened.
+        closed: sessions that were closed.
         probes: probes that were made.
+        fed: the inputs of the last run.
     """
 
     name = "fault"
@@ -87,6 +90,7 @@ class FaultProvider(Provider):
         self.script: Callable[[int], Exception | None] | None = None
         self.memory_bytes: int | None = None
         self.open_delay_s = 0.0
+        self.open_now = threading.Event()
         self.factor = 1.0
         self.hang = threading.Event()
         self.stubborn = False
@@ -96,7 +100,8 @@ class FaultProvider(Provider):
         self.peak = 0
         self.requests: list[SessionRequest] = []
         self.taken: dict[_FaultSession, int] = {}
-        self.runs = self.opened = self.probes = 0
+        self.runs = self.opened = self.closed = self.probes = 0
+        self.fed: Mapping[str, Any] = {}
         self.inside = 0
         self.lock = threading.Lock()
 
@@ -114,7 +119,7 @@ class FaultProvider(Provider):
 
     def open(self, request: SessionRequest) -> EngineSession:
         """Open a session on the other provider."""
-        time.sleep(self.open_delay_s)
+        self.open_now.wait(self.open_delay_s)
         if self.dead:
             raise DeviceUnavailableError(request.device, self.dead)
         session = _FaultSession(self, self.inner.open(dataclasses.replace(request, device=Device.CPU)))
@@ -149,6 +154,7 @@ class _FaultSession:
     def __init__(self, provider: FaultProvider, inner: EngineSession) -> None:
         self._provider = provider
         self._inner = inner
+        self._closed = False
         self.arena = 0  # bytes that the first run adds
         self._grown = 0
         self._arena_lock = threading.Lock()
@@ -165,18 +171,13 @@ class _FaultSession:
     def assignments(self) -> Sequence[NodeAssignment]:
         return self._inner.assignments
 
-    def binder(self) -> Binder:
-        """Return a binder whose runs can be stopped while they hang."""
-        return _FaultBinder(self)
-
-    def run(
-        self, output_names: Sequence[str], feeds: Mapping[str, Any], stopped: threading.Event | None = None
-    ) -> list[Any]:
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run on the other provider, with the faults that are set."""
         provider = self._provider
         with provider.lock:
             provider.runs += 1
             provider.inside += 1
+            provider.fed = feeds
             number = provider.runs
         try:
             if provider.dead:
@@ -191,17 +192,21 @@ class _FaultSession:
                 if self.arena and not self._grown:
                     provider.take(self, self.arena)
                     self._grown = self.arena
-            while provider.hang.is_set():
+            hang = provider.hang
+            while hang.is_set():
                 time.sleep(0.001)
-                if stopped is not None and stopped.is_set() and not provider.stubborn:
-                    raise EngineError("Exiting due to terminate flag being set to true.")
+                if not provider.stubborn:
+                    check_stopped()
             return [self._bent(result) for result in self._inner.run(output_names, feeds)]
         finally:
             with provider.lock:
                 provider.inside -= 1
 
     def close(self) -> None:
-        """Close the session below."""
+        """Close the session below; once is enough."""
+        if not self._closed:
+            self._closed = True
+            self._provider.closed += 1
         self._provider.taken.pop(self, None)
         self._inner.close()
 
@@ -216,28 +221,6 @@ class _FaultSession:
     def _bent(self, result: Any) -> Any:
         factor = self._provider.factor
         return result if factor == 1.0 else (result * factor).astype(result.dtype)
-
-
-class _FaultBinder(HostBinder):
-    def __init__(self, session: _FaultSession) -> None:
-        super().__init__(session)
-        self._session = session
-
-    def stoppable(self) -> StoppableRun:
-        """Return a run that can be stopped while it hangs."""
-        return _FaultRun(self._session)
-
-
-class _FaultRun(StoppableRun):
-    def __init__(self, session: _FaultSession) -> None:
-        self._session = session
-        self._stopped = threading.Event()
-
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        return self._session.run(output_names, feeds, self._stopped)
-
-    def stop(self) -> None:
-        self._stopped.set()
 
 
 def doubled(shape: Sequence[int | str] = (4,)) -> Graph:

@@ -20,6 +20,7 @@ from rlx_ort.errors import EngineError
 from rlx_ort.providers.engine.compiled.store import SCHEMA, cpu_facts
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end, watch
 from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
+from rlx_ort.providers.engine.stopping import check_stopped, held_stop
 from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
@@ -153,8 +154,11 @@ class SavedSession:
         if self.stopped:
             raise EngineError("the process ends, and no run begins any more")
         try:
-            results: list[Any] = self._session.run(list(output_names), dict(feeds), self._options)
+            stop = held_stop()
+            options = self._options if stop is None else stop.run_options(onnxruntime())
+            results: list[Any] = self._session.run(list(output_names), dict(feeds), options)
         except engine_exceptions() as err:
+            check_stopped()
             raise EngineError(f"the run failed: {err}") from err
         return results
 

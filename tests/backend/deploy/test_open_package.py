@@ -306,3 +306,16 @@ def test_plain_onnxruntime_runs_the_models_of_a_folder(tmp_path: Path, variant: 
     (found,) = session.run(None, {"x": X})
     error = np.max(np.abs(found - reference(X))) / np.max(np.abs(reference(X)))
     assert error < tolerance
+
+
+def test_a_package_may_be_resilient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the argument, or by the variable; runs have limits and the devices a health then."""
+    path = make(tmp_path / "small.ortpackage")
+    runner = rlx_ort.open_package(path, DevicePolicy.only(["cpu"]), resilience=rlx_ort.Resilience(timeout_s=30.0))
+    runner.run_resolved({"x": X}, timeout_s=20.0)
+    assert [row.device for row in runner.health()] == [rlx_ort.Device.CPU]
+    monkeypatch.setenv("RLX_RESILIENCE", "on")
+    assert rlx_ort.open_package(path, DevicePolicy.only(["cpu"])).health()
+    monkeypatch.setenv("RLX_RESILIENCE", "timeout=1")
+    with pytest.raises(DeviceParseError):
+        rlx_ort.open_package(path)

@@ -123,7 +123,8 @@ def test_cancelling_the_task_stops_the_run() -> None:
     compiled = _endless()
     inputs = {"x": np.zeros((256, 256), np.float32)}
     ended = threading.Event()
-    original = compiled._slot.current.session.run
+    engine = compiled._slot.current
+    original = engine.run
 
     def watched(*args: Any) -> Any:
         try:
@@ -131,7 +132,7 @@ def test_cancelling_the_task_stops_the_run() -> None:
         finally:
             ended.set()
 
-    compiled._slot.current.session.run = watched
+    engine.run = watched
 
     async def cancelled() -> None:
         task = asyncio.create_task(compiled.run_async(inputs))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fault_provider import LOST, FaultProvider, until
 
 from rlx_ort.errors import CancelledRunError, EngineError, RlxError, TimeLimitError
+from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.compile_options import CacheUse, CompileOptions
 from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.engine import opening
 from rlx_ort.providers.registry import default_registry, register_provider
-from rlx_ort.resilience.limits import CancelToken
+from rlx_ort.resilience.limits import CancelToken, limited, limited_async
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
@@ -65,6 +71,85 @@ def test_a_real_run_is_stopped_at_its_limit_and_the_session_stays_usable() -> No
     assert runner.health()[0].state is HealthState.READY
 
 
+LONG = {
+    "run": lambda compiled, x: compiled.run({"x": x}),
+    "run_read_outputs": lambda compiled, x: compiled.run_read_outputs({"x": x}, [0]),
+    "run_slots": lambda compiled, x: compiled.run_slots([x]),
+    "handle": lambda compiled, x: (compiled.bind_handle("x", x), compiled.run({})),
+    "handle on the device": lambda compiled, x: (
+        compiled.bind_gpu_handle("x", x),
+        compiled.run_feed_gpu_handle({}, "x", 0),
+    ),
+    "pipelined": lambda compiled, x: compiled.run_pipelined([{"x": x}] * 3),
+    "committed": lambda compiled, x: (compiled.commit_no_wait({"x": x}, None), compiled.sync_pending()),
+    "run_async": lambda compiled, x: asyncio.run(compiled.run_async({"x": x})),
+}
+"""Ways of running a compiled graph of one square input."""
+
+
+@pytest.mark.parametrize("way", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("ended_by", ["limit", "token", "task"])
+def test_a_minute_of_work_ends_soon_after_it_is_stopped(way: Any, ended_by: str) -> None:
+    """However it is run and stopped; the same session then runs to its end."""
+    graph = Graph("long")
+    first = value = graph.input("x", ["n", "n"])
+    for _ in range(3000):
+        value = graph.tanh(value @ first)
+    graph.outputs = [value]
+    compiled = Session("cpu", CompileOptions(intra_op_threads=1)).compile(graph)
+    small, large = np.eye(4, dtype=np.float32), np.eye(1024, dtype=np.float32)  # 20 ms a node on a server core
+    wanted = compiled.run({"x": small})[0]
+    token = CancelToken()
+    stopped_at: list[float] = []
+
+    def stop() -> None:
+        stopped_at.append(time.perf_counter())
+        token.cancel()
+
+    async def task() -> None:
+        running = asyncio.ensure_future(limited_async(lambda: way(compiled, large)))
+        await asyncio.sleep(0.3)
+        stopped_at.append(time.perf_counter())
+        running.cancel()
+        await running
+
+    if ended_by == "task":
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(task())
+    elif ended_by == "token":
+        threading.Timer(0.3, stop).start()
+        with pytest.raises(CancelledRunError):
+            limited(lambda: way(compiled, large), cancel=token)
+    else:
+        stopped_at.append(time.perf_counter() + 0.3)
+        with pytest.raises(TimeLimitError):
+            limited(lambda: way(compiled, large), timeout_s=0.3)
+    assert time.perf_counter() - stopped_at[0] < 0.9  # 0.2 s on a quiet machine; the grace time is 1 s
+    with contextlib.suppress(CancelledRunError):
+        compiled.sync_pending()
+    np.testing.assert_array_equal(limited(lambda: compiled.run({"x": small}))[0], wanted)
+
+
+def test_a_session_that_opens_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ONNX Runtime's cancellation of loading; the graph opens afterwards."""
+    graph = Graph("deep")
+    value = graph.input("x", ["n", 4])
+    for _ in range(10_000):
+        value = graph.tanh(value + 1.0)
+    graph.outputs = [value]
+    session, token, ends = Session("cpu"), CancelToken(), opening.stoppable
+
+    def begins(end: Any) -> Any:
+        threading.Timer(0.05, token.cancel).start()  # it takes 0.5 s
+        return ends(end)
+
+    monkeypatch.setattr(opening, "stoppable", begins)
+    with pytest.raises(CancelledRunError, match=r"cancelled$"):
+        limited(lambda: session.compile(graph), cancel=token, grace_s=30.0)
+    monkeypatch.undo()
+    assert session.compile(graph).run({"x": np.zeros((1, 4), np.float32)})
+
+
 def test_a_real_run_is_cancelled_from_another_thread() -> None:
     """Within a node or two."""
     graph = Graph("long")
@@ -94,7 +179,9 @@ def test_data_that_a_kernel_refuses_quarantines_nobody(fault: FaultProvider) -> 
 
 def test_a_device_that_dies_and_recovers_is_used_again(fault: FaultProvider) -> None:
     """Within its back-off and one check, with results that are right throughout."""
-    runner = GraphDevices(mlp(), DevicePolicy.only(["cpu", "fault"]), resilience=Resilience(backoff_s=0.05))
+    runner = GraphDevices(
+        mlp(), DevicePolicy.only(["cpu", "fault"]), resilience=Resilience(bridge=False, backoff_s=0.05)
+    )
     x = RNG.standard_normal((3, 8)).astype(np.float32)
     wanted = np.tanh(x @ WEIGHTS)
     seen = []
@@ -181,3 +268,50 @@ def test_random_faults_lose_no_request_and_give_no_wrong_answer(fault: FaultProv
     fault.recover()
     until(lambda: fault.inside == 0)
     until(lambda: threading.active_count() <= before, 20.0)
+
+
+@pytest.mark.webgpu
+def test_webgpu_opens_behind_the_cpu_and_at_once_from_the_compile_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run is the CPU's, later ones WebGPU's once it agrees; the next runner finds its session compiled."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("RLX_DEVICE", "webgpu")
+    x = RNG.standard_normal((3, 8)).astype(np.float32)
+    seen = []
+
+    def ask(runner: GraphDevices) -> str:
+        np.testing.assert_allclose(runner.run_resolved({"x": x})[0], np.tanh(x @ WEIGHTS), rtol=1e-3, atol=1e-4)
+        assert runner.last_run is not None
+        assert runner.last_run.device is not None
+        seen.append(runner.last_run.device.label)
+        return seen[-1]
+
+    for _ in range(2):
+        options = CompileOptions(cache=CacheUse.ON)
+        with GraphDevices(mlp(), DevicePolicy.only(["cpu", "webgpu"]), options, resilience=Resilience()) as runner:
+            if seen:
+                runner.fastest({"x": x})  # the choice was made before
+            until(lambda runner=runner: ask(runner) == "webgpu", 60.0)  # type: ignore[misc]
+    assert len(seen) > 2
+    assert seen == ["cpu"] * (len(seen) - 2) + ["webgpu"] * 2
+
+
+def test_a_session_that_opens_behind_ends_with_the_runner(
+    fault: FaultProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime stops loading, and the thread ends, long before the session would have been open."""
+    graph = Graph("deep")
+    value = graph.input("x", ["n", 4])
+    for _ in range(10_000):
+        value = graph.tanh(value + 1.0)
+    graph.outputs = [value]
+    runner = GraphDevices(graph, DevicePolicy.only(["cpu", "fault"]), resilience=Resilience())
+    runner.run_fastest({"x": np.zeros((1, 4), np.float32)})
+    begins = threading.Event()
+    ends = opening.stoppable
+    monkeypatch.setattr(opening, "stoppable", lambda end: (begins.set(), ends(end))[1])
+    assert begins.wait(60)
+    runner.close()
+    until(lambda: not any(thread.name == "rlx_ort-bridge" for thread in threading.enumerate()))
+    assert fault.opened == 0

@@ -156,8 +156,9 @@ def test_requests_of_any_size_leave_nothing_behind(served: Served) -> None:
         data = [0] * (4 * rows)
         document = {"inputs": [{"name": "x", "shape": [rows, 4], "datatype": "FP32", "data": data}]}
         assert ask(served.http, request(json.dumps(document).encode(), path="/v2/models/versions/infer"))[0] == 200
-    sizes = {size for size in served.repository.find("versions").statistics.batches if size >= 1000}
-    assert sizes == {1024, 2048}
+    sizes = served.repository.find("versions").statistics.batches
+    assert sizes
+    assert all(size <= 256 or size.bit_count() == 1 for size in sizes)
 
 
 def test_a_call_of_very_many_tensors_is_refused(served: Served) -> None:

@@ -47,11 +47,11 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProvider]:
 
 @pytest.fixture
 def make(fault: FaultProvider, clock: Clock) -> Callable[..., GraphDevices]:
-    """Return a function that makes a resilient runner of `x + x` by that clock."""
+    """Return a function that makes a resilient runner of `x + x` by that clock, without a bridge by default."""
 
-    def runner(graph: Any = None, **options: Any) -> GraphDevices:
-        made = GraphDevices(graph or doubled())
-        made._failover = Failover(Resilience(**options), clock)
+    def runner(graph: Any = None, options: Any = None, **settings: Any) -> GraphDevices:
+        made = GraphDevices(graph or doubled(), options=options)
+        made._failover = Failover(Resilience(**{"bridge": False, **settings}), clock)
         return made
 
     return runner

@@ -11,6 +11,7 @@ from fault_provider import LOST, OUT_OF_MEMORY, doubled, until
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceFallbackError, EngineError, InputError, NoViableDeviceError, RunError, StateLossError
 from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -84,6 +85,16 @@ def test_wrong_inputs_are_raised_at_once(make: Any, fault: Any) -> None:
     with pytest.raises(InputError, match="'x'"):
         runner.run_fastest({"x": X[:2]})
     assert [health.state.value for health in runner.health()] == ["ready", "ready"]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"y": X}, {"x": None}])
+def test_wrong_inputs_of_a_graph_with_named_dims_are_raised_as_such(wrong: Any, make: Any, fault: Any) -> None:
+    """Also where they have no shape, before a choice was made and after."""
+    runner = make(doubled(["n"]))
+    for _ in range(2):
+        with pytest.raises(InputError):
+            runner.run_fastest(wrong)
+        assert right(runner.run_fastest(INPUTS))
 
 
 def test_a_failure_of_unknown_reason_counts_once_another_device_has_answered(make: Any, fault: Any) -> None:
@@ -255,3 +266,50 @@ def _cpu(runner: GraphDevices) -> Any:
     from rlx_ort.providers import registry
 
     return registry.default_registry().for_device(CPU)
+
+
+class _Resident(DeviceTensor):
+    """A tensor that is not in host memory."""
+
+    on_host, shape, dtype = False, (4,), X.dtype  # type: ignore[assignment]
+
+    def numpy(self) -> Any:
+        return X
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        raise BufferError
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise BufferError
+
+
+def test_inputs_in_the_memory_of_a_device_do_not_move(make: Any, fault: Any) -> None:
+    """They are results that the caller already has; the device that failed has them, and no other is blamed."""
+    runner = make(bridge=True)
+    runner.compile_fastest()
+    fault.dead = LOST
+    for _ in range(2):
+        with pytest.raises(StateLossError, match="in its memory"):
+            runner.run_fastest({"x": _Resident()})
+    assert [row.state.value for row in runner.health()] == ["quarantined", "ready"]
+    assert right(runner.run_fastest(INPUTS))
+
+
+def test_a_device_that_flaps_costs_few_requests(make: Any, fault: Any, clock: Any) -> None:
+    """It fails its third run after each re-admission; in 100 seconds of 100 requests each, 7 meet a failure."""
+    runner = make(backoff_s=1.0)
+    since = 0
+
+    def script(number: int) -> EngineError | None:
+        nonlocal since
+        since += 1
+        return EngineError(LOST) if since % 3 == 0 else None
+
+    fault.script = script
+    failed = 0
+    for _ in range(10_000):
+        assert right(runner.run_fastest(INPUTS))
+        failed += bool(runner.last_run.attempts)
+        clock.move(0.01)
+        until(lambda: not any(row.state.value == "on trial" for row in runner.health()))
+    assert 5 <= failed <= 8

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import os
 import signal
@@ -16,9 +18,15 @@ import pytest
 from fault_provider import until
 
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, DeviceUnavailableError, InputError, StateLossError, TimeLimitError
+from rlx_ort.errors import (
+    CancelledRunError,
+    DeviceUnavailableError,
+    InputError,
+    StateLossError,
+    TimeLimitError,
+)
 from rlx_ort.execution.background import Workers
-from rlx_ort.resilience.limits import CancelToken, in_background
+from rlx_ort.resilience.limits import CancelToken, in_background, limited, limited_async
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -298,3 +306,142 @@ def test_limits_work_in_a_forked_child(runner: Any) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _committed(compiled: Any) -> Any:
+    compiled.commit_no_wait(INPUTS, None)
+    return compiled.sync_pending()[0][0]
+
+
+def _with_handle(compiled: Any) -> Any:
+    compiled.bind_handle("x", X)
+    compiled.set_handle_feed("x", 0)
+    return compiled.run_read_outputs({}, [0])[0]
+
+
+def _with_device_handle(compiled: Any) -> Any:
+    compiled.bind_gpu_handle("x", X)
+    return compiled.run_feed_gpu_handle({}, "x", 0)
+
+
+WAYS = {
+    "run": lambda compiled: compiled.run(INPUTS)[0],
+    "run_read_outputs": lambda compiled: compiled.run_read_outputs(INPUTS, [0])[0],
+    "run_slots": lambda compiled: compiled.run_slots([X])[0].copy(),
+    "run_typed": lambda compiled: np.frombuffer(compiled.run_typed({"x": (X.tobytes(), "f32")})[0][0], np.float32),
+    "handle": _with_handle,
+    "handle on the device": _with_device_handle,
+    "pipelined": lambda compiled: compiled.run_pipelined([INPUTS] * 4)[3][0],
+    "committed": _committed,
+    "run_async": lambda compiled: asyncio.run(compiled.run_async(INPUTS))[0],
+}
+"""Every way of running a compiled graph of `x + x`."""
+
+
+@pytest.fixture(params=WAYS)
+def way(request: Any) -> Any:
+    """Return each way of running."""
+    return WAYS[request.param]
+
+
+def test_every_way_of_running_ends_at_its_limit(way: Any, runner: Any, fault: Any) -> None:
+    """The session stays, no lock is held, handles keep their values, and the next run is right."""
+    compiled = runner.compile_fastest()
+    way(compiled)
+    opened = fault.opened
+    hang(fault)
+    with pytest.raises(TimeLimitError, match=r"longer than 0\.1 s and was stopped$"):
+        limited(lambda: way(compiled), timeout_s=0.1, grace_s=10.0)
+    until(lambda: fault.inside == 0)
+    fault.recover()
+    _settle(compiled)
+    np.testing.assert_array_equal(limited(lambda: way(compiled), timeout_s=10.0), X + X)
+    assert fault.opened == opened
+
+
+def test_every_way_of_running_can_be_cancelled(way: Any, runner: Any, fault: Any) -> None:
+    """By a token, from another thread."""
+    compiled = runner.compile_fastest()
+    hang(fault)
+    token = CancelToken()
+    threading.Timer(0.05, token.cancel).start()
+    begun = time.perf_counter()
+    with pytest.raises(CancelledRunError):
+        limited(lambda: way(compiled), cancel=token, grace_s=10.0)
+    assert time.perf_counter() - begun < 5.0
+    fault.recover()
+    _settle(compiled)
+    np.testing.assert_array_equal(way(compiled), X + X)
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if name != "committed"])  # its caller is not in the engine
+def test_an_engine_that_does_not_return_gives_up_session_and_locks(name: str, runner: Any, fault: Any) -> None:
+    """The caller is answered, and the graph runs in another session while the thread is still in the first."""
+    compiled, way, stuck = runner.compile_fastest(), WAYS[name], fault.hang
+    hang(fault, stubborn=True)
+    with pytest.raises(TimeLimitError, match=r"did not return within 0\.1 s"):
+        limited(lambda: way(compiled), timeout_s=0.4, grace_s=0.1, graph=compiled)
+    fault.hang = threading.Event()  # the thread inside waits for the old one
+    np.testing.assert_array_equal(way(compiled), X + X)
+    assert (fault.inside, fault.opened) == (1, 2)
+    stuck.clear()
+
+
+def test_cancelling_a_task_ends_the_call(runner: Any, fault: Any) -> None:
+    """And leaves no thread in it."""
+    compiled = runner.compile_fastest()
+    hang(fault)
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(limited_async(lambda: compiled.run_slots([X]), grace_s=10.0))
+        while not fault.inside:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    until(lambda: not fault.inside)
+    fault.recover()
+    np.testing.assert_array_equal(compiled.run_slots([X])[0], X + X)
+
+
+def test_a_thousand_cancellations_in_slots_and_handles_leave_nothing_behind(runner: Any, fault: Any) -> None:
+    """Threads, sessions and locks are as before."""
+    compiled = runner.compile_fastest()
+    _with_handle(compiled)
+    compiled.run_slots([X])
+    hang(fault)
+    opened, threads = fault.opened, threading.active_count()
+    for number in range(1000):
+        token = CancelToken()
+        fault.script = lambda _, token=token: token.cancel()
+        call = (lambda: compiled.run_slots([X])) if number % 2 else (lambda: compiled.run({}))
+        with pytest.raises(CancelledRunError):
+            limited(call, cancel=token, grace_s=10.0)
+    assert threading.active_count() <= threads + 2
+    fault.recover()
+    np.testing.assert_array_equal(compiled.run_slots([X])[0], X + X)
+    assert fault.opened == opened
+
+
+def test_a_call_within_another_ends_with_it(runner: Any, fault: Any) -> None:
+    """The outer limit counts for both."""
+    compiled = runner.compile_fastest()
+    hang(fault)
+    with pytest.raises(TimeLimitError, match=r"0\.1 s"):
+        limited(lambda: limited(lambda: compiled.run(INPUTS), timeout_s=30.0), timeout_s=0.1, grace_s=10.0)
+
+
+def test_errors_and_results_of_a_call_are_the_callers() -> None:
+    """Whatever it does."""
+    assert limited(lambda: 7, timeout_s=5.0) == 7
+    with pytest.raises(ZeroDivisionError):
+        limited(lambda: 1 // 0)
+    assert asyncio.run(limited_async(lambda: 7)) == 7
+
+
+def _settle(compiled: Any) -> None:
+    """Take the errors of committed runs, which are raised once."""
+    with contextlib.suppress(CancelledRunError):
+        compiled.sync_pending()

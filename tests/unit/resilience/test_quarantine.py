@@ -238,3 +238,14 @@ def test_a_device_with_wrong_results_is_no_last_resort(make: Any, fault: Any, cl
     for _ in range(2):
         with pytest.raises((DeviceFallbackError, RunError)):
             runner.run_fastest(INPUTS)
+
+
+def test_the_cpu_is_a_last_resort_although_a_run_on_it_does_not_come_back(clock: Any, fault: Any) -> None:
+    """Its other sessions work; an accelerator may hang as a whole."""
+    quarantine = Quarantine(Resilience(), clock)
+    for device in (Device.CPU, Device("fault")):
+        quarantine.enter_stuck(device, "it did not return")
+        quarantine.readmit(device)
+        assert quarantine.is_out(device)
+    assert quarantine.is_last_resort(Device.CPU)
+    assert not quarantine.is_last_resort(Device("fault"))

@@ -270,3 +270,83 @@ def test_what_runs_took_corrects_the_predictions() -> None:
         slow.learn(4, 10_000_000)
     assert slow.expected_ns(4) == pytest.approx(10e6, rel=0.05)
     assert slow.expected_ns(8) == pytest.approx(10e6, rel=0.05)
+
+
+def test_a_request_with_more_rows_than_a_batch_runs_in_pieces() -> None:
+    """Its answer is whole; no run has more rows than a batch may have."""
+
+    async def work() -> None:
+        fake = Fake()
+        scheduler = Scheduler([lane(fake, most=4)], batched=True, options=BatchOptions(max_batch=4))
+        given = {"x": np.arange(30, dtype=np.float32).reshape(10, 3)}
+        found = await scheduler.submit(given)
+        np.testing.assert_array_equal(found.outputs["y"], given["x"] * 2)
+        assert sum(fake.runs) == 10
+        assert max(fake.runs) <= 4
+        await scheduler.close()
+
+    run(work)
+
+
+def test_a_full_queue_names_the_time_of_its_backlog() -> None:
+    """Four rows behind a device of 2 s a row."""
+
+    async def work() -> None:
+        fake = Fake(lambda rows: 2e9 * rows)
+        scheduler = Scheduler([lane(fake)], batched=True, options=BatchOptions(queue_limit=4))
+        scheduler.lanes[0].idle = False
+        later = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(4)]
+        await asyncio.sleep(0)
+        with pytest.raises(ServingError) as caught:
+            await scheduler.submit(rows(1))
+        assert caught.value.retry_after_s == pytest.approx(8.0, rel=0.05)
+        for task in later:
+            task.cancel()
+        await asyncio.gather(*later, return_exceptions=True)
+        assert scheduler.depth == 0
+        await scheduler.close()
+
+    run(work)
+
+
+def test_a_batch_shorter_than_a_hand_over_runs_on_the_event_loop() -> None:
+    """A learned run of 10 us does; one of 1 ms and one on another device do not."""
+    threads: list[str] = []
+
+    class Named(Fake):
+        def __call__(self, inputs: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+            threads.append(threading.current_thread().name)
+            return super().__call__(inputs, wanted)
+
+    async def work(device: Device, ns: int) -> bool:
+        one = Lane(device, Named(lambda rows: 0), lambda rows: 1e4, 64)
+        one.learn(1, ns)
+        scheduler = Scheduler([one], batched=True)
+        await scheduler.submit(rows(1))
+        await scheduler.close()
+        return threads.pop() == "MainThread"
+
+    assert run(lambda: work(Device.CPU, 10_000))
+    assert not run(lambda: work(Device.CPU, 1_000_000))
+    assert not run(lambda: work(CUDA, 10_000))
+
+
+def test_a_run_on_the_event_loop_that_takes_long_is_the_last_for_a_while() -> None:
+    """The next ones run in the thread."""
+    one = Lane(Device.CPU, Fake(), lambda rows: 1e4, 64)
+    one.learn(1, 10_000)
+    assert one.runs_inline(1, 0)
+    one.ran_inline(0, 5_000_000)
+    assert not one.runs_inline(1, 6_000_000)
+    assert one.runs_inline(1, 2_000_000_000)
+
+
+def test_sizes_beyond_those_that_ran_are_tried_one_by_one() -> None:
+    """Batches of a device that is predicted to gain nothing grow while their rows get cheaper."""
+    one = Lane(Device.CPU, Fake(), lambda rows: 1e6 * rows, 64)
+    tried = []
+    for _ in range(8):
+        one.learn(size := one.cap(), round(1e6 * max(size, 8)))
+        tried.append(size)
+    assert tried[:5] == [1, 2, 4, 8, 16]
+    assert set(tried[5:]) == {8}

@@ -1,0 +1,206 @@
+"""Requests over several devices, in simulated time: together they are not slower than the better one alone."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import selectors
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
+from rlx_ort.serving import scheduler as scheduling
+from rlx_ort.serving.scheduler import Array, BatchOptions, Lane, Scheduler
+
+CPU, CUDA, SECOND = Device.CPU, Device("cuda:0"), Device("cuda:1")
+Cost = Callable[[int], float]
+
+
+class Clock:
+    """Simulated time."""
+
+    ns = 0
+
+
+class Skipping(selectors.SelectSelector):
+    """Lets the time pass while the event loop has nothing to do."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Skip to the time that the event loop waits for."""
+        found = super().select(0)
+        if not found:
+            assert timeout is not None, "everything waits for ever"
+            self.clock.ns += max(round(timeout * 1e9), 2000)  # an iteration takes some time
+        return found
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop of simulated time; what a run hands back arrives when the run ends."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        super().__init__(Skipping(clock))
+        self._clock_resolution = 1e-9
+
+    def time(self) -> float:
+        """Return simulated seconds."""
+        return self.clock.ns / 1e9
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        """Call at the simulated time of the caller."""
+        return self.call_at(self.time(), callback, *args)
+
+
+class Fake:
+    """A device that takes `cost(rows)` ns of simulated time, and fails until a time."""
+
+    def __init__(self, clock: Clock, cost: Cost) -> None:
+        self.clock, self.cost = clock, cost
+        self.rows = 0
+        self.broken_until_ns = 0
+
+    def __call__(self, inputs: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+        count = len(inputs["x"])
+        self.clock.ns += round(self.cost(count))
+        if self.clock.ns < self.broken_until_ns:
+            raise EngineError("lost")
+        self.rows += count
+        return {"y": inputs["x"]}
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Run as a worker does: the time of the run passes for the run alone."""
+        began = self.clock.ns
+        call()
+        self.clock.ns = began
+
+    def close(self) -> None:
+        """End."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the time that the scheduler reads."""
+    found = Clock()
+    monkeypatch.setattr(scheduling, "time", SimpleNamespace(perf_counter_ns=lambda: found.ns))
+    return found
+
+
+def served(
+    clock: Clock,
+    devices: Mapping[Device, Cost],
+    clients: int,
+    *,
+    seconds: float = 1.0,
+    predicted: Callable[[Device, int], float] | None = None,
+    batched: bool = True,
+    think_ns: float = 20_000,
+    broken_s: float = 0.0,
+) -> tuple[float, dict[Device, Fake]]:
+    """Return the requests a second of clients that each wait for their answer, and the devices."""
+    fakes = {device: Fake(clock, cost) for device, cost in devices.items()}
+    lanes = []
+    for device, fake in fakes.items():
+        guess = fake.cost if predicted is None else (lambda rows, of=device: predicted(of, rows))
+        lane = Lane(device, fake, guess, 64)
+        lane.worker = fake  # type: ignore[assignment]
+        lane._inline_from_ns = 1 << 62
+        lane.learn(1, round(fake.cost(1)))  # as the run that warms a device does
+        if broken_s and device == CUDA:
+            fake.broken_until_ns = clock.ns + round(broken_s * 1e9)
+            lane.probe = functools.partial(fake, {"x": np.zeros((1, 1), np.float32)}, None)
+        lanes.append(lane)
+    scheduler = Scheduler(lanes, batched=batched, options=BatchOptions(max_batch=64))
+    until_ns = clock.ns + round(seconds * 1e9)
+    done = 0
+    data = np.zeros((1, 1), np.float32)
+
+    async def client(number: int) -> None:
+        nonlocal done
+        draw = random.Random(number)
+        while clock.ns < until_ns:
+            await scheduler.submit({"x": data})
+            done += clock.ns < until_ns
+            await asyncio.sleep(draw.expovariate(1e9 / think_ns))
+
+    async def work() -> None:
+        await asyncio.gather(*(client(number) for number in range(clients)))
+        await scheduler.close()
+
+    loop = Loop(clock)
+    try:
+        loop.run_until_complete(work())
+    finally:
+        loop.close()
+    return done / seconds, fakes
+
+
+def proportional(ns: float) -> Cost:
+    """Return the cost of a device that gains nothing by batches."""
+    return lambda rows: ns * rows
+
+
+def gpu(base_ns: float, row_ns: float) -> Cost:
+    """Return the cost of a device with a fixed part."""
+    return lambda rows: base_ns + row_ns * rows
+
+
+@pytest.mark.parametrize("clients", [1, 4, 16, 64])
+@pytest.mark.parametrize("cpu_ns", [2e6, 5e6, 30e6, 200e6])
+def test_a_slower_device_beside_does_no_harm(clock: Clock, cpu_ns: float, clients: int) -> None:
+    """At least 0.98 of the better one alone, for a CPU from as fast as the GPU to a hundred times as slow."""
+    costs = {CUDA: gpu(2e6, 2e4), CPU: proportional(cpu_ns)}
+    alone = max(served(clock, {device: cost}, clients)[0] for device, cost in costs.items())
+    assert served(clock, costs, clients)[0] >= 0.98 * alone
+
+
+@pytest.mark.parametrize("clients", [4, 64])
+def test_wrong_predictions_of_the_slower_device_do_little_harm(clock: Clock, clients: int) -> None:
+    """A CPU that is predicted ten times too fast for batches is found out."""
+    costs = {CUDA: gpu(2e6, 2e4), CPU: proportional(20e6)}
+    alone = served(clock, {CUDA: costs[CUDA]}, clients)[0]
+    both = served(
+        clock, costs, clients, predicted=lambda device, rows: costs[device](rows) / (10 if device == CPU else 1)
+    )
+    assert both[0] >= 0.98 * alone
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_two_equal_devices_do_twice_the_work(clock: Clock, batched: bool) -> None:
+    """At least 1.9 times one, with batches and without."""
+    cost = gpu(1e6, 4e5)
+    one = served(clock, {CUDA: cost}, 128, batched=batched)[0]
+    two, fakes = served(clock, {CUDA: cost, SECOND: cost}, 128, batched=batched)
+    assert two >= 1.9 * one
+    assert 0.8 < fakes[CUDA].rows / fakes[SECOND].rows < 1.25
+
+
+def test_predictions_that_are_missing_are_learned(clock: Clock) -> None:
+    """Without predictions the sizes are tried, and the rate comes close to that with them."""
+    cost = gpu(2e6, 2e4)
+    known = served(clock, {CUDA: cost}, 64)[0]
+    assert served(clock, {CUDA: cost}, 64, predicted=lambda *_: None)[0] >= 0.95 * known  # type: ignore[arg-type,return-value]
+
+
+def test_a_slower_device_helps_where_it_can(clock: Clock) -> None:
+    """A CPU of half the speed of a GPU that gains little by batches adds a good part of that half."""
+    costs = {CUDA: gpu(2e5, 1e6), CPU: proportional(2e6)}
+    alone = served(clock, {CUDA: costs[CUDA]}, 64)[0]
+    assert served(clock, costs, 64)[0] >= 1.3 * alone
+
+
+def test_a_device_that_comes_back_is_used_again(clock: Clock) -> None:
+    """While it fails the other one answers everything; after its probe it answers most."""
+    costs = {CUDA: gpu(1e6, 2e4), CPU: proportional(4e6)}
+    rate, fakes = served(clock, costs, 16, seconds=4.0, broken_s=1.5)
+    assert fakes[CUDA].rows > fakes[CPU].rows > 0
+    assert rate > 2 * served(clock, {CPU: costs[CPU]}, 16)[0]
