@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from rlx_ort.cli.show import note
 
 if TYPE_CHECKING:
     from rlx_ort.selection.policy import DevicePolicy
+
+_OPEN_FILES = 8192
 
 
 @click.command("serve")
@@ -99,6 +103,7 @@ def command(
         note(", ".join(found))
 
     async def run() -> None:
+        _allow_connections()
         repository = Repository(models, served)
 
         def loaded() -> None:
@@ -111,3 +116,13 @@ def command(
     import asyncio  # 50 ms, which `rlx-ort --help` need not take
 
     asyncio.run(run())
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files, each connection being one, where a shell's default is low."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))

@@ -98,7 +98,7 @@ async def serve(
                 interceptors=[Guard(options.http)],
             )
             rpc.add_generic_rpc_handlers(Servicer(repository, options.http).handlers())
-            grpc_address = f"{options.host}:{_grpc_port(rpc, options)}"
+            grpc_address = _place(options.host, _grpc_port(rpc, options))
             await rpc.start()
         if options.http_port is not None:
             config = uvicorn.Config(
@@ -124,7 +124,7 @@ async def serve(
             if http_task.done():
                 await http_task
                 raise ServingError(f"{options.host}:{options.http_port} cannot be listened on")
-            http_address = "{}:{}".format(*http.servers[0].sockets[0].getsockname()[:2])
+            http_address = _place(*http.servers[0].sockets[0].getsockname()[:2])
         on_listening(http_address, grpc_address)
         loading = asyncio.create_task(repository.load_all())
         loading.add_done_callback(lambda _: on_loaded())
@@ -168,8 +168,12 @@ def _check_certificate(options: HostOptions) -> None:
             ) from err
 
 
+def _place(host: str, port: int | None) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _grpc_port(rpc: grpc.aio.Server, options: HostOptions) -> int:
-    place = f"{options.host}:{options.grpc_port}"
+    place = _place(options.host, options.grpc_port)
     try:
         if options.certificate is None or options.private_key is None:
             port = rpc.add_insecure_port(place)

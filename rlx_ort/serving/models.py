@@ -33,6 +33,7 @@ from rlx_ort.serving.scheduler import Answer, BatchOptions, Lane, Scheduler, Tim
 _NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _MODEL_SUFFIXES = (".onnx", ".ortpackage")  # of models in folders; a graph's JSON is served if it is named itself
 _ROWS_CHECKED = 3
+_SIZES_COUNTED = 256  # batches of more rows are counted by the next power of two
 _LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready
 _TOLERANCE = 1e-3
 _COMPILE = CompileOptions(placement=PlacementRule.ASSISTED, spinning=False)
@@ -101,7 +102,8 @@ class Statistics:
         """Count a batch that was run."""
         self.executions += 1
         self.devices[device.label] = self.devices.get(device.label, 0) + requests
-        spans = self.batches.setdefault(rows, {name: Counter() for name in list(self.spans)[3:]})
+        size = rows if rows <= _SIZES_COUNTED else 1 << (rows - 1).bit_length()  # clients choose the rows
+        spans = self.batches.setdefault(size, {name: Counter() for name in list(self.spans)[3:]})
         for name, ns in zip(spans, (times.input_ns, times.infer_ns, times.output_ns), strict=True):
             spans[name].add(ns)
 

@@ -285,8 +285,7 @@ def _entries(document: Mapping[str, Any], key: str) -> Sequence[dict[str, Any]]:
     entries = document.get(key)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ServingError(f"{key!r} is no list of objects", 400)
-    if len(entries) > _MOST_TENSORS:
-        raise ServingError(f"{key!r} has {len(entries)} entries; {_MOST_TENSORS} are allowed", 400)
+    check_tensors(key, len(entries))
     return entries
 
 
@@ -295,6 +294,16 @@ def _described(entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...], DType]:
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
         raise ServingError("an input has no name", 400)
     return name, checked_shape(name, shape), checked_dtype(name, datatype)
+
+
+def check_tensors(key: str, count: int) -> None:
+    """Check that a request has not too many inputs or outputs.
+
+    Raises:
+        ServingError: it has.
+    """
+    if count > _MOST_TENSORS:
+        raise ServingError(f"{key!r} has {count} entries; {_MOST_TENSORS} are allowed", 400)
 
 
 def checked_shape(name: str, shape: object) -> tuple[int, ...]:

@@ -32,10 +32,11 @@ from rlx_ort.serving.scheduler import Answer
 from rlx_ort.serving.status import PAGE
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+INLINE_BYTES = 64 << 10
+"""JSON, texts and compressed bodies beyond this are read in a thread."""
 _HEADER = "Inference-Header-Content-Length"
 _WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away
 _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
-_INLINE_BYTES = 64 << 10  # JSON, texts and compressed bodies beyond this are handled in a thread
 _LONGEST_ERROR = 2000  # characters; gRPC sends the text as a header, and requests are quoted in it
 _LINGER_S, _LINGER_BYTES = 1.0, 16 << 20  # how long a refused body is still read, so that its client sees the answer
 _READ = "rlx_ort.body_read"
@@ -233,7 +234,7 @@ class _Rest:
             model, found = await _unless_gone(request, self._run(request, wanted))
         elements = sum(array.size for array in found.outputs.values())
         make = functools.partial(answer, wanted, model.name, model.version, found.outputs, model.output_types)
-        head, parts = make() if elements * 8 <= _INLINE_BYTES or wanted.is_binary else await asyncio.to_thread(make)
+        head, parts = make() if elements * 8 <= INLINE_BYTES or wanted.is_binary else await asyncio.to_thread(make)
         if not parts:
             return Response(head, media_type="application/json")
         headers = {_HEADER: str(len(head))}
@@ -248,7 +249,7 @@ class _Rest:
         if json_bytes > self._options.most_json_bytes:
             most = self._options.most_json_bytes
             raise ServingError(f"the request has {json_bytes} bytes of JSON; {most} are allowed; send binary data", 413)
-        slow = json_bytes > _INLINE_BYTES or (len(body) > _INLINE_BYTES and body.find(b"BYTES", 0, json_bytes) >= 0)
+        slow = json_bytes > INLINE_BYTES or (len(body) > INLINE_BYTES and body.find(b"BYTES", 0, json_bytes) >= 0)
         if slow:
             return await asyncio.to_thread(parse_request, memoryview(body), header_bytes)
         return parse_request(memoryview(body), header_bytes)
@@ -282,7 +283,7 @@ class _Rest:
             request.scope[_READ] = True
             if coding in _INFLATERS:
                 inflate = functools.partial(_inflated, body, _INFLATERS[coding], most)
-                body = inflate() if len(body) <= _INLINE_BYTES // 64 else await asyncio.to_thread(inflate)
+                body = inflate() if len(body) <= INLINE_BYTES // 64 else await asyncio.to_thread(inflate)
                 hold(len(body))
             yield body
         finally:

@@ -20,11 +20,12 @@ from rlx_ort.serving.protocol import (
     array_from_bytes,
     array_of,
     bytes_of,
+    check_tensors,
     checked_dtype,
     checked_shape,
     request_of,
 )
-from rlx_ort.serving.rest import HttpOptions, described, server_metadata, statistics_of
+from rlx_ort.serving.rest import INLINE_BYTES, HttpOptions, described, server_metadata, statistics_of
 from rlx_ort.serving.scheduler import Answer
 
 SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
@@ -193,7 +194,11 @@ class Servicer:
         return messages.HealthCheckResponse(status=_SERVING if self._repository.ready else _NOT_SERVING)
 
     async def _infer(self, request: Any) -> Any:
-        wanted, raw = _parsed(request)
+        numbers = request.raw_input_contents and all(tensor.datatype != "BYTES" for tensor in request.inputs)
+        if numbers or request.ByteSize() <= INLINE_BYTES:
+            wanted, raw = _parsed(request)
+        else:
+            wanted, raw = await asyncio.to_thread(_parsed, request)
         model = self._repository.find(request.model_name, request.model_version)
         return _response(model, wanted, await model.infer(wanted), raw)
 
@@ -233,6 +238,8 @@ def _message(name: str, data: bytes) -> Any:
 
 def _parsed(request: Any) -> tuple[InferRequest, bool]:
     """Return the request, and whether its tensors are raw bytes, in which form the answer is then given."""
+    check_tensors("inputs", len(request.inputs))
+    check_tensors("outputs", len(request.outputs))
     raw = list(request.raw_input_contents)
     if raw and len(raw) != len(request.inputs):
         raise ServingError(f"there are {len(raw)} raw contents for {len(request.inputs)} inputs", 400)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from served_attacks import GOOD, PATH, answers, ask, request, run
+from served_attacks import GOOD, PATH, answers, ask, good_message, request, run
 from served_models import Served, save_product, started
 
 from rlx_ort.selection.policy import DevicePolicy
@@ -148,6 +148,26 @@ def test_pages_of_other_hosts_are_refused(served: Served) -> None:
     own = request(b"", "Origin: http://localhost", method="GET", path="/v2", length=None)
     assert ask(served.http, own)[0] == 200
     assert ask(served.http, own.replace(b"localhost", b"evil.example"))[0] == 421
+
+
+def test_requests_of_any_size_leave_nothing_behind(served: Served) -> None:
+    """A client chooses the rows of its requests; the statistics count large batches by powers of two."""
+    for rows in range(1000, 1100):
+        data = [0] * (4 * rows)
+        document = {"inputs": [{"name": "x", "shape": [rows, 4], "datatype": "FP32", "data": data}]}
+        assert ask(served.http, request(json.dumps(document).encode(), path="/v2/models/versions/infer"))[0] == 200
+    sizes = served.repository.find("versions").statistics.batches
+    assert sizes
+    assert all(size <= 256 or size.bit_count() == 1 for size in sizes)
+
+
+def test_a_call_of_very_many_tensors_is_refused(served: Served) -> None:
+    """Over gRPC as over REST, before each is looked at."""
+    message = good_message()
+    for at in range(2000):
+        message.inputs.add(name=str(at), datatype="FP32", shape=[0])
+    with grpc.insecure_channel(served.grpc) as channel, pytest.raises(grpc.RpcError, match="2001 entries"):
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message.SerializeToString())
 
 
 def test_grpc_refuses_before_it_reads(strict: Served) -> None:

@@ -126,6 +126,24 @@ def test_tls_on_both_sides(models: Path, running: list[subprocess.Popen[str]], t
         channel.unary_unary(INFER)(good_message().SerializeToString(), timeout=5)
 
 
+def test_an_address_of_ipv6(models: Path, running: list[subprocess.Popen[str]]) -> None:
+    """It is printed in brackets, as clients write it."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    process, rest, rpc = started_command([str(models), "--host", "::1"])
+    running.append(process)
+    assert rest.startswith("[::1]:")
+    connection = http.client.HTTPConnection(rest, timeout=10)
+    connection.request("POST", PATH, BODY)
+    assert connection.getresponse().status == 200
+    connection.close()
+    with grpc.insecure_channel(rpc) as channel:
+        assert channel.unary_unary(INFER)(good_message().SerializeToString(), timeout=10)
+
+
 def test_a_package_is_served(running: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     """By its file's name; one of the two sides may be left out."""
     path = make(tmp_path / "small.ortpackage")

@@ -39,6 +39,7 @@ class Gate:
         self._lane: Any = lane
         self._run, self.open, self.rows = lane.run, threading.Event(), list[float]()
         self._lane.run = self._held
+        self._lane.runs_inline = lambda rows, now_ns: False  # a held run would hold the event loop
 
     def _held(self, inputs: Any, wanted: Any) -> Any:
         self.rows += inputs["x"][:, 0].tolist()
@@ -49,6 +50,7 @@ class Gate:
         """Let everything run as before."""
         self.open.set()
         self._lane.run = self._run
+        del self._lane.runs_inline
 
 
 @pytest.fixture
@@ -98,6 +100,36 @@ def test_a_client_that_goes_away_is_dropped_before_it_runs(served: Served, gate:
     third = ask(served.http, request(json.dumps(asked_for(3)).encode()))
     assert third[0] == 200
     assert gate.rows == [1, 3]
+
+
+def test_an_ending_server_answers_what_runs(tmp_path: Path) -> None:
+    """On both sides: the requests that run or wait are answered after the end was asked for; new ones are refused."""
+    save_product(tmp_path / "product.onnx")
+    served, thread = started(tmp_path, HttpOptions(), ServeOptions(policy=CPU))
+    gate = Gate(served, "product")
+    statuses: list[int] = []
+    first = threading.Thread(target=lambda: statuses.append(ask(served.http, request(json.dumps(GOOD).encode()))[0]))
+    first.start()
+    assert waits(lambda: gate.rows)
+    with grpc.insecure_channel(served.grpc) as channel:
+        method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        second = method.future(good_message().SerializeToString())
+        assert waits(lambda: served.repository.find("product").scheduler.depth == 1)
+        served.end()
+        assert waits(lambda: not served.repository.ready)
+        time.sleep(0.3)
+        with pytest.raises(OSError, match="refused"):
+            ask(served.http, request(b"", method="GET", path="/v2", length=None))
+        with pytest.raises(grpc.RpcError) as refused:
+            method(good_message().SerializeToString(), timeout=5)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert thread.is_alive()
+        gate.open.set()
+        assert second.result(timeout=10)
+    first.join()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert statuses == [200]
 
 
 def test_fifty_reloads_under_load_drop_no_request(served: Served) -> None:
