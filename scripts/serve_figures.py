@@ -2,6 +2,7 @@
 
     python scripts/serve_figures.py --kserve /path/to/venv/bin/python --out serving.json
     python scripts/serve_figures.py --devices cuda:0,cuda:1 --layers 12 --width 768 --tokens 64
+    python scripts/serve_figures.py --soak 300
 
 Servers and clients run in processes of their own. What is compared runs in turns, so that a busy machine slows both;
 each ratio is the median over rounds. tritonclient measures latency. Throughput is measured by a client that sends
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import statistics
 import subprocess
@@ -140,20 +142,23 @@ def server_role(settings: Mapping[str, Any]) -> None:
     from rlx_ort.serving import scheduler
     from rlx_ort.serving.host import HostOptions, serve
     from rlx_ort.serving.models import Repository, ServeOptions
+    from rlx_ort.serving.rest import HttpOptions
 
     batch = scheduler.BatchOptions(
         settings.get("max_batch", 256), settings.get("delay_s", 0.0), settings.get("queue", 4096)
     )
     if settings.get("fixed"):  # what an operator would set by hand: the largest batch is always wanted
         scheduler.Lane.cap = lambda lane: lane._most  # type: ignore[method-assign]
-    options = ServeOptions(DevicePolicy.only(*settings["devices"]), batch)
+    if settings.get("faults"):
+        add_faulty_device()
+    options = ServeOptions(DevicePolicy.only(settings["devices"]), batch)
 
     async def run() -> None:
         repository = Repository([Path(settings["folder"])], options)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         addresses: list[str | None] = []
-        place = HostOptions(http_port=0, grpc_port=0)
+        place = HostOptions(http_port=0, grpc_port=0, http=HttpOptions(repository_control=True))
         running = asyncio.create_task(
             serve(repository, place, on_listening=lambda *found: addresses.extend(found), stop=stop)
         )
@@ -172,7 +177,30 @@ def server_role(settings: Mapping[str, Any]) -> None:
     asyncio.run(run())
 
 
+def add_faulty_device() -> None:
+    """Serve the device `fault`: a run in fifty fails, and for two seconds of twenty every run does."""
+    sys.path.insert(0, str(HERE.parent.parent / "tests" / "helpers"))
+    from fault_provider import LOST, FaultProvider
+
+    from rlx_ort.errors import EngineError
+    from rlx_ort.providers.cpu import CpuProvider
+    from rlx_ort.providers.registry import register_provider
+
+    provider, draw = FaultProvider(CpuProvider()), np.random.default_rng(0)
+
+    def script(number: int) -> Exception | None:
+        return EngineError(LOST) if draw.random() < 0.02 or time.monotonic() % 20 < 2 else None
+
+    provider.script = script
+    register_provider(provider)
+
+
 def _counts(repository: Any, name: str) -> dict[str, Any]:
+    import psutil
+
+    if name == "memory":
+        gc.collect()
+        return {"bytes": psutil.Process().memory_info().rss}
     model = repository.find(name)
     rows = sum(rows * spans["compute_infer"].count for rows, spans in model.statistics.batches.items())
     spans = {key: each.ns / max(each.count, 1) / 1e6 for key, each in model.statistics.spans.items()}
@@ -235,6 +263,47 @@ def client_role(settings: Mapping[str, Any]) -> None:
             for _ in range(20):
                 callers[key]()
         say(timed(callers[key], what["count"]))
+
+
+def soak_role(settings: Mapping[str, Any]) -> None:
+    """Ask for products until the parent closes the input, and count the answers by what they are."""
+    from tritonclient import http
+    from tritonclient.utils import InferenceServerException
+
+    weight = np.random.default_rng(0).standard_normal((_PRODUCT_WIDTH, _PRODUCT_WIDTH)) * _PRODUCT_WIDTH**-0.5
+    weight = weight.astype(np.float32)
+    counts: dict[str, int] = {}
+    lock, ended = threading.Lock(), threading.Event()
+
+    def client(number: int) -> None:
+        draw = np.random.default_rng(number)
+        caller = http.InferenceServerClient(settings["address"])
+        output = caller.get_model_metadata("product")["outputs"][0]["name"]
+        while not ended.is_set():
+            data = draw.standard_normal((int(draw.integers(1, 5)), _PRODUCT_WIDTH)).astype(np.float32)
+            given = http.InferInput("x", list(data.shape), "FP32")
+            given.set_data_from_numpy(data)
+            try:
+                found = caller.infer("product", [given]).as_numpy(output)
+                kind = "right" if np.allclose(found, data @ weight, rtol=1e-3, atol=1e-4) else "wrong"
+            except InferenceServerException as err:
+                kind = f"refused {err.status()}" if err.status() in ("429", "503") else f"lost: {err}"
+                time.sleep(0.005)
+            except Exception as err:  # a connection that broke lost its request
+                kind = f"lost: {type(err).__name__}"
+            with lock:
+                counts[kind] = counts.get(kind, 0) + 1
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(settings["clients"])]
+    for thread in threads:
+        thread.start()
+    say({})
+    for _ in sys.stdin:
+        with lock:
+            say(dict(counts))
+    ended.set()
+    for thread in threads:
+        thread.join()
 
 
 def timed(call: Callable[[], object], count: int) -> dict[str, float]:
@@ -508,6 +577,52 @@ def several(
         )
 
 
+def soak(report: Report, folder: Path, seconds: float) -> None:
+    """Load a server with a faulty device, a short queue and reloads, and count what its clients get."""
+    from tritonclient import http
+
+    (folder / "encoder.onnx").unlink()
+    settings = {"folder": str(folder), "devices": ["fault", "cpu"], "faults": True, "queue": 6}
+    memory: list[int] = []
+    reloads = 0
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(child("server", **settings))
+        address = server.hello["http"]
+        clients = [stack.enter_context(child("soak", address=address, clients=8)) for _ in range(2)]
+        until = time.monotonic() + seconds
+        control = http.InferenceServerClient(address)
+        while time.monotonic() < until:
+            time.sleep(seconds / 120)
+            memory.append(server.ask(model="memory")["bytes"])
+            if len(memory) % 2 == 0:
+                control.load_model("product")
+                reloads += 1
+        devices = server.ask(model="product")["devices"]
+        counts: dict[str, int] = {}
+        for each in clients:
+            for kind, count in each.ask().items():
+                counts[kind] = counts.get(kind, 0) + count
+    settled = memory[len(memory) // 4 :]
+    window = max(len(settled) // 5, 1)
+    growth = statistics.mean(settled[-window:]) / statistics.mean(settled[:window]) - 1
+    detail = f"{counts}; {reloads} reloads; devices since the last one {devices}"
+    report.add("soak: wrong answers", counts.get("wrong", 0), "", "<= 0", detail)
+    report.add(
+        "soak: requests that were accepted and lost",
+        sum(count for kind, count in counts.items() if kind.startswith("lost")),
+        "",
+        "<= 0",
+    )
+    report.add("soak: right answers", counts.get("right", 0), "", ">= 1")
+    report.add(
+        "soak: growth of memory after the first quarter",
+        100 * growth,
+        "%",
+        "<= 5",
+        f"{memory[0] >> 20} to {memory[-1] >> 20} MiB",
+    )
+
+
 def main() -> int:
     """Measure, print the table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -521,11 +636,14 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=_CLIENTS, help="clients for several devices")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one load")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--soak", type=float, help="only load a server with faults for so many seconds")
     parser.add_argument("--out", type=Path, help="file for the results as JSON")
     args = parser.parse_args()
     if args.role:
         role, settings = args.role
-        {"server": server_role, "kserve": kserve_role, "client": client_role}[role](json.loads(settings))
+        {"server": server_role, "kserve": kserve_role, "client": client_role, "soak": soak_role}[role](
+            json.loads(settings)
+        )
         return 0
     devices = args.devices.split(",")
     args.gpu = any(device != "cpu" for device in devices)
@@ -537,6 +655,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         tensors = save_models(folder, args.layers, args.width, args.tokens)
+        if args.soak:
+            soak(report, folder, args.soak)
+            parts = []
         if "overhead" in parts:
             overhead(report, folder, tensors, args.kserve, 2 * args.rounds)
         if "batching" in parts:
