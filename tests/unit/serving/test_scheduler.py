@@ -336,8 +336,8 @@ def test_a_run_on_the_event_loop_that_takes_long_is_the_last_for_a_while() -> No
     one = Lane(Device.CPU, Fake(), lambda rows: 1e4, 64)
     one.learn(1, 10_000)
     assert one.runs_inline(1, 0)
-    one.ran_inline(0, 5_000_000)
-    assert not one.runs_inline(1, 6_000_000)
+    one.ran_inline(0, 50_000_000)
+    assert not one.runs_inline(1, 60_000_000)
     assert one.runs_inline(1, 2_000_000_000)
 
 
