@@ -502,7 +502,8 @@ def batching(
     settings = {"folder": str(folder), "devices": list(devices)}
     with child("server", **settings) as batched, child("server", **settings, max_batch=1) as single:
         sides = {"batched": batched.hello["http"], "single": single.hello["http"]}
-        for model, least in (("product", 5 if args.gpu else 3), ("encoder", 5 if args.gpu else 1.3)):
+        for model in args.models.split(","):
+            least = 5 if args.gpu else {"product": 3, "encoder": 1.3}[model]
             with child("client", folder=str(folder), tensor=tensors[model]) as client:
                 many = in_turns(client, sides, model, _CLIENTS, args.seconds, args.rounds)
                 one = in_turns(client, sides, model, 1, args.seconds / 2, args.rounds)
@@ -535,11 +536,11 @@ def sweep(
     """Measure our choice of batches against fixed ones."""
     settings = {"folder": str(folder), "devices": list(devices)}
     with child("server", **settings) as ours:
-        for model in ("product", "encoder"):
+        for model in args.models.split(","):
             ratios: dict[str, float] = {}
             with child("client", folder=str(folder), tensor=tensors[model]) as client:
-                for most in (4, 8, 16, 32, 64):
-                    for delay_ms in (0, 2) if most > 4 else (0,):
+                for most in (8, 16, 32, 64):
+                    for delay_ms in (0, 2):
                         with child("server", **settings, max_batch=most, delay_s=delay_ms / 1e3, fixed=True) as other:
                             sides = {"ours": ours.hello["http"], "fixed": other.hello["http"]}
                             found = in_turns(client, sides, model, _CLIENTS, args.seconds, max(args.rounds - 1, 1))
@@ -629,6 +630,7 @@ def main() -> int:
     parser.add_argument("--role", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--parts", default="overhead,batching,sweep,several", help="which of them to measure")
     parser.add_argument("--devices", default="cpu", help="cpu,cuda and so on; several are measured together and alone")
+    parser.add_argument("--models", default="product,encoder", help="the models of batching and sweep")
     parser.add_argument("--kserve", help="a Python that has kserve and onnxruntime")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)

@@ -30,7 +30,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]
 """Runs inputs on one device and returns the outputs with these names, or all."""
 
-_NEARLY = 1.03  # a smaller batch is taken if its rows cost this factor of the cheapest ones
+_NEARLY = 1.08  # a smaller batch is taken if its rows cost this factor of the cheapest ones
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
 _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
@@ -140,7 +140,7 @@ class Lane:
 
     def expected_ns(self, rows: int) -> float:
         """Return the time of a run with so many rows; infinity before anything is known of it."""
-        learned, octave = self._learned, rows.bit_length()
+        learned, octave = self._learned, _octave(rows)
         predicted = self._predict(rows)
         if not learned:
             return math.inf if predicted is None else predicted
@@ -156,7 +156,7 @@ class Lane:
             costs = [self.expected_ns(rows) / rows for rows in sizes]
             least = min(costs)
             self._cap = next(rows for rows, cost in zip(sizes, costs, strict=True) if cost <= _NEARLY * least)
-            if 2 * self._cap <= self._most and max(self._learned, default=0) == self._cap.bit_length():
+            if 2 * self._cap <= self._most and max(self._learned, default=-1) == _octave(self._cap):
                 self._cap *= 2
             self._judged = dict(self._learned)
         return self._cap
@@ -164,7 +164,7 @@ class Lane:
     def learn(self, rows: int, took_ns: int) -> None:
         """Correct the predictions by a run."""
         self._backoff_s = _LEAST_BACKOFF_S
-        learned, octave = self._learned, rows.bit_length()
+        learned, octave = self._learned, _octave(rows)
         ratio = took_ns / (self._predict(rows) or 1.0)
         before = learned.get(octave, ratio)
         learned[octave] = now = before + _LEARNING * (min(ratio, 4 * before) - before)
@@ -181,7 +181,7 @@ class Lane:
         """Return whether a run is so short that the event loop may make it."""
         return (
             self.device == Device.CPU
-            and rows.bit_length() in self._learned
+            and _octave(rows) in self._learned
             and self.expected_ns(rows) < _INLINE_NS
             and now_ns >= self._inline_from_ns
         )
@@ -577,6 +577,11 @@ class Scheduler:
                 request.running = False
                 self._push(0, request)
         self._soon()
+
+
+def _octave(rows: int) -> int:
+    """Return the exponent of the power of two that a batch is counted as."""
+    return (rows - 1).bit_length()
 
 
 def _mean_of(before: float, now: float) -> float:
