@@ -426,10 +426,11 @@ async def load(address: str, request: bytes, clients: int, seconds: float) -> di
 
 
 class Report:
-    """The rows of the results."""
+    """The rows of the results; they are printed unless `quiet`."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.rows: list[dict[str, Any]] = []
+        self._quiet = quiet
 
     def add(self, figure: str, value: float, unit: str, target: str = "", detail: str = "") -> None:
         """Keep a figure with its target, written as `<= 0.5` or `>= 3`, and print it."""
@@ -438,6 +439,8 @@ class Report:
         self.rows.append(
             {"figure": figure, "value": round(value, 4), "unit": unit, "target": target, "ok": ok, "detail": detail}
         )
+        if self._quiet:
+            return
         mark = {True: "ok", False: "MISSED", None: ""}[ok]
         print(f"{mark:7}{figure:60} {value:9.3f} {unit:6} {target:8} {detail}", flush=True)
 
