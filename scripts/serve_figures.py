@@ -538,19 +538,31 @@ def sweep(
 ) -> None:
     """Measure our choice of batches against fixed ones."""
     settings = {"folder": str(folder), "devices": list(devices)}
+
+    def ratio(client: Child, model: str, most: int, delay_ms: int, rounds: int) -> float:
+        with child("server", **settings, max_batch=most, delay_s=delay_ms / 1e3, fixed=True) as other:
+            sides = {"ours": ours.hello["http"], "fixed": other.hello["http"]}
+            found = in_turns(client, sides, model, _CLIENTS, args.seconds, rounds)
+        return ratio_of(found, "ours", "fixed", "rate")
+
     with child("server", **settings) as ours:
         for model in args.models.split(","):
-            ratios: dict[str, float] = {}
             with child("client", folder=str(folder), tensor=tensors[model]) as client:
-                for most in (8, 16, 32, 64):
-                    for delay_ms in (0, 2):
-                        with child("server", **settings, max_batch=most, delay_s=delay_ms / 1e3, fixed=True) as other:
-                            sides = {"ours": ours.hello["http"], "fixed": other.hello["http"]}
-                            found = in_turns(client, sides, model, _CLIENTS, args.seconds, max(args.rounds - 1, 1))
-                        ratios[f"{most} rows, {delay_ms} ms"] = ratio_of(found, "ours", "fixed", "rate")
-            best = min(ratios, key=lambda name: ratios[name])
-            detail = f"best: {best}; " + ", ".join(f"{name}: {ratio:.2f}" for name, ratio in ratios.items())
-            report.add(f"{model}: requests/s over the best fixed batch and delay", ratios[best], "", ">= 0.95", detail)
+                ratios = {
+                    (most, delay_ms): ratio(client, model, most, delay_ms, max(args.rounds - 1, 1))
+                    for most in (8, 16, 32, 64)
+                    for delay_ms in (0, 2)
+                }
+                best = min(ratios, key=lambda fixed: ratios[fixed])
+                again = ratio(client, model, *best, 3 * args.rounds)  # the least of noisy ratios is too low
+            rows = ", ".join(f"{most} rows, {delay} ms: {found:.2f}" for (most, delay), found in ratios.items())
+            report.add(
+                f"{model}: requests/s over the best fixed batch and delay",
+                again,
+                "",
+                ">= 0.95",
+                f"measured again for {best[0]} rows, {best[1]} ms; first {rows}",
+            )
 
 
 def several(

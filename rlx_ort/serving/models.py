@@ -420,7 +420,7 @@ def _version_order(version: str) -> tuple[int, str]:
 def _lanes(runner: GraphDevices, options: ServeOptions) -> tuple[list[Lane], list[tuple[Device, str]]]:
     """Return the devices that run a model, each warmed by a run, and why others do not."""
     graph, dim = runner.graph, batch_dim(runner.graph)
-    lanes, left_out = [], list[tuple[Device, str]]()
+    lanes, left_out = list[Lane](), list[tuple[Device, str]]()
     seen: set[str] = set()
     for row in runner.rank():
         device = row.device

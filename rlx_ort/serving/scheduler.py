@@ -35,7 +35,8 @@ _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
 _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
 _LEARNING = 0.2  # weight of a new time in the mean of those of a batch size
-_FORGETTING = 0.01  # weight in the means of other batch sizes, where they are higher, so that they are tried again
+_JUDGED_EVERY = 16  # runs
+_FORGETTING = 0.15  # weight in the means of other batch sizes, where they are higher, so that they are tried again
 _MOVED = 1.05  # a mean that changed by this factor changes the batch size
 _INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing it to a thread
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
@@ -133,7 +134,7 @@ class Lane:
         self._most = most
         self._learned: dict[int, float] = {}  # power of two -> measured over predicted time of batches up to it
         self._judged: dict[int, float] = {}  # those that the cap was found with
-        self._cap = 0
+        self._cap = self._runs = 0
         self._backoff_s = _LEAST_BACKOFF_S
         self._inline_from_ns = 0
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
@@ -168,14 +169,16 @@ class Lane:
         ratio = took_ns / (self._predict(rows) or 1.0)
         before = learned.get(octave, ratio)
         learned[octave] = now = before + _LEARNING * (min(ratio, 4 * before) - before)
-        for other, mean in learned.items():
-            if mean > now:
-                learned[other] = mean + _FORGETTING * (now - mean)
-        judged = self._judged
-        if len(judged) != len(learned) or any(
-            not judged[at] / _MOVED < mean < judged[at] * _MOVED for at, mean in learned.items()
-        ):
+        self._runs += 1
+        if len(learned) != len(self._judged):
             self._cap = 0
+        elif self._runs % _JUDGED_EVERY == 0:
+            for other, mean in learned.items():
+                if mean > now:
+                    learned[other] = mean + _FORGETTING * (now - mean)
+            judged = self._judged
+            if any(not judged[at] / _MOVED < mean < judged[at] * _MOVED for at, mean in learned.items()):
+                self._cap = 0
 
     def runs_inline(self, rows: int, now_ns: int) -> bool:
         """Return whether a run is so short that the event loop may make it."""
@@ -492,7 +495,8 @@ class Scheduler:
         fixed_ns = 2 * lane.expected_ns(queued) - lane.expected_ns(2 * queued)
         waits_ns = now_ns - max(first.arrived_ns, lane.free_since_ns)
         least_ns = self.options.delay_s * 1e9 - (now_ns - first.arrived_ns)
-        gap_ns = self._return_ns if self._returning else self._gap_ns
+        # Twice the interval: times that are off must not make the only client wait for others.
+        gap_ns = self._return_ns if self._returning else 2 * self._gap_ns
         if not (gap_ns * queued < fixed_ns and waits_ns < fixed_ns):
             return least_ns
         quiet_ns = now_ns - max(self._arrived_ns, self._answered_ns)
