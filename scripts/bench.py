@@ -21,7 +21,7 @@ from figures.record import Figure, machine, shorten
 
 FAMILIES = (
     *("import", "overhead", "threads", "export", "share", "model", "weights", "decode", "choose", "convert", "package"),
-    *("coldstart", "ask", "cuda"),
+    *("coldstart", "ask", "cuda", "serve"),
 )
 
 

@@ -2,6 +2,7 @@
 
     python scripts/serve_figures.py --kserve /path/to/venv/bin/python --out serving.json
     python scripts/serve_figures.py --devices cuda:0,cuda:1 --layers 12 --width 768 --tokens 64
+    python scripts/serve_figures.py --soak 300
 
 Servers and clients run in processes of their own. What is compared runs in turns, so that a busy machine slows both;
 each ratio is the median over rounds. tritonclient measures latency. Throughput is measured by a client that sends
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import statistics
 import subprocess
@@ -140,20 +142,23 @@ def server_role(settings: Mapping[str, Any]) -> None:
     from rlx_ort.serving import scheduler
     from rlx_ort.serving.host import HostOptions, serve
     from rlx_ort.serving.models import Repository, ServeOptions
+    from rlx_ort.serving.rest import HttpOptions
 
     batch = scheduler.BatchOptions(
         settings.get("max_batch", 256), settings.get("delay_s", 0.0), settings.get("queue", 4096)
     )
     if settings.get("fixed"):  # what an operator would set by hand: the largest batch is always wanted
         scheduler.Lane.cap = lambda lane: lane._most  # type: ignore[method-assign]
-    options = ServeOptions(DevicePolicy.only(*settings["devices"]), batch)
+    if settings.get("faults"):
+        add_faulty_device()
+    options = ServeOptions(DevicePolicy.only(settings["devices"]), batch)
 
     async def run() -> None:
         repository = Repository([Path(settings["folder"])], options)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         addresses: list[str | None] = []
-        place = HostOptions(http_port=0, grpc_port=0)
+        place = HostOptions(http_port=0, grpc_port=0, http=HttpOptions(repository_control=True))
         running = asyncio.create_task(
             serve(repository, place, on_listening=lambda *found: addresses.extend(found), stop=stop)
         )
@@ -172,7 +177,30 @@ def server_role(settings: Mapping[str, Any]) -> None:
     asyncio.run(run())
 
 
+def add_faulty_device() -> None:
+    """Serve the device `fault`: a run in fifty fails, and for two seconds of twenty every run does."""
+    sys.path.insert(0, str(HERE.parent.parent / "tests" / "helpers"))
+    from fault_provider import LOST, FaultProvider
+
+    from rlx_ort.errors import EngineError
+    from rlx_ort.providers.cpu import CpuProvider
+    from rlx_ort.providers.registry import register_provider
+
+    provider, draw = FaultProvider(CpuProvider()), np.random.default_rng(0)
+
+    def script(number: int) -> Exception | None:
+        return EngineError(LOST) if draw.random() < 0.02 or time.monotonic() % 20 < 2 else None
+
+    provider.script = script
+    register_provider(provider)
+
+
 def _counts(repository: Any, name: str) -> dict[str, Any]:
+    import psutil
+
+    if name == "memory":
+        gc.collect()
+        return {"bytes": psutil.Process().memory_info().rss}
     model = repository.find(name)
     rows = sum(rows * spans["compute_infer"].count for rows, spans in model.statistics.batches.items())
     spans = {key: each.ns / max(each.count, 1) / 1e6 for key, each in model.statistics.spans.items()}
@@ -235,6 +263,47 @@ def client_role(settings: Mapping[str, Any]) -> None:
             for _ in range(20):
                 callers[key]()
         say(timed(callers[key], what["count"]))
+
+
+def soak_role(settings: Mapping[str, Any]) -> None:
+    """Ask for products until the parent closes the input, and count the answers by what they are."""
+    from tritonclient import http
+    from tritonclient.utils import InferenceServerException
+
+    weight = np.random.default_rng(0).standard_normal((_PRODUCT_WIDTH, _PRODUCT_WIDTH)) * _PRODUCT_WIDTH**-0.5
+    weight = weight.astype(np.float32)
+    counts: dict[str, int] = {}
+    lock, ended = threading.Lock(), threading.Event()
+
+    def client(number: int) -> None:
+        draw = np.random.default_rng(number)
+        caller = http.InferenceServerClient(settings["address"])
+        output = caller.get_model_metadata("product")["outputs"][0]["name"]
+        while not ended.is_set():
+            data = draw.standard_normal((int(draw.integers(1, 5)), _PRODUCT_WIDTH)).astype(np.float32)
+            given = http.InferInput("x", list(data.shape), "FP32")
+            given.set_data_from_numpy(data)
+            try:
+                found = caller.infer("product", [given]).as_numpy(output)
+                kind = "right" if np.allclose(found, data @ weight, rtol=1e-3, atol=1e-4) else "wrong"
+            except InferenceServerException as err:
+                kind = f"refused {err.status()}" if err.status() in ("429", "503") else f"lost: {err}"
+                time.sleep(0.005)
+            except Exception as err:  # a connection that broke lost its request
+                kind = f"lost: {type(err).__name__}"
+            with lock:
+                counts[kind] = counts.get(kind, 0) + 1
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(settings["clients"])]
+    for thread in threads:
+        thread.start()
+    say({})
+    for _ in sys.stdin:
+        with lock:
+            say(dict(counts))
+    ended.set()
+    for thread in threads:
+        thread.join()
 
 
 def timed(call: Callable[[], object], count: int) -> dict[str, float]:
@@ -357,10 +426,11 @@ async def load(address: str, request: bytes, clients: int, seconds: float) -> di
 
 
 class Report:
-    """The rows of the results."""
+    """The rows of the results; they are printed unless `quiet`."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.rows: list[dict[str, Any]] = []
+        self._quiet = quiet
 
     def add(self, figure: str, value: float, unit: str, target: str = "", detail: str = "") -> None:
         """Keep a figure with its target, written as `<= 0.5` or `>= 3`, and print it."""
@@ -369,6 +439,8 @@ class Report:
         self.rows.append(
             {"figure": figure, "value": round(value, 4), "unit": unit, "target": target, "ok": ok, "detail": detail}
         )
+        if self._quiet:
+            return
         mark = {True: "ok", False: "MISSED", None: ""}[ok]
         print(f"{mark:7}{figure:60} {value:9.3f} {unit:6} {target:8} {detail}", flush=True)
 
@@ -433,7 +505,8 @@ def batching(
     settings = {"folder": str(folder), "devices": list(devices)}
     with child("server", **settings) as batched, child("server", **settings, max_batch=1) as single:
         sides = {"batched": batched.hello["http"], "single": single.hello["http"]}
-        for model, least in (("product", 5 if args.gpu else 3), ("encoder", 5 if args.gpu else 1.3)):
+        for model in args.models.split(","):
+            least = 5 if args.gpu else {"product": 3, "encoder": 1.3}[model]
             with child("client", folder=str(folder), tensor=tensors[model]) as client:
                 many = in_turns(client, sides, model, _CLIENTS, args.seconds, args.rounds)
                 one = in_turns(client, sides, model, 1, args.seconds / 2, args.rounds)
@@ -465,19 +538,31 @@ def sweep(
 ) -> None:
     """Measure our choice of batches against fixed ones."""
     settings = {"folder": str(folder), "devices": list(devices)}
+
+    def ratio(client: Child, model: str, most: int, delay_ms: int, rounds: int) -> float:
+        with child("server", **settings, max_batch=most, delay_s=delay_ms / 1e3, fixed=True) as other:
+            sides = {"ours": ours.hello["http"], "fixed": other.hello["http"]}
+            found = in_turns(client, sides, model, _CLIENTS, args.seconds, rounds)
+        return ratio_of(found, "ours", "fixed", "rate")
+
     with child("server", **settings) as ours:
-        for model in ("product", "encoder"):
-            ratios: dict[str, float] = {}
+        for model in args.models.split(","):
             with child("client", folder=str(folder), tensor=tensors[model]) as client:
-                for most in (4, 8, 16, 32, 64):
-                    for delay_ms in (0, 2) if most > 4 else (0,):
-                        with child("server", **settings, max_batch=most, delay_s=delay_ms / 1e3, fixed=True) as other:
-                            sides = {"ours": ours.hello["http"], "fixed": other.hello["http"]}
-                            found = in_turns(client, sides, model, _CLIENTS, args.seconds, max(args.rounds - 1, 1))
-                        ratios[f"{most} rows, {delay_ms} ms"] = ratio_of(found, "ours", "fixed", "rate")
-            best = min(ratios, key=lambda name: ratios[name])
-            detail = f"best: {best}; " + ", ".join(f"{name}: {ratio:.2f}" for name, ratio in ratios.items())
-            report.add(f"{model}: requests/s over the best fixed batch and delay", ratios[best], "", ">= 0.95", detail)
+                ratios = {
+                    (most, delay_ms): ratio(client, model, most, delay_ms, max(args.rounds - 1, 1))
+                    for most in (8, 16, 32, 64)
+                    for delay_ms in (0, 2)
+                }
+                best = min(ratios, key=lambda fixed: ratios[fixed])
+                again = ratio(client, model, *best, 3 * args.rounds)  # the least of noisy ratios is too low
+            rows = ", ".join(f"{most} rows, {delay} ms: {found:.2f}" for (most, delay), found in ratios.items())
+            report.add(
+                f"{model}: requests/s over the best fixed batch and delay",
+                again,
+                "",
+                ">= 0.95",
+                f"measured again for {best[0]} rows, {best[1]} ms; first {rows}",
+            )
 
 
 def several(
@@ -508,12 +593,59 @@ def several(
         )
 
 
+def soak(report: Report, folder: Path, seconds: float) -> None:
+    """Load a server with a faulty device, a short queue and reloads, and count what its clients get."""
+    from tritonclient import http
+
+    (folder / "encoder.onnx").unlink()
+    settings = {"folder": str(folder), "devices": ["fault", "cpu"], "faults": True, "queue": 6}
+    memory: list[int] = []
+    reloads = 0
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(child("server", **settings))
+        address = server.hello["http"]
+        clients = [stack.enter_context(child("soak", address=address, clients=8)) for _ in range(2)]
+        until = time.monotonic() + seconds
+        control = http.InferenceServerClient(address)
+        while time.monotonic() < until:
+            time.sleep(seconds / 120)
+            memory.append(server.ask(model="memory")["bytes"])
+            if len(memory) % 2 == 0:
+                control.load_model("product")
+                reloads += 1
+        devices = server.ask(model="product")["devices"]
+        counts: dict[str, int] = {}
+        for each in clients:
+            for kind, count in each.ask().items():
+                counts[kind] = counts.get(kind, 0) + count
+    settled = memory[len(memory) // 4 :]
+    window = max(len(settled) // 5, 1)
+    growth = statistics.mean(settled[-window:]) / statistics.mean(settled[:window]) - 1
+    detail = f"{counts}; {reloads} reloads; devices since the last one {devices}"
+    report.add("soak: wrong answers", counts.get("wrong", 0), "", "<= 0", detail)
+    report.add(
+        "soak: requests that were accepted and lost",
+        sum(count for kind, count in counts.items() if kind.startswith("lost")),
+        "",
+        "<= 0",
+    )
+    report.add("soak: right answers", counts.get("right", 0), "", ">= 1")
+    report.add(
+        "soak: growth of memory after the first quarter",
+        100 * growth,
+        "%",
+        "<= 5",
+        f"{memory[0] >> 20} to {memory[-1] >> 20} MiB",
+    )
+
+
 def main() -> int:
     """Measure, print the table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--role", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--parts", default="overhead,batching,sweep,several", help="which of them to measure")
     parser.add_argument("--devices", default="cpu", help="cpu,cuda and so on; several are measured together and alone")
+    parser.add_argument("--models", default="product,encoder", help="the models of batching and sweep")
     parser.add_argument("--kserve", help="a Python that has kserve and onnxruntime")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)
@@ -521,11 +653,14 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=_CLIENTS, help="clients for several devices")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one load")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--soak", type=float, help="only load a server with faults for so many seconds")
     parser.add_argument("--out", type=Path, help="file for the results as JSON")
     args = parser.parse_args()
     if args.role:
         role, settings = args.role
-        {"server": server_role, "kserve": kserve_role, "client": client_role}[role](json.loads(settings))
+        {"server": server_role, "kserve": kserve_role, "client": client_role, "soak": soak_role}[role](
+            json.loads(settings)
+        )
         return 0
     devices = args.devices.split(",")
     args.gpu = any(device != "cpu" for device in devices)
@@ -537,6 +672,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         tensors = save_models(folder, args.layers, args.width, args.tokens)
+        if args.soak:
+            soak(report, folder, args.soak)
+            parts = []
         if "overhead" in parts:
             overhead(report, folder, tensors, args.kserve, 2 * args.rounds)
         if "batching" in parts:

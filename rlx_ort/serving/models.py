@@ -459,7 +459,7 @@ def _lanes(runner: GraphDevices, options: ServeOptions) -> tuple[list[Lane], lis
             opening = lane.run(made_up := _made_up(graph, 1), None)
             again = _timed(lane, 1, made_up)
             constant = {name: array for name, array in again.items() if _close(opening[name], array)}
-            lane.probe = functools.partial(_probe, lane, made_up, constant, options.resilience.tolerance)
+            lane.probe = functools.partial(_probe, runner, lane, made_up, constant)
         except InputError:
             pass  # made-up inputs do not fit; the first request warms it
         except RlxError as err:
@@ -523,12 +523,16 @@ def _learn_sizes(lane: Lane, graph: Graph, most: int) -> None:
             rows *= 2
 
 
-def _probe(lane: Lane, inputs: Mapping[str, Array], wanted: Mapping[str, Array], tolerance: float) -> None:
-    """Raise unless a device gives the results that it gave when the model was loaded."""
+def _probe(runner: GraphDevices, lane: Lane, inputs: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
+    """Let a device in again, or raise unless it gives the results that it gave when the model was loaded."""
     found = lane.run(inputs, None)
+    failover = runner._failover
+    tolerance = _TOLERANCE if failover is None else failover.options.tolerance
     for name, array in wanted.items():
         if not _close(found[name], array, tolerance):
             raise ServingError(f"{lane.device.display} gives other values for {name!r} than before", 503)
+    if failover is not None:
+        failover.quarantine.readmit(lane.device)
 
 
 def _made_up(graph: Graph, rows: int) -> dict[str, Array]:

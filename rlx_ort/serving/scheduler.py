@@ -30,16 +30,17 @@ Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]
 """Runs inputs on one device and returns the outputs with these names, or all."""
 
-_NEARLY = 1.03  # a smaller batch is taken if its rows cost this factor of the cheapest ones
+_NEARLY = 1.08  # a smaller batch is taken if its rows cost this factor of the cheapest ones
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
 _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
 _LEARNING = 0.2  # weight of a new time in the mean of those of a batch size
-_FORGETTING = 0.01  # weight in the means of other batch sizes, where they are higher, so that they are tried again
+_JUDGED_EVERY = 16  # runs
+_FORGETTING = 0.15  # weight in the means of other batch sizes, where they are higher, so that they are tried again
 _MOVED = 1.05  # a mean that changed by this factor changes the batch size
 _INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing it to a thread
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
-_DISTURBED = 20  # a run on the event loop that takes so many times _INLINE_NS is the last for a while
+_DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
 _LAST_PRIORITY = 1 << 62
 _log = logging.getLogger(__name__)
@@ -133,14 +134,14 @@ class Lane:
         self._most = most
         self._learned: dict[int, float] = {}  # power of two -> measured over predicted time of batches up to it
         self._judged: dict[int, float] = {}  # those that the cap was found with
-        self._cap = 0
+        self._cap = self._runs = 0
         self._backoff_s = _LEAST_BACKOFF_S
         self._inline_from_ns = 0
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
 
     def expected_ns(self, rows: int) -> float:
         """Return the time of a run with so many rows; infinity before anything is known of it."""
-        learned, octave = self._learned, rows.bit_length()
+        learned, octave = self._learned, _octave(rows)
         predicted = self._predict(rows)
         if not learned:
             return math.inf if predicted is None else predicted
@@ -156,7 +157,7 @@ class Lane:
             costs = [self.expected_ns(rows) / rows for rows in sizes]
             least = min(costs)
             self._cap = next(rows for rows, cost in zip(sizes, costs, strict=True) if cost <= _NEARLY * least)
-            if 2 * self._cap <= self._most and max(self._learned, default=0) == self._cap.bit_length():
+            if 2 * self._cap <= self._most and max(self._learned, default=-1) == _octave(self._cap):
                 self._cap *= 2
             self._judged = dict(self._learned)
         return self._cap
@@ -164,24 +165,26 @@ class Lane:
     def learn(self, rows: int, took_ns: int) -> None:
         """Correct the predictions by a run."""
         self._backoff_s = _LEAST_BACKOFF_S
-        learned, octave = self._learned, rows.bit_length()
+        learned, octave = self._learned, _octave(rows)
         ratio = took_ns / (self._predict(rows) or 1.0)
         before = learned.get(octave, ratio)
         learned[octave] = now = before + _LEARNING * (min(ratio, 4 * before) - before)
-        for other, mean in learned.items():
-            if mean > now:
-                learned[other] = mean + _FORGETTING * (now - mean)
-        judged = self._judged
-        if len(judged) != len(learned) or any(
-            not judged[at] / _MOVED < mean < judged[at] * _MOVED for at, mean in learned.items()
-        ):
+        self._runs += 1
+        if len(learned) != len(self._judged):
             self._cap = 0
+        elif self._runs % _JUDGED_EVERY == 0:
+            for other, mean in learned.items():
+                if mean > now:
+                    learned[other] = mean + _FORGETTING * (now - mean)
+            judged = self._judged
+            if any(not judged[at] / _MOVED < mean < judged[at] * _MOVED for at, mean in learned.items()):
+                self._cap = 0
 
     def runs_inline(self, rows: int, now_ns: int) -> bool:
         """Return whether a run is so short that the event loop may make it."""
         return (
             self.device == Device.CPU
-            and rows.bit_length() in self._learned
+            and _octave(rows) in self._learned
             and self.expected_ns(rows) < _INLINE_NS
             and now_ns >= self._inline_from_ns
         )
@@ -492,7 +495,8 @@ class Scheduler:
         fixed_ns = 2 * lane.expected_ns(queued) - lane.expected_ns(2 * queued)
         waits_ns = now_ns - max(first.arrived_ns, lane.free_since_ns)
         least_ns = self.options.delay_s * 1e9 - (now_ns - first.arrived_ns)
-        gap_ns = self._return_ns if self._returning else self._gap_ns
+        # Twice the interval: times that are off must not make the only client wait for others.
+        gap_ns = self._return_ns if self._returning else 2 * self._gap_ns
         if not (gap_ns * queued < fixed_ns and waits_ns < fixed_ns):
             return least_ns
         quiet_ns = now_ns - max(self._arrived_ns, self._answered_ns)
@@ -577,6 +581,11 @@ class Scheduler:
                 request.running = False
                 self._push(0, request)
         self._soon()
+
+
+def _octave(rows: int) -> int:
+    """Return the exponent of the power of two that a batch is counted as."""
+    return (rows - 1).bit_length()
 
 
 def _mean_of(before: float, now: float) -> float:

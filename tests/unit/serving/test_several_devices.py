@@ -40,7 +40,7 @@ class Skipping(selectors.SelectSelector):
         found = super().select(0)
         if not found:
             assert timeout is not None, "everything waits for ever"
-            self.clock.ns += max(round(timeout * 1e9), 2000)  # an iteration takes some time
+            self.clock.ns += max(round(timeout * 1e9), 10_000)  # an iteration takes some time
         return found
 
 
@@ -204,3 +204,11 @@ def test_a_device_that_comes_back_is_used_again(clock: Clock) -> None:
     rate, fakes = served(clock, costs, 16, seconds=4.0, broken_s=1.5)
     assert fakes[CUDA].rows > fakes[CPU].rows > 0
     assert rate > 2 * served(clock, {CPU: costs[CPU]}, 16)[0]
+
+
+@pytest.mark.parametrize("off", [0.5, 2.0])
+def test_the_only_client_does_not_wait_for_others(clock: Clock, off: float) -> None:
+    """At least 0.95 of the rate without batches, with predictions of a batch that are off by half and twice."""
+    cost = gpu(2e6, 2e4)
+    wrong = served(clock, {CUDA: cost}, 1, predicted=lambda _, rows: cost(rows) * (1.0 if rows == 1 else off))
+    assert wrong[0] >= 0.95 * served(clock, {CUDA: cost}, 1, batched=False)[0]

@@ -1,0 +1,68 @@
+"""Models on several devices of which one fails: every request is answered, and the device is used again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fault_provider import LOST, FaultProvider, until
+from served_models import WEIGHT, save_product
+
+from rlx_ort.device import Device
+from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.registry import default_registry, register_provider
+from rlx_ort.resilience.quarantine import HealthState
+from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.serving.models import Repository, ServedModel, ServeOptions
+from rlx_ort.serving.protocol import InferRequest
+
+
+@pytest.fixture
+def fault() -> Iterator[FaultProvider]:
+    """Register a device with faults that computes on the CPU, and take it away after the test."""
+    provider = FaultProvider(CpuProvider())
+    register_provider(provider)
+    yield provider
+    provider.recover()
+    until(lambda: not provider.inside)
+    del default_registry()._by_kind["fault"]
+
+
+async def asked(model: ServedModel, rows: int) -> Device:
+    """Return the device that answered a request, whose answer is checked."""
+    x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
+    found = await model.infer(InferRequest({"x": x}))
+    np.testing.assert_allclose(next(iter(found.outputs.values())), x @ WEIGHT, rtol=1e-5, atol=1e-5)
+    return found.device
+
+
+def test_a_device_that_fails_is_replaced_and_used_again(fault: FaultProvider, tmp_path: Path) -> None:
+    """The CPU answers while it fails; once its probe has passed it answers, and its health is good."""
+    save_product(tmp_path / "product.onnx")
+
+    async def work() -> None:
+        repository = Repository([tmp_path], ServeOptions(policy=DevicePolicy.only(["fault", "cpu"])))
+        await repository.load_all()
+        model = repository.find("product")
+        lanes = {lane.device: lane for lane in model.scheduler.lanes}
+        lanes[Device.CPU].expected_ns = lambda rows: 1e12  # type: ignore[method-assign]  # the other one is chosen
+        assert await asked(model, 1) == Device("fault")
+        fault.dead = LOST
+        for rows in range(1, 9):
+            assert await asked(model, rows) == Device.CPU
+        health = {row.device: row.state for row in model.runner.health()}
+        assert health[Device("fault")] is HealthState.QUARANTINED
+        fault.dead = ""
+        until_s = time.monotonic() + 10
+        while await asked(model, 2) != Device("fault"):
+            assert time.monotonic() < until_s
+            await asyncio.sleep(0.05)
+        health = {row.device: row.state for row in model.runner.health()}
+        assert health[Device("fault")] is HealthState.READY
+        await repository.close()
+
+    asyncio.run(work())
