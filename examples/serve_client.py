@@ -59,7 +59,7 @@ class Client:
         outputs, at = {}, length
         for output in json.loads(body[:length])["outputs"]:
             size = output["parameters"]["binary_data_size"]
-            flat = np.frombuffer(body[at : at + size], DTYPES[output["datatype"]])
+            flat: npt.NDArray[Any] = np.frombuffer(body[at : at + size], DTYPES[output["datatype"]])
             outputs[output["name"]], at = flat.reshape(output["shape"]), at + size
         return outputs
 

@@ -148,7 +148,7 @@ def server_role(settings: Mapping[str, Any]) -> None:
         settings.get("max_batch", 256), settings.get("delay_s", 0.0), settings.get("queue", 4096)
     )
     if settings.get("fixed"):  # what an operator would set by hand: the largest batch is always wanted
-        scheduler.Lane.cap = lambda lane: lane._most  # type: ignore[method-assign]
+        setattr(scheduler.Lane, "cap", lambda lane: lane._most)  # noqa: B010  # the type of a method cannot be assigned
     if settings.get("faults"):
         add_faulty_device()
     options = ServeOptions(DevicePolicy.only(settings["devices"]), batch)
@@ -217,7 +217,7 @@ def kserve_role(settings: Mapping[str, Any]) -> None:
 
     session = onnxruntime.InferenceSession(settings["path"], providers=["CPUExecutionProvider"])
 
-    class Served(Model):
+    class Served(Model):  # type: ignore[misc]  # kserve ships no types
         def __init__(self) -> None:
             super().__init__("product")
             self.ready = True
@@ -353,7 +353,7 @@ def infer_bytes(address: str, model: str, tensor: Mapping[str, Any]) -> bytes:
         f"Inference-Header-Content-Length: {len(head)}",
         f"Content-Length: {len(head) + len(data)}",
     ]
-    return "\r\n".join([*lines, "", ""]).encode() + head + data
+    return bytes("\r\n".join([*lines, "", ""]).encode() + head + data)
 
 
 class Connection(asyncio.Protocol):
@@ -495,14 +495,14 @@ def in_turns(
 
 def ratio_of(found: Mapping[str, Sequence[Mapping[str, Any]]], first: str, second: str, key: str) -> float:
     """Return the median over rounds of one side's figure over the other's."""
-    return statistics.median(a[key] / b[key] for a, b in zip(found[first], found[second], strict=True))
+    return float(statistics.median(a[key] / b[key] for a, b in zip(found[first], found[second], strict=True)))
 
 
 def batching(
     report: Report, folder: Path, tensors: Mapping[str, Any], devices: Sequence[str], args: argparse.Namespace
 ) -> None:
     """Measure batching against single runs, with 64 clients and with one."""
-    settings = {"folder": str(folder), "devices": list(devices)}
+    settings: dict[str, Any] = {"folder": str(folder), "devices": list(devices)}
     with child("server", **settings) as batched, child("server", **settings, max_batch=1) as single:
         sides = {"batched": batched.hello["http"], "single": single.hello["http"]}
         for model in args.models.split(","):
@@ -537,7 +537,7 @@ def sweep(
     report: Report, folder: Path, tensors: Mapping[str, Any], devices: Sequence[str], args: argparse.Namespace
 ) -> None:
     """Measure our choice of batches against fixed ones."""
-    settings = {"folder": str(folder), "devices": list(devices)}
+    settings: dict[str, Any] = {"folder": str(folder), "devices": list(devices)}
 
     def ratio(client: Child, model: str, most: int, delay_ms: int, rounds: int) -> float:
         with child("server", **settings, max_batch=most, delay_s=delay_ms / 1e3, fixed=True) as other:
@@ -598,7 +598,7 @@ def soak(report: Report, folder: Path, seconds: float) -> None:
     from tritonclient import http
 
     (folder / "encoder.onnx").unlink()
-    settings = {"folder": str(folder), "devices": ["fault", "cpu"], "faults": True, "queue": 6}
+    settings: dict[str, Any] = {"folder": str(folder), "devices": ["fault", "cpu"], "faults": True, "queue": 6}
     memory: list[int] = []
     reloads = 0
     with contextlib.ExitStack() as stack:
