@@ -189,6 +189,7 @@ def add_faulty_device() -> None:
     provider, draw = FaultProvider(CpuProvider()), np.random.default_rng(0)
 
     def script(number: int) -> Exception | None:
+        provider.requests.clear()  # it keeps what it opened, the weights among it
         return EngineError(LOST) if draw.random() < 0.02 or time.monotonic() % 20 < 2 else None
 
     provider.script = script
