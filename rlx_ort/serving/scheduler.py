@@ -43,6 +43,7 @@ _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serv
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
 _LAST_PRIORITY = 1 << 62
+_PIECES_A_LANE = 2  # of a large request that wait or run at a time: one runs while the next one waits
 _log = logging.getLogger(__name__)
 
 
@@ -267,10 +268,21 @@ class Scheduler:
             raise ServingError(
                 f"{self._waiting} requests wait already; try again later", 429, retry_after_s=self.backlog_s()
             )
-        loop = asyncio.get_running_loop()
         rows = next(iter(inputs.values())).shape[0] if self._batched else 1
         if self._batched and rows > self.options.max_batch:
             return await self._in_pieces(inputs, rows, wanted, priority, timeout_s)
+        return await self._queued(inputs, rows, wanted, priority, timeout_s)
+
+    async def _queued(
+        self,
+        inputs: Mapping[str, Array],
+        rows: int,
+        wanted: tuple[str, ...] | None,
+        priority: int,
+        timeout_s: float | None,
+    ) -> Answer:
+        """Return the answer of an accepted request, or of a piece of one."""
+        loop = asyncio.get_running_loop()
         request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), loop.create_future())
         self._note_arrival(request.arrived_ns)
         timer = None
@@ -302,22 +314,22 @@ class Scheduler:
     ) -> Answer:
         """Return the answer of a request with more rows than a batch may have; it runs as several."""
         most = self.options.max_batch
-        pieces = [
-            asyncio.ensure_future(
-                self.submit(
-                    {name: array[at : at + most] for name, array in inputs.items()},
-                    wanted,
-                    priority=priority,
-                    timeout_s=timeout_s,
-                )
-            )
-            for at in range(0, rows, most)
-        ]
+        window = asyncio.Semaphore(_PIECES_A_LANE * len(self.lanes))  # the others in the queue get their turn
+
+        async def run(at: int) -> Answer:
+            async with window:
+                piece = {name: array[at : at + most] for name, array in inputs.items()}
+                return await self._queued(piece, min(most, rows - at), wanted, priority, timeout_s)
+
+        self._running += 1  # until it ends, the model is not closed
+        pieces = [asyncio.ensure_future(run(at)) for at in range(0, rows, most)]
         try:
             answers = await asyncio.gather(*pieces)
         finally:
+            self._running -= 1
             for piece in pieces:
                 piece.cancel()
+            self._soon()
         outputs = {name: np.concatenate([answer.outputs[name] for answer in answers]) for name in answers[0].outputs}
         return Answer(outputs, answers[-1].device, answers[-1].times)
 

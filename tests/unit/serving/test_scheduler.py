@@ -288,6 +288,22 @@ def test_a_request_with_more_rows_than_a_batch_runs_in_pieces() -> None:
     run(work)
 
 
+def test_a_large_request_neither_fills_the_queue_nor_is_refused_for_its_size() -> None:
+    """Forty pieces count as one request: others are accepted beside them, and closing waits for all of them."""
+
+    async def work() -> None:
+        fake = Fake()
+        scheduler = Scheduler([lane(fake, most=2)], batched=True, options=BatchOptions(max_batch=2, queue_limit=4))
+        large = asyncio.create_task(scheduler.submit(rows(80)))
+        await asyncio.sleep(0.003)
+        assert (await scheduler.submit(rows(1))).outputs["y"].shape == (1, 3)
+        assert sum(fake.runs) < 40
+        await scheduler.close()
+        assert (await large).outputs["y"].shape == (80, 3)
+
+    run(work)
+
+
 def test_a_full_queue_names_the_time_of_its_backlog() -> None:
     """Four rows behind a device of 2 s a row."""
 
