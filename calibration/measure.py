@@ -119,18 +119,26 @@ class Bench:
         row = self.rows.get((kernel, (), "f32"))
         return 0.0 if row is None else row.ns
 
-    def visit(self, kernel: Kernel, points: Sequence[Point], guess_ns: float = 0.0, *, needed: bool = False) -> None:
+    def visit(
+        self,
+        kernel: Kernel,
+        points: Sequence[Point],
+        guess_ns: float = 0.0,
+        *,
+        needed: bool = False,
+        patience: float = 1.0,
+    ) -> None:
         """Measure a kernel at some points, least work first; where a point has a row, the quicker one counts.
 
         `guess_ns` is about what a copy takes, where nothing is known of the kernel; one that is `needed` is measured
-        whatever the time, and so is the first point of what no model can do without.
+        whatever the time, and so is the first point of what no model can do without. A point is timed for `patience`
+        times the usual.
         """
         label = kernel.name if kernel.dtype == "f32" else f"{kernel.name} {kernel.dtype}"
         if label in self._failed or (kernel.runs == "recorded" and not self.records):
             return
         begun, usual_ns = self._clock(), self.point_ns
-        # What every prediction needs is a small part of the time, and takes longer on a device that has just woken up.
-        self.point_ns *= _NEEDED_POINTS if needed else 1
+        self.point_ns *= patience
         for point in sorted(points, key=kernel.work):
             expected_ns = guess_ns or self._expected_ns(kernel, point)
             run_ns = expected_ns * (kernel.copies or self._copies(kernel, expected_ns))
@@ -288,7 +296,10 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
             for bench in order.sample(benches, len(benches)):
                 if progress is not None:
                     progress(bench.device, kernel.name, min(bench.spent_ns / bench.limit_ns, 1.0))
-                bench.visit(kernel, points, needed=priority == 0 and not again)
+                # What every prediction needs is a small part of the time. It takes longer on a device that has just
+                # woken up, and is measured at two moments: the core may share its hardware for a second or more.
+                needed = priority == 0
+                bench.visit(kernel, points, needed=needed, patience=_NEEDED_POINTS if needed and not again else 1.0)
         order.shuffle(groups)
         for bench in benches:
             bench.bases.clear()

@@ -180,3 +180,30 @@ def test_a_node_of_which_nothing_is_known_is_not_run_many_times_at_once(machine:
     machine.node_ns |= {"Mish": 5e7}
     measure.measure_nodes(Device.CUDA, [measure.Node("m", "Mish", (KIND,), (KIND,))], clock=lambda: machine.now)
     assert machine.now < (10 + 10 + 1 + 0.2) * 5e7
+
+
+class Recorder:
+    """Stands for the bench of a device, and keeps what it was asked to measure."""
+
+    def __init__(self) -> None:
+        self.device, self.spent_ns, self.limit_ns = Device.CPU, 0.0, 1.0
+        self.bases: dict[Any, Any] = {}
+        self.visits: list[tuple[str, bool]] = []
+
+    def visit(self, kernel: Any, points: Any, **how: Any) -> None:
+        """Keep the kernel, and whether it is measured whatever the time."""
+        self.visits.append((kernel.name, how["needed"]))
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_every_prediction_needs_is_measured_at_two_moments(quick: bool) -> None:
+    """Whole runs and launches come first, and once more after all else, even without time for it."""
+    bench = Recorder()
+    measure_kernels([bench], quick=quick)  # type: ignore[list-item]  # it has what is used
+    needed = {name for name, needed in bench.visits if needed}
+    assert {"run", "launch", "input", "output"} <= needed
+    for name in needed:
+        first, second = [at for at, visit in enumerate(bench.visits) if visit == (name, True)]
+        others = [at for at, (other, needed) in enumerate(bench.visits) if not needed]
+        assert first < min(others)
+        assert second > len(bench.visits) / 2 - 1
