@@ -468,8 +468,8 @@ class GraphDevices:
             key = "" if isinstance(self._policy.pick_strategy(), (Benchmark, Adaptive)) else "resolved"
             outputs = failover.run(self, inputs, lambda *_: choose(), timeout_s, cancel, key)
             last = failover.last_run
-            assert last is not None  # noqa: S101  # this one
-            assert last.device is not None  # noqa: S101
+            assert last is not None  # noqa: S101  # `run` has just recorded this one
+            assert last.device is not None  # noqa: S101  # a run that returns was answered by a device
             if follower is not None:
                 follower.note(last.device, int(last.seconds * 1e9))
             return last.device, outputs

@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from rlx_ort.selection.policy import DevicePolicy
 
 _OPEN_FILES = 8192
+_PORT = click.IntRange(-1, 65535)
 
 
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--http", "http_port", default=8000, show_default=True, help="The port for REST; -1 for none, 0 for any.")
-@click.option("--grpc", "grpc_port", default=8001, show_default=True, help="The port for gRPC; -1 for none, 0 for any.")
+@click.option(
+    "--http", "http_port", default=8000, show_default=True, type=_PORT, help="For REST; -1: none, 0: any free port."
+)
+@click.option(
+    "--grpc", "grpc_port", default=8001, show_default=True, type=_PORT, help="For gRPC; -1: none, 0: any free port."
+)
 @options.policy(device_too=True)
 @click.option("--max-batch", default=256, show_default=True, type=click.IntRange(min=1), help="Rows that run together.")
 @click.option("--max-delay", default=0.0, type=click.FloatRange(min=0), help="Milliseconds to wait for more rows.")

@@ -150,7 +150,7 @@ async def serve(
 async def _listening(http: LimitedServer) -> None:
     try:
         await http.serve()
-    except SystemExit as err:  # uvicorn's way to say that the port is taken; it has logged why
+    except (SystemExit, OverflowError) as err:  # uvicorn's way to say that the port is taken; it has logged why
         raise ServingError("the HTTP address cannot be listened on") from err
 
 
@@ -191,6 +191,7 @@ def _on_signals(stop: asyncio.Event) -> list[int]:
     """Set `stop` at SIGINT and SIGTERM; where the loop takes no handlers (Windows), the default ones stay."""
     handled = []
     for number in (signal.SIGINT, signal.SIGTERM):
+        # NotImplementedError: loops of Windows. The others: the loop is not in the main thread.
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
             handled.append(int(number))

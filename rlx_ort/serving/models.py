@@ -326,7 +326,7 @@ class Repository:
             try:
                 for version, path in paths.items():
                     made[version] = await asyncio.to_thread(self._opened, name, version, path)
-            except Exception as err:
+            except Exception as err:  # raised again, once the versions that were opened are closed
                 entry.reason = str(err)
                 for model in made.values():
                     await model.close()

@@ -43,7 +43,8 @@ def preset(
 
     found = inspect.signature(builder)
     first, _, *others = found.parameters.values()
-    method.__doc__, method.__signature__ = doc, found.replace(parameters=[first, *others])  # type: ignore[attr-defined]
+    method.__doc__ = doc
+    method.__signature__ = found.replace(parameters=[first, *others])  # type: ignore[attr-defined]  # help() reads it
     return method
 
 

@@ -161,6 +161,7 @@ def test_a_package_is_served(running: list[subprocess.Popen[str]], tmp_path: Pat
         (["--token-env", "NO_SUCH_VARIABLE"], "is not set"),
         (["--tls-cert", "MODEL", "--tls-key", "MODEL"], "no certificate"),
         (["--http", "-1", "--grpc", "-1"], "neither"),
+        (["--http", "99999"], "99999 is not in the range"),
         (["--host", "192.0.2.1"], "192.0.2.1"),
     ],
 )
