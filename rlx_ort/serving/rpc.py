@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from rlx_ort.errors import ServingError
-from rlx_ort.serving import access
+from rlx_ort.serving import access, tracing
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import Repository, ServedModel
 from rlx_ort.serving.protocol import (
@@ -136,7 +136,7 @@ class Servicer:
                     access.write("grpc", "POST", name, code.name, begun_s, **sizes)
 
         return grpc.unary_unary_rpc_method_handler(
-            guarded,
+            tracing.traced_call(f"{SERVICE}/{name}", guarded) if self._options.traces else guarded,
             response_serializer=getattr(messages, f"{name}Response").SerializeToString,
         )
 
@@ -202,16 +202,18 @@ class Servicer:
         model = self._repository.find(request.model_name, request.model_version)
         return _response(model, wanted, await model.infer(wanted), raw)
 
-    async def _infer_bytes(self, data: bytes) -> Any:
-        return await self._infer(_message("ModelInferRequest", data))
-
     async def _stream(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Answer each request of a stream in order; an error answers its request and leaves the stream open."""
         waiting: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(maxsize=64)
 
+        async def infer(data: bytes, context: Any) -> Any:
+            return await self._infer(_message("ModelInferRequest", data))
+
+        one = tracing.traced_call(f"{SERVICE}/ModelStreamInfer", infer) if self._options.traces else infer
+
         async def read() -> None:
             async for request in requests:
-                await waiting.put(asyncio.create_task(self._infer_bytes(request)))
+                await waiting.put(asyncio.ensure_future(one(request, context)))
             await waiting.put(None)
 
         reader = asyncio.create_task(read())
