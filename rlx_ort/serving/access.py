@@ -19,6 +19,13 @@ log = logging.getLogger("rlx_ort.serving.access")
 """Its records are whole lines; give it a handler without a format."""
 
 
+def to_stderr() -> None:
+    """Write the lines on stderr."""
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
 def write(side: str, method: str, path: str, status: int | str, begun_s: float, **more: Any) -> None:
     """Log a request that began at a time of `time.perf_counter`; further fields are left out if they are None."""
     trace = _TRACE.fullmatch(more.pop("traceparent", None) or "")

@@ -24,7 +24,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import RunError, ServingError
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving import tracing
+from rlx_ort.serving import access, tracing
 from rlx_ort.serving.host import HostOptions
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import Repository, ServedModel, ServeOptions
@@ -36,6 +36,7 @@ NAME = "rlx_ort"
 
 _GPU_KINDS = ("cuda", "rocm", "gpu", "directx", "metal", "opengl", "amdgpu")
 _UNHIDDEN_KINDS = ("gpu", "directx", "opengl")  # Ray hides GPUs from CUDA and ROCm alone
+_LOOK_BACK_S = 15.0  # Ray wants more than the 10 s between its measurements
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  # compared with, not listened on
 
 
@@ -76,9 +77,13 @@ class Replica:
         ServingError: no model can be loaded.
     """
 
-    async def __init__(self, sources: Sequence[str], options: ServeOptions, http: HttpOptions) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, sources: Sequence[str], options: ServeOptions, http: HttpOptions
+    ) -> None:
         assigned = ray.get_runtime_context().get_assigned_resources()
         environment.set_override("WORKERS", str(max(int(assigned.get("CPU", 1)), 1)))
+        if http.access_log:
+            access.to_stderr()
         if http.traces:
             tracing.export_spans()
         self._http = http
@@ -245,7 +250,7 @@ def build(
             "target_ongoing_requests": scale.queue,
             "upscale_delay_s": scale.scale_up_s,
             "downscale_delay_s": scale.scale_down_s,
-            "look_back_period_s": max(scale.scale_up_s, 1.0),
+            "look_back_period_s": _LOOK_BACK_S,
         },
     )
     return deployed.bind([str(source) for source in sources], options, http)
@@ -303,7 +308,9 @@ def run(
             serve.run(app, name=NAME, route_prefix="/")
         except RuntimeError as err:
             raise ServingError(f"Ray could not start the replicas: {err}") from err
-        on_ready(f"{place.host}:{place.http_port}", place.grpc_port and f"{place.host}:{place.grpc_port}")
+        on_ready(
+            f"{place.host}:{place.http_port}", None if place.grpc_port is None else f"{place.host}:{place.grpc_port}"
+        )
         with _signals(stop):
             while not stop.wait(1):  # on Windows a wait without an end takes no signal
                 pass

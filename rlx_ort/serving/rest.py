@@ -188,12 +188,13 @@ class _Rest:
                     await loading
                     await self._repository.close()
 
-        wanted = {Traced: self._options.traces, Logged: self._options.access_log}
+        traced = [Middleware(Traced)] if self._options.traces else []
+        logged = [Middleware(Logged)] if self._options.access_log else []
         app = Starlette(
             routes=routes,
             lifespan=lifespan,
             exception_handlers={HTTPException: _unrouted},
-            middleware=[Middleware(kind) for kind, on in wanted.items() if on],
+            middleware=[*traced, *logged],
         )
         app.router.redirect_slashes = False  # a redirect would repeat what the client gave as Host
         return app
