@@ -165,10 +165,7 @@ def _serve_on_ray(
     cpus: float,
     gpus: float,
 ) -> None:
-    try:
-        from rlx_ort.serving import ray
-    except ImportError as err:
-        raise click.ClickException(f"--ray needs more packages ({err}); pip install 'rlx_ort[ray]'") from err
+    from rlx_ort.serving import ray
 
     def ready(http: str | None, rpc: str | None) -> None:
         note(f"ready: REST on {http}" + (f", gRPC on {rpc}" if rpc else ""))

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-import ray
-from ray import serve
 
 from rlx_ort import environment
 from rlx_ort.device import Device
@@ -51,8 +49,8 @@ class RayOptions:
         queue: requests per replica, waiting ones included, that replicas are added or removed for.
         most_requests: the most requests that a replica has at a time; the others wait at Ray's proxies.
         scale_up_s, scale_down_s: how long the queue must be longer or shorter before replicas are added or removed.
-        archive: the URI of a zip file, such as `s3://...` or `https://...`, that each node downloads once; sources are
-            then paths inside of it.
+        archive: the URI of a zip file, such as `s3://...` or `https://...`, that each node downloads once. It has one
+            folder at its top; sources are then paths in this folder.
     """
 
     replicas: tuple[int, int] = (1, 1)
@@ -80,6 +78,7 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, sources: Sequence[str], options: ServeOptions, http: HttpOptions
     ) -> None:
+        ray, _ = _libraries()
         assigned = ray.get_runtime_context().get_assigned_resources()
         environment.set_override("WORKERS", str(max(int(assigned.get("CPU", 1)), 1)))
         if http.access_log:
@@ -137,6 +136,16 @@ def _unary(name: str) -> Callable[..., Any]:
             return messages.ServerLiveResponse()  # of no bytes; the status is in Ray's context
 
     return answer
+
+
+def _libraries() -> tuple[Any, Any]:
+    """Return the modules `ray` and `ray.serve`, which nothing else imports."""
+    try:
+        import ray
+        from ray import serve
+    except ImportError as err:
+        raise ServingError(f"Ray cannot be imported ({err}); pip install 'rlx_ort[ray]'") from err
+    return ray, serve
 
 
 _METHODS = [*(name.removesuffix("Request") for name in vars(messages) if name.endswith("Request"))]
@@ -216,7 +225,7 @@ def build(
     scale: RayOptions | None = None,
     *,
     drain_s: float = 30.0,
-) -> serve.Application:
+) -> Any:
     """Return a Ray Serve application, for `ray.serve.run` or as one of several in a configuration of `serve deploy`.
 
     Args:
@@ -226,7 +235,11 @@ def build(
             application again instead, which replaces the replicas one after the other.
         scale: how many replicas there are, and what each gets.
         drain_s: how long accepted requests may take once a replica ends, in seconds.
+
+    Raises:
+        ServingError: Ray is not installed, or `http` allows repository control.
     """
+    _, serve = _libraries()
     options, http, scale = options or ServeOptions(), http or HttpOptions(), scale or RayOptions()
     if http.repository_control:
         raise ServingError("under Ray each replica has its own models; deploy again instead of --repository-control")
@@ -276,7 +289,7 @@ def run(
         stop: ends it when it is set.
 
     Raises:
-        ServingError: gRPC would be open to more than was asked for, or no replica could be started.
+        ServingError: Ray is not installed, gRPC would be open to more than was asked for, or no replica starts.
     """
     place, stop = place or HostOptions(), stop or threading.Event()
     if place.grpc_port is not None and (place.host not in _ANY_ADDRESS or place.certificate is not None):
@@ -286,6 +299,7 @@ def run(
         )
     if place.http_port is None:
         raise ServingError("Ray's proxies always answer REST; give --http a port")
+    ray, serve = _libraries()
     app = build(sources, options, place.guarded, scale, drain_s=place.drain_s)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     started = not ray.is_initialized()
@@ -307,7 +321,9 @@ def run(
         try:
             serve.run(app, name=NAME, route_prefix="/")
         except RuntimeError as err:
-            raise ServingError(f"Ray could not start the replicas: {err}") from err
+            deployments = serve.status().applications[NAME].deployments.values()
+            reasons = "\n".join(deployment.message for deployment in deployments)
+            raise ServingError(f"Ray could not start the replicas: {reasons or err}") from err
         on_ready(
             f"{place.host}:{place.http_port}", None if place.grpc_port is None else f"{place.host}:{place.grpc_port}"
         )
