@@ -26,9 +26,9 @@ _PORT = click.IntRange(-1, 65535)
 
 
 def _range_of(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
-    least, _, most = text.partition("-")
+    least, dash, most = text.partition("-")
     try:
-        found = int(least), int(most or least)
+        found = int(least), int(most if dash else least)
     except ValueError:
         found = (0, 0)
     if not 1 <= found[0] <= found[1]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+from starlette.applications import Starlette
 
 from rlx_ort import environment
 from rlx_ort.device import Device
@@ -95,17 +96,21 @@ class Replica:
         self._handlers = Servicer(self._repository, http).handlers()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Return the ASGI application; Ray asks for it after the constructor."""
-        return create_app(self._repository, self._http, load=False)
+        """Return the ASGI application, which Ray asks for after the constructor and ends before the process."""
+
+        @contextlib.asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            yield
+            await self._repository.close()
+
+        app = create_app(self._repository, self._http, load=False)
+        app.router.lifespan_context = lifespan
+        return app
 
     async def check_health(self) -> None:
         """Raise if a model has no device left; Ray then replaces this replica."""
         for model in self._repository.models():
             check_devices(model)
-
-    async def __del__(self) -> None:
-        """Answer what was accepted and close the sessions; Ray awaits it before the process ends."""
-        await self._repository.close()
 
     async def _handler(self, name: str, context: _Context) -> Any:
         details = _Details(_path(name), context.invocation_metadata())
@@ -322,8 +327,8 @@ def run(
             serve.run(app, name=NAME, route_prefix="/")
         except RuntimeError as err:
             deployments = serve.status().applications[NAME].deployments.values()
-            reasons = "\n".join(deployment.message for deployment in deployments)
-            raise ServingError(f"Ray could not start the replicas: {reasons or err}") from err
+            last = [line for deployment in deployments for line in deployment.message.splitlines() if line.strip()][-1:]
+            raise ServingError(f"Ray could not start the replicas: {last[0] if last else err}") from err
         on_ready(
             f"{place.host}:{place.http_port}", None if place.grpc_port is None else f"{place.host}:{place.grpc_port}"
         )
