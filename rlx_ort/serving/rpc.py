@@ -122,7 +122,7 @@ class Servicer:
         async def guarded(data: bytes, context: grpc.aio.ServicerContext) -> Any:
             begun_s, code = time.perf_counter(), grpc.StatusCode.CANCELLED
             try:
-                found = await method(_message(f"{name}Request", data))
+                found = await method(self._message(f"{name}Request", data))
                 code = grpc.StatusCode.OK
                 return found
             except Exception as err:  # whatever it is, no detail of the server leaves it
@@ -139,6 +139,15 @@ class Servicer:
             tracing.traced_call(f"{SERVICE}/{name}", guarded) if self._options.traces else guarded,
             response_serializer=getattr(messages, f"{name}Response").SerializeToString,
         )
+
+    def _message(self, name: str, data: bytes) -> Any:
+        most = self._options.most_bytes  # our own server refuses larger ones before; other hosts may not
+        if len(data) > most:
+            raise ServingError(f"the message has {len(data)} bytes; {most} are allowed", 413)
+        try:
+            return getattr(messages, name).FromString(data)
+        except DecodeError as err:
+            raise ServingError(f"the request is no {name}: {err}", 400) from err
 
     async def _live(self, request: Any) -> Any:
         return messages.ServerLiveResponse(live=True)
@@ -207,7 +216,7 @@ class Servicer:
         waiting: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(maxsize=64)
 
         async def infer(data: bytes, context: Any) -> Any:
-            return await self._infer(_message("ModelInferRequest", data))
+            return await self._infer(self._message("ModelInferRequest", data))
 
         one = tracing.traced_call(f"{SERVICE}/ModelStreamInfer", infer) if self._options.traces else infer
 
@@ -229,13 +238,6 @@ class Servicer:
                 left = waiting.get_nowait()
                 if left is not None:
                     left.cancel()
-
-
-def _message(name: str, data: bytes) -> Any:
-    try:
-        return getattr(messages, name).FromString(data)
-    except DecodeError as err:
-        raise ServingError(f"the request is no {name}: {err}", 400) from err
 
 
 def _parsed(request: Any) -> tuple[InferRequest, bool]:

@@ -100,6 +100,13 @@ def test_ray_calls_the_methods_of_the_servicer_by_their_names() -> None:
     assert context.status == (grpc.StatusCode.NOT_FOUND, "there is no service 'other'")
 
 
+def test_messages_have_the_size_of_other_requests() -> None:
+    """The limit of Ray's proxy is 2 GiB; the replica keeps the operator's."""
+    context = _RayContext()
+    asyncio.run(_replica(HttpOptions(most_bytes=100)).ModelInfer(bytes(101), context))
+    assert context.status == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the message has 101 bytes; 100 are allowed")
+
+
 def test_the_token_is_asked_for_under_ray_too() -> None:
     """Every method but those for health needs it, the stream among them."""
     replica = _replica(HttpOptions(token="secret"))
