@@ -13,7 +13,6 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.show import note
-from rlx_ort.options.compile_options import Precision
 
 if TYPE_CHECKING:
     from rlx_ort.selection.policy import DevicePolicy
@@ -38,9 +37,9 @@ _PORT = click.IntRange(-1, 65535)
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds that a request may wait.")
 @click.option(
     "--precision",
-    default=Precision.F32.value,
+    default="f32",
     show_default=True,
-    type=click.Choice([item.value for item in Precision]),
+    type=click.Choice(["f32", "tf32", "f16", "bf16"]),
     help="Compute the f32 parts of ONNX files in it.",
 )
 @options.key
@@ -90,6 +89,7 @@ def command(
         if not token:
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
     try:
+        from rlx_ort.options.compile_options import Precision
         from rlx_ort.serving import access
         from rlx_ort.serving import host as hosting
         from rlx_ort.serving.models import COMPILE, Repository, ServeOptions
