@@ -61,6 +61,12 @@ class RayChild(Child):
         self.pid = self._process.pid
         self.hello = self._read()
 
+    def end(self) -> None:
+        """Close its input and wait; Ray takes longer than the other servers to end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(120)
+
     def __enter__(self) -> RayChild:
         return self
 
