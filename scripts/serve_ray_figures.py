@@ -46,6 +46,7 @@ from serve_figures import (  # noqa: E402  # a script beside this one
     say,
 )
 
+
 _RAY = {"include_dashboard": False, "object_store_memory": 100 << 20, "log_to_driver": False}
 _BATCHES = ((10, 0.01), (32, 0.001), (64, 0.0))  # the default of ray.serve.batch first
 
@@ -161,7 +162,7 @@ def batch_role(settings: Mapping[str, Any]) -> None:
         return found
 
     setattr(ServedModel, "infer", infer)  # noqa: B010  # the type of a method cannot be assigned
-    serve_figures.server_role({"folder": settings["folder"], "devices": ["cpu"]})
+    serve_figures.server_role({**serve_figures._ALL_SERVERS, "folder": settings["folder"], "devices": ["cpu"]})
 
 
 # --- what is measured
