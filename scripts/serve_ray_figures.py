@@ -46,7 +46,6 @@ from serve_figures import (  # noqa: E402  # a script beside this one
     say,
 )
 
-
 _RAY = {"include_dashboard": False, "object_store_memory": 100 << 20, "log_to_driver": False}
 _BATCHES = ((10, 0.01), (32, 0.001), (64, 0.0))  # the default of ray.serve.batch first
 
@@ -119,12 +118,8 @@ def ray_role(settings: Mapping[str, Any]) -> None:
 
     scale = RayOptions(**{**settings["scale"], "replicas": tuple(settings["scale"]["replicas"])})
     run([Path(settings["folder"])], None, place, scale, on_ready=ready, stop=stop)
-    left = [each for each in psutil.Process().children(recursive=True) if each.name() == "haproxy"]
     serve.shutdown()
     ray.shutdown()
-    for process in left:  # Ray 2.60 may leave it
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
 
 
 def batch_role(settings: Mapping[str, Any]) -> None:
