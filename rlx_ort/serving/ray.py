@@ -260,6 +260,7 @@ def build(
         ray_actor_options=actor,
         max_ongoing_requests=scale.most_requests,
         max_queued_requests=options.batch.queue_limit,
+        logging_config={"enable_access_log": http.access_log},
         backpressure_config={"status_code": 429, "retry_after_s": 1},
         graceful_shutdown_timeout_s=drain_s,
         autoscaling_config={
@@ -316,23 +317,20 @@ def run(
         certificate, key = (None if file is None else str(file.absolute()) for file in files)
         rest = {"host": place.host, "port": place.http_port, "ssl_certfile": certificate, "ssl_keyfile": key}
         rpc = {"port": place.grpc_port, "grpc_servicer_functions": [f"{__name__}.add_servicer"]}
-        quiet = {"enable_access_log": False}
-        serve.start(
-            proxy_location="EveryNode",
-            http_options=rest,
-            grpc_options=None if place.grpc_port is None else {**rpc, "enable_reflection": False},
-            logging_config=quiet,
-        )
-        try:
-            serve.run(app, name=NAME, route_prefix="/")
-        except RuntimeError as err:
-            deployments = serve.status().applications[NAME].deployments.values()
-            last = [line for deployment in deployments for line in deployment.message.splitlines() if line.strip()][-1:]
-            raise ServingError(f"Ray could not start the replicas: {last[0] if last else err}") from err
-        on_ready(
-            f"{place.host}:{place.http_port}", None if place.grpc_port is None else f"{place.host}:{place.grpc_port}"
-        )
-        with _signals(stop):
+        with _signals(signal.default_int_handler):  # Ray's own handler of SIGTERM would abort
+            serve.start(
+                proxy_location="EveryNode",
+                http_options=rest,
+                grpc_options=None if place.grpc_port is None else {**rpc, "enable_reflection": False},
+                logging_config={"enable_access_log": False},
+            )
+            try:
+                serve.run(app, name=NAME, route_prefix="/")
+            except RuntimeError as err:
+                raise ServingError(f"Ray could not start the replicas: {_reason(serve) or err}") from err
+        rpc_address = None if place.grpc_port is None else f"{place.host}:{place.grpc_port}"
+        on_ready(f"{place.host}:{place.http_port}", rpc_address)
+        with _signals(lambda *_: stop.set()):
             while not stop.wait(1):  # on Windows a wait without an end takes no signal
                 pass
         serve.delete(NAME)
@@ -343,16 +341,23 @@ def run(
             ray.shutdown()
 
 
+def _reason(serve: Any) -> str:
+    """Return the last line of what Ray has to report of the application's replicas."""
+    deployments = serve.status().applications[NAME].deployments.values()
+    lines = [line for deployment in deployments for line in deployment.message.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
 @contextlib.contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` at SIGINT and SIGTERM, if this is the main thread."""
+def _signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    before = [signal.signal(number, handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number, previous in zip(numbers, before, strict=True):
+            signal.signal(number, previous)
