@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import click
 
+from rlx_ort.cli.interrupts import Interrupts
 from rlx_ort.errors import RlxError
 
 __all__ = ["Commands", "main"]
@@ -34,6 +35,8 @@ Exit codes:
   6  a device could not be measured
   7  a model package is broken
   8  two models or devices differ by more than the tolerance
+  130  Ctrl-C
+  143  a request to terminate
 """
 
 
@@ -59,10 +62,16 @@ class Commands(click.Group):
         return None if where is None else cast(click.Command, pkgutil.resolve_name(where))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a `RlxError` becomes a message and its exit code."""
+        """Run the command; a `RlxError` becomes a message and its exit code, and so does a signal."""
         try:
             return super().invoke(ctx)
-        except RlxError as err:
+        except BaseException as err:  # raised again unless the command is to end
+            interrupts = ctx.find_object(Interrupts)
+            if interrupts is not None and interrupts.exit_code:
+                click.echo("Interrupted", err=True)
+                ctx.exit(interrupts.exit_code)
+            if not isinstance(err, RlxError):
+                raise
             click.echo(f"Error: {err}", err=True)
             ctx.exit(err.exit_code)
 
@@ -74,7 +83,8 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="rlx_ort", prog_name="rlx-ort")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Build or import a model once; run it on the best ONNX Runtime device of this machine.
 
     Every command that reports takes --json: one JSON document on stdout and nothing else.
@@ -82,3 +92,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # pipes and files get UTF-8 on every system
             stream.reconfigure(encoding="utf-8", errors="replace")
+    if ctx.invoked_subcommand != "serve":  # which drains at a signal
+        ctx.obj = ctx.with_resource(Interrupts())
