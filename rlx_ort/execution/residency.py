@@ -25,6 +25,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, MemoryBudgetError
 from rlx_ort.options.compile_options import CacheUse
 from rlx_ort.providers.engine.compiled.store import parse_bytes
+from rlx_ort.providers.engine.stopping import Turns, check_stopped
 from rlx_ort.providers.hardware import release_free_heap
 
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ class Residency:
         self._residents: weakref.WeakSet[Resident] = weakref.WeakSet()
         self._table = threading.RLock()
         self.quiet = _Quiet()
-        self._opening = threading.RLock()  # under a budget, one session at a time is opened, closed or shrunk
+        self._opening = Turns()  # under a budget, one session at a time is opened, closed or shrunk
         self._sweeper: threading.Thread | None = None
 
     def residents(self, device: Device | None = None) -> list[Resident]:
@@ -375,8 +376,9 @@ class Residency:
             resident.count(session)
             try:
                 self._make_room(resident, budget, 0, own=1)
-            except MemoryBudgetError:
-                resident.compare(resident.at_opening)
+            except BaseException as err:
+                if isinstance(err, MemoryBudgetError):
+                    resident.compare(resident.at_opening)
                 with self.quiet.shared():
                     session.close()
                 raise
@@ -435,7 +437,7 @@ class Residency:
     def _make_room(self, resident: Resident, budget: int, needed: int, own: int = 0) -> None:
         """Free memory until `needed` bytes fit into the budget, waiting for sessions in use if it must.
 
-        `own` sessions of the resident are not waited for.
+        `own` sessions of the resident are not waited for. Limits of the run end the wait.
         """
         deadline = time.monotonic() + self.longest_wait_s
         device = resident.device
@@ -447,6 +449,7 @@ class Residency:
                 return  # its size is known once it is open
             if not busy or time.monotonic() > deadline:
                 raise _no_room(resident, budget, used, needed, busy)
+            check_stopped()
             time.sleep(_STEP_S)
 
     def _free_one(self, keep: Resident) -> bool:
