@@ -252,10 +252,10 @@ class Resident:
         self._swept_s = time.monotonic()
         engine = self.engine()
         shrink = None if engine is None else getattr(engine.session, "shrink_arena", None)
-        before = None if shrink is None else self.read()
+        before = None if shrink is None else self.read_trimmed()
         if shrink is None or not shrink():
             return False
-        after = self.read()
+        after = self.read_trimmed()  # the heap may keep what the arena gives back
         if before is not None and after is not None:
             with self._lock:
                 self.freed = min(max(0, before.nbytes - after.nbytes), self.in_runs)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_provider import FaultProvider, doubled, until
+from fault_provider import FaultProvider, _FaultSession, doubled, until
 
 from rlx_ort import CompileOptions, Resilience, environment, memory_use
 from rlx_ort.device import Device
@@ -236,6 +236,22 @@ def test_an_idle_arena_is_shrunk(fault: FaultProvider, sessions: Residency, budg
         assert sum(fault.taken.values()) == 100
     assert fault.opened == 1
     until(lambda: sessions._sweeper is None)
+
+
+def test_what_the_heap_keeps_of_a_shrunk_arena_is_given_back(
+    fault: FaultProvider, sessions: Residency, budget: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The C library may keep freed blocks for later allocations: it does where a larger block was freed before."""
+    kept: list[Callable[[], object]] = []
+    shrink = _FaultSession.shrink_arena
+    monkeypatch.setattr(_FaultSession, "shrink_arena", lambda session: kept.append(lambda: shrink(session)) or True)
+    monkeypatch.setattr(residency, "release_free_heap", lambda: [kept.pop()() for _ in kept.copy()])
+    budget("fault=250")
+    runner = models(fault, {"a": (100, 100)})["a"]
+    run(runner)
+    (resident,) = sessions.residents()
+    assert resident.shrink()
+    assert (resident.freed, memory_use()[0].used_bytes) == (100, 100)
 
 
 def test_without_a_reading_weights_are_counted(fault: FaultProvider, budget: Callable[[str], None]) -> None:
