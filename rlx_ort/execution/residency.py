@@ -26,7 +26,7 @@ from rlx_ort.errors import DeviceParseError, MemoryBudgetError
 from rlx_ort.options.compile_options import CacheUse
 from rlx_ort.providers.engine.compiled.store import parse_bytes
 from rlx_ort.providers.engine.stopping import Turns, check_stopped
-from rlx_ort.providers.hardware import release_free_heap
+from rlx_ort.providers.hardware import keep_free_heap_small, release_free_heap
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine, EngineSlot
@@ -358,6 +358,9 @@ class Residency:
             session = slot.provider.open(request)
             resident.count(session)
             return session
+        reading = resident.read()
+        if reading is not None and not reading.whole:  # of host memory
+            keep_free_heap_small()
         resident.weights = sum(tensor.nbytes for tensor in request.weights.values())
         options, cached = request.options, False
         if resident.evictions and options.cache is None and environment.get("CACHE") is None:
