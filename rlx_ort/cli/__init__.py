@@ -92,5 +92,9 @@ def main(ctx: click.Context) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # pipes and files get UTF-8 on every system
             stream.reconfigure(encoding="utf-8", errors="replace")
+    from rlx_ort import environment  # not for `--help`
+
+    if environment.get("ENGINE_WARNINGS") is None:  # such as one for each session on CUDA, about plugins
+        ctx.with_resource(environment.override({"ENGINE_WARNINGS": "0"}))
     if ctx.invoked_subcommand != "serve":  # which drains at a signal
         ctx.obj = ctx.with_resource(Interrupts())

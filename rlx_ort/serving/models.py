@@ -36,7 +36,7 @@ _ROWS_CHECKED = 3
 _SIZES_COUNTED = 256  # batches of more rows are counted by the next power of two
 _LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready
 _TOLERANCE = 1e-3
-_COMPILE = CompileOptions(placement=PlacementRule.ASSISTED, spinning=False)
+COMPILE = CompileOptions(placement=PlacementRule.ASSISTED, spinning=False)
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +51,7 @@ class ServeOptions:
         signed_only: whether models without a signature are refused, ONNX files among them.
         devices: how many devices of the ranking run a model at the same time.
         resilience: time limits and memory budgets of runs; other devices answer where one fails in any case.
+        compile: how ONNX files are compiled; packages say it themselves.
     """
 
     policy: DevicePolicy | None = None
@@ -59,6 +60,7 @@ class ServeOptions:
     signed_only: bool = False
     devices: int = 8
     resilience: Resilience = field(default_factory=Resilience)
+    compile: CompileOptions = COMPILE
 
 
 @dataclass
@@ -420,7 +422,7 @@ class Repository:
         elif options.signed_only:
             raise ServingError(f"{path.name} is no package; only signed packages are served", 403)
         else:
-            runner = load(path, options.policy, _COMPILE, resilience=options.resilience)
+            runner = load(path, options.policy, options.compile, resilience=options.resilience)
         try:
             return ServedModel(name, version, runner, options)
         except BaseException:
