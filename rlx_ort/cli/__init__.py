@@ -24,6 +24,7 @@ _COMMANDS = (
     *("package", "cache"),
 )
 
+_INTERRUPTED = 130
 _EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -65,11 +66,14 @@ class Commands(click.Group):
         """Run the command; a `RlxError` becomes a message and its exit code, and so does a signal."""
         try:
             return super().invoke(ctx)
+        except click.exceptions.Exit:  # of a command in this one
+            raise
         except BaseException as err:  # raised again unless the command is to end
             interrupts = ctx.find_object(Interrupts)
-            if interrupts is not None and interrupts.exit_code:
+            code = 0 if interrupts is None else interrupts.exit_code
+            if code or isinstance(err, KeyboardInterrupt):
                 click.echo("Interrupted", err=True)
-                ctx.exit(interrupts.exit_code)
+                ctx.exit(code or _INTERRUPTED)
             if not isinstance(err, RlxError):
                 raise
             click.echo(f"Error: {err}", err=True)

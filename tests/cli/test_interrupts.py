@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from rlx_ort import cli
 from rlx_ort.converters.files import save_onnx
 from rlx_ort.ir.graph import Graph
 
@@ -97,6 +100,21 @@ def test_a_signal_ends_a_command_in_its_run(
     assert seconds < 5.0  # 0.1 to 0.2 s on an idle machine
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == []
     assert list(tmp_path.glob("cache/calibration/*.json")) == []
+
+
+def test_an_interrupt_before_the_command_begins_has_the_same_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its module is imported; the message is printed once, also for a command in a group."""
+    find = pkgutil.resolve_name
+
+    def interrupt(name: str) -> object:
+        if name.endswith((":run", ".run:command")):
+            raise KeyboardInterrupt
+        return find(name)
+
+    monkeypatch.setattr(pkgutil, "resolve_name", interrupt)
+    for command in (["run"], ["package", "run"]):
+        result = CliRunner().invoke(cli.main, command)
+        assert (result.exit_code, result.stderr) == (130, "Interrupted\n")
 
 
 def test_what_does_not_stop_is_left_after_the_grace_time(model: Path, tmp_path: Path) -> None:
