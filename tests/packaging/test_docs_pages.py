@@ -18,6 +18,7 @@ OF_THEIR_OWN = {"docs/serving.md": "tests/backend/serving/test_page.py"}
 NOT_RUN = {
     r"pip install ": "changes the environment",
     r"(python3|python|\.venv/bin/(python|pytest|nox)|\.ci/run)\b|\.venv/bin/rlx-ort": "in a checkout, by CI",
+    r"openssl ": "makes the keys that are there already",
     r"git clone |cd rlx_ort": "in a checkout, by CI",
     r"rlx-ort serve ": "a server; tests/backend/serving",
     r"rlx-ort calibrate": "takes seconds a device; tests/cli/test_calibration.py",
@@ -87,6 +88,11 @@ from sample_packages.keys import write_keys
 private, public = write_keys(Path.cwd(), "publisher")
 result = CliRunner().invoke(main, ["package", "sign", "model.ortpackage", "--key", str(private)])
 assert result.exit_code == 0, result.output
+""",
+    "docs/packaging.md": f"""{HELPERS}
+from pathlib import Path
+from sample_packages.keys import write_keys
+write_keys(Path.cwd(), "publisher")
 """,
     "docs/resilience.md": f"""{GRAPH}{DOUBLE}
 from rlx_ort.conversion.convert import ConvertOptions, convert
