@@ -80,6 +80,14 @@ pathlib.Path("model.safetensors.index.json").write_text(json.dumps(index))
 pathlib.Path("renames.toml").write_text("")
 module = __import__("torch").nn.Conv2d(3, 4, 1) if importlib.util.find_spec("torch") else None
 """,
+    "docs/environment.md": DOUBLE,
+    "docs/errors.md": DOUBLE
+    + """
+open("cut-short.ortpackage", "wb").write(b"PK")
+changed = onnx.load("model.onnx")
+changed.graph.node[0].op_type = "Mul"
+onnx.save(changed, "edited.onnx")
+""",
     "docs/package-format.md": f"""{GRAPH}{HELPERS}{PACKAGE}
 from pathlib import Path
 from click.testing import CliRunner
