@@ -88,6 +88,7 @@ changed = onnx.load("model.onnx")
 changed.graph.node[0].op_type = "Mul"
 onnx.save(changed, "edited.onnx")
 """,
+    "docs/from-onnxruntime.md": DOUBLE,
     "docs/package-format.md": f"""{GRAPH}{HELPERS}{PACKAGE}
 from pathlib import Path
 from click.testing import CliRunner
