@@ -7,6 +7,7 @@ import posixpath
 import re
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
@@ -39,6 +40,20 @@ def test_links_between_pages_lead_to_pages_of_the_site(page: str) -> None:
     targets = {posixpath.normpath(posixpath.join(folder, match[3])) for match in site.LINK.finditer(text) if match[3]}
     missing = targets - set(site.pages().values())
     assert [target for target in missing if not (ROOT / "docs" / target).is_file()] == []
+
+
+def test_every_picture_is_described_and_has_colours_for_a_dark_page() -> None:
+    """Alt texts in the pages, titles in the files; and no picture loads anything."""
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in site.pages()]
+    shown = {Path(match[3]).name: match[2] for text in texts for match in site.LINK.finditer(text) if match[1]}
+    pictures = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+    assert pictures
+    for picture in pictures:
+        text = picture.read_text(encoding="utf-8")
+        assert len(shown[picture.name]) > 40
+        assert ElementTree.fromstring(text).find("{http://www.w3.org/2000/svg}title") is not None
+        assert "prefers-color-scheme: dark" in text
+        assert "href" not in text
 
 
 def test_every_page_of_the_menu_exists() -> None:
