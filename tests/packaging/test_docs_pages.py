@@ -151,7 +151,7 @@ def test_pages_with_a_test_of_their_own_have_one() -> None:
 
 
 def test_every_exception_is_of_a_command_that_is_there() -> None:
-    """And no page has a command that is neither one of them nor `rlx-ort`."""
+    """And no page has a command that is neither one of them nor `rlx-ort`, or of a file that was moved."""
     commands = {
         step.text
         for page in PAGES
@@ -162,3 +162,5 @@ def test_every_exception_is_of_a_command_that_is_there() -> None:
     assert [pattern for pattern in NOT_RUN if not any(re.match(pattern, text) for text in commands)] == []
     known = re.compile("|".join([*NOT_RUN, r"([A-Z_]+=\S* )*rlx-ort "]))
     assert [text for text in commands if not known.match(text)] == []
+    files = {file for text in commands for file in re.findall(r"\b(?:tests|scripts|examples)/[\w/.]+", text)}
+    assert [file for file in files if not (ROOT / file).exists()] == []
