@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 from doc_pages import Step, run_page, steps
+
+import rlx_ort
+from rlx_ort import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
@@ -142,6 +147,19 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     folder.mkdir()
     if found:
         run_page(page, [_filled(step) for step in found], folder, BEFORE.get(page, ""))
+
+
+def test_the_examples_of_docstrings_run() -> None:
+    """Those that the reference shows, and that of `environment.RlxEnv`."""
+    public = {name: getattr(rlx_ort, name) for name in rlx_ort.__all__}
+    described = {name: item for name, item in public.items() if isinstance(item, type) or inspect.isroutine(item)}
+    finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner(verbose=False)
+    for name, item in {"RlxEnv": environment.RlxEnv, **described}.items():
+        for example in finder.find(item, name):
+            runner.run(example)
+    failed, attempted = runner.summarize(verbose=False)
+    assert attempted >= 5
+    assert failed == 0
 
 
 def test_pages_with_a_test_of_their_own_have_one() -> None:
