@@ -1,7 +1,7 @@
 """The code blocks of a Markdown page, and a program that runs them in order.
 
 `python`  runs, all blocks of a page in one namespace.
-`bash`    or no language: commands, one a line. Those that begin with `rlx-ort` run, with exit code 0.
+`bash`    or no language: commands, one a line. Those of `rlx-ort` run, with exit code 0; `export` is done.
 `console` commands after `$ ` and what they print; a following `$ echo $?` with a number states another exit code.
 `json`, `toml`  are parsed.
 `text`    is what a program prints or a picture; it holds no command and no Python.
@@ -98,6 +98,9 @@ def _command(where: str, text: str, code: int) -> None:
     from rlx_ort.cli import main
 
     words = shlex.split(text)
+    if words[0] == "export":
+        os.environ.update(word.split("=", 1) for word in words[1:])
+        return
     variables = {}
     while words and (set_here := VARIABLE.match(words[0])):
         variables[set_here[1]] = set_here[2]
