@@ -3,10 +3,15 @@
 // put into the page as text, never as markup.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colors = new Map(); // of the theme, read once: reading a style is slow
+function css(name) {
+  if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colors.get(name);
+}
 const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);
 const ALL_AT_ONCE = 40; // nodes; groups of larger models begin closed
 const READABLE = 0.6; // the least zoom to begin with
+const ASPECT = 2.4; // of the box of the graph
 const NODE = { width: 150, height: 34 };
 
 function el(tag, props = {}, ...children) {
@@ -35,6 +40,7 @@ function table(caption, columns, rows) {
     el("thead", {}, line("th", columns)), el("tbody", {}, ...rows.map((row) => line("td", row)))));
 }
 
+const short = (name) => (name.length > 24 ? `…${name.slice(-23)}` : name); // the end of a name tells nodes apart
 const section = (title, ...children) => el("section", {}, el("h2", {}, title), ...children);
 const shortEp = (ep) => ep.replace("ExecutionProvider", "") || "folded or fused";
 
@@ -49,11 +55,27 @@ function mixed(from, to, share) {
 function layout(sizes, links) {
   const graph = new dagre.graphlib.Graph();
   graph.setGraph({ nodesep: 24, ranksep: 36, marginx: 14, marginy: 14 }).setDefaultEdgeLabel(() => ({}));
-  sizes.forEach((size, id) => graph.setNode(id, { ...size }));
+  sizes.forEach((size, id) => graph.setNode(id, { width: size.w, height: size.h }));
   for (const [from, to] of links) graph.setEdge(from, to);
   dagre.layout(graph);
   const { width, height } = graph.graph();
   return { width, height, at: new Map([...sizes.keys()].map((id) => [id, graph.node(id)])) };
+}
+
+// Cuts a long chain into columns, so that it fills the width.
+function folded(whole) {
+  const columns = Math.max(1, Math.floor(Math.sqrt((ASPECT * whole.height) / whole.width)));
+  const tall = whole.height / columns;
+  let left = 0;
+  for (let column = 0; column < columns; column += 1) {
+    const spots = [...whole.at.values()].filter(({ y, done }) => !done && (y < (column + 1) * tall || column === columns - 1));
+    const shift = left - spots.reduce((least, { x, width }) => Math.min(least, x - width / 2), Infinity);
+    for (const spot of spots) {
+      Object.assign(spot, { x: spot.x + shift, y: spot.y - column * tall, done: true });
+      left = Math.max(left, spot.x + spot.width / 2 + 80);
+    }
+  }
+  return whole;
 }
 
 function graphPanel(view, color) {
@@ -68,7 +90,7 @@ function graphPanel(view, color) {
     const { like, first, count } = groups[number];
     const key = `${like} ${count}`;
     if (!layouts.has(key)) {
-      const sizes = new Map(Array.from({ length: count }, (_, at) => [String(at), NODE]));
+      const sizes = new Map(Array.from({ length: count }, (_, at) => [String(at), { w: NODE.width, h: NODE.height }]));
       layouts.set(key, layout(sizes, inside[number].map(([a, b]) => [String(a - first), String(b - first)])));
     }
     return layouts.get(key);
@@ -94,9 +116,10 @@ function graphPanel(view, color) {
     container: box, elements: [], layout: { name: "preset" }, minZoom: 0.01, maxZoom: 3, boxSelectionEnabled: false,
     autoungrabify: true, selectionType: "single", userZoomingEnabled: false, textureOnViewport: nodes.length > 1000, hideEdgesOnViewport: nodes.length > 1000,
     style: [
-      { selector: "node", style: { shape: "round-rectangle", width: "data(w)", height: "data(h)", label: "data(label)", "background-color": "data(color)", color: css("--text"), "text-valign": "center", "font-size": 11, "text-max-width": "142px", "text-wrap": "ellipsis", "min-zoomed-font-size": 6, "border-width": 1, "border-color": css("--line"), "z-index-compare": "manual", "z-index": 2 } },
+      { selector: "node", style: { shape: "round-rectangle", ...NODE, label: "data(label)", "background-color": "data(color)", color: css("--text"), "text-valign": "center", "font-size": 11, "min-zoomed-font-size": 6, "border-width": 1, "border-color": css("--line"), "z-index-compare": "manual", "z-index": 2 } },
+      { selector: "node[w]", style: { width: "data(w)", height: "data(h)" } },
       { selector: "node[kind = 'group']", style: { "border-width": 3, "border-style": "double", "text-wrap": "wrap" } },
-      { selector: "node[kind = 'box']", style: { "background-opacity": 0.25, "text-valign": "top", "text-margin-y": 14, "text-max-width": "400px", "z-index": 0, "border-style": "dashed" } },
+      { selector: "node[kind = 'box']", style: { "background-opacity": 0.25, "text-valign": "top", "text-margin-y": 14, "z-index": 0, "border-style": "dashed" } },
       { selector: "node:selected", style: { "border-width": 4, "border-color": css("--link") } },
       { selector: "edge", style: { width: 1.5, "line-color": css("--dim"), "curve-style": nodes.length > 1000 ? "haystack" : "straight", "target-arrow-shape": "triangle", "target-arrow-color": css("--dim"), "arrow-scale": 0.7, "z-index-compare": "manual", "z-index": 1 } },
       { selector: "edge[price]", style: { width: 3, "line-color": css("--cross"), "target-arrow-color": css("--cross"), label: "data(price)", color: css("--cross"), "font-size": 11, "text-background-color": css("--panel"), "text-background-opacity": 0.85, "min-zoomed-font-size": 6 } },
@@ -104,16 +127,27 @@ function graphPanel(view, color) {
   });
 
   const worth = (id) => sum(members(id).map((node) => node[mode.value]));
-  function painted(id) {
-    if (mode.value !== "device") return mixed(css("--cold"), css("--hot"), Math.sqrt(worth(id) / (painted.most || 1)));
-    const eps = members(id).map((node) => node.ep).filter(Boolean);
-    return color(eps.includes(view.ep) ? view.ep : eps[0] ?? "");
+  function shades(ids) {
+    if (mode.value === "device") {
+      legend.most = 0;
+      return ids.map((id) => {
+        const eps = members(id).map((node) => node.ep).filter(Boolean);
+        return color(eps.includes(view.ep) ? view.ep : eps[0] ?? "");
+      });
+    }
+    const times = ids.map(worth);
+    legend.most = times.reduce((a, b) => Math.max(a, b), 1);
+    return times.map((ns) => mixed(css("--cold"), css("--hot"), Math.sqrt(ns / legend.most)));
   }
   function paint() {
-    painted.most = mode.value === "device" ? 1 : Math.max(...cy.nodes("[kind != 'box']").map((node) => worth(node.id())), 1);
-    cy.batch(() => cy.nodes("[kind != 'box']").forEach((node) => { node.data("color", painted(node.id())); }));
+    const shown = cy.nodes("[kind != 'box']").toArray();
+    const made = shades(shown.map((node) => node.id()));
+    cy.batch(() => shown.forEach((node, at) => node.data("color", made[at])));
+    explain();
+  }
+  function explain() {
     const keys = mode.value === "device" ? [...new Set(nodes.map((node) => node.ep))].map((ep) => [color(ep), shortEp(ep)])
-      : [[css("--cold"), "no time"], [css("--hot"), time(painted.most)]];
+      : [[css("--cold"), "no time"], [css("--hot"), time(legend.most)]];
     if (crossings.length) keys.push([css("--cross"), "copied between devices"]);
     legend.replaceChildren(...keys.flatMap(([shade, text]) => {
       const swatch = el("span", { className: "swatch" });
@@ -128,25 +162,28 @@ function graphPanel(view, color) {
       const id = unit(at);
       if (sizes.has(id)) return;
       const inner = id[0] === "g" && opened.has(node.group) ? placed(node.group) : null;
-      sizes.set(id, inner ? { width: inner.width, height: inner.height + 20 } : id[0] === "g" ? { width: 190, height: 52 } : NODE);
+      sizes.set(id, inner ? { w: inner.width, h: inner.height + 20 } : id[0] === "g" ? { w: 190, h: 52 } : { w: NODE.width, h: NODE.height });
     });
-    const whole = layout(sizes, new Map(edges.map(([a, b]) => [unit(a), unit(b)]).filter(([a, b]) => a !== b).map((link) => [link.join(), link])).values());
+    const links = edges.map(([a, b]) => [unit(a), unit(b)]).filter(([a, b]) => a !== b);
+    const whole = folded(layout(sizes, new Map(links.map((link) => [link.join(), link])).values()));
     const made = [];
-    const add = (id, kind, label, { x, y }, { width: w, height: h }, shade) =>
-      made.push({ group: "nodes", data: { id, kind, label, w, h, color: shade }, position: { x, y } });
+    const add = (id, kind, label, { x, y }, size) =>
+      made.push({ group: "nodes", data: { id, kind, label, color: css("--none"), ...size }, position: { x, y } });
     sizes.forEach((size, id) => {
       const at = whole.at.get(id);
       const number = Number(id.slice(1));
-      if (id[0] === "n") return add(id, "node", nodes[number].name, at, NODE, "#888888");
+      if (id[0] === "n") return add(id, "node", short(nodes[number].name), at);
       const { label, first, count } = groups[number];
-      if (!opened.has(number)) return add(id, "group", `${label}\n${count} nodes, ${time(sum(members(id).map((node) => node.measured_ns)))}`, at, size, "#888888");
-      add(`b${number}`, "box", label, at, size, css("--none"));
+      if (!opened.has(number)) return add(id, "group", `${label}\n${count} nodes, ${time(sum(members(id).map((node) => node.measured_ns)))}`, at, size);
+      add(`b${number}`, "box", label, at, size);
       const inner = placed(number);
       inner.at.forEach((spot, offset) => {
-        const place = { x: at.x - size.width / 2 + spot.x, y: at.y - size.height / 2 + 20 + spot.y };
-        add(`n${first + Number(offset)}`, "node", nodes[first + Number(offset)].name, place, NODE, "#888888");
+        const place = { x: at.x - size.w / 2 + spot.x, y: at.y - size.h / 2 + 20 + spot.y };
+        add(`n${first + Number(offset)}`, "node", short(nodes[first + Number(offset)].name), place);
       });
     });
+    const real = made.filter((each) => each.data.kind !== "box");
+    shades(real.map((each) => each.data.id)).forEach((shade, at) => { real[at].data.color = shade; });
     const drawn = new Map();
     for (const [from, to, crossing] of edges) {
       const [source, target] = [end(from), end(to)];
@@ -160,16 +197,15 @@ function graphPanel(view, color) {
       made.push({ group: "edges", data: { source, target, ...cost } });
     });
     const picked = cy.$("node:selected").id();
-    cy.batch(() => { cy.elements().remove(); cy.add(made); });
-    paint();
+    cy.elements().remove();
+    cy.add(made);
+    explain();
     if (keep && picked) show(cy.$id(picked).length ? picked : unit(Number(picked.slice(1))));
     else {
       cy.fit(undefined, 20);
       if (cy.zoom() < READABLE && !keep) { // begin where the graph begins, with names that can be read
-        const top = cy.nodes().min((node) => node.position("y")).ele;
-        cy.zoom(READABLE);
-        cy.center(top);
-        cy.panBy({ x: 0, y: 40 - cy.height() / 2 });
+        const { x1, y1 } = cy.elements().boundingBox();
+        cy.viewport({ zoom: READABLE, pan: { x: 20 - READABLE * x1, y: 20 - READABLE * y1 } });
       }
     }
     box.dataset.drawn = cy.nodes().length;
@@ -254,7 +290,7 @@ function chart(label, config) {
 }
 
 const axis = (text, more = {}) => ({ title: { display: true, text, color: css("--dim") }, ticks: { color: css("--dim") }, grid: { color: css("--line") }, ...more });
-const shades = () => ["--d0", "--d1", "--d2", "--d3", "--d4", "--hot"].map(css);
+const series = () => ["--d0", "--d1", "--d2", "--d3", "--d4", "--hot"].map(css);
 
 function partsChart(view) {
   const shown = view.parts.slice(0, 12);
@@ -272,7 +308,7 @@ function rooflineChart({ peak, bandwidth, total_ns, kinds }) {
   const left = Math.min(knee / 30, ...points.map(([x]) => x)) / 2;
   const right = Math.max(knee * 10, ...points.map(([x]) => x)) * 2;
   const roof = { type: "line", label: `limit: ${peak.toPrecision(3)} GFLOP/s, ${bandwidth.toPrecision(3)} GB/s`, data: [[left, left * bandwidth], [knee, peak], [right, peak]].map(([x, y]) => ({ x, y })), borderColor: css("--text"), borderWidth: 1.5, pointRadius: 0 };
-  const dots = Object.entries(kinds).map(([name, found], at) => ({ label: `${name}, ${Math.round((100 * sum(found.map(([, , ns]) => ns))) / total_ns)} %`, backgroundColor: `${shades()[at]}bb`, data: found.map(([x, y, ns]) => ({ x, y, r: Math.max(22 * Math.sqrt(ns / total_ns), 3) })) }));
+  const dots = Object.entries(kinds).map(([name, found], at) => ({ label: `${name}, ${Math.round((100 * sum(found.map(([, , ns]) => ns))) / total_ns)} %`, backgroundColor: `${series()[at]}bb`, data: found.map(([x, y, ns]) => ({ x, y, r: Math.max(22 * Math.sqrt(ns / total_ns), 3) })) }));
   return chart("Roofline: predicted GFLOP/s of each kind of node by its operations per byte.", {
     type: "bubble", data: { datasets: [...dots, roof] },
     options: { scales: { x: axis("operations per byte read or written", { type: "logarithmic", min: left, max: right }), y: axis("GFLOP/s", { type: "logarithmic" }) } },
@@ -369,6 +405,7 @@ function comparison({ outputs, tolerance }) {
 
 let articles = [];
 function build() {
+  colors.clear();
   articles.forEach((part) => part.end());
   const reports = document.getElementById("reports");
   articles = data.reports.map(article);
