@@ -76,7 +76,8 @@ def views_of(
         return ""
 
     first = failure(candidates.fastest, "the device that is chosen")  # before anything about the graph is remembered
-    failures, seen = {}, set()
+    failures: dict[Device, str] = {}
+    seen: set[tuple[object, int]] = set()
     for device in candidates.ranked():
         provider = provider_of(device)
         place = (provider and provider.name, device.index)

@@ -77,10 +77,9 @@ def command(
 
     graph = read_model(model)
     compile_options = CompileOptions(dims=dims)
-    views, traces, failures, feeds = [], [], {}, None
-    if html_path is not None or trace_path is not None:
-        feeds = made_up_inputs(graph.inputs, dims, _SEED)
-        views, traces, failures = page.views_of(graph, policy, compile_options, feeds)
+    runs = html_path is not None or trace_path is not None
+    feeds = made_up_inputs(graph.inputs, dims, _SEED) if runs else {}
+    views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
     with progress("asking each device"):
         candidates = Candidates(graph, policy, compile_options, feeds).report()
     rows = []
@@ -108,7 +107,7 @@ def command(
         rows.append(row)
     if trace_path is not None:
         page.write_trace(trace_path, traces)
-    if html_path is not None and feeds is not None:
+    if html_path is not None:
         sizes = {**dims, **dims_of(graph, feeds)}
         splits = splits_of(graph, (row.device for row in candidates), compile_options, sizes)
         shown = document(model.name, rows, views, splits, dims=sizes)

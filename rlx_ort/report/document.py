@@ -7,7 +7,7 @@ a traced run measured, node by node.
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -32,13 +32,15 @@ from rlx_ort.selection.support import support_of
 SCHEMA = 1
 """The version of the document; it grows when a key changes its meaning or goes."""
 
+OTHERS = "all others"
+"""The kind of a roofline that stands for the less expensive ones."""
+
 _PROFILED_RUNS = 5
 _TIMED_S = 0.5  # of plain runs, which give the measured time
 _MOST_RUNS = 30
 _SMALLEST_GROUP, _MOST_GROUPS, _LOOSE = 8, 150, 40
 _SMALL = 150  # a model of so many nodes is shown whole
 _KINDS_SHOWN = 5
-_OTHERS = "all others"
 
 
 # --- one device
@@ -125,14 +127,17 @@ def view_of(
 
 
 def _measured(traced: TracedRun) -> dict[str, float]:
-    """Return the exported nodes' times in ns: the median over all runs but the first, of which there may be one."""
-    times: dict[str, list[int]] = defaultdict(list)
+    """Return the exported nodes' times in a run in ns: the median over all runs but the first."""
+    runs = sum(phase.name == "run" for phase in traced.phases)
+    times: dict[tuple[str, str], list[int]] = defaultdict(list)
     for node in traced.nodes:
-        times[node.name].append(node.ns)
-    found: Counter[str] = Counter()
-    for node in {node.name: node for node in traced.nodes}.values():
-        if node.exported:
-            found[node.exported] += statistics.median(times[node.name][1:] or times[node.name])
+        times[node.exported, node.name].append(node.ns)
+    found: dict[str, float] = defaultdict(float)
+    for (exported, _), each in times.items():
+        if exported:
+            turns = max(len(each) // runs, 1)  # more than one in a loop
+            sums = [sum(each[at : at + turns]) for at in range(0, len(each), turns)]
+            found[exported] += statistics.median(sums[1:] or sums)
     return dict(found)
 
 
@@ -156,7 +161,8 @@ def _crossings(
     from rlx_ort.calibration.features import workload_of
 
     placement, nbytes = traced.placement, workload_of(exported, dims).nbytes
-    rows, at = [], {}
+    rows: list[dict[str, Any]] = []
+    at: dict[tuple[str, str], int] = {}
     for value, ep in placement.crossings:
         size, to_device = nbytes.get(value, 0), ep == placement.requested
         at[value, ep] = len(rows)
@@ -299,7 +305,7 @@ def roofline(graph: Graph, model: BackendCostModel, dims: Mapping[str, int]) -> 
     kinds = dict(ordered[:_KINDS_SHOWN])
     rest = [point for _, points in ordered[_KINDS_SHOWN:] for point in points]
     if rest:
-        kinds[_OTHERS] = rest
+        kinds[OTHERS] = rest
     rates = [point.rate for points in kinds.values() for point in points]
     peak = max(*(model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096)), *rates)
     return Roofline(peak, model.memory_bw(), total_ns, kinds)
@@ -316,7 +322,7 @@ def splits_of(
     Each option is tried: the graph is judged again, which asks the device about its nodes. There are none for a device
     that is not here, unless the kernels of its provider are listed, and a device with several names counts once.
     """
-    seen = {}
+    seen: dict[tuple[str, int], Device] = {}
     for device in devices:
         provider = provider_of(device)
         if provider is not None and (is_available(device) or provider.judged_by()):
@@ -329,7 +335,7 @@ def _splits(graph: Graph, device: Device, options: CompileOptions, dims: Mapping
     refused = support_of(device, graph, strict).unsupported
     if not refused:
         return []
-    remedies = {
+    remedies: dict[str, dict[str, Any]] = {
         f"fix the sizes: {' '.join(f'--dim {name}={size}' for name, size in dims.items())}": {"dims": dims},
         "write ops in their basic form: RLX_KERNEL_DISPATCH=common": {
             "kernel_dispatch": KernelDispatch(KernelDispatchPolicy.FORCE_COMMON)
