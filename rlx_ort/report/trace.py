@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.ort_provider import save_optimized
 
 _MOST_WRITTEN_BYTES = 1 << 30  # of weights, for the names of fused nodes
+_BLOCKED = re.compile(r"_nchwc(?:_token_\d+)?$")  # ONNX Runtime names a node in blocked layout after its result
 _KERNEL = "_kernel_time"  # the suffix that ONNX Runtime gives the name of a node
 
 
@@ -104,19 +106,24 @@ class TracedRun:
                 elif event["name"].endswith(_KERNEL):
                     kernels.append((*timed, event["args"]))
         found = {name.removesuffix(_KERNEL): args["op_name"] for name, _, _, args in kernels}
-        known = {name: self.exported.node_of(name) for name in found}
+        writers = {value: node for node in self.exported.nodes for value in node.output_names}
+        known = {name: self.exported.node_of(name) or writers.get(_BLOCKED.sub("", name)) for name in found}
         if None in known.values():
-            known |= self._fused(graph, path.parent, {name: found[name] for name in found if known[name] is None})
+            unknown = {name: found[name] for name in found if known[name] is None}
+            known |= self._fused(graph, path.parent, unknown, writers)
         for name, start_ns, ns, args in kernels:
             name = name.removesuffix(_KERNEL)
             node = known[name]
             names = (name, "", "") if node is None else (name, self.exported.origin_names[node.origin], node.name)
             self.nodes.append(NodeRun(*names, args["op_name"], args["provider"], start_ns, ns))
 
-    def _fused(self, graph: Graph, folder: Path, unknown: Mapping[str, str]) -> dict[str, ExportedNode]:
-        """Return the exported node that each fused node ends in, for session nodes (name -> operator).
+    def _fused(
+        self, graph: Graph, folder: Path, unknown: Mapping[str, str], writers: Mapping[str, ExportedNode]
+    ) -> dict[str, ExportedNode]:
+        """Return the exported node that each fused node ends in.
 
-        A fused node keeps the name of its result only, so ONNX Runtime optimises the graph once more, into a file.
+        `unknown` has the operators of session nodes, `writers` the exported nodes by the values that they write. A fused
+        node keeps the name of its result only, so ONNX Runtime optimises the graph once more, into a file.
         """
         import onnx
 
@@ -133,8 +140,7 @@ class TracedRun:
         nodes = {node.name: node for node in onnx.load(path, load_external_data=False).graph.node}
         if any(name in nodes and nodes[name].op_type != op for name, op in unknown.items()):
             return {}  # the options of the session led to other fusions
-        producers = {output: node for node in self.exported.nodes for output in node.output_names}
-        ends = {name: [producers.get(output) for output in nodes[name].output] for name in unknown if name in nodes}
+        ends = {name: [writers.get(output) for output in nodes[name].output] for name in unknown if name in nodes}
         return {name: node for name, made in ends.items() for node in made[:1] if node is not None}
 
 

@@ -205,7 +205,8 @@ function graphPanel(view, color) {
       cy.fit(undefined, 20);
       if (cy.zoom() < READABLE && !keep) { // begin where the graph begins, with names that can be read
         const { x1, y1 } = cy.elements().boundingBox();
-        cy.viewport({ zoom: READABLE, pan: { x: 20 - READABLE * x1, y: 20 - READABLE * y1 } });
+        const left = Math.min(20 - READABLE * x1, cy.width() / 2 - READABLE * cy.$id(end(0)).position("x"));
+        cy.viewport({ zoom: READABLE, pan: { x: left, y: 20 - READABLE * y1 } });
       }
     }
     box.dataset.drawn = cy.nodes().length;
@@ -356,6 +357,7 @@ function splitsSection(report, view) {
     children.push(el("div", {}, el("p", {}, el("strong", {}, `${split.device}: `), `${split.nodes.length} ${split.nodes.length === 1 ? "node" : "nodes"}: ${split.reason}`), el("p", { className: "dim" }, named), el("ul", {}, ...repairs)));
   }
   if (view && !view.crossings.length) children.unshift(el("p", {}, `Nothing is copied between devices in a run on ${view.device}.`));
+  if (!children.length) children.push(el("p", {}, "No run, and no node that a device is known to refuse."));
   return section("What splits the graph, and how to repair it", ...children);
 }
 

@@ -14,6 +14,7 @@ import pytest
 from rlx_ort import from_onnx
 from rlx_ort.device import Device
 from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.report.trace import TracedRun, trace_document, traced_run
 
@@ -49,6 +50,22 @@ def test_every_node_has_the_users_name(dims: dict[str, int]) -> None:
     assert nameless <= {"Reshape"}  # those that ONNX Runtime puts around a product of known sizes
     fused = {node.origin: node.op_type for node in traced.nodes if node.op_type == "SkipLayerNormalization"}
     assert {"y0", "x1"} <= fused.keys()
+
+
+def test_convolutions_in_blocked_layout_have_the_users_name() -> None:
+    """The CPU runs them under the name of their result."""
+    graph = Graph("convolutions")
+    x = graph.input("x", [1, 16, 8, 8])
+    weight = graph.param("w", [16, 16, 3, 3], data=np.ones((16, 16, 3, 3), np.float32))
+    kind = x.type
+    for at in range(2):
+        [x] = graph.onnx_node("Conv", [x, weight], {"pads": [1, 1, 1, 1]}, types=[kind], name=f"conv_{at}")
+        [x] = graph.onnx_node("Relu", [x], types=[kind], name=f"relu_{at}")
+    graph.outputs = [x]
+    traced = traced_run(graph, {"x": np.ones((1, 16, 8, 8), np.float32)}, functools.partial(Device, "cpu"))
+    named = {node.origin for node in traced.nodes if node.op_type.endswith("Conv")}
+    assert len(named) == 2
+    assert named <= {"conv_0", "conv_1", "relu_0", "relu_1"}
 
 
 def test_nodes_run_within_a_run(device: Device) -> None:
