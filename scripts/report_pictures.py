@@ -48,12 +48,15 @@ def _mode(value: str) -> str:
     return f"const mode = {find}; mode.value = '{value}'; mode.dispatchEvent(new Event('change'));"
 
 
+ALL = "[...document.querySelectorAll('button')].find((button) => button.textContent === 'show all').click();"
 SIZES = ("--dim", "batch=4", "--dim", "tokens=32")
 SCROLL = "[...document.querySelectorAll('h2')].find((title) => title.textContent.startsWith('Nodes')).scrollIntoView();"
 PICTURED = {
-    "resnet50": Picture(("report", "resnet50.onnx", "--only", "cpu"), _mode("measured_ns"), height=900),
+    "resnet50": Picture(("report", "resnet50.onnx", "--only", "cpu"), _mode("measured_ns") + ALL, height=1050),
     "densenet121": Picture(("report", "densenet121.onnx", "--only", "cpu"), SCROLL, height=1500),
-    "inception_v1": Picture(("report", "inception_v1.onnx", "--only", "cpu"), _mode("predicted_ns"), "dark", 900),
+    "inception_v1": Picture(
+        ("report", "inception_v1.onnx", "--only", "cpu"), _mode("predicted_ns") + ALL, "dark", 1050
+    ),
     "decoder": Picture(("report", "decoder.onnx", "--only", "webgpu")),
     "classifier": Picture(
         ("compare", "classifier.onnx", "--device", "cpu", "--device", "webgpu", "--assisted", *SIZES)

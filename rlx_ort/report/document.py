@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.execution.benchmark import timed_block
@@ -84,25 +84,27 @@ def view_of(
     model = cost_model(device)
     measured = _measured(traced)
     predicted = {} if estimate is None else {term.name: (term.ns, term.kind) for term in estimate.terms}
-    groups, group_of = _grouped(exported)
+    sites = traced.placement.sites
+    kept = [node for node in exported.nodes if node.name in sites]  # the others were folded away
+    groups, group_of = _grouped(kept)
     crossings, crossing_at = _crossings(traced, model, exported, dims)
-    producers = {name: at for at, node in enumerate(exported.nodes) for name in node.output_names if name}
+    producers = {name: at for at, node in enumerate(kept) for name in node.output_names if name}
     nodes = [
         {
             "name": exported.origin_names.get(node.origin) or node.name,
             "node": node.name,
             "op": node.op_type,
             "out": ", ".join(map(str, node.outputs)),
-            "ep": traced.placement.sites.get(node.name, ""),
+            "ep": sites[node.name],
             "predicted_ns": predicted.get(node.name, (None, ""))[0],
             "measured_ns": measured.get(node.name),
             "group": group_of.get(at),
         }
-        for at, node in enumerate(exported.nodes)
+        for at, node in enumerate(kept)
     ]
     edges = dict.fromkeys(
-        (producers[name], at, crossing_at.get((name, traced.placement.sites.get(node.name, "")), -1))
-        for at, node in enumerate(exported.nodes)
+        (producers[name], at, crossing_at.get((name, sites[node.name]), -1))
+        for at, node in enumerate(kept)
         for name in node.input_names
         if name in producers
     )
@@ -115,6 +117,7 @@ def view_of(
         "measured_ns": measured_ns,
         "placement_share": traced.placement.requested_share,
         "nodes": nodes,
+        "folded": len(exported.nodes) - len(kept),
         "edges": list(edges),
         "groups": [asdict(group) for group in groups],
         "crossings": crossings,
@@ -206,11 +209,11 @@ class Group:
     count: int
 
 
-def _grouped(exported: ExportedModel) -> tuple[list[Group], dict[int, int]]:
-    """Return the groups of a model's nodes, and node -> its group."""
+def _grouped(nodes: Sequence[ExportedNode]) -> tuple[list[Group], dict[int, int]]:
+    """Return the groups of nodes, and the place of each node -> its group."""
     looks: dict[object, int] = {}
     codes = np.array(
-        [looks.setdefault((node.op_type, node.body, *map(_look, node.outputs)), len(looks)) for node in exported.nodes]
+        [looks.setdefault((node.op_type, node.body, *map(_look, node.outputs)), len(looks)) for node in nodes]
     )
     groups = groups_of(codes)
     return groups, {

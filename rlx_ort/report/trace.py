@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class NodeRun:
     """One node in one run, as ONNX Runtime's profile has it.
 
     `name` is the node's name in the session, `origin` that of the user's node and `exported` that of the exported
-    model's, both empty for a node that ONNX Runtime added. A fused node is the last of those it was made from. Times
+    model's, both empty for a node that ONNX Runtime added. A fused node counts as the one of its operator. Times
     are in ns, from the beginning of the trace; ONNX Runtime counts whole microseconds and adds some to each node.
     """
 
@@ -111,9 +111,11 @@ class TracedRun:
         if None in known.values():
             unknown = {name: found[name] for name in found if known[name] is None}
             known |= self._fused(graph, path.parent, unknown, writers)
+        ends = {node.name for node in known.values() if node is not None}
+        cores = {name: node and _core(node, found[name], writers, ends) for name, node in known.items()}
         for name, start_ns, ns, args in kernels:
             name = name.removesuffix(_KERNEL)
-            node = known[name]
+            node = cores[name]
             names = (name, "", "") if node is None else (name, self.exported.origin_names[node.origin], node.name)
             self.nodes.append(NodeRun(*names, args["op_name"], args["provider"], start_ns, ns))
 
@@ -122,8 +124,8 @@ class TracedRun:
     ) -> dict[str, ExportedNode]:
         """Return the exported node that each fused node ends in.
 
-        `unknown` has the operators of session nodes, `writers` the exported nodes by the values that they write. A fused
-        node keeps the name of its result only, so ONNX Runtime optimises the graph once more, into a file.
+        `unknown` has the operators of session nodes, `writers` the exported nodes by the values that they write. A
+        fused node keeps the name of its result only, so ONNX Runtime optimises the graph once more, into a file.
         """
         import onnx
 
@@ -142,6 +144,19 @@ class TracedRun:
             return {}  # the options of the session led to other fusions
         ends = {name: [writers.get(output) for output in nodes[name].output] for name in unknown if name in nodes}
         return {name: node for name, made in ends.items() for node in made[:1] if node is not None}
+
+
+def _core(end: ExportedNode, op_type: str, writers: Mapping[str, ExportedNode], ends: Collection[str]) -> ExportedNode:
+    """Return the node that a fused node is named after by its operator, as the Conv before a Relu; else its end."""
+    seen = {end.name}
+    todo = [end]
+    for node in todo:
+        if node.op_type in op_type:
+            return node
+        before = [writers[name] for name in node.input_names if name in writers]
+        todo += (new := [each for each in before if each.name not in seen and each.name not in ends])
+        seen.update(each.name for each in new)
+    return end
 
 
 def traced_run(

@@ -48,6 +48,7 @@ def sample_report(layers: int, each: int, title: str = "sample.onnx", name: str 
         "measured_ns": 3e6,
         "placement_share": 0.9,
         "nodes": nodes,
+        "folded": 2,
         "edges": edges,
         "groups": [
             {"label": f"repeat {layer + 1} of {layers}", "like": 0, "first": layer * each, "count": each}

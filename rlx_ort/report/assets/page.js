@@ -42,7 +42,7 @@ function table(caption, columns, rows) {
 
 const short = (name) => (name.length > 24 ? `…${name.slice(-23)}` : name); // the end of a name tells nodes apart
 const section = (title, ...children) => el("section", {}, el("h2", {}, title), ...children);
-const shortEp = (ep) => ep.replace("ExecutionProvider", "") || "folded or fused";
+const shortEp = (ep) => ep.replace("ExecutionProvider", "");
 
 function mixed(from, to, share) {
   const parts = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
@@ -131,8 +131,8 @@ function graphPanel(view, color) {
     if (mode.value === "device") {
       legend.most = 0;
       return ids.map((id) => {
-        const eps = members(id).map((node) => node.ep).filter(Boolean);
-        return color(eps.includes(view.ep) ? view.ep : eps[0] ?? "");
+        const eps = members(id).map((node) => node.ep);
+        return color(eps.includes(view.ep) ? view.ep : eps[0]);
       });
     }
     const times = ids.map(worth);
@@ -279,7 +279,8 @@ function graphPanel(view, color) {
   const tools = el("div", { className: "tools" }, mode, search,
     button("open all groups", () => { groups.forEach((_, number) => opened.add(number)); draw(true); }),
     button("close all groups", () => { opened.clear(); draw(true); }), button("show all", () => cy.fit(undefined, 20)), legend);
-  return { panel: section(`Graph on ${view.device}`, tools, box, details), reveal, start: () => { cy.resize(); draw(); }, end: () => cy.destroy() };
+  const hidden = view.folded ? [el("p", { className: "dim" }, `${view.folded} nodes are not shown: ONNX Runtime folded them into constants when it opened the session.`)] : [];
+  return { panel: section(`Graph on ${view.device}`, tools, box, details, ...hidden), reveal, start: () => { cy.resize(); draw(); }, end: () => cy.destroy() };
 }
 
 // --- charts
@@ -365,8 +366,8 @@ function article(report) {
   const root = el("article", {});
   const body = el("div", {});
   let started = [];
-  const eps = [...new Set(report.views.flatMap((view) => view.nodes.map((node) => node.ep)))].filter(Boolean).sort();
-  const color = (ep) => (ep ? css(`--d${eps.indexOf(ep) % 5}`) : css("--none"));
+  const eps = [...new Set(report.views.flatMap((view) => view.nodes.map((node) => node.ep)))].sort();
+  const color = (ep) => css(`--d${eps.indexOf(ep) % 5}`);
   function fill(view) {
     started.forEach((part) => part.end?.());
     const graph = graphPanel(view, color);

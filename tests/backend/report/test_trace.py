@@ -53,7 +53,7 @@ def test_every_node_has_the_users_name(dims: dict[str, int]) -> None:
 
 
 def test_convolutions_in_blocked_layout_have_the_users_name() -> None:
-    """The CPU runs them under the name of their result."""
+    """The CPU runs them under the name of their result, which a Relu after them writes."""
     graph = Graph("convolutions")
     x = graph.input("x", [1, 16, 8, 8])
     weight = graph.param("w", [16, 16, 3, 3], data=np.ones((16, 16, 3, 3), np.float32))
@@ -64,8 +64,7 @@ def test_convolutions_in_blocked_layout_have_the_users_name() -> None:
     graph.outputs = [x]
     traced = traced_run(graph, {"x": np.ones((1, 16, 8, 8), np.float32)}, functools.partial(Device, "cpu"))
     named = {node.origin for node in traced.nodes if node.op_type.endswith("Conv")}
-    assert len(named) == 2
-    assert named <= {"conv_0", "conv_1", "relu_0", "relu_1"}
+    assert named == {"conv_0", "conv_1"}
 
 
 def test_nodes_run_within_a_run(device: Device) -> None:
