@@ -65,7 +65,6 @@ def command(
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.report.trace import traced_run
-    from rlx_ort.resilience.limits import limited
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.selection.policy import device_chain_from_env
 
@@ -77,24 +76,22 @@ def command(
     # One run does not outlive a bridge: the device that opens would never answer.
     resilience = Resilience.from_env() or Resilience(bridge=False) if resilient else None
     with GraphDevices(graph, policy, CompileOptions(placement=rule, dims=dims), resilience=resilience) as runner:
-
-        def answer() -> tuple[Device, list[Any], list[tuple[Device, str]]]:
+        refused: list[tuple[Device, str]] = []
+        with progress("running"):
             if trace_path is not None:
                 kept = rule or (PlacementRule.ASSISTED if named is None else PlacementRule.STRICT)
                 how = runner.options.with_(placement=kept)
                 traced = traced_run(graph, feeds, lambda: runner.resolve_with_inputs(feeds, named), how)
                 page.write_trace(trace_path, [traced])
-                return traced.device, traced.outputs, []
-            if named is not None:
-                return named, runner.run(named, feeds), []
-            if tries and not resilient:
-                return _first_that_works(runner, tries, feeds)
-            used, outputs = runner.run_chosen(feeds)
-            failed = () if runner.last_run is None else runner.last_run.attempts
-            return used, outputs, [*runner.last_attempts, *((attempt.device, attempt.reason) for attempt in failed)]
-
-        with progress("running"):
-            used, outputs, refused = limited(answer)  # so that Ctrl-C ends the run
+                used, outputs = traced.device, traced.outputs
+            elif named is not None:
+                used, outputs = named, runner.run(named, feeds)
+            elif tries and not resilient:
+                used, outputs, refused = _first_that_works(runner, tries, feeds)
+            else:
+                used, outputs = runner.run_chosen(feeds)
+                failed = () if runner.last_run is None else runner.last_run.attempts
+                refused = [*runner.last_attempts, *((attempt.device, attempt.reason) for attempt in failed)]
         results = dict(zip((value.name for value in graph.outputs), outputs, strict=True))
         placement = runner.placement(used)
         health = runner.health() if resilient else []
