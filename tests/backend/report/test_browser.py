@@ -17,6 +17,7 @@ from sample_reports import sample_report
 from rlx_ort.report.page import rendered
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed")
 
@@ -54,7 +55,7 @@ def opened(browser: Any, tmp_path: Path) -> Any:
         theme(browser, "light")
         browser.get(path.as_uri())
         ready = "return document.documentElement.dataset.ready"
-        assert browser.execute_script(ready) is not None, browser.get_log("browser")
+        WebDriverWait(browser, 30).until(lambda found: found.execute_script(ready))  # on a busy machine `get` is early
         return browser
 
     return show
