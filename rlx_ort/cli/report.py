@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli import options
+from rlx_ort.cli import options, page
 from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import duration, note, print_json, print_table, progress
 from rlx_ort.errors import RlxError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.policy import DevicePolicy
 
+_SEED = 0
 _COLUMNS = (
     *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
     *("judged_by", "hardware"),
@@ -31,7 +32,14 @@ _COLUMNS = (
 @options.model
 @options.policy(device_too=True)
 @options.dims
-@click.option("--open", "open_sessions", is_flag=True, help="Open a session on each device and read its placement.")
+@click.option(
+    "--open",
+    "open_sessions",
+    is_flag=True,
+    help="Open a session on each device and read its placement; with --html, show the page in the browser.",
+)
+@page.html
+@page.trace
 @click.option("--why", is_flag=True, help="Show the parts of each predicted time, and why the choice was made.")
 @click.option(
     "--plot",
@@ -46,6 +54,8 @@ def command(
     policy: DevicePolicy,
     dims: dict[str, int],
     open_sessions: bool,
+    html_path: Path | None,
+    trace_path: Path | None,
     why: bool,
     plot_path: Path | None,
     with_ops: bool,
@@ -55,16 +65,23 @@ def command(
 
     For each: whether it takes MODEL, its predicted time, and what blocks it.
 
-    Predictions need sizes: give the named dims with --dim, else each counts with the cost model's stand-in size.
+    Predictions need sizes: give the named dims with --dim, else each counts with the cost model's stand-in size. With
+    --html or --trace the model runs on made-up inputs, in which a dim without a size is 1.
     """
+    from rlx_ort.cli.arrays import made_up_inputs
     from rlx_ort.execution.placement import format_dispatch_report, report_as_dict
     from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.selection.candidates import device_report
+    from rlx_ort.report.document import document, splits_of
+    from rlx_ort.selection.candidates import Candidates
+    from rlx_ort.selection.predict import dims_of
 
     graph = read_model(model)
     compile_options = CompileOptions(dims=dims)
+    runs = html_path is not None or trace_path is not None
+    feeds = made_up_inputs(graph.inputs, dims, _SEED) if runs else {}
+    views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
     with progress("asking each device"):
-        candidates = device_report(graph, policy, compile_options)
+        candidates = Candidates(graph, policy, compile_options, feeds).report()
     rows = []
     for candidate in candidates:
         row: dict[str, Any] = {
@@ -74,7 +91,9 @@ def command(
             "assumed_dims": candidate.assumed_dims,
         }
         placement = None
-        if open_sessions:
+        if candidate.device in failures:
+            row["open_error"] = failures[candidate.device]
+        elif open_sessions and html_path is None:
             error = None
             if candidate.supports_graph and policy.allows(candidate.device):
                 with progress(f"opening a session on {candidate.label}"):
@@ -86,6 +105,13 @@ def command(
         if with_ops:
             row["dispatch"] = _dispatch(graph, candidate.device, compile_options, placement)
         rows.append(row)
+    if trace_path is not None:
+        page.write_trace(trace_path, traces)
+    if html_path is not None:
+        sizes = {**dims, **dims_of(graph, feeds)}
+        splits = splits_of(graph, (row.device for row in candidates), compile_options, sizes)
+        shown = document(model.name, rows, views, splits, dims=sizes)
+        page.write_page(html_path, open_sessions, [shown])
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
 
@@ -97,7 +123,7 @@ def command(
                 row["dispatch"] = report_as_dict(row["dispatch"])
         print_json({"model": str(model), "dims": dims, "devices": rows})
         return
-    _print(rows, open_sessions)
+    _print(rows, open_sessions and html_path is None)
     if why:
         _print_reasons(rows, policy)
     for row in rows:
