@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -80,6 +81,7 @@ def command(
         token = os.environ.get(token_env)
         if not token:
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
+    gc.disable()  # imports create no garbage
     try:
         from rlx_ort.serving import access
         from rlx_ort.serving import host as hosting
@@ -87,6 +89,7 @@ def command(
         from rlx_ort.serving.rest import HttpOptions
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
+        gc.enable()
         raise click.ClickException(f"serving needs more packages ({err}); pip install 'rlx_ort[serve]'") from err
 
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
@@ -113,6 +116,8 @@ def command(
 
         def loaded() -> None:
             names = [name for name, entry in repository.entries.items() if entry.loaded]
+            gc.freeze()
+            gc.enable()
             failed = len(repository.entries) - len(names)
             note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
 
@@ -120,7 +125,10 @@ def command(
 
     import asyncio  # 50 ms, which `rlx-ort --help` need not take
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 def _allow_connections() -> None:
