@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rlx_ort.serving.rest import VIEWS, ConnectionLimits
+from rlx_ort.serving.rest import ConnectionLimits
 
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
 _MOST_PIPELINED = 16
@@ -26,10 +26,10 @@ class _HeadFirst:
         self._is_held = False
         self.is_closing = transport.is_closing
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes) -> None:
         """Hold the head; send anything else."""
         if not self._is_held:
-            self._head, self._is_held = bytes(data), True
+            self._head, self._is_held = data, True
             return
         head, self._head = self._head, b""
         if head and len(data) <= _JOINED_BYTES:
@@ -77,7 +77,6 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start the time of the head."""
         super().on_message_begin()
-        self.scope["extensions"] = {VIEWS: {}}
         self._since_s = self.loop.time()
         self._in_head = self._begun = True
 

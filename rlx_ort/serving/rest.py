@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,8 +28,6 @@ from rlx_ort.serving.scheduler import Answer
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 INLINE_BYTES = 64 << 10
 """JSON, texts and compressed bodies beyond this are read in a thread."""
-VIEWS = "rlx_ort.views"
-"""An extension of ASGI: bodies of answers may be memory views."""
 _HEADER = "Inference-Header-Content-Length"
 _HEADER_KEY = _HEADER.lower().encode()
 _WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away
@@ -176,13 +174,14 @@ class ClientGoneError(Exception):
 class Request:
     """A request as an ASGI server hands it over; of headers that are repeated, the last one counts."""
 
-    __slots__ = ("headers", "is_read", "model", "receive", "scope", "version")
+    __slots__ = ("headers", "held_bytes", "is_read", "model", "receive", "scope", "version")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope, self.receive = scope, receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.model = self.version = ""
         self.is_read = False
+        self.held_bytes = 0
 
     def header(self, name: bytes) -> str:
         """Return a header, named in lower case; empty if it is not there."""
@@ -212,7 +211,7 @@ class Reply:
 
     def __init__(
         self,
-        body: bytes | Sequence[bytes | memoryview],
+        body: bytes | Sequence[bytes],
         status: int = 200,
         media_type: bytes = b"application/json",
         headers: Sequence[tuple[bytes, bytes]] = (),
@@ -302,6 +301,8 @@ class _Rest:
             raise
         except Exception as err:  # whatever it is, the answer has the protocol's form
             return _Refusal(*described(err), retry_after_s=_retry_after_s(err))
+        finally:
+            self._held_bytes -= request.held_bytes
 
     def _route(self, request: Request, path: str) -> tuple[str, Handler]:
         """Return the method and the handler of a path, and note the model that it names.
@@ -344,18 +345,17 @@ class _Rest:
         length = request.once(_HEADER_KEY)
         if length is not None and not (length.isascii() and length.isdigit() and len(length) < 19):
             raise ServingError(f"{_HEADER} is {length!r}, not a number of bytes", 400)
-        async with self._body(request) as body:
-            wanted = await self._parsed(body, None if length is None else int(length))
-            model, found = await _unless_gone(request, self._run(request, wanted))
+        body = await self._body(request)
+        wanted = await self._parsed(body, None if length is None else int(length))
+        model, found = await _unless_gone(request, self._run(request, wanted))
         elements = sum(array.size for array in found.outputs.values())
         make = functools.partial(answer, wanted, model.name, model.version, found.outputs, model.output_types)
         head, parts = make() if elements * 8 <= INLINE_BYTES or wanted.is_binary else await asyncio.to_thread(make)
         if not parts:
             return Reply(head)
-        body_parts: Sequence[bytes | memoryview] = [head, *parts]
-        if sum(map(len, body_parts)) <= _JOINED_BYTES or VIEWS not in (request.scope.get("extensions") or ()):
-            body_parts = [b"".join(body_parts)]
-        return Reply(body_parts, 200, b"application/octet-stream", ((_HEADER_KEY, b"%d" % len(head)),))
+        parts.insert(0, head)
+        sent = b"".join(parts) if sum(map(len, parts)) <= _JOINED_BYTES else parts
+        return Reply(sent, 200, b"application/octet-stream", ((_HEADER_KEY, b"%d" % len(head)),))
 
     async def _run(self, request: Request, wanted: InferRequest) -> tuple[ServedModel, Answer]:
         model = self._model(request)  # a reload since the request began has replaced it; nothing is awaited in between
@@ -371,9 +371,8 @@ class _Rest:
             return await asyncio.to_thread(parse_request, memoryview(body), header_bytes)
         return parse_request(memoryview(body), header_bytes)
 
-    @contextlib.asynccontextmanager
-    async def _body(self, request: Request) -> AsyncIterator[bytes | bytearray]:
-        """Read the body; while the caller uses it, its bytes count against the limit of all requests."""
+    async def _body(self, request: Request) -> bytes | bytearray:
+        """Read the body; until the request is answered, its bytes count against the limit of all requests."""
         most = self._options.most_bytes
         said = request.header(b"content-length")
         if said.isdigit() and int(said) > most:
@@ -382,42 +381,36 @@ class _Rest:
         if coding not in ("", "identity", *_INFLATERS):
             raise ServingError(f"the body is encoded as {coding!r}; known: gzip, deflate", 415)
         body: bytes | bytearray = b""
-        held = 0
+        more = True
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            piece, more = message.get("body", b""), message.get("more_body", False)
+            self._hold(request, len(piece))
+            if body:
+                body += piece
+            else:
+                body = bytearray(piece) if more else piece
+            if len(body) > most:
+                raise ServingError(f"the body has more than the {most} bytes that are allowed", 413)
+        request.is_read = True
+        if coding in _INFLATERS:
+            inflate = functools.partial(_inflated, body, _INFLATERS[coding], most)
+            body = inflate() if len(body) <= INLINE_BYTES // 64 else await asyncio.to_thread(inflate)
+            self._hold(request, len(body))
+        return body
 
-        def hold(more: int) -> None:
-            nonlocal held
-            if self._held_bytes + more > self._options.most_held_bytes:
-                raise ServingError("the requests of all clients take too much memory; try again later", 503)
-            held += more
-            self._held_bytes += more
-
-        try:
-            more = True
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                piece, more = message.get("body", b""), message.get("more_body", False)
-                hold(len(piece))
-                if not body:
-                    body = bytearray(piece) if more else piece
-                else:
-                    body += piece
-                if len(body) > most:
-                    raise ServingError(f"the body has more than the {most} bytes that are allowed", 413)
-            request.is_read = True
-            if coding in _INFLATERS:
-                inflate = functools.partial(_inflated, body, _INFLATERS[coding], most)
-                body = inflate() if len(body) <= INLINE_BYTES // 64 else await asyncio.to_thread(inflate)
-                hold(len(body))
-            yield body
-        finally:
-            self._held_bytes -= held
+    def _hold(self, request: Request, count: int) -> None:
+        if self._held_bytes + count > self._options.most_held_bytes:
+            raise ServingError("the requests of all clients take too much memory; try again later", 503)
+        request.held_bytes += count
+        self._held_bytes += count
 
     async def _document(self, request: Request) -> dict[str, Any]:
         """Return the JSON of a request whose body may be empty."""
-        async with self._body(request) as body:
-            return parse_document(memoryview(body)) if body.strip() else {}
+        body = await self._body(request)
+        return parse_document(body) if body.strip() else {}
 
     async def live(self, request: Request) -> Reply:
         return Reply(b"{}")
@@ -544,7 +537,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _inflated(body: bytearray, window: int, most: int) -> bytearray:
+def _inflated(body: bytes | bytearray, window: int, most: int) -> bytearray:
     try:
         inflater = zlib.decompressobj(window)
         found = bytearray(inflater.decompress(body, most + 1))

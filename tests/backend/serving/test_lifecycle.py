@@ -294,11 +294,18 @@ def test_a_package_that_cannot_be_opened_in_full_is_unloaded(warmed: Path) -> No
     assert warm_package(path, [Device.CPU])[0].starts
     graph = path / "graph.json"
     graph.write_bytes(graph.read_bytes().replace(b"relu", b"rely"))
-    served, thread = started(path, HttpOptions(), ServeOptions())
-    assert waits(lambda: "graph.json" in served.repository.index()[0]["reason"])
-    assert not served.repository.ready
-    served.end()
-    thread.join(30)
+    repository = Repository([path])
+
+    async def load() -> None:
+        await repository.load_all(complete=False)
+        assert repository.ready
+        repository.complete()
+        await repository.find("bare").completed()
+        assert not repository.ready
+        assert "graph.json" in repository.index()[0]["reason"]
+        await repository.close()
+
+    asyncio.run(load())
 
 
 def test_a_package_that_may_not_run_on_the_cpu_does_not_start_there(warmed: Path) -> None:
