@@ -36,7 +36,7 @@ _LONGEST_ERROR = 2000  # characters; gRPC sends the text as a header, and reques
 _LINGER_S, _LINGER_BYTES = 1.0, 16 << 20  # how long a refused body is still read, so that its client sees the answer
 _JOINED_BYTES = 64 << 10  # parts of an answer below this are sent as one
 _PAGE_HEADERS = (
-    (b"content-security-policy", b"default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"),
+    (b"content-security-policy", b"default-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
 )
 _log = logging.getLogger(__name__)
@@ -465,7 +465,8 @@ class _Rest:
     async def page(self, request: Request) -> Reply:
         from rlx_ort.serving.status import PAGE
 
-        return Reply(PAGE.encode(), 200, b"text/html; charset=utf-8", _PAGE_HEADERS)
+        page = PAGE.replace("ASKS_TOKEN", "false" if self._options.token is None else "true")
+        return Reply(page.encode(), 200, b"text/html; charset=utf-8", _PAGE_HEADERS)
 
 
 def _json(document: object) -> Reply:
