@@ -35,6 +35,7 @@ HERE = Path(__file__)
 _PRODUCT_WIDTH = 768
 _VOCABULARY = 1024
 _CLIENTS = 64
+_ALL_SERVERS = {"precision": "f32"}  # settings that the command line gives
 _DTYPES = {"FP32": np.float32, "INT64": np.int64}
 
 
@@ -127,7 +128,7 @@ class Child:
 @contextlib.contextmanager
 def child(role: str, python: str = sys.executable, **settings: Any) -> Iterator[Child]:
     """Run a process for the length of a block."""
-    found = Child(role, python, **settings)
+    found = Child(role, python, **({**_ALL_SERVERS, **settings} if role == "server" else settings))
     try:
         yield found
     finally:
@@ -154,7 +155,7 @@ def server_role(settings: Mapping[str, Any]) -> None:
         setattr(scheduler.Lane, "cap", lambda lane: lane._most)  # noqa: B010  # the type of a method cannot be assigned
     if settings.get("faults"):
         add_faulty_device()
-    options = ServeOptions(DevicePolicy.only(settings["devices"]), batch)
+    options = ServeOptions(DevicePolicy.only(settings["devices"]), batch, precision=settings["precision"])
 
     async def run() -> None:
         repository = Repository([Path(settings["folder"])], options)
@@ -727,6 +728,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--precision", default="f32", help="in which the server computes: f32, tf32, f16, bf16")
     parser.add_argument("--clients", type=int, default=_CLIENTS, help="clients for several devices")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one load")
     parser.add_argument("--rounds", type=int, default=5)
@@ -740,6 +742,7 @@ def main() -> int:
         )
         return 0
     devices = args.devices.split(",")
+    _ALL_SERVERS["precision"] = args.precision
     args.gpu = any(device != "cpu" for device in devices)
     report, parts = Report(), args.parts.split(",")
     sys.path.insert(0, str(HERE.parent))

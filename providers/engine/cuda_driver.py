@@ -11,13 +11,14 @@ https://docs.nvidia.com/cuda/cuda-driver-api/
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuInit": [_U],
     "cuDevicePrimaryCtxRetain": [_P, ctypes.c_int],
     "cuCtxSetCurrent": [_P],
+    "cuCtxPushCurrent_v2": [_P],
+    "cuCtxPopCurrent_v2": [_P],
     "cuStreamCreate": [_P, _U],
     "cuStreamDestroy_v2": [_P],
     "cuStreamSynchronize": [_P],
@@ -135,11 +138,25 @@ def _call(name: str, *arguments: Any) -> None:
         raise NotRecordedError(f"{name} failed with CUDA error {code}")
 
 
+@contextlib.contextmanager
+def _entered(context: int) -> Iterator[None]:
+    """Make a context the thread's current one; the one before is put back, since this may happen between other calls.
+
+    A finalizer, for example, runs in any thread at any time.
+    """
+    entered = not _driver().cuCtxPushCurrent_v2(context)  # calls fail themselves where it is not
+    try:
+        yield
+    finally:
+        if entered:
+            _driver().cuCtxPopCurrent_v2(ctypes.byref(_P()))
+
+
 def free_bytes(index: int) -> int:
     """Return the free memory of a GPU in bytes, or raise `NotRecordedError`."""
     free, total = _N(), _N()
-    _call("cuCtxSetCurrent", _context(index))
-    _call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    with _entered(_context(index)):
+        _call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     return free.value
 
 
@@ -191,8 +208,8 @@ def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _pinned(context: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     at = _P()
-    _call("cuCtxSetCurrent", context)
-    _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
+    with _entered(context):
+        _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
     raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
     weakref.finalize(raw, _free_host, context, int(at.value or 0)).atexit = False
     return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
@@ -210,9 +227,10 @@ class _CudaRecorder:
 
     def __init__(self, index: int) -> None:
         self._context = _context(index)
-        _call("cuCtxSetCurrent", self._context)
         stream = _P()
-        _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        with _entered(self._context):
+            _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        self.enter: Callable[[], object] = functools.partial(_driver().cuCtxSetCurrent, _P(self._context))
         self._stream = int(stream.value or 0)
         self.options: Mapping[str, str] = {"has_user_compute_stream": "1", "user_compute_stream": str(self._stream)}
 
@@ -222,7 +240,6 @@ class _CudaRecorder:
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:
         """Return an executable graph of the copies and the run, if it holds nothing that must not be replayed."""
         stream, graph = self._stream, _P()
-        _call("cuCtxSetCurrent", self._context)
         _call("cuStreamSynchronize", stream)
         _call("cuStreamBeginCapture_v2", stream, _RELAXED)
         recorded = False
@@ -234,8 +251,6 @@ class _CudaRecorder:
                 _call("cuMemcpyDtoHAsync_v2", host, device, size, stream)
             recorded = True
         finally:
-            # A run sets its GPU for the thread; this is for one that failed before it did.
-            _driver().cuCtxSetCurrent(self._context)
             code = _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
             if graph.value and (code or not recorded):
                 _driver().cuGraphDestroy(graph)
@@ -250,17 +265,11 @@ class _CudaRecorder:
         return int(made.value or 0)
 
     def player(self, recording: int) -> Callable[..., None]:
-        driver, context, stream, graph = _driver(), _P(self._context), _P(self._stream), _P(recording)
-        enter, launch, wait, copy = (
-            driver.cuCtxSetCurrent,
-            driver.cuGraphLaunch,
-            driver.cuStreamSynchronize,
-            driver.cuMemcpyDtoDAsync_v2,
-        )
+        driver, stream, graph = _driver(), _P(self._stream), _P(recording)
+        launch, wait, copy = driver.cuGraphLaunch, driver.cuStreamSynchronize, driver.cuMemcpyDtoDAsync_v2
 
         def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
-            # As every run of ONNX Runtime does: other libraries may have set another GPU for the thread.
-            code = enter(context)
+            code = 0
             for to, source, size in before:
                 code = code or copy(to, source, size, stream)
             code = code or launch(graph, stream)
@@ -273,8 +282,7 @@ class _CudaRecorder:
         return play
 
     def move(self, copies: Sequence[Copy]) -> None:
-        driver = _driver()
-        code = driver.cuCtxSetCurrent(self._context)
+        driver, code = _driver(), 0
         for to, source, size in copies:
             code = code or driver.cuMemcpyDtoDAsync_v2(to, source, size, self._stream)
         code = code or driver.cuStreamSynchronize(self._stream)
@@ -282,19 +290,19 @@ class _CudaRecorder:
             raise RuntimeError(f"a copy on the GPU failed with CUDA error {code}")
 
     def drop(self, recording: int) -> None:
-        _driver().cuCtxSetCurrent(self._context)
-        _driver().cuGraphExecDestroy(recording)
+        with _entered(self._context):
+            _driver().cuGraphExecDestroy(recording)
 
     def wait(self) -> None:
         if self._stream:
-            _driver().cuCtxSetCurrent(self._context)
-            _driver().cuStreamSynchronize(self._stream)
+            with _entered(self._context):
+                _driver().cuStreamSynchronize(self._stream)
 
     def close(self) -> None:
         stream, self._stream = self._stream, 0
         if stream:
-            _driver().cuCtxSetCurrent(self._context)
-            _driver().cuStreamDestroy_v2(stream)
+            with _entered(self._context):
+                _driver().cuStreamDestroy_v2(stream)
 
 
 def _check_nodes(graph: Any, own: frozenset[int]) -> None:
@@ -338,8 +346,8 @@ def _check_nodes(graph: Any, own: frozenset[int]) -> None:
 
 def _free_host(context: int, address: int) -> None:
     """Free pinned memory, in whatever thread the last view of it went."""
-    _driver().cuCtxSetCurrent(context)
-    _driver().cuMemFreeHost(address)
+    with _entered(context):
+        _driver().cuMemFreeHost(address)
 
 
 def _on_host(type_: int, address: int | None) -> bool:

@@ -73,6 +73,8 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         raise
     if not recipe.on_cpu and recipe.before_run is None:
         recipe = replace(recipe, before_run=forbid_in_forks(request.device))
+    if recorder is not None:
+        recipe = replace(recipe, before_run=_in_order(recipe.before_run, recorder.enter))
     declared = (request.model.input_types, request.model.output_types)
     errors = runtime.engine_exceptions()
     return OrtEngineSession(engine, session, memory, request.device, recipe, errors, declared, recorder or reason)
@@ -91,6 +93,15 @@ def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder 
         return recipe.recording.open(), ""
     except NotRecordedError as err:
         return None, str(err)
+
+
+def _in_order(first: Callable[[], object] | None, then: Callable[[], object]) -> Callable[[], None]:
+    def both() -> None:
+        if first is not None:
+            first()
+        then()
+
+    return both
 
 
 def _open(

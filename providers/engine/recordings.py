@@ -45,6 +45,7 @@ MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs on the device, which a re
 MOST_COPIED_OUT = 8  # consecutive plain runs with outputs left on the device, after which the session gives up
 WORTH = 0.9  # the largest ratio of a replay's time to a plain run's; the minimum of five favours replays by up to 8 %
 TIMED_PAIRS = 5
+HOST_BOUND = 0.5  # the least share of a run that launching takes; a replay of others saves nothing
 
 _NO_NUMBER = np.dtype(object)
 
@@ -301,7 +302,11 @@ class Recordings:
         replay: Callable[[], list[Any]]
         recording = None
         try:
-            recording = _Replay(self._driver, self._bind(ins, outs), key, ins, outs)
+            bound = self._bind(ins, outs)
+            launch_ns, run_ns = bound.warm_up(self._driver.wait)
+            if launch_ns < HOST_BOUND * run_ns and not self._required:
+                raise NotRecordedError(f"of {run_ns / 1e3:.0f} us, launching takes {launch_ns / 1e3:.0f} us")
+            recording = _Replay(self._driver, bound, key, ins, outs)
             if isinstance(key[0], int):
                 replay = partial(recording.run, feeds)
             else:
@@ -365,10 +370,12 @@ def _text(dtype: Any, shape: tuple[int, ...]) -> str:
 class Recorder(Protocol):
     """A device's driver for one session: records what is launched on a stream of its own.
 
-    Its provider `options` make a session launch on the stream.
+    Its provider `options` make a session launch on the stream. ONNX Runtime (1.31) then leaves the thread on the GPU
+    that another session has set, where its launches fail, so `enter` comes before each run: it sets the thread's GPU.
     """
 
     options: Mapping[str, str]
+    enter: Callable[[], object]
 
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array like another one, in pinned host memory."""
@@ -440,10 +447,18 @@ class BoundRun:
         """The addresses of the inputs and of the outputs."""
         return [value.data_ptr() for value in self._inputs], [value.data_ptr() for value in self._outputs]
 
-    def warm_up(self) -> None:
-        """Run on zeros until everything that a run allocates or tunes once exists."""
-        for _ in range(2):
-            self._session.run_with_iobinding(self._io, self._options)
+    def warm_up(self, wait: Callable[[], None]) -> tuple[int, int]:
+        """Run on zeros until everything that a run allocates or tunes once exists.
+
+        Returns:
+            How long the last run took to launch, and in all, in ns; `wait` waits for the device.
+        """
+        self._session.run_with_iobinding(self._io, self._options)
+        begun = time.perf_counter_ns()
+        self._session.run_with_iobinding(self._io, self._quiet)
+        launched = time.perf_counter_ns()
+        wait()
+        return launched - begun, time.perf_counter_ns() - begun
 
     def launch(self) -> None:
         """Run without waiting for the device."""
@@ -500,7 +515,6 @@ class _Replay:
         for view in self.views:
             view[...] = 1
         read = [name for name in outs if name not in resident]
-        bound.warm_up()
         try:
             self.handle = driver.record(
                 [(to[name], here.ctypes.data, here.nbytes) for name, here in self._given],

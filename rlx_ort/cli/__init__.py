@@ -74,7 +74,8 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="rlx_ort", prog_name="rlx-ort")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Build or import a model once; run it on the best ONNX Runtime device of this machine.
 
     Every command that reports takes --json: one JSON document on stdout and nothing else.
@@ -82,3 +83,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # pipes and files get UTF-8 on every system
             stream.reconfigure(encoding="utf-8", errors="replace")
+    from rlx_ort import environment  # not for `--help`
+
+    if environment.get("ENGINE_WARNINGS") is None:  # such as one for each session on CUDA, about plugins
+        ctx.with_resource(environment.override({"ENGINE_WARNINGS": "0"}))

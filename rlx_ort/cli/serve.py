@@ -36,6 +36,13 @@ _PORT = click.IntRange(-1, 65535)
 @click.option("--max-delay", default=0.0, type=click.FloatRange(min=0), help="Milliseconds to wait for more rows.")
 @click.option("--queue", default=1024, show_default=True, type=click.IntRange(min=1), help="Requests that may wait.")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds that a request may wait.")
+@click.option(
+    "--precision",
+    default="f32",
+    show_default=True,
+    type=click.Choice(["f32", "tf32", "f16", "bf16"]),
+    help="Compute the f32 parts of ONNX files in it.",
+)
 @options.key
 @click.option("--signed-only", is_flag=True, help="Serve signed packages only; needs --key.")
 @click.option("--token-env", metavar="NAME", help="The variable with the token that clients must send.")
@@ -55,6 +62,7 @@ def command(
     max_delay: float,
     queue: int,
     timeout: float | None,
+    precision: str,
     key: Path | None,
     signed_only: bool,
     token_env: str | None,
@@ -93,7 +101,7 @@ def command(
         raise click.ClickException(f"serving needs more packages ({err}); pip install 'rlx_ort[serve]'") from err
 
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
-    served = ServeOptions(policy, batch, None if key is None else str(key), signed_only)
+    served = ServeOptions(policy, batch, None if key is None else str(key), signed_only, precision=precision)
     hosts = frozenset(map(str.lower, allow_host)) or None
     limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log)
     if access_log:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 VARIABLE = "RLX_DEVICE_MEMORY"
 _IDLE_S = 2.0  # without a run; then the arena is shrunk
 _STEP_S = 0.002
+_SAMPLE_S = 0.001  # between two readings while a session is opened or run for the first time
 _PATIENCE_S = 0.25
 _NOISE_BYTES = 1 << 20
 _FIRST_RUNS = 4  # are measured: launches are recorded at the third, which takes buffers
@@ -130,6 +131,7 @@ class Resident:
         weights: bytes of its weights; 0 before it was opened under a budget.
         at_opening: bytes that opening its session takes; 0 if unknown.
         in_runs: bytes that its runs add, in the arena.
+        most: bytes that it took for a moment while it was opened and in its first runs.
         freed: how much of that the last shrinking of the arena has freed.
         sure: whether two measurements of both agree, with nothing else running; each opening is measured until then.
         sessions: its sessions that exist.
@@ -145,7 +147,7 @@ class Resident:
     def __init__(self, provider: Provider, device: Device, graph: Graph) -> None:
         self.device = device
         self.model = graph.name
-        self.weights = self.at_opening = self.in_runs = 0
+        self.weights = self.at_opening = self.in_runs = self.most = 0
         self.sessions = self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
         self.sure = self.governed = self.cached = False
@@ -170,7 +172,7 @@ class Resident:
     @property
     def expected(self) -> int:
         """The bytes that its session took, or that another session of the graph did on the device; 0 if unknown."""
-        return self.at_opening + self.in_runs or self._sizes.get(self.device, 0)
+        return max(self.at_opening + self.in_runs, self.most) or self._sizes.get(self.device, 0)
 
     @property
     def reserved(self) -> int:
@@ -213,26 +215,27 @@ class Resident:
                 self._to_measure = _FIRST_RUNS
         weakref.finalize(session, self._gone).atexit = False
 
-    def note_opening(self, nbytes: int, sure: bool) -> None:
-        """Note what opening has taken; the next run is measured as well."""
+    def note_opening(self, nbytes: int, most: int, sure: bool) -> None:
+        """Note what opening has taken, and at most for a moment; the next run is measured as well."""
         with self._lock:
             if sure or self._last == _NEVER:  # a disturbed measurement replaces no other
-                expected = self.expected
-                self.at_opening, self.in_runs = nbytes, max(0, expected - nbytes)
+                expected = self.at_opening + self.in_runs or self._sizes.get(self.device, 0)
+                self.at_opening, self.in_runs, self.most = nbytes, max(0, expected - nbytes), most
             self._largest, self._undisturbed = -1, sure
 
-    def note_run(self, fed: int, nbytes: int, sure: bool) -> None:
-        """Note what a run on `fed` bytes of inputs has added."""
+    def note_run(self, fed: int, nbytes: int, most: int, sure: bool) -> None:
+        """Note what a run on `fed` bytes of inputs has added, and at most for a moment."""
         with self._lock:
             first = self._largest < 0
             before = 0 if self._new else self.in_runs - self.freed
             if sure or self._last == _NEVER:
                 self.in_runs = max(0, before + nbytes)
+                self.most = max(self.most, self.at_opening + before + most)
             self._largest = max(fed, self._largest)
             self._new, self.freed = False, 0
             self._to_measure = max(0, self._to_measure - 1)
             self._undisturbed = self._undisturbed and sure
-            self._sizes[self.device] = self.at_opening + self.in_runs
+            self._sizes[self.device] = max(self.at_opening + self.in_runs, self.most)
             if first:
                 self.compare(self.nbytes)
 
@@ -385,22 +388,27 @@ class Residency:
     def _open_measured(self, provider: Provider, resident: Resident, request: SessionRequest) -> EngineSession:
         with self.quiet.alone() as undisturbed:
             before = resident.read_trimmed()
-            session = provider.open(request)
+            with _sampled(resident) as samples:
+                session = provider.open(request)
             after = resident.read_trimmed()
             if before is None or after is None:
-                resident.note_opening(resident.weights, sure=True)
+                resident.note_opening(resident.weights, 0, sure=True)
             else:
-                resident.note_opening(max(0, after.nbytes - before.nbytes), undisturbed())
+                added = max(0, after.nbytes - before.nbytes)
+                resident.note_opening(added, max(samples, default=0) - before.nbytes, undisturbed())
         return session
 
     def measured(self, resident: Resident, fed: int, run: Callable[[], list[Any]]) -> list[Any]:
         """Run on `fed` bytes of inputs, note what that adds, and close others if the device is above its budget."""
         with self.quiet.alone() as undisturbed:
             before = resident.read_trimmed()
-            outputs = run()
+            with _sampled(resident) as samples:
+                outputs = run()
             after = resident.read_trimmed()
-            added = 0 if before is None or after is None else after.nbytes - before.nbytes
-            resident.note_run(fed, added, undisturbed())
+            added = most = 0
+            if before is not None and after is not None:
+                added, most = after.nbytes - before.nbytes, max(samples, default=0) - before.nbytes
+            resident.note_run(fed, added, most, undisturbed())
         self.settle(resident)
         return outputs
 
@@ -429,7 +437,7 @@ class Residency:
         """Return what a session is expected to take: what it took before, else its weights and a usual surplus."""
         if resident.expected:
             return resident.expected
-        surplus = sorted(each.nbytes - each.weights for each in self.residents(resident.device) if each.nbytes)
+        surplus = sorted(each.expected - each.weights for each in self.residents(resident.device) if each.nbytes)
         return resident.weights + (max(0, surplus[len(surplus) // 2]) if surplus else 0)
 
     def _make_room(self, resident: Resident, budget: int, needed: int, own: int = 0) -> None:
@@ -477,6 +485,29 @@ class Residency:
                             each.shrink()
                     finally:
                         self._opening.release()
+
+
+@contextlib.contextmanager
+def _sampled(resident: Resident) -> Iterator[list[int]]:
+    """Read the memory of the process again and again within a `with` block, if all of it is known."""
+    found: list[int] = []
+    reading, done = resident.read(), threading.Event()
+    if reading is None or not reading.whole:
+        yield found
+        return
+
+    def sample() -> None:
+        while not done.wait(_SAMPLE_S):
+            if (now := resident.read()) is not None:
+                found.append(now.nbytes)
+
+    thread = threading.Thread(target=sample, name="rlx_ort-memory-samples", daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
 
 
 def _evict(resident: Resident) -> bool:

@@ -60,6 +60,7 @@ class ServeOptions:
         devices: how many devices of the ranking run a model at the same time.
         resilience: time limits and memory budgets of runs; other devices answer where one fails in any case. None
             for the defaults of `Resilience`.
+        precision: in which the f32 parts of ONNX files are computed, as `Precision` names it; packages have their own.
     """
 
     policy: DevicePolicy | None = None
@@ -68,6 +69,7 @@ class ServeOptions:
     signed_only: bool = False
     devices: int = 8
     resilience: Resilience | None = None
+    precision: str = "f32"
 
 
 @dataclass
@@ -507,10 +509,11 @@ def _package(options: ServeOptions, path: Path, **expected: Any) -> PackageDevic
 def _file(options: ServeOptions, path: Path) -> GraphDevices:
     """Return the graph of a file on its devices."""
     from rlx_ort.graph_devices import load
-    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+    from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
     from rlx_ort.resilience.options import Resilience
 
-    compiled = CompileOptions(placement=PlacementRule.ASSISTED, spinning=False)
+    precision = Precision(options.precision)
+    compiled = CompileOptions(precision=precision, placement=PlacementRule.ASSISTED, spinning=False)
     return load(path, options.policy, compiled, resilience=options.resilience or Resilience())
 
 

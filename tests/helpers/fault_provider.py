@@ -68,6 +68,7 @@ class FaultProvider(Provider):
         hang: set while runs do not end by themselves. They end with an error when they are stopped.
         stubborn: whether a run that hangs cannot be stopped.
         sizes: graph -> bytes that its session takes once it is open, and that its first run adds to its arena.
+        spikes: graph -> bytes that its session takes beside those while it is opened.
         capacity: bytes that all sessions may take before one of them runs out of memory; None for no limit.
         whole: whether readings of the memory are of sessions alone.
         peak: the most bytes that all sessions took together.
@@ -95,6 +96,7 @@ class FaultProvider(Provider):
         self.hang = threading.Event()
         self.stubborn = False
         self.sizes: dict[str, tuple[int, int]] = {}
+        self.spikes: dict[str, int] = {}
         self.capacity: int | None = None
         self.whole = False
         self.peak = 0
@@ -123,8 +125,13 @@ class FaultProvider(Provider):
         if self.dead:
             raise DeviceUnavailableError(request.device, self.dead)
         session = _FaultSession(self, self.inner.open(dataclasses.replace(request, device=Device.CPU)))
-        at_opening, session.arena = self.sizes.get(request.model.model.graph.name, (0, 0))
+        name = request.model.model.graph.name
+        at_opening, session.arena = self.sizes.get(name, (0, 0))
         self.take(session, at_opening)
+        if spike := self.spikes.get(name, 0):
+            self.take(session, spike)
+            time.sleep(0.03)  # long enough to be seen
+            self.take(session, -spike)
         self.opened += 1
         self.requests.append(request)
         return session

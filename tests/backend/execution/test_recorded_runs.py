@@ -23,6 +23,7 @@ from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import recordings
 from rlx_ort.providers.engine.recipe import Recording
+from rlx_ort.providers.registry import default_registry
 
 RNG = np.random.default_rng(17)
 
@@ -239,6 +240,46 @@ def _x(rows: int = 1, width: int = 256) -> dict[str, Any]:
 def _pair(cuda: Device, graph: Graph, how: Any = True) -> tuple[CompiledGraph, CompiledGraph]:
     """Return the graph that records and the graph that does not."""
     return tuple(Session(cuda, CompileOptions(device_graph=each)).compile(graph) for each in (how, False))  # type: ignore[return-value]
+
+
+def test_every_run_on_a_recorders_stream_sets_the_gpu_first(recorders: list[FakeRecorder]) -> None:
+    """By name, by slots and over tensors of the device, recorded or not."""
+    compiled = Session("cpu").compile(step_graph())
+    (inputs,) = step_inputs(rows=3)
+    ways = (
+        lambda: compiled.run(inputs),
+        lambda: compiled.run_slots(list(inputs.values())),
+        lambda: compiled.run_dlpack(inputs),
+    )
+    for way in ways:
+        for _ in range(5):
+            before = recorders[0].entered
+            way()
+            assert recorders[0].entered > before
+
+
+def test_two_gpus_take_turns_in_any_thread(cuda: Device) -> None:
+    """ONNX Runtime leaves a thread on the GPU of its last run if a session has a stream of its own."""
+    if not default_registry().availability(Device("cuda:1")).available:
+        pytest.skip("there is one GPU")
+    graph = _chain("n")
+    host = Session("cpu").compile(graph)
+    runs = [Session(label).compile(graph).run for label in ("cuda:0", "cuda:1")]
+    wrong = []
+
+    def check(at: int, rows: int) -> None:
+        inputs = _x(rows)
+        found, wanted = runs[at](inputs)[0], host.run(inputs)[0]
+        if not np.allclose(found, wanted, rtol=1e-4, atol=1e-5):
+            wrong.append((at, rows))
+
+    for rows in (1, 2, 3, 1, 2, 3, 1, 2, 3, 4):
+        for at in (0, 1):
+            check(at, rows)
+            thread = threading.Thread(target=check, args=(at, rows))
+            thread.start()
+            thread.join()
+    assert not wrong
 
 
 def test_cuda_replays_give_what_plain_runs_give(cuda: Device) -> None:

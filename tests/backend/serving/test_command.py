@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import http.client
 import ipaddress
@@ -12,7 +13,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -26,6 +27,9 @@ from served_attacks import GOOD, PATH, answers, ask, good_message, request
 from served_models import save_product, started_command
 
 from rlx_ort.cli import main
+from rlx_ort.errors import ServingError
+from rlx_ort.options.compile_options import Precision
+from rlx_ort.serving.models import Repository, ServeOptions
 
 BODY = json.dumps(GOOD).encode()
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -153,9 +157,26 @@ def test_a_package_is_served(running: list[subprocess.Popen[str]], tmp_path: Pat
     assert (status, json.loads(body)["inputs"][0]["shape"]) == (200, [-1, 32])
 
 
+def test_files_are_compiled_in_the_precision_that_is_asked_for(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the option, and by `ServeOptions` of an embedded server."""
+    given: list[ServeOptions] = []
+
+    def repository(_: Sequence[Path], options: ServeOptions) -> Repository:
+        given.append(options)
+        raise ServingError("stop here")
+
+    monkeypatch.setattr("rlx_ort.serving.models.Repository", repository)
+    CliRunner().invoke(main, ["serve", str(models), "--device", "cpu", "--precision", "f16"])
+    monkeypatch.undo()
+    found = Repository([models], given[0])
+    asyncio.run(found.load_all())
+    assert found.entries["product"].loaded["1"].runner.options.precision is Precision.F16
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--precision", "f8"], "'f8' is not one of"),
         (["--tls-cert", "MODEL"], "belong together"),
         (["--signed-only"], "needs --key"),
         (["--token-env", "NO_SUCH_VARIABLE"], "is not set"),

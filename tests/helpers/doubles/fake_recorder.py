@@ -21,6 +21,7 @@ class FakeRecorder:
         moved: copies within the device.
         dropped: the recordings that were freed.
         closed: whether the stream was freed.
+        entered: how often a run has set the thread's GPU.
     """
 
     options: Mapping[str, str] = {}
@@ -33,6 +34,11 @@ class FakeRecorder:
         self.made = 0
         self.dropped: list[int] = []
         self.closed = False
+        self.entered = 0
+
+    def enter(self) -> None:
+        """Count."""
+        self.entered += 1
 
     def host_buffer(self, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return an array like another one."""

@@ -51,6 +51,7 @@ class Doubling:
     def __init__(self) -> None:
         self.runs = 0
         self.broken = ""
+        self.warm_ns = 1, 1  # to launch, and in all
 
     def run(self, names: Any, feeds: Any, options: Any) -> list[Any]:
         """Run plainly."""
@@ -65,13 +66,18 @@ class Doubling:
         def launch() -> None:
             y[...] = x * 2
 
+        def warm_up(wait: Any) -> tuple[int, int]:
+            launch()
+            wait()
+            return self.warm_ns
+
         def settle() -> None:
             if self.broken:
                 raise BrokenSessionError(self.broken)
             y.fill(1)
 
         return SimpleNamespace(
-            addresses=([x.ctypes.data], [y.ctypes.data]), launch=launch, warm_up=launch, settle=settle, keep=(x, y)
+            addresses=([x.ctypes.data], [y.ctypes.data]), launch=launch, warm_up=warm_up, settle=settle, keep=(x, y)
         )
 
 
@@ -120,6 +126,22 @@ def test_the_third_plain_run_of_a_signature_is_recorded_and_the_fourth_replays()
     before = session.runs
     np.testing.assert_array_equal(run(found, 4, value=-1.5), np.full(4, -3.0, np.float32))
     assert session.runs == before
+
+
+def test_a_run_that_the_device_takes_the_time_of_is_not_tried() -> None:
+    """A replay saves launches only; trying it takes a dozen runs, which may be long."""
+    found, session, driver = made()
+    session.warm_ns = 400_000, 1_000_000
+    for _ in range(5):
+        run(found, 4)
+    assert (driver.made, session.runs) == (0, 5)
+    (reason,) = found.report().refused.values()
+    assert reason == "of 1000 us, launching takes 400 us"
+    found, again, driver = made()
+    again.warm_ns = 600_000, 1_000_000
+    for _ in range(3):
+        run(found, 4)
+    assert driver.made == 1
 
 
 def test_run_returns_arrays_that_later_runs_leave_alone() -> None:

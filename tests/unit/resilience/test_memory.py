@@ -105,6 +105,17 @@ def test_without_a_budget_runs_take_no_step_more(fault: FaultProvider) -> None:
     assert (found.budget_bytes, found.used_bytes, found.models[0].nbytes) == (None, None, None)
 
 
+def test_room_is_made_for_what_opening_takes_for_a_moment(fault: FaultProvider, budget: Callable[[str], None]) -> None:
+    """Opening `b` takes 80 bytes more for a while, so nothing may be open beside it then."""
+    runners = models(fault, dict.fromkeys("abc", (100, 0)))
+    fault.whole, fault.spikes = True, {"b": 80}
+    budget("fault=250")
+    for name in "bacb":
+        run(runners[name])
+    assert opened(fault) == list("bacb")
+    assert fault.peak <= 250
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_least_recently_used_session_is_closed(
     whole: bool, fault: FaultProvider, budget: Callable[[str], None]

@@ -198,6 +198,15 @@ def test_a_slower_device_helps_where_it_can(clock: Clock) -> None:
     assert served(clock, costs, 64)[0] >= 1.3 * alone
 
 
+def test_a_device_that_would_add_little_is_left_alone(clock: Clock) -> None:
+    """A CPU with 4 % of the GPU's rate runs what arrives while the GPU is out, and nothing beside it."""
+    costs = {CUDA: gpu(1e6, 2e5), CPU: proportional(5e6)}
+    _, fakes = served(clock, costs, 64)
+    assert (fakes[CPU].rows, fakes[CUDA].rows > 3000) == (0, True)
+    _, fakes = served(clock, costs, 64, broken_s=0.5)
+    assert fakes[CPU].rows > 50
+
+
 def test_a_device_that_comes_back_is_used_again(clock: Clock) -> None:
     """While it fails the other one answers everything; after its probe it answers most."""
     costs = {CUDA: gpu(1e6, 2e4), CPU: proportional(4e6)}
