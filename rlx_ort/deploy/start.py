@@ -59,12 +59,11 @@ def start_package(
         DeviceError: the device cannot be used.
     """
     key = required_key(require_signature)
-    expected = {"require_signature": key, "sha256": sha256, "min_serial": min_serial}
     if device == "cpu" and key is None:
         started = quick_start(path, sha256=sha256, min_serial=min_serial)
         if started is not None:
             return started
-    started = StartedPackage(Path(path), device, **expected)
+    started = StartedPackage(Path(path), device, require_signature=key, sha256=sha256, min_serial=min_serial)
     started.compiled  # noqa: B018  # errors belong to the start, not to the first run
     return started
 

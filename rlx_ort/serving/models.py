@@ -139,6 +139,8 @@ class ServedModel:
         self.statistics = Statistics()
         self._opened, self._options = opened, options
         self._completing: asyncio.Task[None] | None = None
+        self.inputs: Mapping[str, ValueType]
+        self.outputs: Mapping[str, ValueType]
         if isinstance(opened, StartedPackage):
             self.inputs, self.outputs = ({each.name: _type_of(each) for each in side} for side in opened.interface)
             devices = _Devices([_started_lane(opened, self.inputs, options)])
