@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import click
 
+from rlx_ort.cli.interrupts import Interrupts
 from rlx_ort.errors import RlxError
 
 __all__ = ["Commands", "main"]
@@ -23,6 +24,7 @@ _COMMANDS = (
     *("package", "cache"),
 )
 
+_INTERRUPTED = 130
 _EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -34,6 +36,8 @@ Exit codes:
   6  a device could not be measured
   7  a model package is broken
   8  two models or devices differ by more than the tolerance
+  130  Ctrl-C
+  143  a request to terminate
 """
 
 
@@ -59,10 +63,19 @@ class Commands(click.Group):
         return None if where is None else cast(click.Command, pkgutil.resolve_name(where))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a `RlxError` becomes a message and its exit code."""
+        """Run the command; a `RlxError` becomes a message and its exit code, and so does a signal."""
         try:
             return super().invoke(ctx)
-        except RlxError as err:
+        except click.exceptions.Exit:  # of a command in this one
+            raise
+        except BaseException as err:  # raised again unless the command is to end
+            interrupts = ctx.find_object(Interrupts)
+            code = 0 if interrupts is None else interrupts.exit_code
+            if code or isinstance(err, KeyboardInterrupt):
+                click.echo("Interrupted", err=True)
+                ctx.exit(code or _INTERRUPTED)
+            if not isinstance(err, RlxError):
+                raise
             click.echo(f"Error: {err}", err=True)
             ctx.exit(err.exit_code)
 
@@ -87,3 +100,5 @@ def main(ctx: click.Context) -> None:
 
     if environment.get("ENGINE_WARNINGS") is None:  # such as one for each session on CUDA, about plugins
         ctx.with_resource(environment.override({"ENGINE_WARNINGS": "0"}))
+    if ctx.invoked_subcommand != "serve":  # which drains at a signal
+        ctx.obj = ctx.with_resource(Interrupts())

@@ -25,7 +25,8 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, MemoryBudgetError
 from rlx_ort.options.compile_options import CacheUse
 from rlx_ort.providers.engine.compiled.store import parse_bytes
-from rlx_ort.providers.hardware import release_free_heap
+from rlx_ort.providers.engine.stopping import Turns, check_stopped
+from rlx_ort.providers.hardware import keep_free_heap_small, release_free_heap
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine, EngineSlot
@@ -254,10 +255,10 @@ class Resident:
         self._swept_s = time.monotonic()
         engine = self.engine()
         shrink = None if engine is None else getattr(engine.session, "shrink_arena", None)
-        before = None if shrink is None else self.read()
+        before = None if shrink is None else self.read_trimmed()
         if shrink is None or not shrink():
             return False
-        after = self.read()
+        after = self.read_trimmed()  # the heap may keep what the arena gives back
         if before is not None and after is not None:
             with self._lock:
                 self.freed = min(max(0, before.nbytes - after.nbytes), self.in_runs)
@@ -327,7 +328,7 @@ class Residency:
         self._residents: weakref.WeakSet[Resident] = weakref.WeakSet()
         self._table = threading.RLock()
         self.quiet = _Quiet()
-        self._opening = threading.RLock()  # under a budget, one session at a time is opened, closed or shrunk
+        self._opening = Turns()  # under a budget, one session at a time is opened, closed or shrunk
         self._sweeper: threading.Thread | None = None
 
     def residents(self, device: Device | None = None) -> list[Resident]:
@@ -360,6 +361,9 @@ class Residency:
             session = slot.provider.open(request)
             resident.count(session)
             return session
+        reading = resident.read()
+        if reading is not None and not reading.whole:  # of host memory
+            keep_free_heap_small()
         resident.weights = sum(tensor.nbytes for tensor in request.weights.values())
         options, cached = request.options, False
         if resident.evictions and options.cache is None and environment.get("CACHE") is None:
@@ -378,8 +382,9 @@ class Residency:
             resident.count(session)
             try:
                 self._make_room(resident, budget, 0, own=1)
-            except MemoryBudgetError:
-                resident.compare(resident.at_opening)
+            except BaseException as err:
+                if isinstance(err, MemoryBudgetError):
+                    resident.compare(resident.at_opening)
                 with self.quiet.shared():
                     session.close()
                 raise
@@ -443,7 +448,7 @@ class Residency:
     def _make_room(self, resident: Resident, budget: int, needed: int, own: int = 0) -> None:
         """Free memory until `needed` bytes fit into the budget, waiting for sessions in use if it must.
 
-        `own` sessions of the resident are not waited for.
+        `own` sessions of the resident are not waited for. Limits of the run end the wait.
         """
         deadline = time.monotonic() + self.longest_wait_s
         device = resident.device
@@ -455,6 +460,7 @@ class Residency:
                 return  # its size is known once it is open
             if not busy or time.monotonic() > deadline:
                 raise _no_room(resident, budget, used, needed, busy)
+            check_stopped()
             time.sleep(_STEP_S)
 
     def _free_one(self, keep: Resident) -> bool:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
+from rlx_ort.serving import tracing
+
 Scope: TypeAlias = MutableMapping[str, Any]
 """What an ASGI server says of a connection or a request."""
 Message: TypeAlias = MutableMapping[str, Any]
@@ -22,6 +24,13 @@ log = logging.getLogger("rlx_ort.serving.access")
 """Its records are whole lines; give it a handler without a format."""
 
 
+def to_stderr() -> None:
+    """Write the lines on stderr."""
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
 def write(side: str, method: str, path: str, status: int | str, begun_s: float, **more: Any) -> None:
     """Log a request that began at a time of `time.perf_counter`; further fields are left out if they are None."""
     trace = _TRACE.fullmatch(more.pop("traceparent", None) or "")
@@ -32,7 +41,7 @@ def write(side: str, method: str, path: str, status: int | str, begun_s: float, 
         "path": path[:_LONGEST],
         "status": status,
         "ms": round((time.perf_counter() - begun_s) * 1e3, 3),
-        "trace_id": trace[1] if trace else None,
+        "trace_id": tracing.trace_id() or (trace[1] if trace else None),
         **more,
     }
     log.info(json.dumps({name: value for name, value in fields.items() if value is not None}))

@@ -27,6 +27,7 @@ from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, Rlx
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.serving import tracing
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
 from rlx_ort.serving.scheduler import Answer, BatchOptions, Lane, Scheduler, Times
 
@@ -165,6 +166,13 @@ class ServedModel:
         """The graph on its devices; of a package that was started, opened in full at the first access."""
         return self._opened.runner if isinstance(self._opened, StartedPackage) else self._opened
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all devices are open; a package that was started answers before."""
+        return not isinstance(self._opened, StartedPackage) or (
+            self._completing is not None and self._completing.done()
+        )
+
     def complete(self, on_error: Callable[[Exception], object]) -> None:
         """Begin to open the devices of a package that was started, if that has not begun; it answers meanwhile."""
         if isinstance(self._opened, StartedPackage) and self._completing is None:
@@ -203,6 +211,7 @@ class ServedModel:
             self.statistics.spans["fail"].add(time.perf_counter_ns() - begun_ns)
             raise
         self.statistics.answered(found.times, time.perf_counter_ns() - begun_ns)
+        tracing.add_phases(self.name, self.version, found, begun_ns)
         return found
 
     def metadata(self, versions: Sequence[str]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from rlx_ort.serving.access import Logged, Receive, Scope, Send
 from rlx_ort.serving.models import Repository, ServedModel, Statistics
 from rlx_ort.serving.protocol import InferRequest, answer, parse_document, parse_request
 from rlx_ort.serving.scheduler import Answer
+from rlx_ort.serving.tracing import Traced
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 INLINE_BYTES = 64 << 10
@@ -59,6 +60,7 @@ class HttpOptions:
         hosts: the host names that `Host` and `Origin` may have, against web pages that reach into a private network;
             None allows every `Host`, and as `Origin` only the same.
         access_log: whether `rlx_ort.serving.access` logs a line of JSON for each request.
+        traces: whether requests have spans of OpenTelemetry, see `rlx_ort.serving.tracing`; needs the extra `otel`.
     """
 
     most_bytes: int = 64 << 20
@@ -68,6 +70,7 @@ class HttpOptions:
     most_held_bytes: int = 1 << 30
     hosts: frozenset[str] | None = None
     access_log: bool = False
+    traces: bool = False
 
     def check_token(self, given: str | bytes) -> None:
         """Compare the value of an `Authorization` header in constant time.
@@ -114,14 +117,17 @@ class ConnectionLimits:
     head_bytes: int = 64 << 10
 
 
-def create_app(repository: Repository, options: HttpOptions | None = None, *, load: bool = True) -> Application:
+def create_app(
+    repository: Repository, options: HttpOptions | None = None, *, load: bool = True, close: bool | None = None
+) -> Application:
     """Return the ASGI application that serves a repository; mount it or host it with any ASGI server.
 
-    With `load`, its lifespan loads every model at the start and drains them at the end.
+    With `load`, its lifespan loads every model at the start. With `close`, it drains them at the end; by default as `load`.
     """
     options = options or HttpOptions()
-    app = _Rest(repository, options, load)
-    return Logged(app) if options.access_log else app
+    app: Application = _Rest(repository, options, load, load if close is None else close)
+    app = Logged(app) if options.access_log else app
+    return Traced(app) if options.traces else app
 
 
 def described(error: Exception) -> tuple[int, str]:
@@ -234,10 +240,10 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Reply]]
 class _Rest:
     """The ASGI application."""
 
-    def __init__(self, repository: Repository, options: HttpOptions, load: bool) -> None:
+    def __init__(self, repository: Repository, options: HttpOptions, load: bool, close: bool) -> None:
         self._repository = repository
         self._options = options
-        self._load = load
+        self._load, self._close = load, close
         self._held_bytes = 0
         self._open: dict[str, Handler] = {"/": self.page, "/v2/health/live": self.live, "/v2/health/ready": self.ready}
         self._paths: dict[str, tuple[str, Handler]] = {
@@ -272,8 +278,9 @@ class _Rest:
             event = (await receive())["type"]
             if event == "lifespan.startup" and self._load:
                 loading = asyncio.ensure_future(self._repository.load_all())
-            elif event == "lifespan.shutdown" and loading is not None:
-                await loading
+            elif event == "lifespan.shutdown" and self._close:
+                if loading is not None:
+                    await loading
                 await self._repository.close()
             await send({"type": f"{event}.complete"})
             if event == "lifespan.shutdown":
@@ -294,6 +301,10 @@ class _Rest:
                 allowed = "GET, HEAD" if wanted == "GET" else wanted
                 text = f"{method} {path[:_LONGEST_ERROR]}: the method is not allowed; allowed: {allowed}"
                 return _Refusal(405, text, ((b"allow", allowed.encode()),))
+            if self._options.traces:
+                names = {"model": request.model, "version": request.version}
+                request.scope["endpoint"] = handler
+                request.scope["path_params"] = {key: name for key, name in names.items() if name}
             if path not in self._open:
                 self._check_caller(request)
             return await handler(request)
