@@ -122,7 +122,7 @@ def create_app(
 ) -> Application:
     """Return the ASGI application that serves a repository; mount it or host it with any ASGI server.
 
-    With `load`, its lifespan loads every model at the start. With `close`, it drains them at the end; None is as `load`.
+    With `load`, its lifespan loads every model at the start; with `close`, it drains them at the end (None: as `load`).
     """
     options = options or HttpOptions()
     app: Application = _Rest(repository, options, load, load if close is None else close)
