@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from rlx_ort.errors import ServingError
 
 if TYPE_CHECKING:
+    from rlx_ort.serving.access import Message, Receive, Scope, Send
+    from rlx_ort.serving.rest import Application
     from rlx_ort.serving.scheduler import Answer
 
 _PROBES = ("/v2/health/", "/metrics")
@@ -125,7 +125,7 @@ def traced_call(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Ca
 class Traced:
     """An ASGI application whose requests have spans, except those of probes."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: Application) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
