@@ -137,7 +137,6 @@ def batch_role(settings: Mapping[str, Any]) -> None:
     def made(model: ServedModel) -> Any:
         lane = model.scheduler.lanes[0]
 
-        @serve.batch(max_batch_size=settings["most"], batch_wait_timeout_s=settings["wait_s"])
         async def run(requests: list[Any]) -> list[Answer]:
             rows = np.cumsum([len(next(iter(each.inputs.values()))) for each in requests])
             inputs = {name: np.concatenate([each.inputs[name] for each in requests]) for name in requests[0].inputs}
@@ -148,7 +147,7 @@ def batch_role(settings: Mapping[str, Any]) -> None:
                 for at in range(len(requests))
             ]
 
-        return run
+        return serve.batch(max_batch_size=settings["most"], batch_wait_timeout_s=settings["wait_s"])(run)
 
     async def infer(model: ServedModel, request: Any) -> Answer:
         if model.name not in joined:
@@ -165,7 +164,7 @@ def batch_role(settings: Mapping[str, Any]) -> None:
 
 def latency(report: Report, folder: Path, tensors: Mapping[str, Any], rounds: int) -> None:
     """Measure single requests of one client through Ray's proxies and without Ray."""
-    one = {"folder": str(folder), "scale": {"replicas": [1, 1]}, "cpus": 2}
+    one: dict[str, Any] = {"folder": str(folder), "scale": {"replicas": [1, 1]}, "cpus": 2}
     with contextlib.ExitStack() as stack:
         sides = {"without Ray": stack.enter_context(child("server", folder=str(folder), devices=["cpu"])).hello["http"]}
         sides["Ray's proxy"] = stack.enter_context(RayChild("ray", **one)).hello["http"]
@@ -238,7 +237,7 @@ def scaling(report: Report, folder: Path, tensors: Mapping[str, Any], seconds: f
     reached = {count: next((row["s"] for row in course if row["replicas"] >= count), -1.0) for count in (2, 3, 4)}
     report.add("most replicas under a load of 64 clients", max(row["replicas"] for row in course), "", ">= 4")
     report.add(
-        "from the start of the load to four replicas", reached[4], "s", "", f"2 after {reached[2]} s; {statuses}"
+        "from the start of the load to four replicas", reached[4], "s", "", f"2 after {reached[2]} s; {dict(statuses)}"
     )
     report.add("from the end of the load to one replica", course[-1]["s"] - (ended - begun), "s")
     report.add("replicas at the end", course[-1]["replicas"], "", "<= 1")
