@@ -108,6 +108,7 @@ from pathlib import Path
 from sample_packages.keys import write_keys
 write_keys(Path.cwd(), "publisher")
 """,
+    "docs/report.md": DOUBLE,
     "docs/resilience.md": f"""{GRAPH}{DOUBLE}
 from rlx_ort.conversion.convert import ConvertOptions, convert
 options = ConvertOptions(precision="f16")
