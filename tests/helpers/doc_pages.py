@@ -78,7 +78,8 @@ def run_page(name: str, wanted: list[Step], folder: Path, prepared: str = "", ti
         capture_output=True,
         encoding="utf-8",
         timeout=timeout_s,
-        env=os.environ | {"RLX_CACHE_DIR": str(folder / "cache"), "PYTHONUTF8": "1"},
+        env=os.environ
+        | {"RLX_CACHE_DIR": str(folder / "cache"), "PYTHONUTF8": "1", "BROWSER": "true"},  # shows nothing
     )
     assert done.returncode == 0, f"{name}:\n{done.stderr}"
 

@@ -122,7 +122,8 @@ function graphPanel(view, color) {
       { selector: "node[kind = 'box']", style: { "background-opacity": 0.25, "text-valign": "top", "text-margin-y": 14, "z-index": 0, "border-style": "dashed" } },
       { selector: "node:selected", style: { "border-width": 4, "border-color": css("--link") } },
       { selector: "edge", style: { width: 1.5, "line-color": css("--dim"), "curve-style": nodes.length > 1000 ? "haystack" : "straight", "target-arrow-shape": "triangle", "target-arrow-color": css("--dim"), "arrow-scale": 0.7, "z-index-compare": "manual", "z-index": 1 } },
-      { selector: "edge[price]", style: { width: 3, "line-color": css("--cross"), "target-arrow-color": css("--cross"), label: "data(price)", color: css("--cross"), "font-size": 11, "text-background-color": css("--panel"), "text-background-opacity": 0.85, "min-zoomed-font-size": 6 } },
+      { selector: "edge[crosses]", style: { width: 3, "line-color": css("--cross"), "target-arrow-color": css("--cross") } },
+      { selector: "edge[price]", style: { label: "data(price)", color: css("--cross"), "font-size": 11, "text-background-color": css("--panel"), "text-background-opacity": 0.85, "min-zoomed-font-size": 6 } },
     ],
   });
 
@@ -192,8 +193,12 @@ function graphPanel(view, color) {
       if (!drawn.has(key)) drawn.set(key, { source, target, over: new Set() });
       if (crossing >= 0) drawn.get(key).over.add(crossing);
     }
+    const priced = new Set(); // a value is copied once, however many nodes read it
     drawn.forEach(({ source, target, over }) => {
-      const cost = over.size ? { price: time(sum([...over].map((at) => crossings[at].predicted_ns))) } : {};
+      const fresh = [...over].filter((at) => !priced.has(at));
+      fresh.forEach((at) => priced.add(at));
+      const cost = over.size ? { crosses: 1 } : {};
+      if (fresh.length) cost.price = time(sum(fresh.map((at) => crossings[at].predicted_ns)));
       made.push({ group: "edges", data: { source, target, ...cost } });
     });
     const picked = cy.$("node:selected").id();
@@ -336,9 +341,11 @@ function devicesTable(report) {
     return [row.device + (row.recommended ? " (chosen)" : ""), time(view?.predicted_ns ?? row.predicted_ns), time(view?.measured_ns ?? row.p50_ns),
       share === undefined || share === null ? "–" : `${Math.round(100 * share)} %`, row.profile_source, row.open_error || row.failure || ""];
   });
+  const failed = rows.some((row) => row.at(-1));
+  const columns = ["device", "predicted", "measured", "placed there", "predicted from", ...(failed ? ["failure"] : [])];
   const blocked = report.devices.filter((row) => !usable.includes(row));
   const others = el("details", {}, el("summary", {}, `${blocked.length} other devices cannot be used`), table("", ["device", "why"], blocked.map((row) => [row.device, row.blocker])));
-  return section("Devices", table("one run on each", ["device", "predicted", "measured", "placed there", "predicted from", "failure"], rows), ...(blocked.length ? [others] : []));
+  return section("Devices", table("one run on each", columns, rows.map((row) => row.slice(0, columns.length))), ...(blocked.length ? [others] : []));
 }
 
 function splitsSection(report, view) {
