@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ServingError,
         StateLossError,
         TimeLimitError,
+        WriteError,
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.buckets import (
@@ -141,7 +142,7 @@ __all__ = [
     "OptimizationLevel", "PackageError", "ParamError", "ParityError", "Placement", "PlacementError", "PlacementRule",
     "Precision", "PrecisionPolicy", "ProfileCostModel", "RefreshPolicy", "Resilience", "RlxError", "RunError",
     "RunRecord", "ServingError", "Session", "Shape", "StateLossError", "TimeLimitError", "UnsupportedOp", "Value",
-    "WeightSharing", "__version__", "available_apple_devices", "available_devices", "bucket_decode_mask",
+    "WeightSharing", "WriteError", "__version__", "available_apple_devices", "available_devices", "bucket_decode_mask",
     "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env", "device_from_env", "device_label",
     "device_report", "devices_for", "dispatch_report_for_device", "drain_device", "dynamic_symbols",
     "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for", "first_unsupported_op",

@@ -6,7 +6,6 @@ questions, answered by `rlx_ort.selection`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -70,8 +69,6 @@ DEVICE_PRIORITY = (
     "qnn",
     "cpu",
 )
-
-_HINT_LIST = "cpu, metal, mlx, cuda, rocm, gpu, vulkan, tpu"
 
 _kinds: dict[str, DeviceKind] = {}
 _spellings: dict[str, str] = {}
@@ -219,14 +216,16 @@ def _parse(text: object) -> tuple[str, int]:
         raise DeviceParseError(repr(text), f"a device is given by its name, as in 'cuda:1', not by a {found}")
     token = text.strip().lower()
     if not token:
-        raise DeviceParseError(text, f"device name is empty; known devices: {_HINT_LIST}")
+        raise DeviceParseError(text, f"device name is empty; known devices: {', '.join(_kinds)}")
     name, colon, digits = token.partition(":")
     if colon and not (digits.isascii() and digits.isdigit()):
         raise DeviceParseError(text, f"device index in {token!r} must be a whole number, as in 'cuda:1'")
     if name not in _spellings:
+        import difflib  # not needed by a program without errors
+
         close = difflib.get_close_matches(name, _spellings, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise DeviceParseError(text, f"unknown device {name!r}; {hint}known devices: {_HINT_LIST}")
+        raise DeviceParseError(text, f"unknown device {name!r}; {hint}known devices: {', '.join(_kinds)}")
     return _spellings[name], int(digits) if colon else 0
 
 

@@ -77,7 +77,7 @@ def load(
         ConversionError: the file is no model, or holds something that cannot be translated.
         DeviceParseError: one of the variables that are read does not parse.
     """
-    from rlx_ort.converters.from_onnx import load_graph
+    from rlx_ort.converters.files import load_graph
 
     policy = DevicePolicy.from_env() if policy is None else policy
     resilience = resilience_from_env() if resilience is None else resilience
@@ -143,7 +143,10 @@ class GraphDevices:
 
     def _take(self, graph: Graph, weights: WeightStore | None = None) -> None:
         from rlx_ort.execution.weights import WeightStore
+        from rlx_ort.ir.graph import check_dims
 
+        if self._options.dims:
+            check_dims(graph, self._options.dims)
         self._weights = WeightStore.for_graph(graph) if weights is None else weights
         self._revision = graph.revision
         self._graph = graph

@@ -11,8 +11,8 @@ import onnx
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.protos import copied, graphs_of, set_items, skeleton
-from rlx_ort.converters.transforms.scope import near_names, typed_model
-from rlx_ort.errors import ConversionError
+from rlx_ort.converters.transforms.scope import typed_model
+from rlx_ort.errors import ConversionError, near_names
 
 _PLACE = re.compile(r"(?P<input>.+)\[(?P<axis>\d+)\]")
 

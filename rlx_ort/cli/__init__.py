@@ -34,7 +34,17 @@ Exit codes:
   6  a device could not be measured
   7  a model package is broken
   8  two models or devices differ by more than the tolerance
+  9  a file cannot be written
 """
+
+
+_FLAGS = {
+    "CompileOptions(placement=PlacementRule.ASSISTED)": "--assisted",
+    " (overwrite=True)": "",
+    "cast=True": "--cast",
+    "external_data=True": "--external-data",
+}
+"""Arguments of Python functions in messages of the library -> options of the command line."""
 
 
 class Commands(click.Group):
@@ -63,7 +73,10 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except RlxError as err:
-            click.echo(f"Error: {err}", err=True)
+            text = str(err)
+            for argument, flag in _FLAGS.items():
+                text = text.replace(argument, flag)
+            click.echo(f"Error: {text}", err=True)
             ctx.exit(err.exit_code)
 
 

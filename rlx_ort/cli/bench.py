@@ -13,7 +13,7 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.options import read_model
-from rlx_ort.cli.show import binary_size, duration, note, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress
 from rlx_ort.errors import EngineError, RlxError
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def command(
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.predict import dims_of
 
-    graph = read_model(model)
+    graph = read_model(model, dims)
     sizes = {**dims, **_sizes(graph, shapes)}
-    feeds = made_up_inputs(graph.inputs, sizes, _SEED)
+    feeds, assumed = made_up_inputs(graph.inputs, sizes, _SEED)
     used = dims_of(graph, feeds)
     policy = options.policy_of(names, None, None)
     if faults and plot_path is not None:
@@ -102,6 +102,7 @@ def command(
             print_json({"model": str(model), "dims": used, "runs": runs, "faults": rows})
         else:
             _print_faults(rows)
+        _exit_if_all_failed(rows)
         return
     rows.sort(key=lambda row: (row["p50_ns"] is None, row["p50_ns"] or 0))
     if plot_path is not None:
@@ -113,9 +114,14 @@ def command(
         print_json({"model": str(model), "dims": used, "runs": runs, "devices": rows})
     else:
         _print(rows)
-        made_up = [f"{name}={size}" for name, size in used.items() if name not in sizes]
-        if made_up:
-            note(f"run and predicted with {', '.join(made_up)}, as no size was given; give them with --dim or --shape")
+    options.note_assumed("run and predicted", assumed)
+    _exit_if_all_failed(rows)
+
+
+def _exit_if_all_failed(rows: list[dict[str, Any]]) -> None:
+    """Exit with the code of the first failure if there is one in every row; the rows have the reasons."""
+    if rows and all(row["failure"] for row in rows):
+        click.get_current_context().exit(rows[0]["failure"].exit_code)
 
 
 def _sizes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -163,7 +169,7 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
         row["host_memory_bytes"] = max(process.memory_info().rss - before_bytes, 0)
         row["placement_share"] = compiled.placement.requested_share
     except RlxError as err:  # one device's failure is a row of the answer
-        return row | {"failure": str(err)}
+        return row | {"failure": err}
     times.sort()
     row |= {f"p{share}_ns": times[math.ceil(share / 100 * runs) - 1] for share in (50, 90, 99)}
     return row
@@ -200,7 +206,7 @@ def _fault_rows(
                         row["back_ns"] = time.perf_counter_ns() - begun
                         break
             except RlxError as err:
-                row["failure"] = str(err)
+                row["failure"] = err
     return rows
 
 
@@ -243,7 +249,7 @@ def _print_faults(rows: list[dict[str, Any]]) -> None:
             row["fault"],
             *(duration(row.get(key)) for key in times),
             row.get("answered_by") or "-",
-            row["failure"].splitlines()[0] if row["failure"] else "",
+            first_line(row["failure"]),
         )
         for row in rows
     ]
@@ -263,7 +269,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 "-" if memory is None else binary_size(memory),
                 "-" if share is None else f"{share:.0%}",
                 duration(row.get("predicted_ns")),
-                row["failure"].splitlines()[0] if row["failure"] else "",
+                first_line(row["failure"]),
             )
         )
     print_table(columns, table)

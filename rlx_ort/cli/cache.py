@@ -130,7 +130,7 @@ def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None
 
         with Package(path, key=key) as package, runner_of(package, options=CompileOptions(dims=dims)) as runner:
             return key_of_graph(runner.graph, device, runner.options)
-    return key_of_graph(read_model(path), device, CompileOptions(dims=dims))
+    return key_of_graph(read_model(path, dims), device, CompileOptions(dims=dims))
 
 
 def _is_package(path: Path) -> bool:

@@ -59,10 +59,11 @@ def command(
 
 
 def _here() -> list[Device]:
-    """Return every device that works here and may be chosen, also the second and later ones of a kind."""
-    from rlx_ort.providers.registry import is_available, is_selectable, known_devices
+    """Return every device that works here and may be chosen, also the second and later ones of a kind; each once."""
+    from rlx_ort.providers.registry import is_available, is_selectable, known_devices, same_hardware
 
-    return [device for device in known_devices() if is_available(device) and is_selectable(device)]
+    here = (device for device in known_devices() if is_available(device) and is_selectable(device))
+    return [device for device in here if same_hardware(device)[0] == device]
 
 
 def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, CalibrationProfile | RlxError]:
@@ -80,7 +81,7 @@ def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, Calibratio
 def _measured_for(model: Path, dims: dict[str, int], device: Device, quick: bool) -> CalibrationProfile | RlxError:
     from rlx_ort.selection.predict import calibrate
 
-    graph = read_model(model)
+    graph = read_model(model, dims)
     try:
         with progress(f"measuring {device.label} for {model.name}"):
             return calibrate(device, graph=graph, dims=dims, quick=quick)

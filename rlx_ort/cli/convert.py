@@ -89,6 +89,7 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.option(
     "--params", type=options.FILE, help="Take weights from a file: safetensors or its index, npz, GGUF, ONNX."
 )
+@click.option("--cast", is_flag=True, help="Convert floats of --params to the model's float type.")
 @click.option(
     "--rename",
     "renames",
@@ -149,6 +150,8 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
         raise click.UsageError("--quantize int8-static needs --calibration, an npz file with samples for each input")
     if given["renames"] and given["params"] is None:
         raise click.UsageError("--rename is about the names in --params, which is not given")
+    if given["cast"] and given["params"] is None:
+        raise click.UsageError("--cast is about the weights in --params, which is not given")
     no_verify, inputs = given.pop("no_verify"), given.pop("verify_inputs")
     if no_verify and (inputs is not None or given["tolerance"] is not None):
         raise click.UsageError("--no-verify excludes --verify-inputs and --tolerance")

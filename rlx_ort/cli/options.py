@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rlx_ort.cli.show import progress
+from rlx_ort.cli.show import note, progress
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -153,13 +153,23 @@ def policy_of(only: str | None, deny: str | None, prefer: str | None, *, from_en
     return policy
 
 
-def read_model(path: Path) -> Graph:
+def note_assumed(done: str, sizes: Mapping[str, int]) -> None:
+    """Print what was done with which assumed sizes of dims, if there are any."""
+    if sizes:
+        note(f"{done} with {', '.join(f'{name}={size}' for name, size in sizes.items())}; give sizes with --dim")
+
+
+def read_model(path: Path, dims: Iterable[str] = ()) -> Graph:
     """Return the graph of an ONNX or IR JSON file, with a spinner while a large one is read.
 
     Raises:
         ConversionError: the file is neither, is damaged, or its weight files are missing.
+        GraphVerifyError: the graph has no dim of one of the names in `dims`.
     """
-    from rlx_ort.converters.from_onnx import load_graph
+    from rlx_ort.converters.files import load_graph
+    from rlx_ort.ir.graph import check_dims
 
     with progress(f"reading {path}"):
-        return load_graph(path)
+        graph = load_graph(path)
+    check_dims(graph, dims)
+    return graph

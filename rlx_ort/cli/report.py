@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,23 +56,25 @@ def command(
 
     For each: whether it takes MODEL, its predicted time, and what blocks it.
 
-    Predictions need sizes: give the named dims with --dim, else each counts with the cost model's stand-in size.
+    Predictions need sizes: give the named dims with --dim, else they are those of the inputs that `run` makes up.
     """
+    from rlx_ort.cli.arrays import shaped_inputs
     from rlx_ort.execution.placement import format_dispatch_report, report_as_dict
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import device_report
 
-    graph = read_model(model)
+    graph = read_model(model, dims)
     compile_options = CompileOptions(dims=dims)
+    shaped, assumed = shaped_inputs(graph.inputs, dims)
     with progress("asking each device"):
-        candidates = device_report(graph, policy, compile_options)
+        candidates = device_report(graph, policy, compile_options, shaped)
     rows = []
     for candidate in candidates:
         row: dict[str, Any] = {
             "device": candidate.label,
             **{name: getattr(candidate, name) for name in _COLUMNS},
             "first_unsupported": None if candidate.first_unsupported is None else candidate.first_unsupported.name,
-            "assumed_dims": candidate.assumed_dims,
+            "assumed_dims": [*assumed, *candidate.assumed_dims],
         }
         placement = None
         if open_sessions:
@@ -82,22 +85,23 @@ def command(
             share = None if placement is None else placement.requested_share
             row |= {"placement_share": share, "open_error": error}
         if why:
-            row |= _reasons(graph, candidate, compile_options)
+            row |= _reasons(graph, candidate, compile_options, shaped)
         if with_ops:
             row["dispatch"] = _dispatch(graph, candidate.device, compile_options, placement)
         rows.append(row)
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
 
-        draw(graph, model.name, dims, rows, plot_path)
+        draw(graph, model.name, {**assumed, **dims}, rows, plot_path)
         note(f"drawn to {plot_path}")
     if as_json:
         for row in rows:
             if row.get("dispatch") is not None:
                 row["dispatch"] = report_as_dict(row["dispatch"])
-        print_json({"model": str(model), "dims": dims, "devices": rows})
+        print_json({"model": str(model), "dims": dims, "assumed_dims": assumed, "devices": rows})
         return
     _print(rows, open_sessions)
+    options.note_assumed("predicted", assumed)
     if why:
         _print_reasons(rows, policy)
     for row in rows:
@@ -105,15 +109,17 @@ def command(
             click.echo(format_dispatch_report(row["dispatch"]))
 
 
-def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions) -> dict[str, Any]:
+def _reasons(
+    graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the parts of a predicted time, the error to expect of it, and why it is not from a calibration."""
     from rlx_ort.calibration import store
     from rlx_ort.selection.candidates import automatic
-    from rlx_ort.selection.predict import explain
+    from rlx_ort.selection.predict import dims_of, explain
 
     estimate = None
     if candidate.predicted_ns is not None:
-        estimate = explain(graph, candidate.device, automatic(compile_options))
+        estimate = explain(graph, candidate.device, automatic(compile_options), dims_of(graph, inputs))
     if estimate is None:
         return {"terms": [], "error": None, "uncalibrated": ""}
     why = store.find(candidate.device).reason if (candidate.profile_source or "").startswith("default") else ""
@@ -186,7 +192,7 @@ def _dispatch(
 
 
 def _print(rows: list[dict[str, Any]], opened: bool) -> None:
-    from rlx_ort.selection.cost import DEFAULT_DIM
+    from rlx_ort.calibration.features import DEFAULT_DIM
 
     columns = ("device", "available", "supports", *["placed there"] * opened, "predicted", "recommended", "blocker")
     table = []
@@ -206,6 +212,6 @@ def _print(rows: list[dict[str, Any]], opened: bool) -> None:
     shipped = [row["device"] for row in rows if (row["profile_source"] or "").startswith("default")]
     if shipped:
         note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")
-    assumed = dict.fromkeys(name for row in rows for name in row["assumed_dims"])
-    if assumed:
-        note(f"predicted with {DEFAULT_DIM} for dims without a size: {', '.join(assumed)}; give sizes with --dim")
+    nameless = dict.fromkeys(name for row in rows for name in row["assumed_dims"] if name.endswith("]"))
+    if nameless:
+        note(f"predicted with {DEFAULT_DIM} for dims without a name: {', '.join(nameless)}")

@@ -67,7 +67,7 @@ def command(
     named = None if device is None else parse_device(device)
     tries = device_chain_from_env() if chain is None else parse_device_list(chain)
     rule = {None: None, True: PlacementRule.STRICT, False: PlacementRule.ASSISTED}[strict]
-    graph = read_model(model)
+    graph = read_model(model, dims)
     feeds = _feeds(graph, inputs_path, dims)
     # One run does not outlive a bridge: the device that opens would never answer.
     resilience = Resilience.from_env() or Resilience(bridge=False) if resilient else None
@@ -111,9 +111,10 @@ def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> dict[str
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs)
-    feeds = made_up_inputs(graph.inputs, dims, _SEED)
+    feeds, assumed = made_up_inputs(graph.inputs, dims, _SEED)
     shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
     note(f"no --inputs: made up random ones with seed {_SEED} ({shapes or 'the model takes none'})")
+    options.note_assumed("run", assumed)
     return feeds
 
 

@@ -13,6 +13,7 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.show import note
+from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import Precision
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def command(
         from rlx_ort.serving.rest import HttpOptions
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
-        raise click.ClickException(f"serving needs more packages ({err}); pip install 'rlx_ort[serve]'") from err
+        raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
 
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
     compiled = COMPILE.with_(precision=Precision(precision))

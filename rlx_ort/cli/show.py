@@ -126,6 +126,11 @@ def steps() -> Iterator[Steps]:
         made.count(1, 1)
 
 
+def first_line(failure: object) -> str:
+    """Return the first line of an error or text for the cell of a table."""
+    return next(iter(str(failure).splitlines()), "")
+
+
 def duration(nanoseconds: float | None) -> str:
     """Return a time in the unit people would choose, or a dash when it is not known."""
     if nanoseconds is None:
@@ -159,12 +164,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file beside `path` for writing and put it in place of `path` when the block ends without an error.
 
     Raises:
-        click.FileError: the file cannot be written.
+        WriteError: the file cannot be written.
     """
     from rlx_ort import storage
+    from rlx_ort.errors import WriteError
 
     try:
         with storage.replacing(path) as stream:
             yield stream
     except OSError as err:
-        raise click.FileError(str(path), err.strerror or str(err)) from err
+        hint = "check the folder, its rights and the space on the disk"
+        raise WriteError(f"{path} cannot be written: {err.strerror or err}; {hint}") from err

@@ -133,15 +133,15 @@ class _Run:
 
     def _with_params(self, source: Path | ModelBundle, params: Path) -> ModelBundle:
         """Return a model with the weights of a file; a graph file's parameters may have no data before."""
-        renames = self._options.renames
+        renames, cast = self._options.renames, self._options.cast
         with self._step("params", f"taking weights from {params}"):
             weights = read_weights(params)
             if isinstance(source, Path) and format_of(source)[0] is Format.IR_JSON:
-                of_graph = apply_weights(load_json(source), weights, renames)
+                of_graph = apply_weights(load_json(source), weights, renames, cast=cast)
                 self._reports["params"] = ParamsTaken(len(of_graph.loaded), (), of_graph.missing, of_graph.unused)
                 return bundle_from_graph(of_graph.model, origin=str(source))
             bundle = open_source(source, opset=self._options.opset) if isinstance(source, Path) else source
-            report = apply_weights(bundle, weights, renames)
+            report = apply_weights(bundle, weights, renames, cast=cast)
             inputs = {name: weights[name] for name in report.unused if name in bundle.input_types()}
             if not report.loaded and not inputs:
                 raise ConversionError(

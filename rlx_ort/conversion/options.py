@@ -26,6 +26,7 @@ class ConvertOptions:
 
     Attributes:
         params: a weight file whose tensors replace the weights of the same name, or become weights in place of inputs.
+        cast: whether floats of that file may be converted to the model's float type.
         renames: what tensors of the file are called in the model; None takes their own names.
         inputs: values that become the inputs of the part to keep; empty keeps the model's.
         outputs: values that become its outputs; empty keeps the model's.
@@ -47,6 +48,7 @@ class ConvertOptions:
     """
 
     params: Path | None = None
+    cast: bool = False
     renames: Renames | None = None
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()

@@ -16,7 +16,14 @@ from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.registry import availability, is_selectable, known_devices, provider_of, supports_run_slots
+from rlx_ort.providers.registry import (
+    availability,
+    is_selectable,
+    known_devices,
+    provider_of,
+    same_hardware,
+    supports_run_slots,
+)
 from rlx_ort.selection.graph_cache import cache_of, refusals
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
@@ -96,13 +103,16 @@ class DeviceCandidate:
 
 
 def device_report(
-    graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None
+    graph: Graph,
+    policy: DevicePolicy | None = None,
+    options: CompileOptions | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> list[DeviceCandidate]:
-    """Return one row for each device of the policy's probe set, in that order.
+    """Return one row for each device of the policy's probe set, in that order; `inputs` size the named dims.
 
     The first call of a process probes the devices and exports the graph; later ones remember both.
     """
-    return Candidates(graph, policy, options).report()
+    return Candidates(graph, policy, options, inputs).report()
 
 
 def rank(
@@ -221,7 +231,13 @@ class Candidates:
         if blocker is None and device in self.refused:
             blocker = f"refused the graph when its session was opened: {self.refused[device].splitlines()[0]}"
         named = self.policy.allow is not None and device in self.policy.allow
-        return blocker if blocker or named or is_selectable(device) else _BY_NAME_ONLY
+        if blocker or named:
+            return blocker
+        others = [other for other in same_hardware(device) if other not in self.refused]
+        first = min(others, key=self.policy.prefer_rank, default=device)
+        if first != device:
+            return f"is the same device as {first.label}; it is used when it is asked for by name"
+        return None if is_selectable(device) else _BY_NAME_ONLY
 
     def ranked(self) -> Sequence[Device]:
         """Return the devices that may be chosen, the automatic choice first.

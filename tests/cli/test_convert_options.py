@@ -260,5 +260,5 @@ def test_a_model_may_be_converted_in_its_place(cli: Cli, small: Path, tmp_path: 
 def test_a_folder_that_is_not_there_is_named(cli: Cli, small: Path, tmp_path: Path) -> None:
     """Folders are not made up."""
     outcome = cli("convert", small, tmp_path / "missing" / "b.onnx")
-    assert outcome.code == 4
+    assert outcome.code == 9
     assert "missing" in outcome.err

@@ -220,7 +220,7 @@ def test_outputs_that_cannot_be_written_leave_nothing(cli: Cli, add_one: Path, i
     target = tmp_path / "absent" / "outputs.npz"
     before = sorted(tmp_path.iterdir())
     outcome = cli("run", add_one, "--device", "cpu", "--inputs", inputs, "--outputs", target)
-    assert outcome.code == 1
+    assert outcome.code == 9
     assert "outputs.npz" in outcome.err
     assert sorted(tmp_path.iterdir()) == before
 

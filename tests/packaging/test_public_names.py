@@ -12,7 +12,7 @@ CalibrationError CancelledRunError ConversionError DeviceError DeviceFallbackErr
 DeviceUnavailableError EngineError GraphError GraphVerifyError InputError IntegrityError LegalizeError
 MemoryBudgetError
 NoViableDeviceError PackageError ParamError ParityError PlacementError RlxError RunError ServingError StateLossError
-TimeLimitError
+TimeLimitError WriteError
 """
 
 NAMES = """
