@@ -70,6 +70,8 @@ DEVICE_PRIORITY = (
     "cpu",
 )
 
+_EP_SUFFIX = "executionprovider"  # of ONNX Runtime's names, as in CUDAExecutionProvider
+
 _kinds: dict[str, DeviceKind] = {}
 _spellings: dict[str, str] = {}
 
@@ -77,6 +79,8 @@ _spellings: dict[str, str] = {}
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Device:
     """One device, by value: `Device("cuda:1")`, `Device("cuda", 1)` and `Device(Device.CUDA, 1)` are equal.
+
+    Names of execution providers are understood: `Device("CUDAExecutionProvider")` is `Device("cuda")`.
 
     Raises:
         DeviceParseError: the kind is unknown, or the index is not a whole number of at least 0.
@@ -220,6 +224,9 @@ def _parse(text: object) -> tuple[str, int]:
     name, colon, digits = token.partition(":")
     if colon and not (digits.isascii() and digits.isdigit()):
         raise DeviceParseError(text, f"device index in {token!r} must be a whole number, as in 'cuda:1'")
+    if name.endswith(_EP_SUFFIX):
+        plain = name.removesuffix(_EP_SUFFIX)
+        name = next((spelling for spelling in _spellings if spelling.replace("-", "") == plain), name)
     if name not in _spellings:
         import difflib  # not needed by a program without errors
 

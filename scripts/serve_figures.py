@@ -324,7 +324,7 @@ def caller(what: Mapping[str, Any], tensor: Mapping[str, Any], folder: str) -> C
     """Return a function that makes one request, or one run without a server."""
     data = made(tensor)
     if what["kind"] == "direct":
-        from rlx_ort.graph_devices import load as open_model
+        from rlx_ort.deploy.open import load as open_model
 
         compiled = open_model(Path(folder) / f"{what['model']}.onnx").compile("cpu")
         return lambda: compiled.run({tensor["name"]: data})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.options import read_model
+from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress
 from rlx_ort.errors import EngineError, RlxError
 
@@ -76,25 +76,26 @@ def command(
     devices answer.
     """
     from rlx_ort.cli.arrays import made_up_inputs
-    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.ir.graph import check_dims
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.predict import dims_of
 
-    graph = read_model(model, dims)
-    sizes = {**dims, **_sizes(graph, shapes)}
-    feeds, assumed = made_up_inputs(graph.inputs, sizes, _SEED)
-    used = dims_of(graph, feeds)
     policy = options.policy_of(names, None, None)
     if faults and plot_path is not None:
         raise click.UsageError("--faults and --plot exclude each other")
     rule = PlacementRule.STRICT if names else PlacementRule.ASSISTED
     rows = []
-    with GraphDevices(graph, policy, CompileOptions(placement=rule)) as runner:
+    with opened(model, policy, CompileOptions(placement=rule)) as runner:
+        graph = runner.graph
+        check_dims(graph, dims)
+        sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
+        feeds, assumed = made_up_inputs(graph.inputs, sizes, _SEED)
+        used = dims_of(graph, feeds)
         devices = list(policy.allow or ()) if names else runner.devices()
         for device in devices:
             with progress(f"running on {device.label}"):
                 if faults:
-                    rows += _fault_rows(graph, policy, device, feeds, runs)
+                    rows += _fault_rows(graph, runner.policy, device, feeds, runs)
                 else:
                     rows.append(_row(runner, device, feeds, runs))
     if faults:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,10 @@ import click
 from rlx_ort.cli.show import note, progress
 
 if TYPE_CHECKING:
+    from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import CompileOptions
+    from rlx_ort.resilience.options import Resilience
     from rlx_ort.selection.policy import DevicePolicy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -43,8 +47,8 @@ def _required_key(ctx: click.Context, param: click.Parameter, value: Path | None
     return value
 
 
-model = click.argument("model", type=FILE)
-"""The model file: ONNX or the IR's JSON, told apart by content."""
+model = click.argument("model", type=PACKAGE)
+"""The model: ONNX, the IR's JSON, a program of PyTorch or a package, told apart by content."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
 
@@ -159,17 +163,64 @@ def note_assumed(done: str, sizes: Mapping[str, int]) -> None:
         note(f"{done} with {', '.join(f'{name}={size}' for name, size in sizes.items())}; give sizes with --dim")
 
 
-def read_model(path: Path, dims: Iterable[str] = ()) -> Graph:
-    """Return the graph of an ONNX or IR JSON file, with a spinner while a large one is read.
+@contextlib.contextmanager
+def opened(
+    path: Path,
+    policy: DevicePolicy,
+    compile_options: CompileOptions,
+    resilience: Resilience | None = None,
+    *,
+    admit: bool = False,
+) -> Iterator[GraphDevices]:
+    """Give a runner for a model, or for a package with its own policy, dims and precisions, narrowed by the caller's.
+
+    The key of `RLX_PACKAGE_KEY` must have signed a package. With `admit` its golden cases are run where it asks for it.
 
     Raises:
-        ConversionError: the file is neither, is damaged, or its weight files are missing.
+        ConversionError: the file is no model, is damaged, or its weight files are missing.
+        GraphVerifyError: the graph has no dim that the options name.
+        PackageError: the package cannot be opened.
+    """
+    from rlx_ort.deploy.names import is_package
+    from rlx_ort.graph_devices import GraphDevices
+
+    with contextlib.ExitStack() as stack:
+        if is_package(path):
+            from rlx_ort.deploy.golden import admit_devices
+            from rlx_ort.deploy.names import required_key
+            from rlx_ort.deploy.open import PackageDevices, narrowed_policy, options_of
+            from rlx_ort.deploy.package import Package
+
+            package = stack.enter_context(Package(path, key=required_key(None)))
+            policy = narrowed_policy(package.index.policy, policy)
+            settings = options_of(package, compile_options)
+            runner: GraphDevices = PackageDevices(package, policy, settings, resilience=resilience)
+            if admit and package.index.verify_on_first_use:
+                admit_devices(package, runner)
+        else:
+            graph = read_model(path, compile_options.dims)
+            runner = GraphDevices(graph, policy, compile_options, resilience=resilience)
+        yield stack.enter_context(runner)
+
+
+def read_model(path: Path, dims: Iterable[str] = ()) -> Graph:
+    """Return the graph of a model file or package, with a spinner while a large one is read.
+
+    Raises:
+        ConversionError: the file is no model, is damaged, or its weight files are missing.
         GraphVerifyError: the graph has no dim of one of the names in `dims`.
+        PackageError: the package cannot be opened.
     """
     from rlx_ort.converters.files import load_graph
+    from rlx_ort.deploy.names import is_package, required_key
     from rlx_ort.ir.graph import check_dims
 
     with progress(f"reading {path}"):
-        graph = load_graph(path)
+        if is_package(path):
+            from rlx_ort.deploy.package import Package
+
+            graph = Package(path, key=required_key(None)).graph()  # closes itself when the weights are unused
+        else:
+            graph = load_graph(path)
     check_dims(graph, dims)
     return graph

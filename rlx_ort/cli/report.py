@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.options import read_model
+from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import duration, note, print_json, print_table, progress
 from rlx_ort.errors import RlxError
 
@@ -63,9 +63,9 @@ def command(
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import device_report
 
-    graph = read_model(model, dims)
-    compile_options = CompileOptions(dims=dims)
-    shaped, assumed = shaped_inputs(graph.inputs, dims)
+    runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(dims=dims)))
+    graph, policy, compile_options = runner.graph, runner.policy, runner.options
+    shaped, assumed = shaped_inputs(graph.inputs, compile_options.dims)
     with progress("asking each device"):
         candidates = device_report(graph, policy, compile_options, shaped)
     rows = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.options import read_model
+from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import emit, note, print_facts, print_table, progress
 from rlx_ort.errors import DeviceFallbackError
 
@@ -58,7 +58,6 @@ def command(
     if (device is not None) + (chain is not None) + resilient > 1:
         raise click.UsageError("--device, --chain and --resilient exclude each other")
     from rlx_ort.device import parse_device, parse_device_list
-    from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.resilience.limits import limited
     from rlx_ort.resilience.options import Resilience
@@ -67,11 +66,11 @@ def command(
     named = None if device is None else parse_device(device)
     tries = device_chain_from_env() if chain is None else parse_device_list(chain)
     rule = {None: None, True: PlacementRule.STRICT, False: PlacementRule.ASSISTED}[strict]
-    graph = read_model(model, dims)
-    feeds = _feeds(graph, inputs_path, dims)
     # One run does not outlive a bridge: the device that opens would never answer.
     resilience = Resilience.from_env() or Resilience(bridge=False) if resilient else None
-    with GraphDevices(graph, policy, CompileOptions(placement=rule, dims=dims), resilience=resilience) as runner:
+    with opened(model, policy, CompileOptions(placement=rule, dims=dims), resilience, admit=True) as runner:
+        graph = runner.graph
+        feeds = _feeds(graph, inputs_path, runner.options.dims)
 
         def answer() -> tuple[Device, list[Any], list[tuple[Device, str]]]:
             if named is not None:

@@ -68,6 +68,10 @@ class Placement:
     nodes_by_ep: Mapping[str, tuple[PlacedNode, ...]] = field(default_factory=lambda: MappingProxyType({}))
     boundary_copies: int = 0
 
+    def __repr__(self) -> str:
+        nodes = ", ".join(f"{len(nodes)} nodes on {provider}" for provider, nodes in self.nodes_by_ep.items())
+        return f"<Placement for {self.requested}: {nodes or 'no nodes'}, {self.boundary_copies} copies>"
+
     @property
     def requested_share(self) -> float:
         """The share of the nodes that are not pinned on the requested provider, from 0 to 1; 1 without such nodes."""

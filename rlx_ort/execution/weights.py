@@ -88,6 +88,9 @@ class WeightStore:
         ParamError: a value is not of its declared type.
     """
 
+    def __repr__(self) -> str:
+        return f"<WeightStore, {len(self._values)} of {len(self._types)} parameters set>"
+
     def __init__(self, types: Mapping[str, TensorType], values: Mapping[str, TensorData] | None = None) -> None:
         self.version = 0
         self._types = dict(types)

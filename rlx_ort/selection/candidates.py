@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
 from rlx_ort.selection.support import Support, UnsupportedOp, support_of
 
+_log = logging.getLogger(__name__)
 CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
 
@@ -253,7 +255,9 @@ class Candidates:
         if ranking is None:
             with paused_collector():  # judging creates an object per node, and the collector would walk them repeatedly
                 devices = self.devices()
-                ranking = self._in_order([(device, self._predicted_ns(device)) for device in devices])
+                predictions = [(device, self._predicted_ns(device)) for device in devices]
+                ranking = self._in_order(predictions)
+            _log.info("graph %r: %s", self.graph.name, _shown(ranking, dict(predictions)))
             self._rankings().keep(sizes, ranking)  # of the state now: ranking may have probed devices or measured them
         return ranking
 
@@ -346,6 +350,13 @@ class Candidates:
             judged_by=judged_by,
             first_unsupported=next(iter(judged.unsupported), None),
         )
+
+
+def _shown(ranking: Sequence[Device], predictions: Mapping[Device, float | None]) -> str:
+    """Return a ranking with its predicted times for the log."""
+    times = [(device.label, predictions[device]) for device in ranking]
+    shown = [label if ns is None else f"{label} ({ns / 1e3:.4g} us)" for label, ns in times]
+    return f"the choice is {', then '.join(shown)}" if shown else "no device may be chosen"
 
 
 def _without_size(graph: Graph, sizes: Mapping[str, int]) -> tuple[str, ...]:

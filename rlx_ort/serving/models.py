@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.deploy.open import PackageDevices, open_package
+from rlx_ort.deploy.open import PackageDevices, load, open_package
 from rlx_ort.deploy.triton import batch_dim
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError, ServingError
-from rlx_ort.graph_devices import GraphDevices, load
+from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType

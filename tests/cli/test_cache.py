@@ -9,7 +9,7 @@ import onnx
 import pytest
 from sample_packages.packages import X, make, reference
 
-from rlx_ort.graph_devices import load
+from rlx_ort.deploy.open import load
 from rlx_ort.providers.engine.compiled.store import default_store
 
 
