@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import click
 
-from rlx_ort.errors import RlxError
+from rlx_ort.cli import show
+from rlx_ort.errors import RlxError, near_names
 
 __all__ = ["Commands", "main"]
 
@@ -41,6 +42,7 @@ Exit codes:
 _FLAGS = {
     "CompileOptions(placement=PlacementRule.ASSISTED)": "--assisted",
     " (overwrite=True)": "",
+    "; force replaces it": "; --force replaces it",
     "cast=True": "--cast",
     "external_data=True": "--external-data",
 }
@@ -68,14 +70,29 @@ class Commands(click.Group):
         where = self._where.get(cmd_name)
         return None if where is None else cast(click.Command, pkgutil.resolve_name(where))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of a name; for an unknown one the nearest are suggested."""
+        if args[0] not in self._where and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {args[0]!r}; {near_names(args[0], self._where)}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a `RlxError` becomes a message and its exit code."""
+        """Run the command; a `RlxError` becomes a message and its exit code, with --json a document as well."""
+        as_json = "--json" in ctx.args
         try:
             return super().invoke(ctx)
+        except click.ClickException as err:
+            if as_json:
+                show.print_failure(ctx, "UsageError", err.format_message(), err.exit_code)
+            raise
         except RlxError as err:
             text = str(err)
             for argument, flag in _FLAGS.items():
                 text = text.replace(argument, flag)
+            if as_json:
+                show.print_failure(ctx, type(err).__name__, text, err.exit_code)
             click.echo(f"Error: {text}", err=True)
             ctx.exit(err.exit_code)
 
@@ -90,7 +107,8 @@ class Commands(click.Group):
 def main() -> None:
     """Build or import a model once; run it on the best ONNX Runtime device of this machine.
 
-    Every command that reports takes --json: one JSON document on stdout and nothing else.
+    Every command that reports takes --json: one JSON document on stdout and nothing else, with the number of its schema
+    as `schema`, and `error` if it failed.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # pipes and files get UTF-8 on every system

@@ -38,7 +38,7 @@ def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 @click.command("bench")
 @options.model
-@click.option("--device", "--devices", "names", metavar="DEVICES", help="Run on these; default: all that may run it.")
+@options.device_option("--device", "--devices", "--only", "names", help="Run on these; default: all that may run it.")
 @click.option("--runs", default=30, show_default=True, type=click.IntRange(min=1), help="Timed runs on each device.")
 @click.option(
     "--shape", "shapes", multiple=True, metavar="NAME=SIZES", callback=_parse_shapes, help="An input's sizes."

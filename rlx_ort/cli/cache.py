@@ -78,7 +78,7 @@ def clear(as_json: bool) -> None:
 
 @command.command("explain")
 @click.argument("subject", metavar="MODEL|PACKAGE|KEY")
-@click.option(
+@options.device_option(
     "--device",
     "device_name",
     metavar="DEVICE",

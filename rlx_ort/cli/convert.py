@@ -108,7 +108,7 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     default=None,
     help="Whether weights go to a file beside the model. Default: above 1 GiB.",
 )
-@click.option("--device", metavar="DEVICE", help="Optimise the target for this device; it then runs there only.")
+@options.device_option("--device", metavar="DEVICE", help="Optimise for this device; the target then runs there only.")
 @click.option(
     "--tolerance", type=click.FloatRange(min=0), help="The largest relative L2 error. Default: by the precision."
 )

@@ -13,6 +13,8 @@ import click
 from rlx_ort.cli.show import note, progress
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import CompileOptions
@@ -26,6 +28,39 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 PACKAGE = click.Path(exists=True, path_type=Path)
 """The type of an argument that names a package, in a folder or in a file."""
+
+
+class DeviceNames(click.ParamType):
+    """The type of options that name devices; a shell completes the last name of a list."""
+
+    name = "devices"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return what the text may become: each device after the names that are there already."""
+        from click.shell_completion import CompletionItem
+
+        from rlx_ort.device import Device
+
+        before, comma, begun = incomplete.rpartition(",")
+        labels = [device.label for device in Device.all() if device.label.startswith(begun.lower())]
+        return [CompletionItem(f"{before}{comma}{label}") for label in labels]
+
+
+class Aliased(click.Option):
+    """An option of which help shows the first name; the others are older names that still work."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the first name and the help."""
+        names, self.opts = self.opts, self.opts[:1]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+
+def device_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return a decorator for an option that names one device or several; only its first name is shown."""
+    return click.option(*names, cls=Aliased, type=DeviceNames(), **{"metavar": "DEVICES", **settings})
 
 
 def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -52,6 +87,8 @@ model = click.argument("model", type=PACKAGE)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
 
+all_rows = click.option("--all", "all_rows", is_flag=True, help="Show what the devices need that are not here.")
+
 dims = click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=_parse_dims, help="Fix a named dim; may be repeated."
 )
@@ -69,15 +106,15 @@ def policy(*, device_too: bool = False, from_env: bool = True) -> Callable[[Comm
     """Add --only, --deny and --prefer; the command gets their `DevicePolicy` as `policy`.
 
     Args:
-        device_too: whether --device is another name for --only, in commands that do not run on one device.
+        device_too: whether --device is an older name for --only, in commands that do not run on one device.
         from_env: whether the options narrow the policy of the RLX_* variables; see `policy_of`.
     """
-    only = ("--only", "--device") if device_too else ("--only",)
+    only = ("--only", "--device", "--devices") if device_too else ("--only",)
 
     def decorate(command: Command) -> Command:
-        @click.option(*only, "only", metavar="DEVICES", help="Allow these devices only, as in cpu,webgpu.")
-        @click.option("--deny", metavar="DEVICES", help="Never use these devices.")
-        @click.option("--prefer", metavar="DEVICES", help="Prefer these devices where predictions are close.")
+        @device_option(*only, "only", help="Allow these devices only, as in cpu,webgpu.")
+        @device_option("--deny", help="Never use these devices.")
+        @device_option("--prefer", help="Prefer these devices where predictions are close.")
         @functools.wraps(command)
         def with_policy(*args: Any, only: str | None, deny: str | None, prefer: str | None, **given: Any) -> Any:
             return command(*args, policy=policy_of(only, deny, prefer, from_env=from_env), **given)
@@ -119,7 +156,7 @@ def run_once(otherwise: str) -> Callable[[Command], Command]:
             as_json,
             dims,
             policy(),
-            click.option("--device", metavar="DEVICE", help="Run on this device, or fail."),
+            device_option("--device", metavar="DEVICE", help="Run on this device, or fail."),
             click.option(
                 "--outputs",
                 "outputs_path",

@@ -146,8 +146,8 @@ def sign(package: Path, key: Path, password_env: str | None, as_json: bool) -> N
 
 @click.command("warm")
 @options.package
-@click.option(
-    "--device", "devices", metavar="DEVICES", help="Warm for these devices, as in cpu,cuda; default: all that may run."
+@options.device_option(
+    "--device", "--devices", "devices", help="Warm for these devices, as in cpu,cuda; default: all that may run."
 )
 @options.as_json
 @click.pass_context

@@ -11,7 +11,7 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.options import opened
-from rlx_ort.cli.show import duration, note, print_json, print_table, progress
+from rlx_ort.cli.show import duration, note, print_json, print_rest, print_table, progress
 from rlx_ort.errors import RlxError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ _COLUMNS = (
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw a roofline for each device with the model's nodes on it; needs rlx_ort[plot].",
 )
+@options.all_rows
 @click.option("--ops", "with_ops", is_flag=True, help="Show how each kind of op gets to the device.")
 @options.as_json
 def command(
@@ -49,6 +50,7 @@ def command(
     open_sessions: bool,
     why: bool,
     plot_path: Path | None,
+    all_rows: bool,
     with_ops: bool,
     as_json: bool,
 ) -> None:
@@ -61,6 +63,7 @@ def command(
     from rlx_ort.cli.arrays import shaped_inputs
     from rlx_ort.execution.placement import format_dispatch_report, report_as_dict
     from rlx_ort.options.compile_options import CompileOptions
+    from rlx_ort.providers.registry import availability
     from rlx_ort.selection.candidates import device_report
 
     runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(dims=dims)))
@@ -74,6 +77,7 @@ def command(
             "device": candidate.label,
             **{name: getattr(candidate, name) for name in _COLUMNS},
             "first_unsupported": None if candidate.first_unsupported is None else candidate.first_unsupported.name,
+            "remedy": "" if candidate.available else availability(candidate.device).remedy,
             "assumed_dims": [*assumed, *candidate.assumed_dims],
         }
         placement = None
@@ -100,7 +104,7 @@ def command(
                 row["dispatch"] = report_as_dict(row["dispatch"])
         print_json({"model": str(model), "dims": dims, "assumed_dims": assumed, "devices": rows})
         return
-    _print(rows, open_sessions)
+    _print(rows, open_sessions, all_rows or policy.allow is not None)
     options.note_assumed("predicted", assumed)
     if why:
         _print_reasons(rows, policy)
@@ -191,24 +195,33 @@ def _dispatch(
     return report if placement is None else merge_placement(report, placement)
 
 
-def _print(rows: list[dict[str, Any]], opened: bool) -> None:
+def _reason(row: dict[str, Any]) -> str:
+    """Return why a device is not here, without the remedy."""
+    return str(row["blocker"] or "").replace(f"; {row['remedy']}", "")
+
+
+def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
     from rlx_ort.calibration.features import DEFAULT_DIM
 
-    columns = ("device", "available", "supports", *["placed there"] * opened, "predicted", "recommended", "blocker")
+    columns = ("device", "supports", *["placed there"] * opened, "predicted", "recommended", "blocker")
     table = []
-    for row in rows:
+    here = [row for row in rows if row["available"]]
+    for row in here:
         share = row.get("placement_share")
         table.append(
             (
                 row["device"],
-                *("yes" if row[key] else "no" for key in ("available", "supports_graph")),
+                "yes" if row["supports_graph"] else "no",
                 *["-" if share is None else f"{share:.0%}"] * opened,
                 duration(row["predicted_ns"]),
                 "<-" if row["recommended"] else "",
                 row["blocker"] or row.get("open_error") or "",
             )
         )
-    print_table(columns, table)
+    if here:
+        print_table(columns, table)
+    away = [row for row in rows if not row["available"]]
+    print_rest("not here", [(row["device"], _reason(row), row["remedy"]) for row in away], all_rows)
     shipped = [row["device"] for row in rows if (row["profile_source"] or "").startswith("default")]
     if shipped:
         note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")

@@ -26,7 +26,7 @@ _SEED = 0
 
 @click.command("run")
 @options.model
-@click.option("--chain", metavar="DEVICES", help="Run on the first of these devices that works, as in cuda,webgpu,cpu.")
+@options.device_option("--chain", help="Run on the first of these devices that works, as in cuda,webgpu,cpu.")
 @click.option(
     "--strict/--assisted",
     default=None,

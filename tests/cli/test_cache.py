@@ -38,6 +38,7 @@ def test_warming_listing_explaining_and_clearing(cli, package):
     assert [(entry["key"], entry["bytes"]) for entry in listed["entries"]] == [(row["entry"], row["nbytes"])]
     assert row["entry"][:12] in cli("cache", "list").out
     assert cli("cache", "explain", package, "--json").document == {
+        "schema": 1,
         "key": row["entry"],
         "cached": True,
         "nearest": None,
