@@ -123,6 +123,14 @@ def qnn(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """Serve with two replicas on a Ray cluster of this machine, and check the spans of OpenTelemetry."""
+    newer = "grpcio-reflection<1.83"  # later ones want a protobuf that tritonclient does not take
+    session.install(f"{build_wheel(session)}[cpu,otel,ray,serve]", newer, *DEV)
+    run_pytest(session, "tests/backend/serving_ray", "tests/backend/serving/test_tracing.py")
+
+
+@nox.session
 def frozen(session: nox.Session) -> None:
     """Freeze the example program with PyInstaller, from the wheel, and run what comes out."""
     session.install(f"{build_wheel(session)}[cpu]", "pyinstaller", "pytest", "hypothesis")

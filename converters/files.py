@@ -29,7 +29,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.storage import replacing
+from rlx_ort.storage import replacing, unfinished
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
@@ -237,9 +237,11 @@ def staging(target: Path) -> Iterator[Staging]:
         folder.mkdir()
     except OSError as err:
         raise WriteError(f"{target} cannot be written: {err}; give a target in a folder that exists") from err
+    unfinished.add(folder)
     try:
         yield Staging(folder, target)
     finally:
+        unfinished.discard(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,9 @@ DTYPES = {
     "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
     "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
 }  # fmt: skip
+ATTEMPTS = 6
+"""A request changes nothing on the server, so it may be sent again: when the queue is full (429), no model is ready
+(503), the connection broke, or the answer is a 500 without JSON, which a proxy gives where a server behind it ended."""
 LENGTH = "Inference-Header-Content-Length"
 
 
@@ -64,12 +68,24 @@ class Client:
         return outputs
 
     def _ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Any:
-        self._connection.request(method, path, body, {**self._headers, **(headers or {})})
-        answer = self._connection.getresponse()
-        found = answer.read()
-        if answer.status != 200:
-            raise SystemExit(f"{answer.status}: {json.loads(found)['error']}")
-        return found, int(answer.headers.get(LENGTH, len(found)))
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(0.1 * 2**attempt)
+            try:
+                self._connection.request(method, path, body, {**self._headers, **(headers or {})})
+                answer = self._connection.getresponse()
+                found = answer.read()
+            except (http.client.HTTPException, ConnectionError) as err:
+                self._connection.close()  # the next request opens it again
+                last = f"{type(err).__name__}: {err}"
+                continue
+            if answer.status == 200:
+                return found, int(answer.headers.get(LENGTH, len(found)))
+            ours = found.startswith(b"{")
+            last = f"{answer.status}: {json.loads(found)['error'] if ours else found.decode(errors='replace')}"
+            if answer.status not in (429, 503) and (answer.status != 500 or ours):
+                break
+        raise SystemExit(last)
 
 
 def random_inputs(metadata: Mapping[str, Any], open_dim: int) -> dict[str, Array]:

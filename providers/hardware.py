@@ -30,6 +30,7 @@ _NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
 _LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
 _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _seen: dict[str, int] = {}  # throttle counters
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class NvidiaGpu(NamedTuple):
@@ -76,6 +77,20 @@ def private_bytes() -> int:
 
     found = psutil.Process().memory_info()
     return int(getattr(found, "private", found.rss))
+
+
+@functools.cache
+def keep_free_heap_small() -> None:
+    """Let glibc return freed blocks of 4 MiB, and the end of a heap from 1 MiB on; for the rest of the process.
+
+    By default each thread's heap may keep 64 MiB, and `release_free_heap` does not reach the end of other threads'
+    heaps. Each large block then takes new pages, at 0.1 to 0.2 ms a MiB.
+    """
+    if sys.platform.startswith("linux"):
+        set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        if set_option is not None:
+            set_option(_M_TRIM_THRESHOLD, 1 << 20)
+            set_option(_M_MMAP_THRESHOLD, 4 << 20)
 
 
 def release_free_heap() -> None:

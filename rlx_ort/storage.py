@@ -14,6 +14,9 @@ from typing import BinaryIO
 
 from rlx_ort import environment
 
+unfinished: set[Path] = set()
+"""Files and folders that are being written; what ends the process at once removes them."""
+
 
 @contextlib.contextmanager
 def replacing(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
@@ -27,6 +30,7 @@ def replacing(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
         OSError: the file cannot be written or not be put into place.
     """
     partial = partial_path(beside or path)
+    unfinished.add(partial)
     try:
         with partial.open("xb") as stream:
             yield stream
@@ -37,6 +41,8 @@ def replacing(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+    finally:
+        unfinished.discard(partial)
 
 
 def write_atomic(path: Path, data: bytes) -> None:

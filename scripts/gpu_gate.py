@@ -6,9 +6,10 @@
 Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
 on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, the tests that
 calibrate, and the figures of `bench.py ask cuda`, each alone. Writes gpu-gate.json after each part, with the commit,
-the versions, the counts and the figures; `--record` adds the parts to those of an earlier call. Its copy in
-docs/results/ is the record. A test compares what it is about, see `gpu_covered.py`, with the code as it is. The exit
-code is 1 when something fails that is not listed as known.
+the versions, the counts and the figures; `--record` adds the parts to those of an earlier call, each with its commit,
+if both are about the same models, verdicts and sessions (`gpu_covered.py`). Its copy in docs/results/ is the record. A
+test compares what it is about with the code as it is. The exit code is 1 when something fails that is not listed as
+known.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def main() -> int:
         earlier = json.loads(options.record.read_text(encoding="utf-8"))
         if _subject(earlier) != _subject(record):
             parser.error(f"{options.record} is of {_subject(earlier)}, this call of {_subject(record)}: run all parts")
-        record = earlier
+        record = {**earlier, "commit": record["commit"]}
     record["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
     run: dict[str, Callable[[float], dict[str, Any]]] = {
         "suite": lambda limit_s: suite(options.device, options.out, options.workers, limit_s),
@@ -89,7 +90,7 @@ def main() -> int:
     }
 
     def keep(part: str, found: dict[str, Any]) -> None:
-        record[part] = found
+        record[part] = {"commit": record["commit"], **found}
         (options.out / "gpu-gate.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         shown = {key: value for key, value in found.items() if not isinstance(value, list | dict)}
         print(part, json.dumps(shown), flush=True)
@@ -107,7 +108,7 @@ def main() -> int:
 def _subject(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what a record is about; its parts share it."""
     machine = record["machine"]
-    return record["commit"], record["covered"], record["device"], machine["hardware"], machine["onnxruntime"]
+    return record["covered"], record["device"], machine["hardware"], machine["onnxruntime"]
 
 
 def _pairs(text: str) -> list[tuple[str, str, str]]:

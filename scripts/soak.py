@@ -28,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
-from fault_provider import LOST, OUT_OF_MEMORY, FaultProvider, until
+from fault_provider import LOST, NODE_OUT_OF_MEMORY, NODE_OVERFLOW, OUT_OF_MEMORY, FaultProvider, until
 
 from rlx_ort import environment
 from rlx_ort.device import Device, parse_device_list
@@ -48,7 +48,7 @@ from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.selection.policy import DevicePolicy
 
-WIDTH = 64
+WIDTH, NODES = 64, 3
 PAUSE_S = 0.1  # at most, between two requests of a thread
 SIZES = (1, 2, 7, 32)
 GPU_LIMIT_BYTES = 128 << 20
@@ -113,7 +113,7 @@ def _soak() -> int:
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    fault = FaultProvider(CpuProvider())
+    fault = FaultProvider(CpuProvider(), by_node=True)
     register_provider(fault)
     register_provider(SmallCuda())
     register_provider(QuickWebGpu())
@@ -219,9 +219,11 @@ def _faults(fault: FaultProvider, runners: list[GraphDevices], done: threading.E
         return EngineError(order.choice(errors)) if order.random() < 0.02 else None
 
     while not done.wait(0.15):
-        kind = order.choice(("runs", "memory", "hangs", "stuck", "dead", "slow to open", "wrong", "NaN"))
+        kind = order.choice(("runs", "node", "memory", "hangs", "stuck", "dead", "slow to open", "wrong", "NaN"))
         if kind == "runs":
             fault.script = now_and_then
+        elif kind == "node":
+            fault.node_shapes = {order.randint(1, NODES): order.choice((NODE_OUT_OF_MEMORY, NODE_OVERFLOW))}
         elif kind == "memory":
             fault.memory_bytes = 2 * WIDTH * 4
         elif kind in ("hangs", "stuck"):

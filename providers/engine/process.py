@@ -210,15 +210,18 @@ def refuse_at_the_end() -> None:
 
 
 @atexit.register
-def stop_all(inside: Callable[[], bool] | None = None) -> None:
-    """Stop every session and wait, at most half a minute, for the threads that run one or open one."""
+def stop_all(inside: Callable[[], bool] | None = None, wait_s: float = _LONGEST_WAIT_S) -> bool:
+    """Stop every session, wait for the threads that run one or open one, and return whether none is left."""
     _ending.set()
     for session in watched_sessions():
         session.stop_runs()
-    deadline = time.monotonic() + _LONGEST_WAIT_S
+    deadline = time.monotonic() + wait_s
     busy = inside or _threads_inside
-    while busy() and time.monotonic() < deadline:
+    while is_busy := busy():
+        if time.monotonic() > deadline:
+            break
         time.sleep(_STEP_S)
+    return not is_busy
 
 
 def _threads_inside() -> bool:

@@ -53,6 +53,7 @@ DEVICE_GONE = (
 _NOISE = r"^\[ONNXRuntimeError\] : \d+ : \w+ : "
 _POSITION = r"/\S+?\.(?:cc|h|cpp):\d+ .*?\)(?:::<lambda\(\)>)? (?=\S)"  # source position and C++ signature
 
+_WARNINGS, _ERRORS = 2, 3  # OrtLoggingLevel
 _lock = threading.Lock()
 _loaded: list[Any] = []
 
@@ -162,6 +163,8 @@ def _load() -> Problem | None:
         )
     if not telemetry_allowed():
         engine.disable_telemetry_events()
+    if environment.get("ENGINE_WARNINGS") is not None:
+        engine.set_default_logger_severity(_WARNINGS if environment.flag("ENGINE_WARNINGS") else _ERRORS)
     if environment.flag("SHARED_POOL"):
         from rlx_ort.providers.engine.process import budget
 

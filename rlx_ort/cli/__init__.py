@@ -15,6 +15,7 @@ from typing import Any, cast
 import click
 
 from rlx_ort.cli import show
+from rlx_ort.cli.interrupts import Interrupts
 from rlx_ort.errors import RlxError, near_names
 
 __all__ = ["Commands", "main"]
@@ -24,6 +25,7 @@ _COMMANDS = (
     *("package", "cache"),
 )
 
+_INTERRUPTED = 130
 _EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -36,6 +38,8 @@ Exit codes:
   7  a model package is broken
   8  two models or devices differ by more than the tolerance
   9  a file cannot be written
+  130  Ctrl-C
+  143  a request to terminate
 """
 
 
@@ -79,15 +83,25 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a `RlxError` becomes a message and its exit code, with --json a document as well."""
+        """Run the command; a `RlxError` becomes a message and its exit code, and so does a signal.
+
+        With --json it becomes a document as well.
+        """
         as_json = "--json" in ctx.args
         try:
             return super().invoke(ctx)
-        except click.ClickException as err:
-            if as_json:
-                show.print_failure(ctx, "UsageError", err.format_message(), err.exit_code)
+        except click.exceptions.Exit:  # of a command in this one
             raise
-        except RlxError as err:
+        except BaseException as err:  # raised again unless the command is to end
+            interrupts = ctx.find_object(Interrupts)
+            code = 0 if interrupts is None else interrupts.exit_code
+            if code or isinstance(err, KeyboardInterrupt):
+                click.echo("Interrupted", err=True)
+                ctx.exit(code or _INTERRUPTED)
+            if isinstance(err, click.ClickException) and as_json:
+                show.print_failure(ctx, "UsageError", err.format_message(), err.exit_code)
+            if not isinstance(err, RlxError):
+                raise
             text = str(err)
             for argument, flag in _FLAGS.items():
                 text = text.replace(argument, flag)
@@ -104,7 +118,8 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="rlx_ort", prog_name="rlx-ort")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Build or import a model once; run it on the best ONNX Runtime device of this machine.
 
     Every command that reports takes --json: one JSON document on stdout and nothing else, with the number of its schema
@@ -113,3 +128,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # pipes and files get UTF-8 on every system
             stream.reconfigure(encoding="utf-8", errors="replace")
+    from rlx_ort import environment  # not for `--help`
+
+    if environment.get("ENGINE_WARNINGS") is None:  # such as one for each session on CUDA, about plugins
+        ctx.with_resource(environment.override({"ENGINE_WARNINGS": "0"}))
+    if ctx.invoked_subcommand != "serve":  # which drains at a signal
+        ctx.obj = ctx.with_resource(Interrupts())

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import signal
-import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +128,7 @@ def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
 
     try:
         chosen = _options(given)
-        with _terminable(), steps() as shown:
+        with steps() as shown:
             report = convert(source, target, chosen, on_step=shown.begin, on_bytes=shown.count)
     except ParityError as err:
         if as_json and err.comparison is not None:
@@ -172,23 +169,6 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
         verify_inputs=None if inputs is None else read_npz(inputs),
         tolerance=tolerance,
     )
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Treat a request to terminate like Ctrl-C while a block runs, so that partial files are removed."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _document(report: ConversionReport) -> dict[str, Any]:

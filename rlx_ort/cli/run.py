@@ -59,7 +59,6 @@ def command(
         raise click.UsageError("--device, --chain and --resilient exclude each other")
     from rlx_ort.device import parse_device, parse_device_list
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-    from rlx_ort.resilience.limits import limited
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.selection.policy import device_chain_from_env
 
@@ -71,18 +70,16 @@ def command(
     with opened(model, policy, CompileOptions(placement=rule, dims=dims), resilience, admit=True) as runner:
         graph = runner.graph
         feeds = _feeds(graph, inputs_path, runner.options.dims)
-
-        def answer() -> tuple[Device, list[Any], list[tuple[Device, str]]]:
-            if named is not None:
-                return named, runner.run(named, feeds), []
-            if tries and not resilient:
-                return _first_that_works(runner, tries, feeds)
-            used, outputs = runner.run_chosen(feeds)
-            failed = () if runner.last_run is None else runner.last_run.attempts
-            return used, outputs, [*runner.last_attempts, *((attempt.device, attempt.reason) for attempt in failed)]
-
+        refused: list[tuple[Device, str]] = []
         with progress("running"):
-            used, outputs, refused = limited(answer)  # so that Ctrl-C ends the run
+            if named is not None:
+                used, outputs = named, runner.run(named, feeds)
+            elif tries and not resilient:
+                used, outputs, refused = _first_that_works(runner, tries, feeds)
+            else:
+                used, outputs = runner.run_chosen(feeds)
+                failed = () if runner.last_run is None else runner.last_run.attempts
+                refused = [*runner.last_attempts, *((attempt.device, attempt.reason) for attempt in failed)]
         results = dict(zip((value.name for value in graph.outputs), outputs, strict=True))
         placement = runner.placement(used)
         health = runner.health() if resilient else []

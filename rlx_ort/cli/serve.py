@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from rlx_ort.cli import options
 from rlx_ort.cli.show import note
 from rlx_ort.errors import install_command
-from rlx_ort.options.compile_options import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rlx_ort.selection.policy import DevicePolicy
+    from rlx_ort.serving.host import HostOptions
+    from rlx_ort.serving.models import ServeOptions
 
 _OPEN_FILES = 8192
 _PORT = click.IntRange(-1, 65535)
+
+
+def _range_of(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
+    least, dash, most = text.partition("-")
+    try:
+        found = int(least), int(most if dash else least)
+    except ValueError:
+        found = (0, 0)
+    if not 1 <= found[0] <= found[1]:
+        raise click.BadParameter(f"{text!r} is no number of replicas, as 2, or range, as 1-4", ctx, param)
+    return found
 
 
 @click.command("serve")
@@ -39,9 +53,9 @@ _PORT = click.IntRange(-1, 65535)
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds that a request may wait.")
 @click.option(
     "--precision",
-    default=Precision.F32.value,
+    default="f32",
     show_default=True,
-    type=click.Choice([item.value for item in Precision]),
+    type=click.Choice(["f32", "tf32", "f16", "bf16"]),
     help="Compute the f32 parts of ONNX files in it.",
 )
 @options.key
@@ -53,7 +67,14 @@ _PORT = click.IntRange(-1, 65535)
 @click.option("--most-bytes", default=64 << 20, show_default=True, type=click.IntRange(min=1), help="Largest request.")
 @click.option("--repository-control", is_flag=True, help="Let clients load and unload models.")
 @click.option("--access-log", is_flag=True, help="Write a line of JSON on stderr for each request.")
+@click.option("--traces", is_flag=True, help="Send spans of OpenTelemetry, to where OTEL_* variables point.")
+@click.option("--ray", "on_ray", is_flag=True, help="Serve on the Ray cluster of RAY_ADDRESS, or on one made here.")
+@click.option("--replicas", default="1", metavar="N[-M]", callback=_range_of, help="With --ray: how many; 1-4 scales.")
+@click.option("--replica-cpus", default=1.0, type=click.FloatRange(min=0), help="With --ray: CPUs and threads of each.")
+@click.option("--replica-gpus", default=0.0, type=click.FloatRange(min=0), help="With --ray: GPUs of each.")
+@click.pass_context
 def command(
+    ctx: click.Context,
     models: tuple[Path, ...],
     host: str,
     http_port: int,
@@ -73,6 +94,11 @@ def command(
     most_bytes: int,
     repository_control: bool,
     access_log: bool,
+    traces: bool,
+    on_ray: bool,
+    replicas: tuple[int, int],
+    replica_cpus: float,
+    replica_gpus: float,
 ) -> None:
     """Serve models to clients of the Open Inference Protocol, as Triton's.
 
@@ -91,7 +117,8 @@ def command(
         if not token:
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
     try:
-        from rlx_ort.serving import access
+        from rlx_ort.options.compile_options import Precision
+        from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
         from rlx_ort.serving.models import COMPILE, Repository, ServeOptions
         from rlx_ort.serving.rest import HttpOptions
@@ -103,14 +130,21 @@ def command(
     compiled = COMPILE.with_(precision=Precision(precision))
     served = ServeOptions(policy, batch, None if key is None else str(key), signed_only, compile=compiled)
     hosts = frozenset(map(str.lower, allow_host)) or None
-    limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log)
-    if access_log:
-        access.log.addHandler(logging.StreamHandler())
-        access.log.setLevel(logging.INFO)
-        access.log.propagate = False
+    limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log, traces=traces)
+    if on_ray and host != "0.0.0.0" and ctx.get_parameter_source("grpc_port") is ParameterSource.DEFAULT:  # noqa: S104
+        grpc_port = -1
+        note("no gRPC: under Ray it listens on every address; --host 0.0.0.0 allows that")
     place = hosting.HostOptions(
         host, None if http_port < 0 else http_port, None if grpc_port < 0 else grpc_port, tls_cert, tls_key, limits
     )
+
+    if on_ray:
+        _serve_on_ray(models, served, place, replicas, replica_cpus, replica_gpus)
+        return
+    if access_log:
+        access.to_stderr()
+    if traces:
+        tracing.export_spans()
 
     def listening(http: str | None, rpc: str | None) -> None:
         scheme = "https" if tls_cert else "http"
@@ -132,6 +166,22 @@ def command(
     import asyncio  # 50 ms, which `rlx-ort --help` need not take
 
     asyncio.run(run())
+
+
+def _serve_on_ray(
+    models: Sequence[Path],
+    served: ServeOptions,
+    place: HostOptions,
+    replicas: tuple[int, int],
+    cpus: float,
+    gpus: float,
+) -> None:
+    from rlx_ort.serving import ray
+
+    def ready(http: str | None, rpc: str | None) -> None:
+        note(f"ready: REST on {http}" + (f", gRPC on {rpc}" if rpc else ""))
+
+    ray.run(models, served, place, ray.RayOptions(replicas, cpus, gpus), on_ready=ready)
 
 
 def _allow_connections() -> None:

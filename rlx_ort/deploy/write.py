@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from rlx_ort.deploy.container import Member, layout_of
 from rlx_ort.errors import PackageError, WriteError
-from rlx_ort.storage import partial_path, replacing
+from rlx_ort.storage import partial_path, replacing, unfinished
 
 _STALE_S = 24 * 3600
 
@@ -58,6 +58,7 @@ def write_package(
     if exists and not force:
         raise PackageError(f"{target} exists and was left as it is; force replaces it")
     partial = partial_path(target)
+    unfinished.add(partial)
     try:
         _remove_stale(target)
         if folder:
@@ -75,6 +76,7 @@ def write_package(
         hint = "check the folder, its rights and its space; on Windows no process may have the old package open"
         raise WriteError(f"{target} cannot be written: {err}; {hint}") from err
     finally:
+        unfinished.discard(partial)
         shutil.rmtree(partial, ignore_errors=True)
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 TypedBytes: TypeAlias = "tuple[bytes | bytearray | memoryview, DType | str]"
 
+Kind: TypeAlias = "tuple[list[str], Callable[[Collection[Any]], bool]]"
+"""The names of inputs in their order, and what matches their arrays: by dtype and shape."""
+
 _LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)
 
 _DLPACK_CPU = 1
@@ -53,7 +56,7 @@ class InputPlan:
         self._bulk = not self._others and all(dtype is not None for _, dtype, _ in self._rows)
         # Names of the last inputs that needed no conversion, and what matches their like: that is three times as fast
         # as checking each input, and loops feed the same kind of arrays again and again.
-        self._known: tuple[list[str] | None, Callable[[Collection[Any]], bool]] = (None, lambda arrays: False)
+        self._known: Kind = ([], lambda arrays: False)
         self._accepted: list[tuple[int, ...]] | None = None
 
     def feeds(self, inputs: Mapping[str, Any], adopter: Engine | None = None) -> Mapping[str, Any]:
@@ -68,8 +71,8 @@ class InputPlan:
         """
         return inputs if self.kind_of(inputs) is not None else self.checked(inputs, adopter)
 
-    def kind_of(self, inputs: Mapping[str, Any]) -> object | None:
-        """Return an object that identifies the names, dtypes and shapes of the inputs if they need no check, else None.
+    def kind_of(self, inputs: Mapping[str, Any]) -> Kind | None:
+        """Return the kind of inputs that need no check, else None; inputs of one kind get the same object.
 
         Only the last inputs that needed no conversion are remembered; others go through `checked`.
         """

@@ -25,7 +25,8 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, MemoryBudgetError
 from rlx_ort.options.compile_options import CacheUse
 from rlx_ort.providers.engine.compiled.store import parse_bytes
-from rlx_ort.providers.hardware import release_free_heap
+from rlx_ort.providers.engine.stopping import Turns, check_stopped
+from rlx_ort.providers.hardware import keep_free_heap_small, release_free_heap
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine, EngineSlot
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 VARIABLE = "RLX_DEVICE_MEMORY"
 _IDLE_S = 2.0  # without a run; then the arena is shrunk
 _STEP_S = 0.002
+_SAMPLE_S = 0.001  # between two readings while a session is opened or run for the first time
 _PATIENCE_S = 0.25
 _NOISE_BYTES = 1 << 20
 _FIRST_RUNS = 4  # are measured: launches are recorded at the third, which takes buffers
@@ -130,6 +132,7 @@ class Resident:
         weights: bytes of its weights; 0 before it was opened under a budget.
         at_opening: bytes that opening its session takes; 0 if unknown.
         in_runs: bytes that its runs add, in the arena.
+        most: bytes that it took for a moment while it was opened and in its first runs.
         freed: how much of that the last shrinking of the arena has freed.
         sure: whether two measurements of both agree, with nothing else running; each opening is measured until then.
         sessions: its sessions that exist.
@@ -145,7 +148,7 @@ class Resident:
     def __init__(self, provider: Provider, device: Device, graph: Graph) -> None:
         self.device = device
         self.model = graph.name
-        self.weights = self.at_opening = self.in_runs = 0
+        self.weights = self.at_opening = self.in_runs = self.most = 0
         self.sessions = self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
         self.sure = self.governed = self.cached = False
@@ -170,7 +173,7 @@ class Resident:
     @property
     def expected(self) -> int:
         """The bytes that its session took, or that another session of the graph did on the device; 0 if unknown."""
-        return self.at_opening + self.in_runs or self._sizes.get(self.device, 0)
+        return max(self.at_opening + self.in_runs, self.most) or self._sizes.get(self.device, 0)
 
     @property
     def reserved(self) -> int:
@@ -213,26 +216,27 @@ class Resident:
                 self._to_measure = _FIRST_RUNS
         weakref.finalize(session, self._gone).atexit = False
 
-    def note_opening(self, nbytes: int, sure: bool) -> None:
-        """Note what opening has taken; the next run is measured as well."""
+    def note_opening(self, nbytes: int, most: int, sure: bool) -> None:
+        """Note what opening has taken, and at most for a moment; the next run is measured as well."""
         with self._lock:
             if sure or self._last == _NEVER:  # a disturbed measurement replaces no other
-                expected = self.expected
-                self.at_opening, self.in_runs = nbytes, max(0, expected - nbytes)
+                expected = self.at_opening + self.in_runs or self._sizes.get(self.device, 0)
+                self.at_opening, self.in_runs, self.most = nbytes, max(0, expected - nbytes), most
             self._largest, self._undisturbed = -1, sure
 
-    def note_run(self, fed: int, nbytes: int, sure: bool) -> None:
-        """Note what a run on `fed` bytes of inputs has added."""
+    def note_run(self, fed: int, nbytes: int, most: int, sure: bool) -> None:
+        """Note what a run on `fed` bytes of inputs has added, and at most for a moment."""
         with self._lock:
             first = self._largest < 0
             before = 0 if self._new else self.in_runs - self.freed
             if sure or self._last == _NEVER:
                 self.in_runs = max(0, before + nbytes)
+                self.most = max(self.most, self.at_opening + before + most)
             self._largest = max(fed, self._largest)
             self._new, self.freed = False, 0
             self._to_measure = max(0, self._to_measure - 1)
             self._undisturbed = self._undisturbed and sure
-            self._sizes[self.device] = self.at_opening + self.in_runs
+            self._sizes[self.device] = max(self.at_opening + self.in_runs, self.most)
             if first:
                 self.compare(self.nbytes)
 
@@ -251,10 +255,10 @@ class Resident:
         self._swept_s = time.monotonic()
         engine = self.engine()
         shrink = None if engine is None else getattr(engine.session, "shrink_arena", None)
-        before = None if shrink is None else self.read()
+        before = None if shrink is None else self.read_trimmed()
         if shrink is None or not shrink():
             return False
-        after = self.read()
+        after = self.read_trimmed()  # the heap may keep what the arena gives back
         if before is not None and after is not None:
             with self._lock:
                 self.freed = min(max(0, before.nbytes - after.nbytes), self.in_runs)
@@ -324,7 +328,7 @@ class Residency:
         self._residents: weakref.WeakSet[Resident] = weakref.WeakSet()
         self._table = threading.RLock()
         self.quiet = _Quiet()
-        self._opening = threading.RLock()  # under a budget, one session at a time is opened, closed or shrunk
+        self._opening = Turns()  # under a budget, one session at a time is opened, closed or shrunk
         self._sweeper: threading.Thread | None = None
 
     def residents(self, device: Device | None = None) -> list[Resident]:
@@ -357,6 +361,9 @@ class Residency:
             session = slot.provider.open(request)
             resident.count(session)
             return session
+        reading = resident.read()
+        if reading is not None and not reading.whole:  # of host memory
+            keep_free_heap_small()
         resident.weights = sum(tensor.nbytes for tensor in request.weights.values())
         options, cached = request.options, False
         if resident.evictions and options.cache is None and environment.get("CACHE") is None:
@@ -375,8 +382,9 @@ class Residency:
             resident.count(session)
             try:
                 self._make_room(resident, budget, 0, own=1)
-            except MemoryBudgetError:
-                resident.compare(resident.at_opening)
+            except BaseException as err:
+                if isinstance(err, MemoryBudgetError):
+                    resident.compare(resident.at_opening)
                 with self.quiet.shared():
                     session.close()
                 raise
@@ -385,22 +393,27 @@ class Residency:
     def _open_measured(self, provider: Provider, resident: Resident, request: SessionRequest) -> EngineSession:
         with self.quiet.alone() as undisturbed:
             before = resident.read_trimmed()
-            session = provider.open(request)
+            with _sampled(resident) as samples:
+                session = provider.open(request)
             after = resident.read_trimmed()
             if before is None or after is None:
-                resident.note_opening(resident.weights, sure=True)
+                resident.note_opening(resident.weights, 0, sure=True)
             else:
-                resident.note_opening(max(0, after.nbytes - before.nbytes), undisturbed())
+                added = max(0, after.nbytes - before.nbytes)
+                resident.note_opening(added, max(samples, default=0) - before.nbytes, undisturbed())
         return session
 
     def measured(self, resident: Resident, fed: int, run: Callable[[], list[Any]]) -> list[Any]:
         """Run on `fed` bytes of inputs, note what that adds, and close others if the device is above its budget."""
         with self.quiet.alone() as undisturbed:
             before = resident.read_trimmed()
-            outputs = run()
+            with _sampled(resident) as samples:
+                outputs = run()
             after = resident.read_trimmed()
-            added = 0 if before is None or after is None else after.nbytes - before.nbytes
-            resident.note_run(fed, added, undisturbed())
+            added = most = 0
+            if before is not None and after is not None:
+                added, most = after.nbytes - before.nbytes, max(samples, default=0) - before.nbytes
+            resident.note_run(fed, added, most, undisturbed())
         self.settle(resident)
         return outputs
 
@@ -429,13 +442,13 @@ class Residency:
         """Return what a session is expected to take: what it took before, else its weights and a usual surplus."""
         if resident.expected:
             return resident.expected
-        surplus = sorted(each.nbytes - each.weights for each in self.residents(resident.device) if each.nbytes)
+        surplus = sorted(each.expected - each.weights for each in self.residents(resident.device) if each.nbytes)
         return resident.weights + (max(0, surplus[len(surplus) // 2]) if surplus else 0)
 
     def _make_room(self, resident: Resident, budget: int, needed: int, own: int = 0) -> None:
         """Free memory until `needed` bytes fit into the budget, waiting for sessions in use if it must.
 
-        `own` sessions of the resident are not waited for.
+        `own` sessions of the resident are not waited for. Limits of the run end the wait.
         """
         deadline = time.monotonic() + self.longest_wait_s
         device = resident.device
@@ -447,6 +460,7 @@ class Residency:
                 return  # its size is known once it is open
             if not busy or time.monotonic() > deadline:
                 raise _no_room(resident, budget, used, needed, busy)
+            check_stopped()
             time.sleep(_STEP_S)
 
     def _free_one(self, keep: Resident) -> bool:
@@ -477,6 +491,29 @@ class Residency:
                             each.shrink()
                     finally:
                         self._opening.release()
+
+
+@contextlib.contextmanager
+def _sampled(resident: Resident) -> Iterator[list[int]]:
+    """Read the memory of the process again and again within a `with` block, if all of it is known."""
+    found: list[int] = []
+    reading, done = resident.read(), threading.Event()
+    if reading is None or not reading.whole:
+        yield found
+        return
+
+    def sample() -> None:
+        while not done.wait(_SAMPLE_S):
+            if (now := resident.read()) is not None:
+                found.append(now.nbytes)
+
+    thread = threading.Thread(target=sample, name="rlx_ort-memory-samples", daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
 
 
 def _evict(resident: Resident) -> bool:

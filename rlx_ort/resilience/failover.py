@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -37,7 +37,21 @@ _log = logging.getLogger(__name__)
 _RENEW_NS = 1_000_000_000
 
 _Route: TypeAlias = "tuple[Device, Callable[[Mapping[str, Any]], list[Any]], Graph, CompiledGraph]"
-"""A device, the run of the compiled graph there, the graph, and the compiled graph."""
+"""A device, `run` or `run_checked` of the compiled graph there, the graph, and the compiled graph."""
+_Latest: TypeAlias = "tuple[str | None, list[str], Callable[[Collection[Any]], bool], _Route | None]"
+
+
+class _Routes(dict[Any, _Route]):
+    """Choices that were made, by `_place`.
+
+    Attributes:
+        latest: the key of a run, the kind of its inputs (see `InputPlan.kind_of`), and its route. Inputs of that kind
+            take the route without another check.
+        place: the last that was looked up.
+    """
+
+    latest: _Latest = (None, [], lambda _: False, None)
+    place: Any = None
 
 
 class Attempt(NamedTuple):
@@ -88,7 +102,7 @@ class Failover:
             environment.set_override("DEVICE_MEMORY", options.device_memory)
         self.quarantine = Quarantine(options, clock)
         self._clock = clock
-        self._routes: dict[Any, _Route] = {}
+        self._routes = _Routes()
         self._rankings: dict[Any, list[Device]] = {}
         self._renew_ns: float = 0
         self._revision = -1
@@ -114,7 +128,7 @@ class Failover:
 
     def forget_choices(self) -> None:
         """Choose anew for the next run."""
-        self._routes, self._rankings = {}, {}
+        self._routes, self._rankings = _Routes(), {}
 
     def forget_sessions(self) -> None:
         """Give up what belongs to sessions that are closed."""
@@ -149,16 +163,10 @@ class Failover:
         """
         began = self._clock()
         if began < self._renew_ns and timeout_s is None and cancel is None:
-            sized = self._sized
-            if not sized:
-                route = self._routes.get(key)
-            elif sized.__class__ is str:
-                try:
-                    route = self._routes.get((key, inputs[sized].shape))
-                except (KeyError, AttributeError, TypeError):  # wrong inputs, or a list
-                    route = None
-            else:
-                route = self._routes.get(self._place(key, inputs))
+            routes = self._routes
+            last, names, fit, route = routes.latest
+            if last != key or inputs.__class__ is not dict or list(inputs) != names or not fit(inputs.values()):
+                route = self._looked_up(routes, key, inputs)
             if route is not None:
                 device, run, graph, compiled = route
                 if graph.revision == self._revision:
@@ -262,14 +270,30 @@ class Failover:
                  if self.quarantine.is_out(found) and found not in dict(rows)]  # fmt: skip
         raise DeviceFallbackError(rows) from (errors[-1] if errors else None)
 
+    def _looked_up(self, routes: _Routes, key: str, inputs: Mapping[str, Any]) -> _Route | None:
+        """Return the route of inputs of such sizes; if it is the last one again, it is `latest` from now on."""
+        place = self._place(key, inputs)
+        route = routes.get(place)
+        if route is None or routes.place != place:
+            routes.place = place
+            return route
+        device, _, graph, compiled = route
+        kind = compiled.kind_of(inputs)
+        if kind is None:
+            return route
+        known = device, compiled.run_checked, graph, compiled
+        routes.latest = (key, *kind, known)
+        return known
+
     def _place(self, key: str, inputs: Mapping[str, Any]) -> Any:
         """Return a key of a choice for inputs of such sizes."""
         names = self._sized
         try:
             if isinstance(names, str):
-                return key, np.shape(inputs.get(names, ()))
+                value = inputs[names]
+                return key, value.shape if value.__class__ is np.ndarray else np.shape(value)
             return (key, *[np.shape(inputs.get(name, ())) for name in names]) if names else key
-        except (AttributeError, ValueError):  # wrong inputs, which the run refuses
+        except (AttributeError, KeyError, TypeError, ValueError):  # wrong inputs, which the run refuses
             return key
 
     def _order(
@@ -437,7 +461,7 @@ class Failover:
         device: Device,
         compiled: CompiledGraph | None,
         revision: int,
-        routes: dict[Any, _Route],
+        routes: _Routes,
     ) -> None:
         """Let the next runs with such inputs go straight to the device, unless the graph has grown since.
 

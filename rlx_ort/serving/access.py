@@ -11,10 +11,19 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rlx_ort.serving import tracing
+
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # https://www.w3.org/TR/trace-context/
 _LONGEST = 300
 log = logging.getLogger("rlx_ort.serving.access")
 """Its records are whole lines; give it a handler without a format."""
+
+
+def to_stderr() -> None:
+    """Write the lines on stderr."""
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def write(side: str, method: str, path: str, status: int | str, begun_s: float, **more: Any) -> None:
@@ -27,7 +36,7 @@ def write(side: str, method: str, path: str, status: int | str, begun_s: float, 
         "path": path[:_LONGEST],
         "status": status,
         "ms": round((time.perf_counter() - begun_s) * 1e3, 3),
-        "trace_id": trace[1] if trace else None,
+        "trace_id": tracing.trace_id() or (trace[1] if trace else None),
         **more,
     }
     log.info(json.dumps({name: value for name, value in fields.items() if value is not None}))

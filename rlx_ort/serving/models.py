@@ -27,6 +27,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import batch_curve
+from rlx_ort.serving import tracing
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
 from rlx_ort.serving.scheduler import Answer, BatchOptions, Lane, Scheduler, Times
 
@@ -169,6 +170,7 @@ class ServedModel:
             self.statistics.spans["fail"].add(time.perf_counter_ns() - begun_ns)
             raise
         self.statistics.answered(found.times, time.perf_counter_ns() - begun_ns)
+        tracing.add_phases(self.name, self.version, found, begun_ns)
         return found
 
     def metadata(self, versions: Sequence[str]) -> dict[str, Any]:

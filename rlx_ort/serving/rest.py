@@ -30,6 +30,7 @@ from rlx_ort.serving.models import Repository, ServedModel, Statistics
 from rlx_ort.serving.protocol import InferRequest, answer, parse_document, parse_request
 from rlx_ort.serving.scheduler import Answer
 from rlx_ort.serving.status import PAGE
+from rlx_ort.serving.tracing import Traced
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 INLINE_BYTES = 64 << 10
@@ -63,6 +64,7 @@ class HttpOptions:
         hosts: the host names that `Host` and `Origin` may have, against web pages that reach into a private network;
             None allows every `Host`, and as `Origin` only the same.
         access_log: whether `rlx_ort.serving.access` logs a line of JSON for each request.
+        traces: whether requests have spans of OpenTelemetry, see `rlx_ort.serving.tracing`; needs the extra `otel`.
     """
 
     most_bytes: int = 64 << 20
@@ -72,6 +74,7 @@ class HttpOptions:
     most_held_bytes: int = 1 << 30
     hosts: frozenset[str] | None = None
     access_log: bool = False
+    traces: bool = False
 
     def check_token(self, given: str | bytes) -> None:
         """Compare the value of an `Authorization` header in constant time.
@@ -185,11 +188,13 @@ class _Rest:
                     await loading
                     await self._repository.close()
 
+        traced = [Middleware(Traced)] if self._options.traces else []
+        logged = [Middleware(Logged)] if self._options.access_log else []
         app = Starlette(
             routes=routes,
             lifespan=lifespan,
             exception_handlers={HTTPException: _unrouted},
-            middleware=[Middleware(Logged)] if self._options.access_log else [],
+            middleware=[*traced, *logged],
         )
         app.router.redirect_slashes = False  # a redirect would repeat what the client gave as Host
         return app

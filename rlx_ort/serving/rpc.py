@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from rlx_ort.errors import ServingError
-from rlx_ort.serving import access
+from rlx_ort.serving import access, tracing
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import Repository, ServedModel
 from rlx_ort.serving.protocol import (
@@ -122,7 +122,7 @@ class Servicer:
         async def guarded(data: bytes, context: grpc.aio.ServicerContext) -> Any:
             begun_s, code = time.perf_counter(), grpc.StatusCode.CANCELLED
             try:
-                found = await method(_message(f"{name}Request", data))
+                found = await method(self._message(f"{name}Request", data))
                 code = grpc.StatusCode.OK
                 return found
             except Exception as err:  # whatever it is, no detail of the server leaves it
@@ -136,9 +136,18 @@ class Servicer:
                     access.write("grpc", "POST", name, code.name, begun_s, **sizes)
 
         return grpc.unary_unary_rpc_method_handler(
-            guarded,
+            tracing.traced_call(f"{SERVICE}/{name}", guarded) if self._options.traces else guarded,
             response_serializer=getattr(messages, f"{name}Response").SerializeToString,
         )
+
+    def _message(self, name: str, data: bytes) -> Any:
+        most = self._options.most_bytes  # our own server refuses larger ones before; other hosts may not
+        if len(data) > most:
+            raise ServingError(f"the message has {len(data)} bytes; {most} are allowed", 413)
+        try:
+            return getattr(messages, name).FromString(data)
+        except DecodeError as err:
+            raise ServingError(f"the request is no {name}: {err}", 400) from err
 
     async def _live(self, request: Any) -> Any:
         return messages.ServerLiveResponse(live=True)
@@ -202,16 +211,18 @@ class Servicer:
         model = self._repository.find(request.model_name, request.model_version)
         return _response(model, wanted, await model.infer(wanted), raw)
 
-    async def _infer_bytes(self, data: bytes) -> Any:
-        return await self._infer(_message("ModelInferRequest", data))
-
     async def _stream(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Answer each request of a stream in order; an error answers its request and leaves the stream open."""
         waiting: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(maxsize=64)
 
+        async def infer(data: bytes, context: Any) -> Any:
+            return await self._infer(self._message("ModelInferRequest", data))
+
+        one = tracing.traced_call(f"{SERVICE}/ModelStreamInfer", infer) if self._options.traces else infer
+
         async def read() -> None:
             async for request in requests:
-                await waiting.put(asyncio.create_task(self._infer_bytes(request)))
+                await waiting.put(asyncio.ensure_future(one(request, context)))
             await waiting.put(None)
 
         reader = asyncio.create_task(read())
@@ -227,13 +238,6 @@ class Servicer:
                 left = waiting.get_nowait()
                 if left is not None:
                     left.cancel()
-
-
-def _message(name: str, data: bytes) -> Any:
-    try:
-        return getattr(messages, name).FromString(data)
-    except DecodeError as err:
-        raise ServingError(f"the request is no {name}: {err}", 400) from err
 
 
 def _parsed(request: Any) -> tuple[InferRequest, bool]:

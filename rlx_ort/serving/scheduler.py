@@ -231,7 +231,8 @@ class Scheduler:
         self._running = 0
         self._closed = False
         self._drained: asyncio.Event | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due_s = 0.0
         self._dispatching = False
         self._arrived_ns = time.perf_counter_ns()
         self._answered_ns = 0
@@ -546,10 +547,15 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_ns / 1e9
         if self._timer is not None:
-            if loop.time() < self._timer.when() <= until and not self._timer.cancelled():
+            if self._due_s <= until:
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(until, self._dispatch)
+        self._due_s = until  # not asked of the handle: uvloop's may have no time, and fire a moment before it
+        self._timer = loop.call_at(until, self._timed)
+
+    def _timed(self) -> None:
+        self._timer = None
+        self._dispatch()
 
     # --- running
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -17,9 +19,9 @@ from rlx_ort.cli import main
 COMMANDS = ("devices", "doctor", "inspect", "report", "run", "convert")
 
 
-def _python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def _python(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", check=False)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, encoding="utf-8", check=False)
 
 
 def test_help_lists_every_command_and_exit_code(cli: Cli) -> None:
@@ -50,6 +52,28 @@ def test_help_loads_the_commands_and_nothing_below_them(tmp_path: Path) -> None:
     ours, others = (set(line.split()[1:]) for line in result.stdout.splitlines()[-2:])
     assert {name for name in ours if not name.startswith("rlx_ort.cli")} == {"rlx_ort", "rlx_ort.errors"}
     assert others == set()
+
+
+@pytest.mark.parametrize(("given", "shown"), [(None, False), ("0", False), ("1", True)])
+def test_warnings_of_the_engine_are_hidden_unless_asked_for(tmp_path: Path, given: str | None, shown: bool) -> None:
+    """As a weight that no node uses gives; programs keep ONNX Runtime's own setting."""
+    model = "agraph (float[1] x) => (float[1] y) <float[1] unused = {1}> { y = Neg(x) }"
+    program = (
+        "import click, onnx, rlx_ort.cli\n"
+        "@rlx_ort.cli.main.command('warn')\n"
+        "def warn():\n"
+        "    from rlx_ort.providers.engine.runtime import onnxruntime\n"
+        f"    model = onnx.helper.make_model(onnx.parser.parse_graph('{model}'), ir_version=8)\n"
+        "    model.opset_import[0].version = 17\n"
+        "    onnxruntime().InferenceSession(model.SerializeToString(), providers=['CPUExecutionProvider'])\n"
+        "type(rlx_ort.cli.main).get_command = lambda self, ctx, name: warn\n"
+        "rlx_ort.cli.main(['warn'])"
+    )
+    environment = {name: text for name, text in os.environ.items() if name != "RLX_ENGINE_WARNINGS"}
+    result = _python(
+        "-c", program, cwd=tmp_path, env=environment | ({} if given is None else {"RLX_ENGINE_WARNINGS": given})
+    )
+    assert (result.returncode, "unused" in result.stderr) == (0, shown), result.stderr
 
 
 def test_the_console_script_is_installed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.ir.dtype import DType
@@ -28,6 +29,8 @@ from rlx_ort.providers.engine.stopping import check_stopped
 from rlx_ort.providers.null import NullProvider, NullSession
 
 OUT_OF_MEMORY = "Failed to allocate memory for requested buffer of size {}"
+NODE_OUT_OF_MEMORY, NODE_OVERFLOW = ([1 << bits] + [1] * 7 for bits in (48, 62))
+"""Shapes for `node_shapes`: more memory than a process can address, and more than 64 bits can count."""
 LOST = "CUDA failure 719: unspecified launch failure ; GPU=0"
 
 
@@ -58,8 +61,11 @@ class FaultProvider(Provider):
     """Serves a device of its own through another provider, and has the faults that are set on it.
 
     Attributes:
+        by_node: whether sessions that are opened can fail at a node; needs a provider of ONNX Runtime.
         dead: the text that every probe, opening and run fails with; empty while the device lives.
         fail_at: number of a run, from 1 -> the error that it raises.
+        node_shapes: number of a node, from 1 in the order of the model -> the shape that its output is expanded to. The
+            engine's own `Expand` fails, with an error that has the node's name. For sessions opened `by_node`.
         script: asked for the number of each run; may return an error to raise, or do what it likes.
         memory_bytes: runs that are fed more bytes run out of memory; None for no limit.
         open_delay_s: seconds that opening a session takes.
@@ -68,6 +74,7 @@ class FaultProvider(Provider):
         hang: set while runs do not end by themselves. They end with an error when they are stopped.
         stubborn: whether a run that hangs cannot be stopped.
         sizes: graph -> bytes that its session takes once it is open, and that its first run adds to its arena.
+        spikes: graph -> bytes that its session takes beside those while it is opened.
         capacity: bytes that all sessions may take before one of them runs out of memory; None for no limit.
         whole: whether readings of the memory are of sessions alone.
         peak: the most bytes that all sessions took together.
@@ -83,8 +90,10 @@ class FaultProvider(Provider):
     kinds = ("fault",)
     ep_name = "CPUExecutionProvider"
 
-    def __init__(self, inner: Provider) -> None:
+    def __init__(self, inner: Provider, *, by_node: bool = False) -> None:
         self.inner = inner
+        self.by_node = by_node
+        self.node_shapes: dict[int, Sequence[int]] = {}
         self.dead = ""
         self.fail_at: dict[int, Exception] = {}
         self.script: Callable[[int], Exception | None] | None = None
@@ -95,6 +104,7 @@ class FaultProvider(Provider):
         self.hang = threading.Event()
         self.stubborn = False
         self.sizes: dict[str, tuple[int, int]] = {}
+        self.spikes: dict[str, int] = {}
         self.capacity: int | None = None
         self.whole = False
         self.peak = 0
@@ -107,7 +117,7 @@ class FaultProvider(Provider):
 
     def recover(self) -> None:
         """Have no faults any more; runs that hang end."""
-        self.dead, self.fail_at, self.script = "", {}, None
+        self.dead, self.fail_at, self.script, self.node_shapes = "", {}, None, {}
         self.memory_bytes, self.open_delay_s, self.factor = None, 0.0, 1.0
         self.hang.clear()
         self.stubborn = False
@@ -122,9 +132,15 @@ class FaultProvider(Provider):
         self.open_now.wait(self.open_delay_s)
         if self.dead:
             raise DeviceUnavailableError(request.device, self.dead)
-        session = _FaultSession(self, self.inner.open(dataclasses.replace(request, device=Device.CPU)))
-        at_opening, session.arena = self.sizes.get(request.model.model.graph.name, (0, 0))
+        model = _expanded(request.model) if self.by_node else request.model
+        session = _FaultSession(self, self.inner.open(dataclasses.replace(request, device=Device.CPU, model=model)))
+        name = request.model.model.graph.name
+        at_opening, session.arena = self.sizes.get(name, (0, 0))
         self.take(session, at_opening)
+        if spike := self.spikes.get(name, 0):
+            self.take(session, spike)
+            time.sleep(0.03)  # long enough to be seen
+            self.take(session, -spike)
         self.opened += 1
         self.requests.append(request)
         return session
@@ -161,7 +177,7 @@ class _FaultSession:
 
     @property
     def inputs(self) -> Sequence[ValueSpec]:
-        return self._inner.inputs
+        return [spec for spec in self._inner.inputs if not spec.name.startswith(_SHAPE)]
 
     @property
     def outputs(self) -> Sequence[ValueSpec]:
@@ -197,6 +213,8 @@ class _FaultSession:
                 time.sleep(0.001)
                 if not provider.stubborn:
                     check_stopped()
+            if provider.by_node:
+                feeds = {**feeds, **self._shapes()}
             return [self._bent(result) for result in self._inner.run(output_names, feeds)]
         finally:
             with provider.lock:
@@ -218,9 +236,37 @@ class _FaultSession:
                 self._grown = 0
         return True
 
+    def _shapes(self) -> dict[str, Any]:
+        """Return the shape that each node's output is expanded to."""
+        names = [spec.name for spec in self._inner.inputs if spec.name.startswith(_SHAPE)]
+        shapes = self._provider.node_shapes
+        return {name: np.array(shapes.get(int(name.removeprefix(_SHAPE)), ()), np.int64) for name in names}
+
     def _bent(self, result: Any) -> Any:
         factor = self._provider.factor
         return result if factor == 1.0 else (result * factor).astype(result.dtype)
+
+
+_SHAPE = "fault/shape/"
+
+
+def _expanded(model: ExportedModel) -> ExportedModel:
+    """Return a model in which the first output of each node is expanded to a shape that is fed; no dims keep it."""
+    import onnx
+
+    from rlx_ort.ir.types import TensorType
+
+    proto = onnx.ModelProto.FromString(model.skeleton)
+    nodes, types = list(proto.graph.node), dict(model.input_types)
+    del proto.graph.node[:]
+    for number, node in enumerate(nodes, 1):
+        name, output = f"{_SHAPE}{number}", node.output[0]
+        node.output[0] = f"{output}/unchanged"
+        expand = onnx.helper.make_node("Expand", [node.output[0], name], [output], f"{node.name}/expanded")
+        proto.graph.node.extend((node, expand))
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]))
+        types[name] = TensorType(DType.I64, (None,))
+    return dataclasses.replace(model, model=proto, input_types=types)
 
 
 def doubled(shape: Sequence[int | str] = (4,)) -> Graph:

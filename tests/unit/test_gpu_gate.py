@@ -72,9 +72,19 @@ def test_parts_of_two_calls_make_one_record(call: Callable[..., dict[str, Any]],
     assert "figures" not in found
 
 
-def test_parts_of_two_commits_make_no_record(call: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    """A record is of one commit."""
+def test_parts_of_two_commits_say_which(call: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """A part is not run again for a change that what it is about does not show."""
+    call("--commit", "a", "--parts", "suite,checks")
+    found = call("--commit", "b", "--parts", "suite", "--record", str(tmp_path / "gpu-gate.json"))
+    assert (found["commit"], found["suite"]["commit"], found["checks"]["commit"]) == ("b", "b", "a")
+
+
+def test_parts_about_two_states_of_the_code_make_no_record(
+    gate: ModuleType, call: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models that CUDA gets, the verdicts and the sessions must be the same."""
     call("--commit", "a", "--parts", "suite")
+    monkeypatch.setattr(gate, "covered_digest", lambda: "another")
     with pytest.raises(SystemExit):
         call("--commit", "b", "--parts", "checks", "--record", str(tmp_path / "gpu-gate.json"))
 

@@ -18,11 +18,12 @@ from rlx_ort.execution.residency import Residency
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.hardware import private_bytes, release_free_heap
+from rlx_ort.providers.webgpu import is_software
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "memory_budget.py"
 MIB = 1 << 20
-PROCESS_BYTES = 24 * MIB
-"""Threads, their heaps and Python's own objects, which come with four threads of requests."""
+PROCESS_BYTES = 12 * MIB
+"""For the work of opening, and threads with the rest of their heaps: 2 to 6 MB with four threads of requests."""
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +111,8 @@ def test_a_shrunk_arena_is_given_back(monkeypatch: pytest.MonkeyPatch, sessions:
 @pytest.mark.webgpu
 def test_webgpu_in_software_is_measured_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are those of the process, and the results are right."""
+    if not is_software():
+        pytest.skip("WebGPU runs on a GPU here, whose memory cannot be read")
     x = np.ones((2, 256), np.float32)
     runners = [product(name, 256, 2) for name in ("a", "b")]
     wanted = [runner.run("cpu", {"x": x})[0] for runner in runners]

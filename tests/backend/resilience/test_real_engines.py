@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_provider import LOST, FaultProvider, until
+from fault_provider import LOST, NODE_OUT_OF_MEMORY, NODE_OVERFLOW, FaultProvider, until
 
 from rlx_ort.errors import CancelledRunError, EngineError, RlxError, TimeLimitError
 from rlx_ort.execution.session import Session
@@ -177,6 +177,27 @@ def test_data_that_a_kernel_refuses_quarantines_nobody(fault: FaultProvider) -> 
     assert {health.state for health in runner.health()} == {HealthState.READY}
 
 
+@pytest.mark.parametrize(("shape", "what"), [(NODE_OUT_OF_MEMORY, "out of memory"), (NODE_OVERFLOW, "engine error")])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_node_that_fails_is_named_and_another_device_answers(
+    number: int, shape: list[int], what: str, fault: FaultProvider
+) -> None:
+    """The engine's own kernel fails within the run; the nodes before it have run."""
+    fault.by_node = True
+    runner = GraphDevices(
+        mlp(), DevicePolicy.only(["fault", "cpu"]), resilience=Resilience(bridge=False, backoff_s=60.0)
+    )
+    inputs = {"x": RNG.standard_normal((3, 8)).astype(np.float32)}
+    wanted = np.tanh(inputs["x"] @ WEIGHTS)
+    np.testing.assert_allclose(runner.run("fault", inputs)[0], wanted, rtol=1e-5, atol=1e-6)
+    fault.node_shapes[number] = shape
+    np.testing.assert_allclose(runner.run_fastest(inputs)[0], wanted, rtol=1e-5, atol=1e-6)
+    (attempt,) = runner.last_run.attempts
+    assert attempt.reason.startswith(f"{what}: the run on")
+    assert f"Name:'{('matmul', 'tanh')[number - 1]}/expanded'" in attempt.reason
+    assert next(row for row in runner.health() if row.device.kind == "fault").state is HealthState.QUARANTINED
+
+
 def test_a_device_that_dies_and_recovers_is_used_again(fault: FaultProvider) -> None:
     """Within its back-off and one check, with results that are right throughout."""
     runner = GraphDevices(
@@ -205,6 +226,7 @@ def test_a_device_that_dies_and_recovers_is_used_again(fault: FaultProvider) -> 
 @pytest.mark.webgpu
 def test_random_faults_lose_no_request_and_give_no_wrong_answer(fault: FaultProvider) -> None:
     """Eight threads, faults of every kind, each result checked; half of them may not be answered by the CPU."""
+    fault.by_node = True
     options = Resilience(backoff_s=0.02, backoff_max_s=0.1, timeout_s=0.5, grace_s=0.05)
     allowed = (["cpu", "fault"], ["webgpu", "fault"])
     runners = [GraphDevices(mlp(), DevicePolicy.only(names), resilience=options) for names in allowed]
@@ -245,13 +267,15 @@ def test_random_faults_lose_no_request_and_give_no_wrong_answer(fault: FaultProv
         order = random.Random(5)
         while time.perf_counter() < end:
             time.sleep(0.1)
-            kind = order.randrange(5)
+            kind = order.randrange(6)
             fault.dead = LOST if kind == 0 else ""
             fault.stubborn = kind == 2
             fault.open_delay_s = 0.1 if kind == 3 else 0.0
             fault.memory_bytes = 64 if kind == 4 else None
             if kind in (1, 2):
                 fault.hang.set()
+            if kind == 5:
+                fault.node_shapes = {order.choice((1, 2)): order.choice((NODE_OUT_OF_MEMORY, NODE_OVERFLOW))}
             time.sleep(0.1)
             fault.recover()
             fault.script = script

@@ -213,6 +213,26 @@ def test_sizes_have_choices_of_their_own(make: Any, fault: Any) -> None:
         assert runner.run_fastest({"x": x})[0].tolist() == [2.0] * size
 
 
+def test_each_run_takes_the_choice_of_its_sizes_and_of_its_call(make: Any, fault: Any) -> None:
+    """Also where the runs before it were alike, had another dtype, or were asked for in another way."""
+    runner = make(doubled(["n"]))
+
+    def chosen(size: int, key: str, dtype: Any = np.float32) -> str:
+        def choose(*_: object) -> tuple[Device, bool]:
+            return (Device(FAULT) if (size == 1) is (key == "fastest") else CPU), False
+
+        x = np.ones(size, dtype)
+        assert runner._failover.run(runner, {"x": x}, choose, key=key)[0].tolist() == [2.0] * size
+        return str(runner.last_run.device.label)
+
+    for _ in range(2):
+        for size, key, wanted in ((1, "fastest", FAULT), (2, "fastest", "cpu"), (1, "resolved", "cpu")):
+            assert [chosen(size, key) for _ in range(4)] == [wanted] * 4
+        assert chosen(1, "fastest", np.float16) == FAULT
+    runner.compile(FAULT).bind_handle("x", np.full(1, 3, np.float32))
+    assert [runner.run_fastest({})[0].tolist() for _ in range(4)] == [[6.0]] * 4
+
+
 def test_a_graph_that_grows_is_compiled_anew(make: Any, fault: Any) -> None:
     """No run is answered with the outputs of the old graph."""
     graph = doubled()

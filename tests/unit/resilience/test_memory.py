@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from fault_provider import FaultProvider, doubled, until
+from fault_provider import FaultProvider, _FaultSession, doubled, until
 
 from rlx_ort import CompileOptions, Resilience, environment, memory_use
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceParseError, EngineError, MemoryBudgetError
+from rlx_ort.errors import CancelledRunError, DeviceParseError, EngineError, MemoryBudgetError, TimeLimitError
 from rlx_ort.execution import residency
 from rlx_ort.execution.residency import Residency, budget_of, parse_budgets
 from rlx_ort.graph_devices import GraphDevices
@@ -22,6 +23,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CacheUse
 from rlx_ort.resilience.failover import Failover
+from rlx_ort.resilience.limits import CancelToken, limited
 from rlx_ort.resilience.quarantine import HealthState
 
 FAULT = Device("fault") if "fault" in Device.all() else "fault"
@@ -105,6 +107,17 @@ def test_without_a_budget_runs_take_no_step_more(fault: FaultProvider) -> None:
     assert (found.budget_bytes, found.used_bytes, found.models[0].nbytes) == (None, None, None)
 
 
+def test_room_is_made_for_what_opening_takes_for_a_moment(fault: FaultProvider, budget: Callable[[str], None]) -> None:
+    """Opening `b` takes 80 bytes more for a while, so nothing may be open beside it then."""
+    runners = models(fault, dict.fromkeys("abc", (100, 0)))
+    fault.whole, fault.spikes = True, {"b": 80}
+    budget("fault=250")
+    for name in "bacb":
+        run(runners[name])
+    assert opened(fault) == list("bacb")
+    assert fault.peak <= 250
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_least_recently_used_session_is_closed(
     whole: bool, fault: FaultProvider, budget: Callable[[str], None]
@@ -163,6 +176,35 @@ def test_a_session_in_use_is_not_closed(
     assert fault.peak == 100
 
 
+def test_a_wait_for_memory_keeps_the_limits_of_the_run(
+    fault: FaultProvider, sessions: Residency, budget: Callable[[str], None]
+) -> None:
+    """Its time limit and its token, also of runs that wait behind it; the session in use goes on."""
+    budget("fault=150")
+    sessions.longest_wait_s = 30.0
+    runners = models(fault, dict.fromkeys("abc", (100, 0)))
+    run(runners["a"])
+    fault.hang.set()
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(run, runners["a"])
+        until(lambda: fault.inside == 1)
+        token = CancelToken()
+        begun = time.monotonic()
+        second = pool.submit(limited, lambda: run(runners["b"]), timeout_s=0.3)
+        until(lambda: bool(runners["b"]._sessions.devices))
+        third = pool.submit(limited, lambda: run(runners["c"]), cancel=token)
+        until(lambda: bool(runners["c"]._sessions.devices))
+        token.cancel()
+        assert isinstance(third.exception(10), CancelledRunError)
+        assert isinstance(second.exception(10), TimeLimitError)
+        assert time.monotonic() - begun < 5.0
+        fault.hang.clear()
+        first.result(10)
+    run(runners["b"])
+    run(runners["c"])
+    assert opened(fault) == ["a", "b", "c"]
+
+
 def test_a_model_beyond_the_budget_is_refused_and_another_device_answers(
     fault: FaultProvider, budget: Callable[[str], None]
 ) -> None:
@@ -205,6 +247,22 @@ def test_an_idle_arena_is_shrunk(fault: FaultProvider, sessions: Residency, budg
         assert sum(fault.taken.values()) == 100
     assert fault.opened == 1
     until(lambda: sessions._sweeper is None)
+
+
+def test_what_the_heap_keeps_of_a_shrunk_arena_is_given_back(
+    fault: FaultProvider, sessions: Residency, budget: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The C library may keep freed blocks for later allocations: it does where a larger block was freed before."""
+    kept: list[Callable[[], object]] = []
+    shrink = _FaultSession.shrink_arena
+    monkeypatch.setattr(_FaultSession, "shrink_arena", lambda session: kept.append(lambda: shrink(session)) or True)
+    monkeypatch.setattr(residency, "release_free_heap", lambda: [kept.pop()() for _ in kept.copy()])
+    budget("fault=250")
+    runner = models(fault, {"a": (100, 100)})["a"]
+    run(runner)
+    (resident,) = sessions.residents()
+    assert resident.shrink()
+    assert (resident.freed, memory_use()[0].used_bytes) == (100, 100)
 
 
 def test_without_a_reading_weights_are_counted(fault: FaultProvider, budget: Callable[[str], None]) -> None:

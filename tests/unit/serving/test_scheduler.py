@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,30 @@ def test_what_waits_runs_together() -> None:
         await scheduler.close()
 
     run(work)
+
+
+class _EarlyLoop(asyncio.SelectorEventLoop):
+    """An event loop as uvloop: its timers fire a moment early, and their handles have no time."""
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        timer = super().call_at(when - 0.001, callback, *args, context=context)
+        return SimpleNamespace(cancel=timer.cancel, cancelled=timer.cancelled, _source_traceback=None)
+
+
+def test_requests_that_wait_for_others_run_on_every_event_loop() -> None:
+    """A timer that fires early or has no time leaves no request behind."""
+
+    async def work() -> None:
+        scheduler = Scheduler([lane(Fake())], batched=True, options=BatchOptions(delay_s=0.004))
+        for at in range(20):
+            answers = await asyncio.gather(*(scheduler.submit(rows(1, at + row)) for row in range(at % 3 + 1)))
+            for row, answer in enumerate(answers):
+                np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * (at + row))["x"])
+            await asyncio.sleep(at % 4 / 1000)
+        await scheduler.close()
+
+    with asyncio.Runner(loop_factory=_EarlyLoop) as runner:
+        runner.run(asyncio.wait_for(work(), 10))
 
 
 def test_a_batch_ends_where_rows_get_no_cheaper() -> None:
