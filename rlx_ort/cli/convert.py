@@ -47,6 +47,12 @@ def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return tuple(name for value in values for name in value.split(",") if name)
 
 
+def _freed(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the name of each dim to open and its places, none for the first of every input."""
+    pairs = [value.partition("=") for value in values]
+    return {name: [place for place in places.split(",") if place] for name, _, places in pairs}
+
+
 def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Renames | None:
     """Return the renames of a file or of patterns; None where neither is given."""
     if not values:
@@ -80,6 +86,13 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.option("--opset", type=click.IntRange(min=1), help="Move to this ai.onnx opset.")
 @click.option("--ir-version", type=click.IntRange(min=1), help="Declare this IR version.")
 @options.dims
+@click.option(
+    "--free",
+    multiple=True,
+    metavar="NAME[=INPUT[AXIS],...]",
+    callback=_freed,
+    help="Open a fixed dim under this name, by default the first of every input. The result is run on two sizes.",
+)
 @click.option("--simplify", is_flag=True, help="Fold constants, remove what does nothing, infer shapes.")
 @click.option("--inputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the inputs.")
 @click.option("--outputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the outputs.")

@@ -30,7 +30,7 @@ PACKAGE = click.Path(exists=True, path_type=Path)
 """The type of an argument that names a package, in a folder or in a file."""
 
 
-class DeviceNames(click.ParamType):
+class DeviceNames(click.types.StringParamType):
     """The type of options that name devices; a shell completes the last name of a list."""
 
     name = "devices"

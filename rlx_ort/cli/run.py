@@ -71,6 +71,7 @@ def command(
         graph = runner.graph
         feeds = _feeds(graph, inputs_path, runner.options.dims)
         refused: list[tuple[Device, str]] = []
+        outputs: list[Any]
         with progress("running"):
             if named is not None:
                 used, outputs = named, runner.run(named, feeds)

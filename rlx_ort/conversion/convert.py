@@ -19,7 +19,7 @@ from rlx_ort.converters.sources import Format, apply_weights, bake, format_of, o
 from rlx_ort.converters.sources.apply import listed
 from rlx_ort.converters.targets import TargetOptions, write_target
 from rlx_ort.converters.transforms.cut import cut
-from rlx_ort.converters.transforms.dims import set_dims
+from rlx_ort.converters.transforms.dims import free_dims, set_dims
 from rlx_ort.converters.transforms.half_precision import to_precision
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize
@@ -109,6 +109,8 @@ class _Run:
             if check is not None:
                 with self._step("verify", "running the result"):
                     comparison = check.run_result(stage.path)
+                    for name, places in self._reports.get("free", {}).items():
+                        check.run_freed(stage.path, name, places)
             size = sum(file.stat().st_size for file in files)
             placed = stage.publish(files, overwrite=self._options.overwrite)
         emulated = "" if check is None else check.emulated
@@ -158,6 +160,8 @@ class _Run:
         options = self._options
         if options.dims:
             yield "dims", "fixing dims", set_dims, (options.dims,)
+        if options.free:
+            yield "free", "opening dims", free_dims, (options.free,)
         if options.opset is not None or options.ir_version is not None:
             opset = bundle.opset if options.opset is None else options.opset
             yield "opset", "moving to another opset", to_opset, (opset, options.ir_version)

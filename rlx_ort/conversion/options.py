@@ -31,6 +31,8 @@ class ConvertOptions:
         inputs: values that become the inputs of the part to keep; empty keeps the model's.
         outputs: values that become its outputs; empty keeps the model's.
         dims: named dim -> size it is fixed at.
+        free: name -> places `input[axis]` of fixed dims that become a dim of that name; without places, the first axis
+            of every input. The result is run on twice the size as well.
         opset: ai.onnx opset to move to.
         ir_version: IR version to declare.
         simplify: whether to fold constants, remove what does nothing and infer shapes.
@@ -53,6 +55,7 @@ class ConvertOptions:
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
     dims: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    free: Mapping[str, Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
     opset: int | None = None
     ir_version: int | None = None
     simplify: bool = False

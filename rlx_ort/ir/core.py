@@ -182,10 +182,6 @@ class GraphCore:
     )
     """Nodes as `add_node` checked them, with whether their types were inferred; `verify` checks all others."""
 
-    def __repr__(self) -> str:
-        outputs = f"{len(self.inputs)} inputs, {len(self._outputs)} outputs"
-        return f"<{type(self).__name__} {self.name!r}, {len(self.nodes)} nodes, {outputs}>"
-
     def add_node(
         self,
         op: Op,

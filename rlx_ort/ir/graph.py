@@ -63,6 +63,10 @@ class Graph(
 
     __slots__ = ("__weakref__",)
 
+    def __repr__(self) -> str:
+        outputs = f"{len(self.inputs)} inputs, {len(self._outputs)} outputs"
+        return f"<{type(self).__name__} {self.name!r}, {len(self.nodes)} nodes, {outputs}>"
+
     def bind(self, sizes: Mapping[str, int]) -> Graph:
         """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids stay."""
         return bind_dims(self, sizes)
