@@ -78,7 +78,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command of a name; for an unknown one the nearest are suggested."""
-        if args[0] not in self._where and not args[0].startswith("-") and not ctx.resilient_parsing:
+        if not args[0].startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"there is no command {args[0]!r}; {near_names(args[0], self._where)}")
         return super().resolve_command(ctx, args)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("calibrate")
-@click.argument("model", required=False, type=options.FILE)
+@click.argument("model", required=False, type=options.PACKAGE)
 @options.dims
 @options.device_option(
     "--device", "--devices", "--only", "names", help="Measure these devices. Default: all that work."

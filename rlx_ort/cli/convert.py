@@ -165,6 +165,8 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
     no_verify, inputs = given.pop("no_verify"), given.pop("verify_inputs")
     if no_verify and (inputs is not None or given["tolerance"] is not None):
         raise click.UsageError("--no-verify excludes --verify-inputs and --tolerance")
+    if no_verify and given["free"]:
+        raise click.UsageError("--no-verify excludes --free, which is checked by running two sizes")
     tolerance = tolerance_of(given.pop("tolerance"))
     device = given.pop("device")
     if device is not None:

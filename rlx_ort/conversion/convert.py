@@ -92,6 +92,8 @@ class _Run:
         bundle = self._opened(source)
         before = facts_of(bundle)
         unverified = why_unverified(self._options)
+        if unverified and self._options.free:
+            raise ConversionError(f"opening a dim is checked by running two sizes, and nothing runs: {unverified}")
         check = None
         if not unverified:  # first, so that a source that does not run costs no conversion
             with self._step("run source", "running the source"):

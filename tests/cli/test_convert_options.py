@@ -222,6 +222,7 @@ def test_without_an_engine_formats_convert_and_the_note_says_unverified(small: P
     ("arguments", "reason"),
     [
         (("--precision", "f16", "--quantize", "int8-dynamic"), "exclude each other"),
+        (("--free", "batch", "--no-verify"), "--no-verify excludes --free"),
         (("--quantize", "int8-static"), "needs --calibration"),
         (("--rename", "a=b"), "--params"),
         (("--no-verify", "--tolerance", "1"), "--no-verify excludes"),

@@ -140,3 +140,19 @@ def test_a_classifier_with_types_of_its_weights_is_quantised(cli: Cli, tmp_path:
     onnx.save(model, tmp_path / "m.onnx")
     outcome = cli("convert", tmp_path / "m.onnx", tmp_path / "q.onnx", "--quantize", "int8-dynamic", "--no-verify")
     assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_packages_are_taken_where_a_model_is(cli: Cli, add_one: Path, tmp_path: Path, folder: bool) -> None:
+    """`inspect`, `run`, `bench` and `report` open a package with its own policy and dims."""
+    package = tmp_path / "m.ortpackage"
+    settings = ("--dim", "rows=3", "--only", "cpu", *["--folder"] * folder)
+    assert cli(*PACKAGE, add_one, "-o", package, *settings).code == 0
+    assert cli("inspect", package, "--json").document["dims"] == ["rows"]
+    assert cli("run", package, "--json").document["outputs"][0]["shape"] == [3, 2]
+    [row] = cli("bench", package, "--runs", 1, "--json").document["devices"]
+    assert (row["device"], row["failure"]) == ("cpu", "")
+    rows = cli("report", package, "--open", "--json").document["devices"]
+    assert [(row["device"], row["placement_share"]) for row in rows] == [("cpu", 1.0)]
+    assert cli("run", package, "--device", "webgpu").code == 3
+    assert cli("run", tmp_path).code == 4
