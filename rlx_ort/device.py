@@ -6,6 +6,7 @@ questions, answered by `rlx_ort.selection`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -158,6 +159,7 @@ def register_kind(kind: DeviceKind) -> None:
     for spelling in spellings:
         if _spellings.get(spelling, kind.label) != kind.label:
             raise ValueError(f"device name {spelling!r} already means {_spellings[spelling]!r}")
+    _parse_text.cache_clear()
     _kinds[kind.label] = kind
     _spellings.update(dict.fromkeys(spellings, kind.label))
 
@@ -218,6 +220,11 @@ def _parse(text: object) -> tuple[str, int]:
     if not isinstance(text, str):
         found = type(text).__name__
         raise DeviceParseError(repr(text), f"a device is given by its name, as in 'cuda:1', not by a {found}")
+    return _parse_text(text)
+
+
+@functools.lru_cache(256)
+def _parse_text(text: str) -> tuple[str, int]:
     token = text.strip().lower()
     if not token:
         raise DeviceParseError(text, f"device name is empty; known devices: {', '.join(_kinds)}")

@@ -29,15 +29,20 @@ def command(all_rows: bool, as_json: bool) -> None:
 
 
 def _print(rows: list[dict[str, Any]], all_rows: bool) -> None:
-    here = [row for row in rows if row["available"]]
-    print_table(("device", "name", "hardware"), [(row["device"], row["name"], _hardware(row)) for row in here])
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if row["same_as"]:
+            names.setdefault(row["same_as"], []).append(row["device"])
+    here = [row for row in rows if row["available"] and not row["same_as"]]
+    table = [(row["device"], row["name"], _hardware(row), ", ".join(names.get(row["device"], ()))) for row in here]
+    print_table(("device", "name", "hardware", "other names"), table)
     others = [row for row in rows if not row["available"]]
     print_rest("not here", [(row["device"], row["reason"], row["remedy"]) for row in others], all_rows)
 
 
 def _rows() -> list[dict[str, Any]]:
     from rlx_ort.providers.base import Availability
-    from rlx_ort.providers.registry import availability, full_name, known_devices
+    from rlx_ort.providers.registry import availability, full_name, known_devices, same_hardware
     from rlx_ort.resilience.memory import device_memory
     from rlx_ort.selection.policy import DevicePolicy
 
@@ -48,7 +53,9 @@ def _rows() -> list[dict[str, Any]]:
         found = availability(device) if refusal is None else Availability(False, reason=f"it is {refusal}")
         memory = {} if refusal is not None else asdict(device_memory(device))
         facts = {name: getattr(found, name) for name in _FACTS} | {name: memory.get(name) for name in _MEMORY}
-        rows.append({"device": device.label, "name": full_name(device), **facts})
+        first = same_hardware(device)[0] if found.available else device
+        same_as = None if first == device else first.label
+        rows.append({"device": device.label, "name": full_name(device), **facts, "same_as": same_as})
     return rows
 
 
