@@ -75,6 +75,13 @@ def pyright(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation into the folder out/site; warnings, broken links and missing names fail."""
+    session.install(*PROJECT["dependency-groups"]["docs"])
+    session.run("python", "scripts/docs_site.py", "--out", *(session.posargs or ["out/site"]))
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Run the whole suite on the installed wheel."""
     session.install(f"{build_wheel(session)}[cpu,webgpu]", *DEV)

@@ -237,13 +237,21 @@ def prove(
 
 
 def save_optimized(
-    graph: Graph, path: Path, device: Device | str = "cpu", *, ort_format: bool, external_data: bool, portable: bool
+    graph: Graph,
+    path: Path,
+    device: Device | str = "cpu",
+    *,
+    ort_format: bool,
+    external_data: bool,
+    portable: bool,
+    exported: ExportedModel | None = None,
 ) -> None:
     """Open a session of a graph and make ONNX Runtime write the optimised model; the file must not exist.
 
     Every parameter of the graph needs data. Nodes that the device's execution provider takes are written in its form.
     ONNX Runtime's format has the weights inside; in ONNX, external data goes to `<file name>.data` beside the file. A
-    `portable` model leaves out what depends on this machine's processor, such as blocked layouts.
+    `portable` model leaves out what depends on this machine's processor, such as blocked layouts. `exported` is
+    the graph as it was exported with other options than the default ones.
 
     Raises:
         ConversionError: no execution provider of ONNX Runtime serves the device, or the model is too large.
@@ -258,7 +266,7 @@ def save_optimized(
     level = OptimizationLevel.EXTENDED if portable else OptimizationLevel.ALL
     # RAW: the weights are passed in memory, so the file has them and no references to the source's files.
     options = CompileOptions(optimization=level, sharing=WeightSharing.RAW)
-    exported = export_model(graph, options)
+    exported = exported or export_model(graph, options)
     weights = all_weights(graph, exported)
     total = sum(data.nbytes for data in weights.values())
     if total > PROTOBUF_LIMIT and not external_data:

@@ -1,7 +1,8 @@
-"""Measure the server: overhead of a request, batching, largest batch and delay against a sweep, and several devices.
+"""Measure the server: start, overhead of a request, batching, batch sizes and delays in a sweep, and several devices.
 
     python scripts/serve_figures.py --kserve /path/to/venv/bin/python --out serving.json
     python scripts/serve_figures.py --devices cuda:0,cuda:1 --layers 12 --width 768 --tokens 64
+    python scripts/serve_figures.py --parts startup --layers 12 --width 768
     python scripts/serve_figures.py --soak 300
 
 Servers and clients run in processes of their own. What is compared runs in turns, so that a busy machine slows both;
@@ -16,6 +17,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +142,10 @@ def say(what: Any) -> None:
 
 def server_role(settings: Mapping[str, Any]) -> None:
     """Serve a folder until the parent closes the input."""
-    from rlx_ort.options.compile_options import Precision
     from rlx_ort.selection.policy import DevicePolicy
     from rlx_ort.serving import scheduler
     from rlx_ort.serving.host import HostOptions, serve
-    from rlx_ort.serving.models import COMPILE, Repository, ServeOptions
+    from rlx_ort.serving.models import Repository, ServeOptions
     from rlx_ort.serving.rest import HttpOptions
 
     batch = scheduler.BatchOptions(
@@ -153,8 +155,7 @@ def server_role(settings: Mapping[str, Any]) -> None:
         setattr(scheduler.Lane, "cap", lambda lane: lane._most)  # noqa: B010  # the type of a method cannot be assigned
     if settings.get("faults"):
         add_faulty_device()
-    compiled = COMPILE.with_(precision=Precision(settings["precision"]))
-    options = ServeOptions(DevicePolicy.only(settings["devices"]), batch, compile=compiled)
+    options = ServeOptions(DevicePolicy.only(settings["devices"]), batch, precision=settings["precision"])
 
     async def run() -> None:
         repository = Repository([Path(settings["folder"])], options)
@@ -165,7 +166,7 @@ def server_role(settings: Mapping[str, Any]) -> None:
         running = asyncio.create_task(
             serve(repository, place, on_listening=lambda *found: addresses.extend(found), stop=stop)
         )
-        while not repository.ready and not running.done():
+        while not (repository.ready and addresses) and not running.done():
             await asyncio.sleep(0.01)
         say({"http": addresses[0], "grpc": addresses[1]})
 
@@ -381,7 +382,7 @@ class Connection(asyncio.Protocol):
         if end < 0:
             return
         head = bytes(self._answer[:end]).lower()
-        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+        length = int(head.split(b"\r\ncontent-length:")[1].split(b"\r\n")[0])
         if len(self._answer) < end + 4 + length:
             return
         status = head[9:12].decode()
@@ -597,6 +598,79 @@ def several(
         )
 
 
+_START = """
+import sys
+from rlx_ort.deploy.start import start_package
+package = start_package(sys.argv[1])
+import numpy
+package.run({"ids": numpy.zeros((1, int(sys.argv[2])), numpy.int64)})
+print("ready", file=sys.stderr, flush=True)
+import os
+os._exit(0)
+"""
+_COMMAND = "from rlx_ort.cli import main; main()"
+
+
+def startup(report: Report, folder: Path, tokens: int, rounds: int) -> None:
+    """Measure processes from their start until they are ready: the server's, and of `start_package` alone."""
+    from rlx_ort.converters.files import load_graph
+    from rlx_ort.deploy.create import Recipe, create_package
+    from rlx_ort.deploy.open import warm_package
+    from rlx_ort.device import Device
+
+    path = folder / "startup.ortpackage"
+    create_package(load_graph(folder / "encoder.onnx"), path, Recipe(), folder=True)
+    warm_package(path, [Device.CPU])
+    serve = [sys.executable, "-P", "-c", _COMMAND, "serve", str(path), "--grpc"]
+    kinds = {
+        "start_package": lambda: _seconds([sys.executable, "-P", "-c", _START, str(path), str(tokens)]),
+        "REST": lambda: _seconds([*serve, "0", "--http", (port := _free_port())], port),
+        "REST alone": lambda: _seconds([*serve, "-1", "--http", (port := _free_port())], port),
+        "REST and gRPC": lambda: _seconds([*serve, "0", "--http", "0"]),
+    }
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for turn in range(rounds):
+        for kind, measure in list(kinds.items())[:: 1 if turn % 2 else -1]:
+            found[kind].append(measure())
+    detail = ", ".join(f"{kind} {statistics.median(times):.3f} s" for kind, times in found.items())
+    for kind in list(kinds)[1:]:
+        ratio = statistics.median(a / b for a, b in zip(found[kind], found["start_package"], strict=True))
+        report.add(f"startup: {kind} ready, over start_package's first result", ratio, "", "<= 1.3", detail)
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def _seconds(command: Sequence[str], port: str | None = None) -> float:
+    """Return the time until a process prints `ready`, or until `/v2/health/ready` of a port is 200."""
+    begun = time.perf_counter()
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        if port is not None:
+            while not _is_ready(int(port)):
+                time.sleep(0.005)
+        elif process.stderr is not None:
+            next(line for line in process.stderr if line.startswith("ready"))
+        return time.perf_counter() - begun
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        connection = HTTPConnection("127.0.0.1", port)
+        connection.request("GET", "/v2/health/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
 def soak(report: Report, folder: Path, seconds: float) -> None:
     """Load a server with a faulty device, a short queue and reloads, and count what its clients get."""
     from tritonclient import http
@@ -681,6 +755,8 @@ def main() -> int:
         if args.soak:
             soak(report, folder, args.soak)
             parts = []
+        if "startup" in parts:
+            startup(report, folder, args.tokens, 2 * args.rounds)
         if "overhead" in parts:
             overhead(report, folder, tensors, args.kserve, 2 * args.rounds)
         if "batching" in parts:

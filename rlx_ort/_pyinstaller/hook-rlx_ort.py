@@ -16,7 +16,7 @@ _ENGINE = re.compile(r"onnxruntime(?:[-_.].+)?|ort[-_.]nightly.*", re.IGNORECASE
 
 
 def _wanted(name: str) -> bool:
-    return not name.startswith(("rlx_ort.cli", "rlx_ort._pyinstaller"))
+    return not name.startswith(("rlx_ort.cli", "rlx_ort.report", "rlx_ort._pyinstaller"))
 
 
 hiddenimports = [*collect_submodules("rlx_ort", filter=_wanted), "onnxruntime.capi.onnxruntime_pybind11_state"]

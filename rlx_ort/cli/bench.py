@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli import options
+from rlx_ort.cli import options, page
 from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress
 from rlx_ort.errors import EngineError, RlxError
@@ -50,6 +50,8 @@ def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str,
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw rooflines, and predicted against measured times, to this file; needs rlx_ort[plot].",
 )
+@page.html_and_open
+@page.trace
 @click.option(
     "--faults",
     is_flag=True,
@@ -64,6 +66,9 @@ def command(
     shapes: dict[str, tuple[int, ...]],
     dims: dict[str, int],
     plot_path: Path | None,
+    html_path: Path | None,
+    show: bool,
+    trace_path: Path | None,
     as_json: bool,
 ) -> None:
     """Time a model on each device.
@@ -81,11 +86,12 @@ def command(
     from rlx_ort.selection.predict import dims_of
 
     policy = options.policy_of(names, None, None)
-    if faults and plot_path is not None:
-        raise click.UsageError("--faults and --plot exclude each other")
+    if faults and (plot_path or html_path or trace_path):
+        raise click.UsageError("--faults excludes --plot, --html and --trace")
     rule = PlacementRule.STRICT if names else PlacementRule.ASSISTED
     rows = []
-    with opened(model, policy, CompileOptions(placement=rule)) as runner:
+    runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(placement=rule)))
+    with runner:  # a package stays open for the page
         graph = runner.graph
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
@@ -106,6 +112,8 @@ def command(
         _exit_if_all_failed(rows)
         return
     rows.sort(key=lambda row: (row["p50_ns"] is None, row["p50_ns"] or 0))
+    if html_path is not None or trace_path is not None:
+        page.write_bench(html_path, trace_path, show, model.name, graph, runner.options, feeds, rows)
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
 

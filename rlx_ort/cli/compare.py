@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli import options
+from rlx_ort.cli import options, page
 from rlx_ort.cli.show import note, print_facts, print_json, print_table, progress
 from rlx_ort.errors import ParityError
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     "5e-3 with f16 and 4e-2 with bf16 on either side.",
 )
 @click.option("--bisect", "with_bisect", is_flag=True, help="If they differ, name the first node that does.")
+@page.html_and_open
 @options.as_json
 def command(
     a: Path,
@@ -50,6 +51,8 @@ def command(
     dims: dict[str, int],
     tolerance: float | None,
     with_bisect: bool,
+    html_path: Path | None,
+    show: bool,
     as_json: bool,
 ) -> None:
     """Run two models on the same inputs and print how far each output is apart.
@@ -79,6 +82,11 @@ def command(
     with progress("running both"):
         comparison = compare(
             first, second, devices=places, inputs=inputs, dims=dims, tolerance=allowed, options=chosen, seed=seed
+        )
+    if html_path is not None:
+        paths = (a, b or a)
+        page.write_comparison(
+            html_path, show, paths, places, chosen, comparison.inputs, comparison_document(comparison)
         )
     divergence = None
     unseen = [str(model.path) for model in (first, second) if isinstance(model, OrtFormatFile)]

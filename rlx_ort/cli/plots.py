@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,24 +13,14 @@ from rlx_ort.cli.show import duration, replacing
 from rlx_ort.errors import install_command
 
 if TYPE_CHECKING:
-    from rlx_ort.calibration.features import Kernel
     from rlx_ort.ir.graph import Graph
 
-_KINDS_SHOWN = 5
 # Okabe and Ito's colours, which are distinguishable with every form of colour vision.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
-_OTHERS, _GREY = "all others", "#999999"
+_GREY = "#999999"
 _LEAST_AREA, _MOST_AREA = 14.0, 400.0  # of a marker, in square points
 _TARGET = 1.25  # half of all predictions should be within this factor of the measured time
 _COLUMNS = 3
-
-
-class _Point(NamedTuple):
-    """Nodes of one kernel: their place in the roofline, and the time that all of them are predicted to take."""
-
-    intensity: float
-    rate: float
-    ns: float
 
 
 def draw(graph: Graph, title: str, dims: Mapping[str, int], rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -83,18 +73,14 @@ def _roofline(
     `colours` keeps it; others get the next one.
     """
     from rlx_ort.device import Device
-    from rlx_ort.selection.predict import cost_model, kernels_of
+    from rlx_ort.report.document import OTHERS, roofline
+    from rlx_ort.selection.predict import cost_model
 
     device = Device(row["device"])
     model = cost_model(device)
     if model is None:  # the row would have no prediction
         return
-    priced = {kernel: (count, model.price(kernel).ns) for kernel, count in kernels_of(graph, device, dims).items()}
-    kinds = _by_kind(priced)
-    total_ns = sum(count * ns for count, ns in priced.values())
-    rates = [point.rate for points in kinds.values() for point in points]
-    peak = max(*(model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096)), *rates)
-    bandwidth = model.memory_bw()
+    peak, bandwidth, total_ns, kinds = roofline(graph, model, dims)
     knee = peak / bandwidth
     everywhere = [point.intensity for points in kinds.values() for point in points]
     left, right = min([knee / 30, *everywhere]) / 2, max([knee * 10, *everywhere]) * 2
@@ -103,7 +89,7 @@ def _roofline(
     panel.text(0.02, 0.98, roofs, transform=panel.transAxes, va="top", fontsize="small")
     for name, points in kinds.items():
         unused = [colour for colour in _COLOURS if colour not in colours.values()]
-        colour = _GREY if name == _OTHERS else colours.setdefault(name, unused[0] if unused else "#000000")
+        colour = _GREY if name == OTHERS else colours.setdefault(name, unused[0] if unused else "#000000")
         intensity, rate, ns = zip(*points, strict=True)
         area = [max(_MOST_AREA * each / total_ns, _LEAST_AREA) for each in ns]
         label = f"{name}, {sum(ns) / total_ns:.0%}"
@@ -119,19 +105,6 @@ def _roofline(
         for handle in legend.legend_handles:
             handle.set_sizes([40])
     panel.grid(visible=True, which="major", alpha=0.25)
-
-
-def _by_kind(priced: Mapping[Kernel, tuple[int, float]]) -> dict[str, list[_Point]]:
-    """Return the nodes by operator, the most expensive first and the rest as one; views compute nothing."""
-    found: dict[str, list[_Point]] = {}
-    for kernel, (count, ns) in priced.items():
-        if kernel.flops and kernel.nbytes and ns > 0:
-            point = _Point(kernel.flops / kernel.nbytes, kernel.flops * kernel.times / ns, count * ns)
-            found.setdefault(kernel.op_type, []).append(point)
-    ordered = sorted(found.items(), key=lambda item: -sum(point.ns for point in item[1]))
-    kinds = dict(ordered[:_KINDS_SHOWN])
-    rest = [point for _, points in ordered[_KINDS_SHOWN:] for point in points]
-    return {**kinds, _OTHERS: rest} if rest else kinds
 
 
 def _compare(panel: Any, rows: Sequence[Mapping[str, Any]], tickers: Any) -> None:

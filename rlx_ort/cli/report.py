@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli import options
+from rlx_ort.cli import options, page
 from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import duration, note, print_json, print_rest, print_table, progress
 from rlx_ort.errors import RlxError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.policy import DevicePolicy
 
+_SEED = 0
 _COLUMNS = (
     *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
     *("judged_by", "hardware"),
@@ -32,7 +33,14 @@ _COLUMNS = (
 @options.model
 @options.policy(device_too=True)
 @options.dims
-@click.option("--open", "open_sessions", is_flag=True, help="Open a session on each device and read its placement.")
+@click.option(
+    "--open",
+    "open_sessions",
+    is_flag=True,
+    help="Open a session on each device and read its placement; with --html, show the page in the browser.",
+)
+@page.html
+@page.trace
 @click.option("--why", is_flag=True, help="Show the parts of each predicted time, and why the choice was made.")
 @click.option(
     "--plot",
@@ -48,6 +56,8 @@ def command(
     policy: DevicePolicy,
     dims: dict[str, int],
     open_sessions: bool,
+    html_path: Path | None,
+    trace_path: Path | None,
     why: bool,
     plot_path: Path | None,
     all_rows: bool,
@@ -58,19 +68,27 @@ def command(
 
     For each: whether it takes MODEL, its predicted time, and what blocks it.
 
-    Predictions need sizes: give the named dims with --dim, else they are those of the inputs that `run` makes up.
+    Predictions need sizes: give the named dims with --dim, else they are those of the inputs that `run` makes up. With
+    --html or --trace the model runs on such inputs.
     """
-    from rlx_ort.cli.arrays import shaped_inputs
+    from rlx_ort.cli.arrays import made_up_inputs, shaped_inputs
     from rlx_ort.execution.placement import format_dispatch_report, report_as_dict
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.registry import availability
-    from rlx_ort.selection.candidates import device_report
+    from rlx_ort.report.document import document, splits_of
+    from rlx_ort.selection.candidates import Candidates
+    from rlx_ort.selection.predict import dims_of
 
     runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(dims=dims)))
     graph, policy, compile_options = runner.graph, runner.policy, runner.options
-    shaped, assumed = shaped_inputs(graph.inputs, compile_options.dims)
+    runs = html_path is not None or trace_path is not None
+    if runs:
+        feeds, assumed = made_up_inputs(graph.inputs, compile_options.dims, _SEED)
+    else:
+        feeds, assumed = shaped_inputs(graph.inputs, compile_options.dims)
+    views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
     with progress("asking each device"):
-        candidates = device_report(graph, policy, compile_options, shaped)
+        candidates = Candidates(graph, policy, compile_options, feeds).report()
     rows = []
     for candidate in candidates:
         row: dict[str, Any] = {
@@ -81,7 +99,9 @@ def command(
             "assumed_dims": [*assumed, *candidate.assumed_dims],
         }
         placement = None
-        if open_sessions:
+        if candidate.device in failures:
+            row["open_error"] = failures[candidate.device]
+        elif open_sessions and html_path is None:
             error = None
             if candidate.supports_graph and policy.allows(candidate.device):
                 with progress(f"opening a session on {candidate.label}"):
@@ -89,10 +109,17 @@ def command(
             share = None if placement is None else placement.requested_share
             row |= {"placement_share": share, "open_error": error}
         if why:
-            row |= _reasons(graph, candidate, compile_options, shaped)
+            row |= _reasons(graph, candidate, compile_options, feeds)
         if with_ops:
             row["dispatch"] = _dispatch(graph, candidate.device, compile_options, placement)
         rows.append(row)
+    if trace_path is not None:
+        page.write_trace(trace_path, traces)
+    if html_path is not None:
+        sizes = {**dims, **dims_of(graph, feeds)}
+        splits = splits_of(graph, (row.device for row in candidates), compile_options, sizes)
+        shown = document(model.name, rows, views, splits, dims=sizes)
+        page.write_page(html_path, open_sessions, [shown])
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
 
@@ -104,7 +131,7 @@ def command(
                 row["dispatch"] = report_as_dict(row["dispatch"])
         print_json({"model": str(model), "dims": dims, "assumed_dims": assumed, "devices": rows})
         return
-    _print(rows, open_sessions, all_rows or policy.allow is not None)
+    _print(rows, open_sessions and html_path is None, all_rows or policy.allow is not None)
     options.note_assumed("predicted", assumed)
     if why:
         _print_reasons(rows, policy)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli import options
+from rlx_ort.cli import options, page
 from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import emit, note, print_facts, print_table, progress
 from rlx_ort.errors import DeviceFallbackError
@@ -38,12 +38,14 @@ _SEED = 0
     is_flag=True,
     help="Let another device answer where one fails, and print the health of each. RLX_RESILIENCE has settings.",
 )
+@page.trace
 @options.run_once("random inputs are generated")
 def command(
     model: Path,
     chain: str | None,
     strict: bool | None,
     resilient: bool,
+    trace_path: Path | None,
     inputs_path: Path | None,
     outputs_path: Path | None,
     device: str | None,
@@ -57,8 +59,11 @@ def command(
     """
     if (device is not None) + (chain is not None) + resilient > 1:
         raise click.UsageError("--device, --chain and --resilient exclude each other")
+    if trace_path is not None and (chain is not None or resilient):
+        raise click.UsageError("--trace is of a run on one device, without --chain and --resilient")
     from rlx_ort.device import parse_device, parse_device_list
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+    from rlx_ort.report.trace import traced_run
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.selection.policy import device_chain_from_env
 
@@ -73,7 +78,13 @@ def command(
         refused: list[tuple[Device, str]] = []
         outputs: list[Any]
         with progress("running"):
-            if named is not None:
+            if trace_path is not None:
+                kept = rule or (PlacementRule.ASSISTED if named is None else PlacementRule.STRICT)
+                how = runner.options.with_(placement=kept)
+                traced = traced_run(graph, feeds, lambda: runner.resolve_with_inputs(feeds, named), how)
+                page.write_trace(trace_path, [traced])
+                used, outputs = traced.device, traced.outputs
+            elif named is not None:
                 used, outputs = named, runner.run(named, feeds)
             elif tries and not resilient:
                 used, outputs, refused = _first_that_works(runner, tries, feeds)

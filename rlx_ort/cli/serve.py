@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from pathlib import Path
@@ -116,19 +117,19 @@ def command(
         token = os.environ.get(token_env)
         if not token:
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
+    gc.disable()  # imports create no garbage
     try:
-        from rlx_ort.options.compile_options import Precision
         from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
-        from rlx_ort.serving.models import COMPILE, Repository, ServeOptions
+        from rlx_ort.serving.models import Repository, ServeOptions
         from rlx_ort.serving.rest import HttpOptions
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
+        gc.enable()
         raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
 
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
-    compiled = COMPILE.with_(precision=Precision(precision))
-    served = ServeOptions(policy, batch, None if key is None else str(key), signed_only, compile=compiled)
+    served = ServeOptions(policy, batch, None if key is None else str(key), signed_only, precision=precision)
     hosts = frozenset(map(str.lower, allow_host)) or None
     limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log, traces=traces)
     if on_ray and host != "0.0.0.0" and ctx.get_parameter_source("grpc_port") is ParameterSource.DEFAULT:  # noqa: S104
@@ -139,6 +140,7 @@ def command(
     )
 
     if on_ray:
+        gc.enable()
         _serve_on_ray(models, served, place, replicas, replica_cpus, replica_gpus)
         return
     if access_log:
@@ -158,6 +160,8 @@ def command(
 
         def loaded() -> None:
             names = [name for name, entry in repository.entries.items() if entry.loaded]
+            gc.freeze()
+            gc.enable()
             failed = len(repository.entries) - len(names)
             note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
 
@@ -165,7 +169,10 @@ def command(
 
     import asyncio  # 50 ms, which `rlx-ort --help` need not take
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 def _serve_on_ray(

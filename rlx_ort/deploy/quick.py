@@ -48,11 +48,14 @@ class QuickSession:
     """The session of a warmed package; opened by `open` or by the first run. `run` may be called from several threads.
 
     The first four runs use the unpacked weights of the cache file, which all processes share. Then a thread opens a
-    session with packed weights for later runs. Results of the two differ by rounding.
+    session with packed weights for later runs, if `packs` is true. Results of the two differ by rounding. `interface`
+    has the inputs and the outputs.
     """
 
     def __init__(self, start: Start) -> None:
         self._start = start
+        self.interface = (start.inputs, start.outputs)
+        self.packs = True
         self._names = [output.name for output in start.outputs]
         self.named = outputs_class(self._names)
         self._lock = threading.Lock()
@@ -149,7 +152,7 @@ class QuickSession:
             return
         with self._lock:
             self._runs += 1
-            if self._runs < _RUNS_BEFORE_PACKING or self._packing is not None or self._closed:
+            if self._runs < _RUNS_BEFORE_PACKING or self._packing is not None or self._closed or not self.packs:
                 return
             packing = threading.Thread(target=self._pack, name="rlx_ort-pack")
             with contextlib.suppress(RuntimeError):  # the interpreter ends and starts no thread any more

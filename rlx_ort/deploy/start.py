@@ -19,10 +19,11 @@ from rlx_ort.deploy.quick import QuickSession, find_quick
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
+    from rlx_ort.deploy.open import PackageDevices
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.graph_devices import GraphDevices
 
@@ -57,30 +58,61 @@ def start_package(
         IntegrityError: its contents are not what the index lists, or it is not the package that was asked for.
         DeviceError: the device cannot be used.
     """
-    from rlx_ort import environment
-
-    place = Path(path)
     key = required_key(require_signature)
-    quick, digest = None, sha256
-    ruled = environment.get("DEVICES") or environment.get("DENY_DEVICES")  # applied by a full opening
-    if device == "cpu" and key is None and not ruled:
-        collecting = gc.isenabled()
-        gc.disable()  # imports create no garbage
-        try:
-            quick, digest = _quick_session(place, sha256, min_serial)
-            if quick is not None and not quick.open():
-                quick = None
-        finally:
-            if collecting:
-                gc.enable()
-    started = StartedPackage(place, device, quick, require_signature=key, sha256=digest, min_serial=min_serial)
-    if quick is None:
-        started.compiled  # noqa: B018  # errors belong to the start, not to the first run
+    if device == "cpu" and key is None:
+        started = quick_start(path, sha256=sha256, min_serial=min_serial)
+        if started is not None:
+            return started
+    started = StartedPackage(Path(path), device, require_signature=key, sha256=sha256, min_serial=min_serial)
+    started.compiled  # noqa: B018  # errors belong to the start, not to the first run
     return started
 
 
-def _quick_session(path: Path, sha256: str | None, min_serial: int) -> tuple[QuickSession | None, str]:
-    """Return what a package starts from, if anything, and the digest of its index.
+def quick_start(
+    path: str | os.PathLike[str],
+    *,
+    sha256: str | None = None,
+    min_serial: int = 0,
+    pack: bool = True,
+    opens: Callable[..., PackageDevices] | None = None,
+) -> StartedPackage | None:
+    """Return a package started on the CPU from the compile cache alone; None if it must be opened in full.
+
+    The `RLX_*` variables that restrict devices are applied by a full opening, and so is a signature.
+
+    Args:
+        path: the package, a folder or a file.
+        sha256: as in `open_package`.
+        min_serial: as in `open_package`.
+        pack: whether weights are packed after the first runs; not worth it if the package is opened in full soon.
+        opens: what opens the package in full in place of `open_package`, called with the path, `sha256`, `min_serial`.
+
+    Raises:
+        PackageError: there is no package at the path.
+        IntegrityError: its files are not those that its index lists.
+    """
+    from rlx_ort import environment
+
+    if environment.get("DEVICES") or environment.get("DENY_DEVICES"):
+        return None
+    collecting = gc.isenabled()
+    gc.disable()  # imports create no garbage
+    try:
+        found = _quick_session(Path(path), sha256, min_serial)
+        if found is None or not found[0].open():
+            return None
+    finally:
+        if collecting:
+            gc.enable()
+    quick, index, digest = found
+    quick.packs = pack
+    return StartedPackage(Path(path), "cpu", quick, index, opens, sha256=digest, min_serial=min_serial)
+
+
+def _quick_session(
+    path: Path, sha256: str | None, min_serial: int
+) -> tuple[QuickSession, Mapping[str, Any], str] | None:
+    """Return what a package starts from, its index and the digest of that; None if it must be opened in full.
 
     Raises:
         PackageError: there is no package at the path.
@@ -91,13 +123,13 @@ def _quick_session(path: Path, sha256: str | None, min_serial: int) -> tuple[Qui
         raw = read_index(container)
         digest = hashlib.sha256(raw).hexdigest()
         if sha256 is not None and digest != sha256.lower():
-            return None, sha256  # opening it in full raises the error
+            return None  # opening it in full raises the error
         quick = find_quick(digest)
         if quick is None:
-            return None, digest
+            return None
         index = json.loads(raw)  # the package with this very index was verified when it was warmed
         compare_files(container, {name: (entry["size"], entry["crc32"]) for name, entry in index["files"].items()})
-        return (quick if index["serial"] >= min_serial else None), digest
+        return (quick, index, digest) if index["serial"] >= min_serial else None
     finally:
         container.close()
 
@@ -105,14 +137,26 @@ def _quick_session(path: Path, sha256: str | None, min_serial: int) -> tuple[Qui
 class StartedPackage:
     """A package on one device. `run` may be called from several threads.
 
-    `quick` is true if it was started from the compile cache alone.
+    `quick` is true if it was started from the compile cache alone; `index` is then the package's index as JSON, and
+    `interface` has its inputs and its outputs.
     """
 
-    def __init__(self, path: Path, device: str, quick: QuickSession | None = None, **expected: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: str,
+        quick: QuickSession | None = None,
+        index: Mapping[str, Any] | None = None,
+        opens: Callable[..., PackageDevices] | None = None,
+        **expected: Any,
+    ) -> None:
         self.path = path
         self.device = device
+        self.index = index
         self.quick = quick is not None
+        self.interface = ((), ()) if quick is None else quick.interface
         self._quick = quick
+        self._opens = opens
         self._expected = expected  # keyword arguments of `open_package`
         self._lock = threading.Lock()
         self._runner: GraphDevices | None = None
@@ -143,16 +187,26 @@ class StartedPackage:
             if self._runner is None:
                 from rlx_ort.deploy.open import open_package
 
-                self._runner = runner = open_package(self.path, **self._expected)
+                self._runner = runner = (self._opens or open_package)(self.path, **self._expected)
                 self._expected["sha256"] = runner.package_sha256
             return self._runner
+
+    @property
+    def golden_inputs(self) -> list[dict[str, Any]]:
+        """The inputs of the package's golden cases, verified as they are read."""
+        if self.index is not None and not self.index["golden"]["cases"]:
+            return []
+        from rlx_ort.deploy.package import Package
+
+        with Package(self.path, sha256=self._expected["sha256"]) as package:
+            return [package.arrays(case.inputs) for case in package.cases]
 
     @property
     def compiled(self) -> CompiledGraph:
         """The graph on the device, with everything a `CompiledGraph` can; opens the package in full."""
         runner = self.runner
         with self._lock:
-            self._end_quick()  # its threads go to the session that is opened now
+            self.end_quick()  # its threads go to the session that is opened now
             if self._compiled is None:
                 self._compiled = runner.compile(self.device)
             return self._compiled
@@ -160,7 +214,7 @@ class StartedPackage:
     def close(self) -> None:
         """Close the sessions; runs in progress finish. Closing twice is harmless."""
         with self._lock:
-            self._end_quick()
+            self.end_quick()
             runner, self._runner, self._compiled = self._runner, None, None
         if runner is not None:
             runner.close()
@@ -171,7 +225,8 @@ class StartedPackage:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _end_quick(self) -> None:
+    def end_quick(self) -> None:
+        """Run on the package that is opened in full from now on; runs in progress finish."""
         quick, self._quick = self._quick, None
         if quick is not None:
             quick.close()

@@ -61,12 +61,21 @@ class Placement:
     Attributes:
         requested: the execution provider that was asked for.
         nodes_by_ep: execution provider -> its nodes, in execution order.
-        boundary_copies: values that cross between the requested device and another one in each run.
+        sites: node of the exported model -> the execution provider that computes it. A node that was fused into
+            another stands where its first producer is, a folded one nowhere.
+        crossings: (value, reader's provider) for each value that is copied between the requested device and another
+            one in each run.
     """
 
     requested: str
     nodes_by_ep: Mapping[str, tuple[PlacedNode, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    boundary_copies: int = 0
+    sites: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    crossings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def boundary_copies(self) -> int:
+        """Values that cross between the requested device and another one in each run."""
+        return len(self.crossings)
 
     def __repr__(self) -> str:
         nodes = ", ".join(f"{len(nodes)} nodes on {provider}" for provider, nodes in self.nodes_by_ep.items())
@@ -112,7 +121,7 @@ def build_placement(
         )
         by_ep.setdefault(assigned.provider, []).append(placed)
     nodes_by_ep = MappingProxyType({ep: tuple(nodes) for ep, nodes in by_ep.items()})
-    return Placement(requested, nodes_by_ep, _count_crossings(requested, exported, ep_of))
+    return Placement(requested, nodes_by_ep, *_sites(requested, exported, ep_of))
 
 
 def enforce(placement: Placement, rule: PlacementRule, device: Device) -> None:
@@ -150,21 +159,22 @@ def _listed(strays: Sequence[PlacedNode]) -> str:
     return "\n".join(lines)
 
 
-def _count_crossings(requested: str, exported: ExportedModel, ep_of: Mapping[str, str]) -> int:
-    """Return how many values have their producer on one side of the requested provider and a reader on the other.
-
-    A node that ONNX Runtime fused away stands where its first placed producer is; a folded one stands nowhere.
-    """
+def _sites(
+    requested: str, exported: ExportedModel, ep_of: Mapping[str, str]
+) -> tuple[Mapping[str, str], tuple[tuple[str, str], ...]]:
+    """Return `Placement.sites` and `Placement.crossings`."""
+    sites: dict[str, str] = {}
     produced_on: dict[str, str] = {}
-    crossings: set[tuple[str, str]] = set()
+    crossings: dict[tuple[str, str], None] = {}
     for node in exported.nodes:
         sources = [(name, produced_on[name]) for name in node.input_names if name in produced_on]
         ep = ep_of.get(node.name) or (sources[0][1] if sources else "")
         if not ep:
             continue
-        crossings.update((name, ep) for name, source in sources if (source == requested) != (ep == requested))
+        sites[node.name] = ep
+        crossings.update(((name, ep), None) for name, source in sources if (source == requested) != (ep == requested))
         produced_on.update((name, ep) for name in node.output_names if name)
-    return len(crossings)
+    return MappingProxyType(sites), tuple(crossings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,37 +5,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rlx_ort.serving.rest import ConnectionLimits
+
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
 _MOST_PIPELINED = 16
+_JOINED_BYTES = 64 << 10  # copying more takes longer than another call
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """What a client may take of the server before its request is complete.
+class _HeadFirst:
+    """A transport for one answer: its head is sent together with the first part of its body, in one call."""
 
-    Attributes:
-        most: open connections; beyond it, the one that has been idle longest is closed.
-        idle_s: how long a connection may stay open without a request, in seconds.
-        head_s: how long the headers may take, in seconds.
-        body_s: how long the body may take before `body_rate` counts, in seconds.
-        body_rate: bytes a second that a body must have.
-        write_s: how long a client may leave an answer unread, in seconds.
-        head_bytes: the most bytes of a request that are neither body nor a complete head.
-    """
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._head = b""
+        self._is_held = False
+        self.is_closing = transport.is_closing
 
-    most: int = 1000
-    idle_s: float = 30.0
-    head_s: float = 10.0
-    body_s: float = 20.0
-    body_rate: int = 16 << 10
-    write_s: float = 60.0
-    head_bytes: int = 64 << 10
+    def write(self, data: bytes) -> None:
+        """Hold the head; send anything else."""
+        if not self._is_held:
+            self._head, self._is_held = data, True
+            return
+        head, self._head = self._head, b""
+        if head and len(data) <= _JOINED_BYTES:
+            data = head + data
+        elif head:
+            self._transport.write(head)
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Send a head without a body, and close."""
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -83,6 +90,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._since_s = self.loop.time()
         self._in_head = False
         super().on_headers_complete()
+        if not self.cycle.waiting_for_100_continue and self.scope["method"] != "HEAD":  # nothing else is before a body
+            self.cycle.transport = _HeadFirst(self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Count the body."""
@@ -100,7 +109,11 @@ class LimitedProtocol(HttpToolsProtocol):
         """Start the time without a request."""
         if not self._begun:
             self._since_s = self.loop.time()
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():  # as in uvicorn, without its timer: `end_if_slow` ends idle connections
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
 
     def pause_writing(self) -> None:
         """Start the time that the client leaves the answer unread."""

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import signal
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import grpc
-import uvicorn
+from typing import TYPE_CHECKING
 
 from rlx_ort.errors import ServingError
-from rlx_ort.serving.connections import ConnectionLimits, LimitedServer, limited
 from rlx_ort.serving.models import Repository
-from rlx_ort.serving.rest import HttpOptions, create_app
-from rlx_ort.serving.rpc import Guard, Servicer
+from rlx_ort.serving.rest import ConnectionLimits, HttpOptions, create_app
+
+if TYPE_CHECKING:
+    import grpc
+
+    from rlx_ort.serving.connections import LimitedServer
 
 _DRAIN_S = 30
+_GRPC_WAITS_S = 0.5
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _GRPC_OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -89,45 +92,20 @@ async def serve(
     handled = _on_signals(stop)
     http_address = grpc_address = None
     rpc = http = http_task = None
-    loading = None
+    loading = asyncio.create_task(repository.load_all(complete=False))
     try:
-        if options.grpc_port is not None:
-            rpc = grpc.aio.server(
-                options=[("grpc.max_receive_message_length", options.http.most_bytes), *_GRPC_OPTIONS],
-                maximum_concurrent_rpcs=options.connections.most,
-                interceptors=[Guard(options.http)],
-            )
-            rpc.add_generic_rpc_handlers(Servicer(repository, options.http).handlers())
-            grpc_address = _place(options.host, _grpc_port(rpc, options))
-            await rpc.start()
+        await asyncio.sleep(0)  # the first model opens in its thread, while this one imports
         if options.http_port is not None:
-            config = uvicorn.Config(
-                create_app(repository, options.guarded, load=False),
-                options.host,
-                options.http_port,
-                http=limited(options.connections),
-                ws="none",
-                log_config=None,
-                log_level="error",  # each malformed request would be a warning
-                access_log=False,
-                proxy_headers=False,
-                timeout_keep_alive=round(options.connections.idle_s),
-                timeout_graceful_shutdown=round(options.drain_s),
-                ssl_certfile=options.certificate,
-                ssl_keyfile=options.private_key,
-                server_header=False,
-            )
-            http = LimitedServer(config)
-            http_task = asyncio.create_task(_listening(http))
-            while not http.started and not http_task.done():
-                await asyncio.sleep(0.005)
-            if http_task.done():
-                await http_task
-                raise ServingError(f"{options.host}:{options.http_port} cannot be listened on")
+            http, http_task = await _http_server(repository, options)
             http_address = _place(*http.servers[0].sockets[0].getsockname()[:2])
+        if options.grpc_port is not None:
+            await asyncio.wait([loading], timeout=_GRPC_WAITS_S)  # these imports would slow down the others
+            await asyncio.to_thread(importlib.import_module, "rlx_ort.serving.rpc")  # REST answers meanwhile
+            rpc, port = await _rpc_server(repository, options)
+            grpc_address = _place(options.host, port)
         on_listening(http_address, grpc_address)
-        loading = asyncio.create_task(repository.load_all())
         loading.add_done_callback(lambda _: on_loaded())
+        loading.add_done_callback(lambda _: repository.complete())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([stopping, *([http_task] if http_task else [])], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -140,18 +118,50 @@ async def serve(
         if rpc is not None:
             ends.append(rpc.stop(options.drain_s))
         await asyncio.gather(*ends, return_exceptions=True)
+        await loading
         await repository.close()
-        if loading is not None:
-            await loading
         for number in handled:
             asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def _http_server(repository: Repository, options: HostOptions) -> tuple[LimitedServer, asyncio.Task[None]]:
+    """Return a server that listens, and its task."""
+    import uvicorn
+
+    from rlx_ort.serving.connections import LimitedServer, limited
+
+    config = uvicorn.Config(
+        create_app(repository, options.guarded, load=False),
+        options.host,
+        options.http_port or 0,
+        http=limited(options.connections),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # each malformed request would be a warning
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=round(options.drain_s),
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.private_key,
+        server_header=False,
+    )
+    server = LimitedServer(config)
+    task = asyncio.create_task(_listening(server))
+    while not server.started and not task.done():
+        await asyncio.sleep(0.001)
+    if task.done():
+        await task
+        raise ServingError(f"HTTP cannot listen on {_place(options.host, options.http_port)}")
+    return server, task
 
 
 async def _listening(http: LimitedServer) -> None:
     try:
         await http.serve()
     except (SystemExit, OverflowError) as err:  # uvicorn's way to say that the port is taken; it has logged why
-        raise ServingError("the HTTP address cannot be listened on") from err
+        place = _place(http.config.host, http.config.port)
+        raise ServingError(f"HTTP cannot listen on {place}: the log has the reason") from err
 
 
 def _check_certificate(options: HostOptions) -> None:
@@ -172,7 +182,18 @@ def _place(host: str, port: int | None) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _grpc_port(rpc: grpc.aio.Server, options: HostOptions) -> int:
+async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grpc.aio.Server, int]:
+    """Return a server that listens, and its port."""
+    import grpc
+
+    from rlx_ort.serving.rpc import Guard, Servicer
+
+    rpc = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", options.http.most_bytes), *_GRPC_OPTIONS],
+        maximum_concurrent_rpcs=options.connections.most,
+        interceptors=[Guard(options.http)],
+    )
+    rpc.add_generic_rpc_handlers(Servicer(repository, options.http).handlers())
     place = _place(options.host, options.grpc_port)
     try:
         if options.certificate is None or options.private_key is None:
@@ -184,7 +205,8 @@ def _grpc_port(rpc: grpc.aio.Server, options: HostOptions) -> int:
         raise ServingError(f"gRPC cannot listen on {place}: {err}") from err
     if port == 0:
         raise ServingError(f"gRPC cannot listen on {place}")
-    return int(port)
+    await rpc.start()
+    return rpc, int(port)
 
 
 def _on_signals(stop: asyncio.Event) -> list[int]:

@@ -1,4 +1,8 @@
-"""Served models: opening, warming and unloading them, their metadata, and the repository that holds them by name."""
+"""Served models: opening, warming and unloading them, their metadata, and the repository that holds them by name.
+
+A warmed package answers from the compile cache first, on the CPU and one request at a time. Meanwhile it is opened in
+full: what that imports is imported then, since the process has to wait for every import before it is ready.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,34 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx_ort.deploy.open import PackageDevices, load, open_package
-from rlx_ort.deploy.triton import batch_dim
+from rlx_ort.deploy.names import required_key
+from rlx_ort.deploy.start import StartedPackage, quick_start
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError, ServingError
-from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.types import TensorType
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.resilience.options import Resilience
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import batch_curve
 from rlx_ort.serving import tracing
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
 from rlx_ort.serving.scheduler import Answer, BatchOptions, Lane, Scheduler, Times
+
+if TYPE_CHECKING:
+    from rlx_ort.deploy.open import PackageDevices
+    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import CompileOptions
+    from rlx_ort.providers.engine.compiled.starts import Interface
+    from rlx_ort.resilience.options import Resilience
 
 _NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _MODEL_SUFFIXES = (".onnx", ".ortpackage")  # of models in folders; a graph's JSON is served if it is named itself
@@ -37,7 +45,7 @@ _ROWS_CHECKED = 3
 _SIZES_COUNTED = 256  # batches of more rows are counted by the next power of two
 _LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready
 _TOLERANCE = 1e-3
-COMPILE = CompileOptions(placement=PlacementRule.ASSISTED, spinning=False)
+_GOLDEN_RATIO = 0.6180339887498949  # its multiples have evenly spread fractions; importing numpy.random takes 10 ms
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +59,9 @@ class ServeOptions:
         require_signature: PEM file of the key that must have signed packages.
         signed_only: whether models without a signature are refused, ONNX files among them.
         devices: how many devices of the ranking run a model at the same time.
-        resilience: time limits and memory budgets of runs; other devices answer where one fails in any case.
-        compile: how ONNX files are compiled; packages say it themselves.
+        resilience: time limits and memory budgets of runs; other devices answer where one fails in any case. None
+            for the defaults of `Resilience`.
+        precision: in which the f32 parts of ONNX files are computed, as `Precision` names it; packages have their own.
     """
 
     policy: DevicePolicy | None = None
@@ -60,8 +69,8 @@ class ServeOptions:
     require_signature: str | None = None
     signed_only: bool = False
     devices: int = 8
-    resilience: Resilience = field(default_factory=Resilience)
-    compile: CompileOptions = COMPILE
+    resilience: Resilience | None = None
+    precision: str = "f32"
 
 
 @dataclass
@@ -117,7 +126,8 @@ class ServedModel:
     Args:
         name: its name.
         version: its version.
-        runner: the graph on the devices; closed with the model.
+        opened: the graph on its devices, or a package that was started and is opened in full by `complete`; closed with
+            the model.
         options: how it is served.
 
     Raises:
@@ -125,32 +135,63 @@ class ServedModel:
         NoViableDeviceError: no device may run it.
     """
 
-    def __init__(self, name: str, version: str, runner: GraphDevices, options: ServeOptions) -> None:
+    def __init__(self, name: str, version: str, opened: GraphDevices | StartedPackage, options: ServeOptions) -> None:
         self.name, self.version = name, version
-        self.runner = runner
         self.statistics = Statistics()
-        graph = runner.graph
-        self.inputs = {value.name: value.type for value in graph.inputs}
-        named = dict(zip(graph.output_names, graph.outputs, strict=True))
-        self.outputs = {name: value.type for name, value in named.items()}
+        self._opened, self._options = opened, options
+        self._completing: asyncio.Task[None] | None = None
+        self.inputs: Mapping[str, ValueType]
+        self.outputs: Mapping[str, ValueType]
+        if isinstance(opened, StartedPackage):
+            self.inputs, self.outputs = ({each.name: _type_of(each) for each in side} for side in opened.interface)
+            devices = _Devices([_started_lane(opened, self.inputs, options)])
+        else:
+            graph = opened.graph
+            self.inputs = {value.name: value.type for value in graph.inputs}
+            named = dict(zip(graph.output_names, graph.outputs, strict=True))
+            self.outputs = {output: value.type for output, value in named.items()}
+            devices = _tried(name, opened, options)
         self.input_types = {name: datatype_of(kind, name) for name, kind in self.inputs.items()}
         self.output_types = {name: datatype_of(kind, name) for name, kind in self.outputs.items()}
-        lanes, self.left_out = _lanes(runner, options)
-        if isinstance(runner, PackageDevices):
-            _run_golden(runner.golden_inputs, lanes, self.left_out)
-        if not lanes:
-            blockers = [(device, reason) for device, reason in self.left_out]
-            raise NoViableDeviceError(f"no device may serve {name!r}:", blockers)
-        self.batched_along = batch_dim(graph) if options.batch.max_batch > 1 else None
-        if self.batched_along is not None and not _rows_are_independent(lanes[0], graph):
-            _log.info("%s is not batched: a row's result depends on the other rows", name)
-            self.batched_along = None
-        if self.batched_along is not None:
-            for lane in lanes:
-                _learn_sizes(lane, graph, options.batch.max_batch)
+        self.left_out, self.batched_along = devices.left_out, devices.batched_along
         self.scheduler = Scheduler(
-            lanes, batched=self.batched_along is not None, options=options.batch, on_batch=self.statistics.ran
+            devices.lanes,
+            batched=self.batched_along is not None,
+            options=options.batch,
+            on_batch=self.statistics.ran,
         )
+
+    @property
+    def runner(self) -> GraphDevices:
+        """The graph on its devices; of a package that was started, opened in full at the first access."""
+        return self._opened.runner if isinstance(self._opened, StartedPackage) else self._opened
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all devices are open; a package that was started answers before."""
+        return not isinstance(self._opened, StartedPackage) or (
+            self._completing is not None and self._completing.done()
+        )
+
+    def complete(self, on_error: Callable[[Exception], object]) -> None:
+        """Begin to open the devices of a package that was started, if that has not begun; it answers meanwhile."""
+        if isinstance(self._opened, StartedPackage) and self._completing is None:
+            self._completing = asyncio.ensure_future(self._completed(self._opened, on_error))
+
+    async def _completed(self, package: StartedPackage, on_error: Callable[[Exception], object]) -> None:
+        try:
+            devices = await asyncio.to_thread(lambda: _tried(self.name, package.runner, self._options))
+        except Exception as err:  # whatever it is, the model is not what its package is said to be
+            on_error(err)
+            return
+        self.left_out, self.batched_along = devices.left_out, devices.batched_along
+        self.scheduler.replace(devices.lanes, batched=self.batched_along is not None)
+        await asyncio.to_thread(package.end_quick)
+
+    async def completed(self) -> None:
+        """Wait until all devices are open and it is known whether requests are batched."""
+        if self._completing is not None:
+            await asyncio.shield(self._completing)
 
     async def infer(self, request: InferRequest) -> Answer:
         """Return the outputs that a request asks for.
@@ -188,8 +229,9 @@ class ServedModel:
             },
         }
 
-    def config(self) -> dict[str, Any]:
-        """Return the model's configuration in the form of Triton's extension."""
+    async def config(self) -> dict[str, Any]:
+        """Return the model's configuration in the form of Triton's extension, once it is complete."""
+        await self.completed()
         batched = self.batched_along is not None
 
         def tensors(kinds: Mapping[str, Any], types: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -220,7 +262,8 @@ class ServedModel:
     async def close(self) -> None:
         """Answer the requests that were accepted, then close the sessions."""
         await self.scheduler.close()
-        await asyncio.to_thread(self.runner.close)
+        await self.completed()
+        await asyncio.to_thread(self._opened.close)
 
     def _check(self, request: InferRequest) -> None:
         missing = [name for name in self.inputs if name not in request.inputs]
@@ -281,6 +324,7 @@ class Repository:
         self._sources = list(sources)
         self._changing = asyncio.Lock()
         self._draining = False
+        self._closing: set[asyncio.Future[None]] = set()
         self.entries: dict[str, Entry] = {}
         for name, version, path in self._found():
             entry = self.entries.setdefault(name, Entry({}))
@@ -299,11 +343,14 @@ class Repository:
         """Be not ready, and load no further model; those that are loaded answer until `close`."""
         self._draining = True
 
-    async def load_all(self) -> None:
-        """Load every model; one that fails keeps its reason, and the others are loaded."""
+    async def load_all(self, *, complete: bool = True) -> None:
+        """Load every model; one that fails keeps its reason, and the others are loaded.
+
+        Without `complete`, packages that were started are opened in full once `complete` is called.
+        """
         for name in list(self.entries):
             try:
-                await self.load(name)
+                await self._shielded(self._load(name, complete))
             except RlxError as err:
                 _log.error("%s is not served: %s", name, err)
 
@@ -314,11 +361,19 @@ class Repository:
             ServingError: there is no such model (404), or it is refused.
             RlxError: it cannot be opened.
         """
-        await asyncio.shield(
-            asyncio.ensure_future(self._load(name))
-        )  # a caller that goes away leaves nothing half open
+        await self._shielded(self._load(name))
 
-    async def _load(self, name: str) -> None:
+    def complete(self) -> None:
+        """Begin to open packages in full that were started from the compile cache."""
+        for entry in self.entries.values():
+            for model in entry.loaded.values():
+                model.complete(functools.partial(self._refused, entry, model))
+
+    async def _shielded(self, change: Coroutine[Any, Any, None]) -> None:
+        """Wait for a change, which a caller that goes away does not leave half made."""
+        await asyncio.shield(asyncio.ensure_future(change))
+
+    async def _load(self, name: str, complete: bool = True) -> None:
         async with self._changing:
             if self._draining:
                 raise ServingError("the server is ending", 503)
@@ -336,8 +391,19 @@ class Repository:
                     await model.close()
                 raise
             old, entry.paths, entry.loaded, entry.reason = entry.loaded, paths, made, ""
+        if complete:
+            self.complete()
         for model in old.values():
             await model.close()
+
+    def _refused(self, entry: Entry, model: ServedModel, error: Exception) -> None:
+        """Unload a package that cannot be opened in full."""
+        _log.error("%s is not served any more: %s", model.name, error)
+        if entry.loaded.get(model.version) is model:
+            del entry.loaded[model.version]
+            entry.reason = str(error)
+            self._closing.add(closing := asyncio.ensure_future(model.close()))
+            closing.add_done_callback(self._closing.discard)
 
     async def unload(self, name: str) -> None:
         """Stop serving a model once the requests that were accepted are answered.
@@ -345,7 +411,7 @@ class Repository:
         Raises:
             ServingError: there is no such model (404).
         """
-        await asyncio.shield(asyncio.ensure_future(self._unload(name)))
+        await self._shielded(self._unload(name))
 
     async def _unload(self, name: str) -> None:
         async with self._changing:
@@ -361,6 +427,7 @@ class Repository:
         self.drain()
         for name in list(self.entries):
             await self.unload(name)
+        await asyncio.gather(*self._closing)
 
     def find(self, name: str, version: str = "") -> ServedModel:
         """Return a loaded model, its newest version by default.
@@ -415,21 +482,50 @@ class Repository:
 
     def _opened(self, name: str, version: str, path: Path) -> ServedModel:
         options = self.options
+        opened: GraphDevices | StartedPackage
         if path.suffix == ".ortpackage":
             if options.signed_only and options.require_signature is None:
                 raise ServingError(f"{path.name}: only signed packages are served; give the key with --key", 403)
-            runner: GraphDevices = open_package(
-                path, options.policy, require_signature=options.require_signature, resilience=options.resilience
-            )
+            opened = _started(path, options) or _package(options, path)
         elif options.signed_only:
             raise ServingError(f"{path.name} is no package; only signed packages are served", 403)
         else:
-            runner = load(path, options.policy, options.compile, resilience=options.resilience)
+            opened = _file(options, path)
         try:
-            return ServedModel(name, version, runner, options)
+            return ServedModel(name, version, opened, options)
         except BaseException:
-            runner.close()
+            opened.close()
             raise
+
+
+def _started(path: Path, options: ServeOptions) -> StartedPackage | None:
+    """Return a package started from the compile cache; None if it was not warmed or must be opened in full first."""
+    if required_key(options.require_signature) is not None or options.resilience is not None:
+        return None
+    if options.policy is not None and not options.policy.allows(Device.CPU):
+        return None
+    return quick_start(path, pack=False, opens=functools.partial(_package, options))
+
+
+def _package(options: ServeOptions, path: Path, **expected: Any) -> PackageDevices:
+    """Return a package opened in full."""
+    from rlx_ort.deploy.open import open_package
+    from rlx_ort.resilience.options import Resilience
+
+    resilience = options.resilience or Resilience()
+    key = options.require_signature
+    return open_package(path, options.policy, require_signature=key, resilience=resilience, **expected)
+
+
+def _file(options: ServeOptions, path: Path) -> GraphDevices:
+    """Return the graph of a file on its devices."""
+    from rlx_ort.deploy.open import load
+    from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
+    from rlx_ort.resilience.options import Resilience
+
+    precision = Precision(options.precision)
+    compiled = CompileOptions(precision=precision, placement=PlacementRule.ASSISTED, spinning=False)
+    return load(path, options.policy, compiled, resilience=options.resilience or Resilience())
 
 
 def _model_name(path: Path) -> str:
@@ -443,53 +539,104 @@ def _version_order(version: str) -> tuple[int, str]:
     return int(version), version
 
 
-def _lanes(runner: GraphDevices, options: ServeOptions) -> tuple[list[Lane], list[tuple[Device, str]]]:
+@dataclass
+class _Devices:
+    """The devices that run a model, why others do not, and the dim along which its requests are joined."""
+
+    lanes: list[Lane] = field(default_factory=list)
+    left_out: list[tuple[Device, str]] = field(default_factory=list)
+    batched_along: str | None = None
+
+
+def _tried(name: str, runner: GraphDevices, options: ServeOptions) -> _Devices:
+    """Return the devices of a graph, each warmed by runs, of which the last ones measure batches.
+
+    Raises:
+        NoViableDeviceError: there is none.
+    """
+    from rlx_ort.deploy.open import PackageDevices
+
+    graph = runner.graph
+    inputs = {value.name: value.type for value in graph.inputs}
+    found = _lanes(runner, inputs, options)
+    if isinstance(runner, PackageDevices):
+        for lane in list(found.lanes):
+            try:
+                for case in runner.golden_inputs:
+                    lane.run(case, None)
+            except RlxError as err:
+                found.lanes.remove(lane)
+                found.left_out.append((lane.device, str(err)))
+                lane.worker.close()
+    if not found.lanes:
+        raise NoViableDeviceError(f"no device may serve {name!r}:", found.left_out)
+    if found.batched_along is not None and not _rows_are_independent(found.lanes[0], inputs):
+        _log.info("%s is not batched: a row's result depends on the other rows", name)
+        found.batched_along = None
+    if found.batched_along is not None:
+        for lane in found.lanes:
+            _learn_sizes(lane, inputs, options.batch.max_batch)
+    return found
+
+
+def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: ServeOptions) -> _Devices:
     """Return the devices that run a model, each warmed by a run, and why others do not."""
+    from rlx_ort.deploy.triton import batch_dim
+
     graph, dim = runner.graph, batch_dim(runner.graph)
-    lanes, left_out = list[Lane](), list[tuple[Device, str]]()
+    found = _Devices(batched_along=dim if options.batch.max_batch > 1 else None)
     seen: set[str] = set()
     for row in runner.rank():
         device = row.device
         if row.blocker is not None:
-            left_out.append((device, row.blocker))
+            found.left_out.append((device, row.blocker))
             continue
         place = f"{row.hardware} {device.index}" if row.hardware and device != Device.CPU else device.label
-        if len(lanes) == options.devices or place in seen:  # gpu, vulkan and webgpu are one device
+        if len(found.lanes) == options.devices or place in seen:  # gpu, vulkan and webgpu are one device
             continue
         predict = _predictor(graph, device, dim, row.predicted_ns, runner.options)
-        run = functools.partial(_run, runner, device)
-        lane = Lane(device, run, predict, options.batch.max_batch)
+        lane = Lane(device, functools.partial(_run, runner, device), predict, options.batch.max_batch)
         try:
-            opening = lane.run(made_up := _made_up(graph, 1), None)
+            opening = lane.run(made_up := _made_up(inputs, 1), None)
             again = _timed(lane, 1, made_up)
             constant = {name: array for name, array in again.items() if _close(opening[name], array)}
             lane.probe = functools.partial(_probe, runner, lane, made_up, constant)
         except InputError:
             pass  # made-up inputs do not fit; the first request warms it
         except RlxError as err:
-            left_out.append((device, str(err)))
+            found.left_out.append((device, str(err)))
             lane.worker.close()
             continue
         seen.add(place)
-        lanes.append(lane)
-    return lanes, left_out
+        found.lanes.append(lane)
+    return found
 
 
-def _run_golden(cases: Sequence[Mapping[str, Array]], lanes: list[Lane], left_out: list[tuple[Device, str]]) -> None:
-    """Run a package's golden inputs on each device; one that fails is left out."""
-    for lane in list(lanes):
-        try:
-            for inputs in cases:
-                lane.run(inputs, None)
-        except RlxError as err:
-            lanes.remove(lane)
-            left_out.append((lane.device, str(err)))
-            lane.worker.close()
+def _type_of(declared: Interface) -> TensorType:
+    """Return the type of an input or output of a package that was started."""
+    return TensorType(DType.from_numpy(np.dtype(declared.dtype)), Shape(declared.shape))
+
+
+def _started_lane(package: StartedPackage, inputs: Mapping[str, ValueType], options: ServeOptions) -> Lane:
+    """Return the lane of a package on the compile cache, after a run of its golden inputs, or else of made-up ones."""
+    names = [output.name for output in package.interface[1]]
+
+    def run(given: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+        outputs = dict(zip(names, package.run(given), strict=True))
+        return outputs if wanted is None else {name: outputs[name] for name in wanted}
+
+    lane = Lane(Device.CPU, run, lambda rows: None, options.batch.max_batch)
+    with contextlib.suppress(InputError):  # made-up inputs do not fit; the first request warms it
+        for case in package.golden_inputs or [_made_up(inputs, 1)]:
+            lane.run(case, None)
+    return lane
 
 
 def _predictor(
     graph: Graph, device: Device, dim: str | None, once_ns: float | None, options: CompileOptions
 ) -> Callable[[int], float | None]:
+    from rlx_ort.selection.predict import batch_curve
+
     if dim is None:
         return lambda rows: once_ns
     return batch_curve(graph, device, dim, options).ns
@@ -516,12 +663,12 @@ def _timed(lane: Lane, rows: int, inputs: Mapping[str, Array]) -> dict[str, Arra
     return outputs
 
 
-def _learn_sizes(lane: Lane, graph: Graph, most: int) -> None:
+def _learn_sizes(lane: Lane, kinds: Mapping[str, ValueType], most: int) -> None:
     """Measure batches of 2, 4 and so on, until they take long; the predictions of larger ones follow from them."""
     rows, until_ns = 2, time.perf_counter_ns() + _LEARNING_NS
     with contextlib.suppress(RlxError):  # such as too little memory; the first batches of requests run singly then
         while rows <= most and time.perf_counter_ns() + 3 * lane.expected_ns(rows) < until_ns:
-            inputs = _made_up(graph, rows)
+            inputs = _made_up(kinds, rows)
             lane.run(inputs, None)  # the first run of a shape allocates
             _timed(lane, rows, inputs)
             rows *= 2
@@ -539,31 +686,29 @@ def _probe(runner: GraphDevices, lane: Lane, inputs: Mapping[str, Array], wanted
         failover.quarantine.readmit(lane.device)
 
 
-def _made_up(graph: Graph, rows: int) -> dict[str, Array]:
+def _made_up(inputs: Mapping[str, ValueType], rows: int) -> dict[str, Array]:
     """Return inputs for warming: floats of 0 to 1, integers of 0, each row its own; dims without a size count as 8."""
-    draw = np.random.default_rng(0)
     found = {}
-    for value in graph.inputs:
-        kind = value.type
+    for name, kind in inputs.items():
         if not isinstance(kind, TensorType) or kind.shape is None:
-            raise InputError(f"nothing is made up for input {value.name!r}")
+            raise InputError(f"nothing is made up for input {name!r}")
         first = kind.shape[0] if kind.shape else None
         shape = [
             dim if isinstance(dim, int) else rows if dim == first and at == 0 else 8
             for at, dim in enumerate(kind.shape)
         ]
         if kind.dtype is DType.STRING:
-            found[value.name] = np.full(shape, "a", object)
+            found[name] = np.full(shape, "a", object)
         else:
-            numbers = draw.random(shape) if kind.dtype.is_float else np.zeros(shape)
-            found[value.name] = np.asarray(numbers).astype(kind.dtype.numpy)
+            places = np.arange(1, math.prod(shape) + 1) if kind.dtype.is_float else np.zeros(math.prod(shape))
+            found[name] = (places * _GOLDEN_RATIO % 1).reshape(shape).astype(kind.dtype.numpy)
     return found
 
 
-def _rows_are_independent(lane: Lane, graph: Graph) -> bool:
+def _rows_are_independent(lane: Lane, kinds: Mapping[str, ValueType]) -> bool:
     """Return whether rows give the same results alone as in a batch, judged by a run of made-up ones."""
     try:
-        inputs = _made_up(graph, _ROWS_CHECKED)
+        inputs = _made_up(kinds, _ROWS_CHECKED)
         together = lane.run(inputs, None)
         for row in range(_ROWS_CHECKED):
             alone = lane.run({name: array[row : row + 1] for name, array in inputs.items()}, None)

@@ -6,13 +6,14 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ _NUMBERS = "biuf"  # numpy's kinds of what JSON numbers and booleans become
 _LENGTH_BYTES = 4  # before each element of a binary BYTES tensor
 _MOST_TENSORS = 1024
 _LONGEST_NAME = 1024
+_REMEMBERED, _REMEMBERED_BYTES = 256, 1 << 10  # how many heads of binary requests and answers, and of which size
 _MOST_EMPTY = 1 << 16  # product of the other dims of a tensor without elements, which costs its sender nothing
 
 
@@ -99,6 +101,16 @@ def datatype_of(kind: ValueType, name: str) -> str:
     return found
 
 
+class _Given(NamedTuple):
+    """An input as the JSON of a request describes it: its data, or how many of the binary bytes are its own."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    size: Any
+    data: Any
+
+
 def parse_request(body: memoryview, header_bytes: int | None) -> InferRequest:
     """Return the request of a body: JSON, and behind its first `header_bytes` the binary data of inputs.
 
@@ -108,25 +120,16 @@ def parse_request(body: memoryview, header_bytes: int | None) -> InferRequest:
     if header_bytes is not None and not 0 <= header_bytes <= len(body):
         raise ServingError(f"the header is said to take {header_bytes} bytes, and the body has {len(body)}", 400)
     text = body if header_bytes is None else body[:header_bytes]
-    document = parse_document(text)
+    remembered = header_bytes is not None and header_bytes <= _REMEMBERED_BYTES
+    given, about = (_remembered if remembered else _described)(bytes(text))
     rest = body[len(text) :]
     inputs: dict[str, Array] = {}
     at = 0
-    for entry in _entries(document, "inputs"):
-        name, shape, dtype = _described(entry)
-        if name in inputs:
-            raise ServingError(f"input {name!r} is given twice", 400)
-        parameters = _mapping(entry, "parameters")
-        _refuse_shared_memory(name, parameters)
-        size = parameters.get("binary_data_size")
+    for name, shape, dtype, size, data in given:
         if size is None:
-            if "data" not in entry:
-                raise ServingError(f"input {name!r} has no data", 400)
-            inputs[name] = array_of(name, shape, dtype, entry["data"])
+            inputs[name] = array_of(name, shape, dtype, data)
             continue
-        if "data" in entry:
-            raise ServingError(f"input {name!r} has both data and binary_data_size", 400)
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(rest) - at:
+        if type(size) is not int or not 0 <= size <= len(rest) - at:
             raise ServingError(
                 f"input {name!r} has binary_data_size {size!r}, and {len(rest) - at} bytes are left", 400
             )
@@ -134,7 +137,32 @@ def parse_request(body: memoryview, header_bytes: int | None) -> InferRequest:
         at += size
     if at != len(rest):
         raise ServingError(f"{len(rest) - at} bytes behind the binary data of the inputs are of no input", 400)
-    return request_of(inputs, document)
+    return InferRequest(
+        inputs, about.outputs, about.id, about.parameters, about.binary, about.priority, about.timeout_s
+    )
+
+
+def _described(text: bytes) -> tuple[list[_Given], InferRequest]:
+    """Return the inputs that the JSON of a request describes, and the request without them."""
+    document = parse_document(text)
+    found: dict[str, _Given] = {}
+    for entry in _entries(document, "inputs"):
+        name, shape, dtype = _head_of(entry)
+        if name in found:
+            raise ServingError(f"input {name!r} is given twice", 400)
+        parameters = _mapping(entry, "parameters")
+        _refuse_shared_memory(name, parameters)
+        size = parameters.get("binary_data_size")
+        if size is None and "data" not in entry:
+            raise ServingError(f"input {name!r} has no data", 400)
+        if size is not None and "data" in entry:
+            raise ServingError(f"input {name!r} has both data and binary_data_size", 400)
+        found[name] = _Given(name, shape, dtype, size, entry.get("data"))
+    return list(found.values()), request_of({}, document)
+
+
+_remembered = functools.lru_cache(maxsize=_REMEMBERED)(_described)
+"""Clients send the same JSON before each of their tensors; reading it takes longer than a small inference."""
 
 
 def request_of(inputs: dict[str, Array], document: Mapping[str, Any]) -> InferRequest:
@@ -221,8 +249,12 @@ def answer(
     request: InferRequest, model: str, version: str, outputs: Mapping[str, Array], datatypes: Mapping[str, str]
 ) -> tuple[bytes, list[bytes]]:
     """Return the JSON of an answer and the binary parts behind it, in order."""
-    entries, parts = [], list[bytes]()
     wanted = request.outputs or tuple(WantedOutput(name, request.binary) for name in outputs)
+    if request.is_binary and not request.id:
+        parts = [bytes_of(outputs[output.name]) for output in wanted]
+        described = [(out.name, datatypes[out.name], outputs[out.name].shape) for out in wanted]
+        return _binary_head(model, version, tuple(described), tuple(map(len, parts))), parts
+    entries, parts = [], []
     for output in wanted:
         array = outputs[output.name]
         entry: dict[str, Any] = {"name": output.name, "datatype": datatypes[output.name], "shape": list(array.shape)}
@@ -232,10 +264,25 @@ def answer(
         else:
             entry["data"] = _json_data(array, output.name)
         entries.append(entry)
+    return _head(model, version, entries, request.id), parts
+
+
+def _head(model: str, version: str, entries: Sequence[Mapping[str, Any]], id: str) -> bytes:
     document: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": entries}
-    if request.id:
-        document["id"] = request.id
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode(), parts
+    if id:
+        document["id"] = id
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _binary_head(
+    model: str, version: str, outputs: tuple[tuple[str, str, tuple[int, ...]], ...], sizes: tuple[int, ...]
+) -> bytes:
+    entries = [
+        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
+        for (name, datatype, shape), size in zip(outputs, sizes, strict=True)
+    ]
+    return _head(model, version, entries, "")
 
 
 def _json_data(array: Array, name: str) -> list[Any]:
@@ -250,14 +297,14 @@ def _json_data(array: Array, name: str) -> list[Any]:
     return found
 
 
-def parse_document(text: memoryview) -> dict[str, Any]:
+def parse_document(text: bytes | bytearray) -> dict[str, Any]:
     """Return a JSON object.
 
     Raises:
         ServingError: the text is none, has a key twice, or has NaN or infinity, which are no JSON.
     """
     try:
-        document = json.loads(bytes(text), object_pairs_hook=_object, parse_constant=_no_constant)
+        document = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as err:
         raise ServingError(f"the request is no JSON: {err}", 400) from err
     if not isinstance(document, dict):
@@ -289,7 +336,7 @@ def _entries(document: Mapping[str, Any], key: str) -> Sequence[dict[str, Any]]:
     return entries
 
 
-def _described(entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...], DType]:
+def _head_of(entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...], DType]:
     name, shape, datatype = entry.get("name"), entry.get("shape"), entry.get("datatype")
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
         raise ServingError("an input has no name", 400)

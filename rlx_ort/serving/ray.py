@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-from starlette.applications import Starlette
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.errors import RunError, ServingError
+from rlx_ort.errors import RunError, ServingError, install_command
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import access, tracing
@@ -97,15 +96,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> Any:
         """Return the ASGI application, which Ray asks for after the constructor and ends before the process."""
-
-        @contextlib.asynccontextmanager
-        async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            yield
-            await self._repository.close()
-
-        app = create_app(self._repository, self._http, load=False)
-        app.router.lifespan_context = lifespan
-        return app
+        return create_app(self._repository, self._http, load=False, close=True)
 
     async def check_health(self) -> None:
         """Raise if a model has no device left; Ray then replaces this replica."""
@@ -149,7 +140,7 @@ def _libraries() -> tuple[Any, Any]:
         import ray
         from ray import serve
     except ImportError as err:
-        raise ServingError(f"Ray cannot be imported ({err}); pip install 'rlx_ort[ray]'") from err
+        raise ServingError(f"Ray cannot be imported ({err}); {install_command('ray')}") from err
     return ray, serve
 
 
@@ -216,6 +207,8 @@ def check_devices(model: ServedModel) -> None:
     Raises:
         RunError: each of them is in quarantine or stuck.
     """
+    if not model.is_complete:
+        return
     health = {each.device: each for each in model.runner.health()}
     devices = [health[lane.device] for lane in model.scheduler.lanes if lane.device in health]
     if devices and all(each.state in (HealthState.QUARANTINED, HealthState.STUCK) for each in devices):

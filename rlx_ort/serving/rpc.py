@@ -172,7 +172,7 @@ class Servicer:
         return messages.ModelMetadataResponse(**model.metadata(list(self._repository.entries[model.name].loaded)))
 
     async def _config(self, request: Any) -> Any:
-        found = self._repository.find(request.name, request.version).config()
+        found = await self._repository.find(request.name, request.version).config()
         for side in ("input", "output"):
             for tensor in found[side]:
                 tensor["data_type"] = _TYPE_NUMBERS[tensor["data_type"].removeprefix("TYPE_")]

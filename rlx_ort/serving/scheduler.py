@@ -301,7 +301,7 @@ class Scheduler:
                 timer.cancel()
             if not request.running and request.group is not None:  # it leaves the queue without having run
                 self._waiting -= 1
-                request.group.rows -= rows
+                request.group.rows -= request.rows
                 request.inputs = {}
                 if self._drained is not None:
                     self._soon()
@@ -343,6 +343,23 @@ class Scheduler:
         caps = [(lane, self._cap(lane)) for lane in usable]
         rows_per_ns = sum(cap / lane.expected_ns(cap) for lane, cap in caps)
         return rows / rows_per_ns / 1e9 if rows_per_ns else 1.0
+
+    def replace(self, lanes: Sequence[Lane], *, batched: bool) -> None:
+        """Run what waits and what comes on other lanes; batches that run on the old ones end there."""
+        for lane in lanes if self._closed else self.lanes:
+            lane.worker.close()
+        if self._closed:
+            return
+        self.lanes = list(lanes)
+        self._batched = batched and self.options.max_batch > 1
+        waiting = sorted(entry for group in self._groups.values() for entry in group.heap)
+        self._groups = {}
+        for priority, _, request in waiting:
+            if not request.answer.done():  # else it has left the queue, or is about to
+                self._waiting -= 1
+                request.rows = next(iter(request.inputs.values())).shape[0] if self._batched else 1
+                self._push(priority, request)
+        self._soon()
 
     async def close(self) -> None:
         """Refuse new requests and wait until those that were accepted are answered."""

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from rlx_ort.errors import ServingError
+from rlx_ort.errors import ServingError, install_command
 
 if TYPE_CHECKING:
+    from rlx_ort.serving.access import Message, Receive, Scope, Send
+    from rlx_ort.serving.rest import Application
     from rlx_ort.serving.scheduler import Answer
 
 _PROBES = ("/v2/health/", "/metrics")
@@ -31,7 +31,7 @@ def _api() -> Any:
     try:
         from opentelemetry import propagate, trace
     except ImportError as err:
-        raise ServingError(f"spans need more packages ({err}); pip install 'rlx_ort[otel]'") from err
+        raise ServingError(f"spans need more packages ({err}); {install_command('otel')}") from err
     return trace, propagate
 
 
@@ -53,7 +53,7 @@ def export_spans(service: str = "rlx_ort") -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as err:
-        raise ServingError(f"sending spans needs more packages ({err}); pip install 'rlx_ort[otel]'") from err
+        raise ServingError(f"sending spans needs more packages ({err}); {install_command('otel')}") from err
     provider = TracerProvider(resource=Resource({SERVICE_NAME: service}).merge(Resource.create()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
@@ -125,7 +125,7 @@ def traced_call(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Ca
 class Traced:
     """An ASGI application whose requests have spans, except those of probes."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: Application) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

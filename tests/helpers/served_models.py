@@ -77,7 +77,7 @@ def started(folder: Path, http: HttpOptions, options: ServeOptions, **place: Any
 
         host = HostOptions(**{"http_port": 0, "grpc_port": 0, "http": http, **place})
         running = asyncio.create_task(serve(served.repository, host, on_listening=listening, stop=served.stop))
-        while not served.repository.ready and not running.done():
+        while not (served.repository.ready and (served.http or served.grpc)) and not running.done():
             await asyncio.sleep(0.01)
         ready.set()
         await running

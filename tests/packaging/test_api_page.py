@@ -1,12 +1,9 @@
-"""`docs/api.md`: every public name once, used in an example of its section, and every example runs."""
+"""`docs/api.md`: every public name once, used in an example of its section; test_docs_pages.py runs the examples."""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -41,18 +38,3 @@ def test_the_example_of_a_section_uses_its_names(title: str) -> None:
     """Each name that a section lists stands in its code."""
     section = _sections()[title]
     assert set(NAME.findall(section)) - _used("".join(BLOCK.findall(section))) == set()
-
-
-def test_the_examples_run(tmp_path: Path) -> None:
-    """In order, in one process, in a folder of their own."""
-    program = tmp_path / "examples.py"
-    program.write_text("\n".join(BLOCK.findall(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-P", str(program)],
-        cwd=tmp_path,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        env=os.environ | {"RLX_CACHE_DIR": str(tmp_path / "cache")},  # the calibration is of this page only
-    )
-    assert done.returncode == 0, done.stderr

@@ -23,6 +23,15 @@ MADE_BY_THE_READER = {"providers/toy.py", "tests/data/devices/toy.toml"}
 """Files that CONTRIBUTING.md has the reader make."""
 
 
+LOGGERS = {
+    name
+    for folder in ("rlx_ort", "providers")
+    for path in (ROOT / folder).rglob("*.py")
+    for name in re.findall(r'getLogger\("(rlx_ort\.\w+)"\)', path.read_text(encoding="utf-8"))
+}
+"""Loggers that are no modules."""
+
+
 def _missing(page: Path) -> Iterator[str]:
     text = page.read_text(encoding="utf-8")
     for file in set(FILE.findall(text)) - MADE_BY_THE_READER:
@@ -31,7 +40,7 @@ def _missing(page: Path) -> Iterator[str]:
     for link in set(LINK.findall(text)):
         if not (page.parent / link).exists():
             yield link
-    for name in set(NAME.findall(text)):
+    for name in set(NAME.findall(text)) - LOGGERS:
         try:
             pkgutil.resolve_name(name)
         except (ImportError, AttributeError):

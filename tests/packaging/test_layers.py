@@ -126,6 +126,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("conversion",),
     ("deploy",),
     ("serving",),
+    ("report",),
     ("cli", "__main__", "_pyinstaller"),
 )
 """From the ground up: modules and packages of rlx_ort. Each imports from its own floor and from those below."""

@@ -1,45 +1,23 @@
-"""The README matches the code: its Python runs, and its tables are those of the code."""
+"""The tables of the README are those of the code; test_docs_pages.py runs its examples."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import onnx
-import pytest
 from click.testing import CliRunner
-from onnx import parser
 
 from rlx_ort import environment, errors
 from rlx_ort.cli import main
 from rlx_ort.device import Device
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-
-DOUBLE = """
-<ir_version: 8, opset_import: ["": 18]>
-double (float[batch, 4] x) => (float[batch, 4] y) { y = Add (x, x) }
-"""
 
 
 def _first_cells(header: str) -> list[str]:
     """Return the first cell of each row of the table that starts with a header."""
     table = README.split(header, 1)[1].split("\n\n", 1)[0]
     return [row.split("|")[1].strip().strip("`") for row in table.splitlines() if row.startswith("|")][1:]
-
-
-@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=range(len(PYTHON_BLOCKS)))
-def test_the_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each Python block runs as it stands, beside a model with an input `x` of shape (batch, 4)."""
-    onnx.save(parser.parse_model(DOUBLE), tmp_path / "model.onnx")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
-
-
-def test_there_are_python_blocks() -> None:
-    """The test above is not empty."""
-    assert len(PYTHON_BLOCKS) >= 2
 
 
 def test_the_exit_codes_are_those_of_the_help_and_the_errors() -> None:

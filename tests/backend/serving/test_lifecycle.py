@@ -15,14 +15,17 @@ import grpc
 import numpy as np
 import pytest
 from sample_packages.keys import write_keys
-from sample_packages.packages import make
+from sample_packages.packages import SIZE, X, make, reference
 from served_attacks import GOOD, PATH, ask, good_message, request
 from served_models import WEIGHT, Served, save_product, started
 
-from rlx_ort.deploy.open import PackageDevices
+from rlx_ort.deploy.open import PackageDevices, warm_package
 from rlx_ort.deploy.package import Package, sign_package
+from rlx_ort.deploy.quick import QuickSession
+from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, ServingError
 from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.serving import models
 from rlx_ort.serving.host import HostOptions, serve
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import Repository, ServeOptions
@@ -240,6 +243,77 @@ def test_golden_inputs_run_before_a_package_is_ready(tmp_path: Path, monkeypatch
     served.end()
     thread.join(30)
     assert (3, 32) in seen
+
+
+@pytest.fixture
+def warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a package that was warmed, with a compile cache of the test's own."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    path = make(tmp_path / "small.ortpackage", folder=True)
+    assert warm_package(path, [Device.CPU])[0].starts
+    return path
+
+
+def test_a_warmed_package_answers_before_it_is_opened_in_full(warmed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ready after a run of its golden inputs from the compile cache; its devices and batches follow."""
+    runs, opening = list[Any](), threading.Event()
+    run, package = QuickSession.run, models._package
+
+    def watched(self: QuickSession, inputs: Any) -> Any:
+        runs.append(inputs["x"].shape)
+        return run(self, inputs)
+
+    def held(*args: Any, **expected: Any) -> Any:
+        assert opening.wait(20)
+        return package(*args, **expected)
+
+    monkeypatch.setattr(QuickSession, "run", watched)
+    monkeypatch.setattr(models, "_package", held)
+    served, thread = started(warmed, HttpOptions(), ServeOptions())
+    assert runs == [(3, SIZE)]
+    model = served.repository.find("small")
+    body = json.dumps({"inputs": [{"name": "x", "shape": [3, SIZE], "datatype": "FP32", "data": X.tolist()}]}).encode()
+    for batched in (None, "rows"):
+        assert model.batched_along == batched
+        status, found = ask(served.http, request(body, path="/v2/models/small/infer"))
+        assert status == 200
+        output = json.loads(found)["outputs"][0]
+        np.testing.assert_allclose(np.reshape(output["data"], output["shape"]), reference(X), rtol=1e-3, atol=1e-3)
+        opening.set()
+        _, config = ask(served.http, request(b"", method="GET", path="/v2/models/small/config", length=None))
+        assert json.loads(config)["max_batch_size"] == 256
+    assert len(runs) == 2
+    served.end()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_package_that_cannot_be_opened_in_full_is_unloaded(warmed: Path) -> None:
+    """Without golden inputs nothing else of it was read; the index of the repository gives the reason."""
+    path = make(warmed.with_name("bare.ortpackage"), folder=True, golden=[])
+    assert warm_package(path, [Device.CPU])[0].starts
+    graph = path / "graph.json"
+    graph.write_bytes(graph.read_bytes().replace(b"relu", b"rely"))
+    repository = Repository([path])
+
+    async def load() -> None:
+        await repository.load_all(complete=False)
+        assert repository.ready
+        repository.complete()
+        await repository.find("bare").completed()
+        assert not repository.ready
+        assert "graph.json" in repository.index()[0]["reason"]
+        await repository.close()
+
+    asyncio.run(load())
+
+
+def test_a_package_that_may_not_run_on_the_cpu_does_not_start_there(warmed: Path) -> None:
+    """Packages that refuse the CPU themselves cannot be warmed for it."""
+    assert models._started(warmed, ServeOptions(policy=DevicePolicy.only("webgpu"))) is None
+    found = models._started(warmed, ServeOptions(policy=CPU))
+    assert found is not None
+    found.close()
 
 
 def test_clients_load_nothing_unless_they_may(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_copies_are_counted_once_per_value() -> None:
     model = _model(_node("n0", "v0", "v1"), _node("n1", "v1", "v2"), _node("n2", "v1", "v3"), _node("n3", "v3", "v4"))
     placement = build_placement(GPU, _at(("n0", GPU), ("n1", CPU), ("n2", CPU), ("n3", GPU)), model)
     assert placement.boundary_copies == 2
+    assert placement.crossings == (("v1", CPU), ("v3", GPU))
+    assert placement.sites == {"n0": GPU, "n1": CPU, "n2": CPU, "n3": GPU}
 
 
 def test_a_node_that_was_fused_away_stands_where_its_producer_is() -> None:

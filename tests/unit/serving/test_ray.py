@@ -46,7 +46,10 @@ def _model(states: dict[str, HealthState]) -> Any:
     health = [DeviceHealth(Device(name), state, reason="it failed") for name, state in states.items()]
     lanes = [SimpleNamespace(device=Device(name)) for name in states]
     return SimpleNamespace(
-        name="m", runner=SimpleNamespace(health=lambda: health), scheduler=SimpleNamespace(lanes=lanes)
+        name="m",
+        is_complete=True,
+        runner=SimpleNamespace(health=lambda: health),
+        scheduler=SimpleNamespace(lanes=lanes),
     )
 
 

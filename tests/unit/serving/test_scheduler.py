@@ -391,3 +391,29 @@ def test_sizes_beyond_those_that_ran_are_tried_one_by_one() -> None:
         tried.append(size)
     assert tried[:5] == [1, 2, 4, 8, 16]
     assert set(tried[5:]) == {8}
+
+
+def test_what_waits_moves_to_the_lanes_that_replace_others() -> None:
+    """What runs ends on the old one; requests that waited one by one are joined, those of other shapes apart."""
+
+    async def work() -> None:
+        old, new = Fake(), Fake()
+        scheduler = Scheduler([lane(old)], batched=False)
+        first = await held(old, scheduler)
+        gone = asyncio.create_task(scheduler.submit(rows(1, 9)))
+        later = [asyncio.create_task(scheduler.submit(rows(2, at, 3 + at % 2))) for at in range(8)]
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        scheduler.replace([lane(new)], batched=True)
+        answers = await asyncio.gather(*later)
+        assert old.gate is not None
+        old.gate.set()
+        await first
+        assert (old.runs, new.runs) == ([1], [8, 8])
+        assert [float(found.outputs["y"][1, 0]) for found in answers] == [2.0 * at for at in range(8)]
+        assert scheduler.depth == 0
+        await scheduler.close()
+        scheduler.replace([lane(old)], batched=True)
+        assert scheduler.lanes[0].run is new
+
+    run(work)

@@ -1,0 +1,68 @@
+"""The page: reports, libraries and styles in one HTML file that asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from rlx_ort.report.document import SCHEMA
+
+_ASSETS = files("rlx_ort.report") / "assets"
+_SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$", re.MULTILINE)  # a file that is not there
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<a class="skip" href="#reports">Skip to the report</a>
+<main><div id="comparison"></div><div id="reports"></div></main>
+<noscript>This page needs JavaScript, which it has inside.</noscript>
+<script type="application/json" id="data">{data}</script>
+{scripts}
+</body>
+</html>
+"""
+
+
+def vendored() -> dict[str, dict[str, str]]:
+    """Return the table of the libraries: version, file, sha256, licence and where each comes from."""
+    return tomllib.loads(_read("vendored.toml"))
+
+
+def rendered(reports: Sequence[Mapping[str, Any]], comparison: Mapping[str, Any] | None = None) -> str:
+    """Return the page of one report, or of two side by side, with how far their outputs are apart.
+
+    Scripts run by their hash only, so that no name in a model can become one. Takes about 0.7 MB and the reports.
+    """
+    content = {"schema": SCHEMA, "reports": reports, "comparison": comparison}
+    scripts, licences = [], []
+    for name, library in vendored().items():
+        scripts.append(_SOURCE_MAP.sub("", _read(library["file"])))
+        licences.append(f"<!-- {name} {library['version']}\n{_read(f'{name}.LICENSE.txt').replace('--', '- -')}-->")
+    scripts.append(_read("page.js"))
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    return _PAGE.format(
+        hashes=" ".join(f"'sha256-{digest}'" for digest in hashes),
+        title=html.escape(" and ".join(str(report["model"]) for report in reports)),
+        style=_read("page.css"),
+        data=json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        scripts="\n".join([*licences, *(f"<script>{script}</script>" for script in scripts)]),
+    )
+
+
+def _read(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")

@@ -1,0 +1,192 @@
+"""Build the documentation as a site that needs no network: `python scripts/docs_site.py --out site`.
+
+The pages are those of `docs/` and the ones at the root of the repository; the reference is made from the docstrings of
+the public names, in the groups of docs/api.md. Needs the dependency group `docs`. Any warning, any broken link and
+anything that would be loaded from another host fail the build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import posixpath
+import re
+import shutil
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parents[1]
+API = ROOT / "docs" / "api.md"
+MORE_PAGES = {"README.md": "index.md"} | {
+    f"{name}.md": f"{name.lower()}.md" for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "SECURITY")
+}
+FENCED = re.compile(r"^( *)(```+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:)([^)#\s]*)(#[^)\s]*)?\)")
+CODE = re.compile(r"(?<!\[)`([\w./-]+\.md)`(?!\])")
+BRACKETED = re.compile(r"(?<= )\[(\w+)\](?= )")
+LISTED = re.compile(r"^\d+\. .*\n(?:(?: {3}.*)?\n)*", re.MULTILINE)
+
+
+def pages() -> Mapping[str, str]:
+    """Return where each page of the repository is in the site."""
+    return MORE_PAGES | {f"docs/{page.name}": page.name for page in sorted((ROOT / "docs").glob("*.md"))}
+
+
+def groups() -> dict[str, list[str]]:
+    """Return the public names under each heading of docs/api.md."""
+    _, *sections = re.split(r"^## ", API.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = {section.splitlines()[0]: re.findall(r"^- `(\w+)`: ", section, re.MULTILINE) for section in sections}
+    return {title: names for title, names in found.items() if names}
+
+
+def site_text(page: str) -> str:
+    """Return the text of a page with its links as they are in the site.
+
+    A link to a file that is no page becomes the path of that file.
+    """
+    places, here = pages(), pages()[page]
+
+    def place(target: str) -> str | None:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+        inside = path.removeprefix("docs/") if (ROOT / path).suffix in (".svg", ".png") else None
+        found = places.get(path, inside)
+        return None if found is None else posixpath.relpath(found, posixpath.dirname(here) or ".")
+
+    def linked(match: re.Match[str]) -> str:
+        mark, text, target, anchor = match.groups("")
+        found = place(target) if target else ""
+        return f"{text} (`{target}`)" if found is None else f"{mark}[{text}]({found}{anchor})"
+
+    def named(match: re.Match[str]) -> str:
+        found = places.get(match[1])
+        return match[0] if found in (None, here) else f"[{match[0]}]({found})"
+
+    def prose(text: str) -> str:
+        return BRACKETED.sub(r"\[\1\]", CODE.sub(named, LINK.sub(linked, text)))
+
+    text = (ROOT / page).read_text(encoding="utf-8")
+    parts, end = [], 0
+    for block in FENCED.finditer(text):
+        parts += [prose(text[end : block.start()]), block[0]]
+        end = block.end()
+    text = "".join([*parts, prose(text[end:])])
+    return LISTED.sub(lambda item: re.sub(r"^ {3}", " " * 4, item[0], flags=re.MULTILINE), text)  # as Markdown wants it
+
+
+def collect(folder: Path) -> list[str]:
+    """Write every page of the site to a folder, the reference included, and return the pages of the reference."""
+    for page, place in pages().items():
+        (folder / place).write_text(site_text(page), encoding="utf-8")
+    for extra in ("pictures", "javascripts"):
+        shutil.copytree(ROOT / "docs" / extra, folder / extra)
+    (folder / "reference").mkdir()
+    made = []
+    for title, names in groups().items():
+        place = f"reference/{re.sub(r'[^a-z]+', '-', title.lower()).strip('-')}.md"
+        intro = f"# {title}\n\nExamples are in [The public names](../api.md#{_anchor(title)}).\n\n"
+        (folder / place).write_text(intro + "\n\n".join(f"::: rlx_ort.{name}" for name in names), encoding="utf-8")
+        made.append(place)
+    return made
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def lay_out_package(folder: Path) -> None:
+    """Copy the package to a folder as it is installed, so that its source is read without installing it."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    for name, source in settings["package-dir"].items():
+        shutil.copytree(ROOT / source, folder / name.replace(".", "/"), ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def build(out: Path) -> None:
+    """Build the site into a folder; raises `mkdocs.exceptions.Abort` on a warning."""
+    from mkdocs.commands.build import build as build_site
+    from mkdocs.config import load_config
+
+    with tempfile.TemporaryDirectory() as made:
+        sources, package = Path(made, "pages"), Path(made, "package")
+        sources.mkdir()
+        reference = collect(sources)
+        lay_out_package(package)
+        config: Any = load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(sources), site_dir=str(out), strict=True)
+        config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(package)]
+        sections = {
+            title: places for section in config.nav if isinstance(section, dict) for title, places in section.items()
+        }
+        sections["Reference"] += reference
+        listed = {place for places in (*sections.values(), config.nav) for place in places if isinstance(place, str)}
+        sections["Guides"] += sorted(set(pages().values()) - listed)  # those that nobody gave a place
+        config.plugins.on_startup(command="build", dirty=False)
+        try:
+            build_site(config)
+        finally:
+            config.plugins.on_shutdown()
+
+
+class _Page(HTMLParser):
+    """The ids of a page, its links, and what it loads."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note what the attributes of a tag refer to."""
+        values = {name: value for name, value in attrs if value is not None}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        refers = [values[name] for name in ("href", "src") if name in values]
+        (self.links if tag == "a" else self.loaded).extend(refers)
+
+
+def broken(out: Path) -> Iterator[str]:
+    """Yield each reference to something that is not there or that needs a network, and each name without an entry."""
+    read = {page.resolve(): _Page(page) for page in out.rglob("*.html")}
+    described = {name for path, page in read.items() if path.parent.name == "reference" for name in page.ids}
+    for name in (name for names in groups().values() for name in names):
+        if f"rlx_ort.{name}" not in described:
+            yield f"reference: nothing about {name}"
+    for path, page in read.items():
+        where = path.relative_to(out.resolve())
+        for link in (*page.links, *page.loaded):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                if link in page.loaded and parts.scheme != "data":
+                    yield f"{where} loads {link}"
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists() and where.name != "404.html":  # its links begin with the root of a server
+                yield f"{where}: {link}"
+            elif parts.fragment and target in read and unquote(parts.fragment) not in read[target].ids:
+                yield f"{where}: no anchor {link}"
+
+
+def main() -> int:
+    """Build the site and check what its pages refer to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write the site to")
+    out = parser.parse_args().out.resolve()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    begun = time.perf_counter()
+    build(out)
+    found = sorted(set(broken(out)))
+    print(*found, sep="\n")
+    print(
+        f"{len(list(out.rglob('*.html')))} pages in {time.perf_counter() - begun:.1f} s, {len(found)} broken references"
+    )
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The status page in Chromium: 20 models under load, behind a token.
+
+`STATUS_PICTURE` names a file to keep the picture in; `docs/pictures/serving-status.png` was made so.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from served_attacks import GOOD
+from served_models import Served, save_product, started
+
+from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.rest import HttpOptions
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.chromium,
+    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver on the path"),
+]
+MODELS, TOKEN, TAB, ENTER = 20, "open sesame", "\ue004", "\ue007"
+_LARGEST = 200 << 10
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Iterator[Served]:
+    """Yield a server with a token and 20 models that clients ask all the time."""
+    for at in range(MODELS):
+        save_product(tmp_path / f"product-{at:02}.onnx", at + 1)
+    served, thread = started(tmp_path, HttpOptions(token=TOKEN), ServeOptions(policy=DevicePolicy.only("cpu")))
+    ended = threading.Event()
+
+    def ask(first: int) -> None:
+        connection = http.client.HTTPConnection(served.http, timeout=20)
+        at = first
+        while not ended.wait(0.002):
+            at += 3
+            path = f"/v2/models/product-{at % MODELS:02}/infer"
+            connection.request("POST", path, json.dumps(GOOD), {"Authorization": f"Bearer {TOKEN}"})
+            connection.getresponse().read()
+        connection.close()
+
+    clients = [threading.Thread(target=ask, args=(first,)) for first in range(4)]
+    for client in clients:
+        client.start()
+    yield served
+    ended.set()
+    for client in clients:
+        client.join()
+    served.end()
+    thread.join(30)
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """Yield a Chromium without a window, whose console and network are recorded."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,960"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def cells(browser: Any) -> dict[str, list[str]]:
+    """Return the texts of the table by model."""
+    script = "return [...document.querySelectorAll('#models tr')].map(row => [...row.cells].map(c => c.textContent))"
+    return {row[0]: row[1:] for row in browser.execute_script(script)}
+
+
+def waits(condition: Callable[[], object], seconds: float = 20.0) -> bool:
+    """Return whether a condition holds within some seconds."""
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(condition())
+
+
+def brightness(browser: Any, scheme: str) -> float:
+    """Return the mean of the background's colours where the system prefers a scheme."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    script = "return getComputedStyle(document.documentElement).backgroundColor"
+    numbers = str(browser.execute_script(script)).partition("(")[2].rstrip(")").split(",")[:3]
+    return sum(map(float, numbers)) / 3
+
+
+def focused(browser: Any) -> str:
+    """Press the tabulator, and return what has the focus then."""
+    browser.switch_to.active_element.send_keys(TAB)
+    script = "const e = document.activeElement; return e.id || e.getAttribute('aria-label') || e.tagName"
+    return str(browser.execute_script(script))
+
+
+def test_the_status_page_shows_every_model(loaded: Served, browser: Any, tmp_path: Path) -> None:
+    """It asks for the token once; numbers move; there is no error in its console, and no request to another host."""
+    browser.get(f"http://{loaded.http}/")
+    assert waits(lambda: "asks for a token" in browser.page_source)
+    assert cells(browser) == {}
+    browser.find_element("id", "token").send_keys(TOKEN + ENTER)
+    assert waits(lambda: len(cells(browser)) == MODELS)
+    assert all(row[1] == "ready" and row[2] == "cpu" for row in cells(browser).values())
+    first = {name: int(row[3]) for name, row in cells(browser).items()}
+    assert waits(lambda: all(int(row[3]) > first[name] and float(row[6]) > 0 for name, row in cells(browser).items()))
+    assert all(float(row[7]) > 0 for row in cells(browser).values())
+
+    browser.refresh()  # the token is kept for this tab, and nowhere else
+    assert waits(lambda: len(cells(browser)) == MODELS)
+    assert TOKEN not in browser.current_url
+    assert browser.execute_script("return localStorage.length + document.cookie.length") == 0
+
+    assert [focused(browser), focused(browser)] == ["pause", "Models"]
+    browser.find_element("id", "pause").send_keys(ENTER)
+    still = cells(browser)
+    time.sleep(2.5)
+    assert cells(browser) == still
+    browser.find_element("id", "pause").send_keys(ENTER)
+    assert waits(lambda: cells(browser) != still)
+
+    assert brightness(browser, "dark") < 60 < 200 < brightness(browser, "light")
+    picture = Path(os.environ.get("STATUS_PICTURE") or tmp_path / "status.png")
+    time.sleep(0 if "STATUS_PICTURE" not in os.environ else 20)  # until the charts have some length
+    assert browser.save_screenshot(str(picture))
+    assert 0 < picture.stat().st_size < _LARGEST
+
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
+    assert {urlsplit(url).netloc for url in sent if not url.startswith("data:")} == {loaded.http}
+    assert all(TOKEN not in url for url in sent)
+
+
+def test_a_wrong_token_is_asked_for_again(loaded: Served, browser: Any) -> None:
+    """The page says so, shows nothing, and forgets it."""
+    browser.get(f"http://{loaded.http}/")
+    browser.find_element("id", "token").send_keys("wrong" + ENTER)
+    assert waits(lambda: "the token is wrong" in browser.page_source)
+    assert cells(browser) == {}
+    assert browser.find_element("id", "ask").is_displayed()
+    assert browser.execute_script("return sessionStorage.length") == 0
