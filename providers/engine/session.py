@@ -209,6 +209,8 @@ class OrtEngineSession:
         arenas = ["cpu:0"] if self.recipe.memory == HOST_MEMORY else [f"gpu:{self.recipe.memory[1]}", "cpu:0"]
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", ";".join(arenas))
         feeds: dict[str, Any] = {}
+        if self._before is not None:
+            self._before()
         with self._guard(), contextlib.suppress(*self.errors):
             _fast_run(core.session)([self.outputs[0].name], feeds, options)
         return True
