@@ -52,6 +52,9 @@ class ModelBundle:
     weights: Mapping[str, TensorData]
     origin: str
 
+    def __repr__(self) -> str:
+        return f"<ModelBundle of {self.origin}, {self.node_count} nodes, {len(self.weights)} weights>"
+
     def with_proto(self, proto: onnx.ModelProto) -> ModelBundle:
         """Return a bundle of another model over these weights, without those that it does not refer to.
 

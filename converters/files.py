@@ -1,4 +1,4 @@
-"""Writes a bundle or a graph to an ONNX file, and files that take their place together, whole or not at all."""
+"""Reads a model file as a graph, and writes ONNX files: those of a model appear together, whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ from typing import BinaryIO, TypeAlias
 import onnx
 import psutil
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, location_of
+from rlx_ort.converters.bundle import (
+    ModelBundle,
+    bundle_from_graph,
+    external_tensors,
+    graph_from_bundle,
+    location_of,
+)
+from rlx_ort.converters.from_onnx import Source, from_onnx
 from rlx_ort.converters.onnx_types import tensor_proto
 from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, WriteError
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.storage import replacing, unfinished
@@ -94,7 +102,7 @@ def save_bundle(
                 _write_model(stream, model, inside, progress)
             stage.publish(made, overwrite=True)
     except OSError as err:
-        raise ConversionError(f"{files[0]} cannot be written: {err}") from err
+        raise WriteError(f"{files[0]} cannot be written: {err}") from err
 
 
 def written_files(
@@ -204,7 +212,7 @@ class Staging:
                     file.replace(place)
             except OSError as err:
                 hint = "on Windows no process may have the old file open" if os.name == "nt" else "check its rights"
-                raise ConversionError(f"{self._target} cannot be put in place: {err}; {hint}") from err
+                raise WriteError(f"{self._target} cannot be put in place: {err}; {hint}") from err
             undo.pop_all()
         return [self._target, *(place for place in places if place != self._target)]
 
@@ -228,7 +236,7 @@ def staging(target: Path) -> Iterator[Staging]:
     try:
         folder.mkdir()
     except OSError as err:
-        raise ConversionError(f"{target} cannot be written: {err}; give a target in a folder that exists") from err
+        raise WriteError(f"{target} cannot be written: {err}; give a target in a folder that exists") from err
     unfinished.add(folder)
     try:
         yield Staging(folder, target)
@@ -244,3 +252,43 @@ def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
             raise ConversionError(f"{place} is a folder; give the name of a file")
         if place.exists() and not overwrite:
             raise ConversionError(f"{place} exists and was left as it is; give --force (overwrite=True) to replace it")
+
+
+def load_graph(source: Source) -> Graph:
+    """Return the graph in a model file, as `from_onnx` or by the format of the file; the content decides, not the name.
+
+    Args:
+        source: the path of an ONNX file, an IR JSON file or an exported program of PyTorch (`.pt2`); or the bytes of an
+            ONNX model, or a `ModelProto`.
+
+    Raises:
+        ConversionError: there is no such file, or it is none of these; known formats are named.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return from_onnx(source)
+    file = Path(source)
+    if not file.is_file():
+        raise ConversionError(f"{file} is no file; give the path of a model, such as an .onnx file")
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(64)
+    except OSError as err:
+        raise ConversionError(f"{file} cannot be read: {err}") from err
+    read = load_json if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" else from_onnx
+    failure = None
+    if read is load_json or _may_be_onnx(head):
+        try:
+            return read(file)
+        except ConversionError as err:
+            failure = err
+    # Imported late: this takes 0.1 s.
+    from rlx_ort.converters.sources.open import Format, format_of, open_source
+
+    if failure is not None and format_of(file)[0] in (Format.ONNX, Format.IR_JSON):
+        raise failure
+    return graph_from_bundle(open_source(file))
+
+
+def _may_be_onnx(head: bytes) -> bool:
+    """Return whether a file may be a `ModelProto` by its first byte, and is no zip archive and no safetensors file."""
+    return bool(head) and head[0] & 7 in (0, 2) and not head.startswith(b"PK") and head[8:9] != b"{"

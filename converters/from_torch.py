@@ -34,8 +34,9 @@ def from_torch(
     """Return a PyTorch module as a graph; the weights are those of the module, in its memory, not copies.
 
     Needs the extra `torch`. Runs `torch.export` on the module and PyTorch's ONNX exporter on the result, which takes
-    seconds for a small model and minutes for a large one. Put the module into `eval()` first, unless dropout is wanted
-    in the model. Where the exporter transposes or folds a weight, that one is a copy.
+    seconds for a small model and minutes for a large one. Put the module into `eval()` first: one in training mode is
+    exported with its dropout and batch statistics, and with a `UserWarning`. Where the exporter transposes or folds a
+    weight, that one is a copy.
 
     Args:
         module: a module, or a program that `torch.export.export` made.
@@ -69,6 +70,9 @@ def bundle_from_torch(
     torch = optional_module("torch", "torch", "exporting a PyTorch module")
     if not isinstance(module, (torch.nn.Module, torch.export.ExportedProgram)):
         raise ConversionError(f"a torch.nn.Module or an ExportedProgram is needed, got a {type(module).__name__}")
+    if isinstance(module, torch.nn.Module) and any(part.training for part in module.modules()):
+        text = "is in training mode, so the graph drops values at random and uses the statistics of each batch"
+        warnings.warn(f"{type(module).__name__} {text}; call module.eval() before", UserWarning, stacklevel=3)
     return export_program(
         module,
         f"{type(module).__module__}.{type(module).__qualname__}",

@@ -13,7 +13,7 @@ import numpy as np
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, elem_type
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, install_command
 from rlx_ort.ir.tensor import TensorData
 
 if TYPE_CHECKING:
@@ -30,16 +30,17 @@ def optional_module(name: str, extra: str, purpose: str) -> Any:
 
     `purpose` is the subject of the message: "reading GGUF files".
     """
-    command = f'pip install "rlx_ort[{extra}]"'
     try:
         return importlib.import_module(name)
     except Exception as err:  # a package with native parts fails in many ways
         package = name.partition(".")[0]
         if isinstance(err, ModuleNotFoundError) and err.name == package:
-            raise ConversionError(f"{purpose} needs {package}, which is not installed; run: {command}") from err
+            raise ConversionError(
+                f"{purpose} needs {package}, which is not installed; run: {install_command(extra)}"
+            ) from err
         raise ConversionError(
             f"{purpose} needs {package}, which is installed and cannot be imported: {type(err).__name__}: {err}; "
-            f"reinstall it: {command} --force-reinstall"
+            f"reinstall it: {install_command(extra, '--force-reinstall')}"
         ) from err
 
 

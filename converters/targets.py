@@ -13,7 +13,7 @@ from rlx_ort.converters.files import EXTERNAL_ABOVE_BYTES, Progress, refer, refu
 from rlx_ort.converters.protos import copied
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, WriteError
 from rlx_ort.ir.serde import save_json
 from rlx_ort.ir.tensor import read_tensors, write_tensors
 
@@ -85,7 +85,7 @@ def write_target(bundle: ModelBundle, path: str | os.PathLike[str], options: Tar
             else:
                 _write_onnx(bundle, stage.path, options)
         except OSError as err:
-            raise ConversionError(f"{target} cannot be written: {err}") from err
+            raise WriteError(f"{target} cannot be written: {err}") from err
         files = sorted(file for file in stage.path.parent.iterdir() if file.is_file())
         return stage.publish(files, overwrite=options.overwrite)
 

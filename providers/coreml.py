@@ -7,10 +7,11 @@ import sys
 from typing import ClassVar
 
 from rlx_ort.device import Device
+from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import names
-from rlx_ort.providers.engine.runtime import Problem, install_command, parse_version
+from rlx_ort.providers.engine.runtime import Problem, parse_version
 from rlx_ort.providers.ort_provider import OrtProvider
 
 # Bare tokens, compared with case; the header's spelling `MLComputeUnitsAll` is refused.

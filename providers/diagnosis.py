@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import enum
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlx_ort.device import Device
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.runtime import Problem, reinstall_command, runtime_packages
-from rlx_ort.providers.hardware import CoreShare, core_share
+from rlx_ort.providers.hardware import CoreShare, core_share, host_memory_bytes, memory_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import Plugin, find_plugins, plugin_devices, register_plugin
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
+from rlx_ort.storage import cache_root
 
 _CODES = {
     "runtime-broken": {"not installed": "runtime-absent", "too old": "runtime-too-old"},
@@ -51,7 +54,7 @@ def diagnose(registry: ProviderRegistry | None = None) -> list[Finding]:
         findings += _plugins(find_plugins(), registry or default_registry())
         findings += _providers(registry or default_registry())
     findings.append(_telemetry(os.environ))
-    findings += _cores(core_share())
+    findings += [*_cores(core_share()), _memory(host_memory_bytes(), memory_bytes()), _kept(cache_root())]
     order = list(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
@@ -126,3 +129,23 @@ def _cores(share: CoreShare) -> list[Finding]:
     what = f"{used}: {' and '.join(reasons)}"
     remedy = "raise the container's CPU limit, or leave it: ONNX Runtime alone would start too many threads"
     return [Finding("cores-limited", Severity.WARNING, what, remedy)]
+
+
+def _memory(host: int, allowed: int) -> Finding:
+    if allowed >= host:
+        return Finding("memory", Severity.INFO, f"{host / 2**30:.3g} GiB of memory")
+    what = f"the control group allows {allowed / 2**30:.3g} GiB of the machine's {host / 2**30:.3g} GiB of memory"
+    remedy = "raise the container's memory limit if models do not fit: the system ends a process that exceeds it"
+    return Finding("memory-limited", Severity.WARNING, what, remedy)
+
+
+def _kept(folder: Path) -> Finding:
+    """Return whether calibrations and compiled models can be kept; the folder is created if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return Finding("cache", Severity.INFO, f"calibrations and compiled models are kept in {folder}")
+    except OSError as err:
+        what = f"{folder} cannot be written, so calibrations and compiled models are not kept: {err.strerror or err}"
+        remedy = "make it writable, or set RLX_CACHE_DIR to a folder that is"
+        return Finding("cache-unwritable", Severity.WARNING, what, remedy)

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from rlx_ort.device import Device
+from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe
-from rlx_ort.providers.engine.runtime import Problem, install_command
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import loads
 from rlx_ort.providers.ort_provider import OrtProvider

@@ -24,10 +24,11 @@ from rlx_ort.device import Device
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
 _LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
+_GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _seen: dict[str, int] = {}  # throttle counters
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -52,6 +53,12 @@ def cpu_name() -> str:
 
 
 def memory_bytes() -> int:
+    """Return the memory in bytes that this process may use: the machine's, or the limit of its control group."""
+    host = host_memory_bytes()
+    return min(host, cgroup_memory_bytes() or host)
+
+
+def host_memory_bytes() -> int:
     """Return the memory of the machine in bytes."""
     import psutil
 
@@ -229,33 +236,44 @@ def core_share() -> CoreShare:
     return CoreShare(logical, physical, affinity, cgroup_quota_cores())
 
 
-def cgroup_quota_cores(
-    mount: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> float | None:
+def cgroup_quota_cores(mount: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float | None:
     """Return the cores that the tightest of the process's control groups allows, or None without a limit."""
-    limits: list[float] = []
+    files = ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    found = _limits("cpu", *files, mount, membership)
+    return min((words[0] / words[1] for words in found if len(words) == 2 and words[1]), default=None)
+
+
+def cgroup_memory_bytes(mount: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int | None:
+    """Return the bytes of memory that the tightest of the process's control groups allows, or None without a limit."""
+    found = _limits("memory", ("memory.max",), ("memory.limit_in_bytes",), mount, membership)
+    return min((words[0] for words in found), default=None)
+
+
+def _limits(
+    controller: str, files: tuple[str, ...], old_files: tuple[str, ...], mount: Path, membership: Path
+) -> Iterator[list[int]]:
+    """Yield the numbers in the files of the process's control groups and their parents; there is none without a limit.
+
+    `old_files` are the names in the first version of control groups, which has a folder for each controller.
+    """
     for line in (_read(membership) or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if controllers == "":
-            limits += _limits(mount, group, "cpu.max") + _limits(mount / "unified", group, "cpu.max")
-        elif "cpu" in controllers.split(","):
-            for folder in dict.fromkeys((controllers, "cpu", "cpu,cpuacct")):
-                limits += _limits(mount / folder, group, "cpu.cfs_quota_us", "cpu.cfs_period_us")
-    return min(limits, default=None)
-
-
-def _limits(root: Path, group: str, *files: str) -> list[float]:
-    """Return the limits of a group and its parents; the files hold a quota and a period, and have no limit else."""
-    folder = root / group.lstrip("/")
-    found = []
-    # In a container the path is the host's and not mounted; the container's own group is the root then.
-    for place in (folder, *folder.parents):
-        if place == root or root in place.parents:
-            words = " ".join(_read(place / file) or "" for file in files).split()
-            if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-                found.append(int(words[0]) / int(words[1]))
-    return found
+            places = [(mount, files), (mount / "unified", files)]
+        elif controller in controllers.split(","):
+            names = dict.fromkeys((controllers, controller, "cpu,cpuacct"))
+            places = [(mount / name, old_files) for name in names]
+        else:
+            continue
+        for root, read in places:
+            folder = root / group.lstrip("/")
+            # In a container the path is the host's and not mounted; the container's own group is the root then.
+            for place in (folder, *folder.parents):
+                if place == root or root in place.parents:
+                    words = " ".join(_read(place / file) or "" for file in read).split()
+                    if words and all(word.isdigit() for word in words):
+                        yield [int(word) for word in words]
 
 
 def _read(path: Path) -> str | None:

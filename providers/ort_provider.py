@@ -16,7 +16,7 @@ from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT, all_weights
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError
+from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError, install_command
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
@@ -27,7 +27,7 @@ from rlx_ort.providers.engine import opening, runtime
 from rlx_ort.providers.engine.compiled.models import write_to
 from rlx_ort.providers.engine.opening import open_session
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
-from rlx_ort.providers.engine.runtime import Problem, install_command
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.plugins import Plugin, described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.registry import default_registry
 

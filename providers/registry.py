@@ -198,6 +198,18 @@ def is_selectable(device: Device) -> bool:
     return provider is not None and provider.selectable
 
 
+def same_hardware(device: Device) -> list[Device]:
+    """Return the devices that work here and are the same hardware by the same provider, this one and its other names.
+
+    `gpu`, `webgpu` and `vulkan` are one device; the one with the best platform priority is the first.
+    """
+    provider = provider_of(device)
+    kinds = {device.kind, *device.family.covers}.intersection(() if provider is None else provider.kinds)
+    if len(kinds) < 2:
+        return [device]
+    return sorted(filter(is_available, (Device(kind, device.index) for kind in kinds)), key=priority_rank)
+
+
 def full_name(device: Device | str) -> str:
     """Return the device's name for people; the CPU's also names its matrix library."""
     device = Device(device)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from rlx_ort.device import Device
+from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile, MemoryReading
 from rlx_ort.providers.cuda import CudaProvider, cuda_libraries_problem, cuda_options
@@ -50,7 +51,7 @@ class TensorRtProvider(_NvidiaCompiler):
     kinds: ClassVar[tuple[str, ...]] = ("tensorrt",)
     ep_name: ClassVar[str] = "TensorrtExecutionProvider"
     title: ClassVar[str] = "TensorRT"
-    remedy: ClassVar[str] = "pip install 'rlx_ort[cuda]' tensorrt"
+    remedy: ClassVar[str] = install_command("cuda", "tensorrt")
     # https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html#configurations
     option_keys: ClassVar[frozenset[str] | None] = names(
         """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.from_torch import from_torch
     from rlx_ort.converters.to_onnx import to_onnx
-    from rlx_ort.deploy.open import open_package, warm_package
+    from rlx_ort.deploy.open import load, open_package, warm_package
     from rlx_ort.deploy.start import start_package
     from rlx_ort.device import DEVICE_PRIORITY, Device, device_label, parse_device, parse_device_list
     from rlx_ort.errors import (
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ServingError,
         StateLossError,
         TimeLimitError,
+        WriteError,
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.buckets import (
@@ -70,10 +71,11 @@ if TYPE_CHECKING:
         per_layer_masks,
         refresh_pools,
     )
+    from rlx_ort.execution.interface import Outputs, ValueInfo
     from rlx_ort.execution.moe import MoeResidencyStats
     from rlx_ort.execution.placement import DispatchSummary, KernelDispatchReport, Placement, format_dispatch_report
     from rlx_ort.execution.session import CompileCache, Session
-    from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
+    from rlx_ort.graph_devices import GraphDevices, graph_param_names
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.dtype import DType, promote
     from rlx_ort.ir.graph import (
@@ -138,19 +140,20 @@ __all__ = [
     "FlexibleSession", "Graph", "GraphDevices", "GraphError", "GraphVerifyError", "HealthState", "InputError",
     "IntegrityError", "KernelDispatch", "KernelDispatchPolicy", "KernelDispatchReport", "LayerKvCache",
     "LegalizeError", "MemoryBudgetError", "ModelMemory", "MoeResidencyStats", "NoViableDeviceError", "Node", "Op",
-    "OptimizationLevel", "PackageError", "ParamError", "ParityError", "Placement", "PlacementError", "PlacementRule",
-    "Precision", "PrecisionPolicy", "ProfileCostModel", "RefreshPolicy", "Resilience", "RlxError", "RunError",
-    "RunRecord", "ServingError", "Session", "Shape", "StateLossError", "TimeLimitError", "UnsupportedOp", "Value",
-    "WeightSharing", "__version__", "available_apple_devices", "available_devices", "bucket_decode_mask",
-    "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env", "device_from_env", "device_label",
-    "device_report", "devices_for", "dispatch_report_for_device", "drain_device", "dynamic_symbols",
-    "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for", "first_unsupported_op",
-    "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names", "has_dynamic_dims",
-    "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "limited", "limited_async", "load",
-    "memory_use", "merged_mask", "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list",
-    "per_layer_masks", "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools",
-    "register_provider", "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows",
-    "start_package", "supports", "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
+    "OptimizationLevel", "Outputs", "PackageError", "ParamError", "ParityError", "Placement", "PlacementError",
+    "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel", "RefreshPolicy", "Resilience", "RlxError",
+    "RunError", "RunRecord", "ServingError", "Session", "Shape", "StateLossError", "TimeLimitError",
+    "UnsupportedOp", "Value", "ValueInfo", "WeightSharing", "WriteError", "__version__", "available_apple_devices",
+    "available_devices", "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model",
+    "device_chain_from_env", "device_from_env", "device_label", "device_report", "devices_for",
+    "dispatch_report_for_device", "drain_device", "dynamic_symbols", "estimate_graph_cost", "explain",
+    "fastest_among", "fastest_device", "fastest_device_for", "first_unsupported_op", "format_dispatch_report",
+    "from_onnx", "from_torch", "full_name", "graph_param_names", "has_dynamic_dims", "infer_bindings_from_inputs",
+    "is_available", "legalize_graph_for_device", "limited", "limited_async", "load", "memory_use", "merged_mask",
+    "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks",
+    "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider",
+    "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package",
+    "supports", "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
 ]  # fmt: skip
 
 # In a checkout that is not installed, `converters`, `providers` and `calibration` are beside this folder.
@@ -165,18 +168,19 @@ _NAMES_OF = {
     "converters.from_onnx": "from_onnx",
     "converters.from_torch": "from_torch",
     "converters.to_onnx": "to_onnx",
-    "deploy.open": "open_package warm_package",
+    "deploy.open": "load open_package warm_package",
     "deploy.start": "start_package",
     "device": "DEVICE_PRIORITY Device device_label parse_device parse_device_list",
     "execution.benchmark": "DeviceBenchResult",
     "execution.buckets": "Bucket BucketedCompileCache LayerKvCache bucket_decode_mask pad_rows power_of_two_ladder "
     "slice_rows",
     "execution.compiled": "CompiledGraph",
+    "execution.interface": "Outputs ValueInfo",
     "execution.placement": "DispatchSummary KernelDispatchReport Placement format_dispatch_report",
     "execution.expert_pool": "ExpertPool RefreshPolicy budget_from_memory merged_mask per_layer_masks refresh_pools",
     "execution.moe": "MoeResidencyStats",
     "execution.session": "CompileCache Session",
-    "graph_devices": "GraphDevices graph_param_names load",
+    "graph_devices": "GraphDevices graph_param_names",
     "ir.core": "Node",
     "ir.dtype": "DType promote",
     "ir.graph": "DimBinding Graph Value dynamic_symbols has_dynamic_dims infer_bindings_from_inputs op_kinds",

@@ -6,7 +6,7 @@ questions, answered by `rlx_ort.selection`.
 
 from __future__ import annotations
 
-import difflib
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -71,7 +71,7 @@ DEVICE_PRIORITY = (
     "cpu",
 )
 
-_HINT_LIST = "cpu, metal, mlx, cuda, rocm, gpu, vulkan, tpu"
+_EP_SUFFIX = "executionprovider"  # of ONNX Runtime's names, as in CUDAExecutionProvider
 
 _kinds: dict[str, DeviceKind] = {}
 _spellings: dict[str, str] = {}
@@ -80,6 +80,8 @@ _spellings: dict[str, str] = {}
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Device:
     """One device, by value: `Device("cuda:1")`, `Device("cuda", 1)` and `Device(Device.CUDA, 1)` are equal.
+
+    Names of execution providers are understood: `Device("CUDAExecutionProvider")` is `Device("cuda")`.
 
     Raises:
         DeviceParseError: the kind is unknown, or the index is not a whole number of at least 0.
@@ -157,6 +159,7 @@ def register_kind(kind: DeviceKind) -> None:
     for spelling in spellings:
         if _spellings.get(spelling, kind.label) != kind.label:
             raise ValueError(f"device name {spelling!r} already means {_spellings[spelling]!r}")
+    _parse_text.cache_clear()
     _kinds[kind.label] = kind
     _spellings.update(dict.fromkeys(spellings, kind.label))
 
@@ -217,16 +220,26 @@ def _parse(text: object) -> tuple[str, int]:
     if not isinstance(text, str):
         found = type(text).__name__
         raise DeviceParseError(repr(text), f"a device is given by its name, as in 'cuda:1', not by a {found}")
+    return _parse_text(text)
+
+
+@functools.lru_cache(256)
+def _parse_text(text: str) -> tuple[str, int]:
     token = text.strip().lower()
     if not token:
-        raise DeviceParseError(text, f"device name is empty; known devices: {_HINT_LIST}")
+        raise DeviceParseError(text, f"device name is empty; known devices: {', '.join(_kinds)}")
     name, colon, digits = token.partition(":")
     if colon and not (digits.isascii() and digits.isdigit()):
         raise DeviceParseError(text, f"device index in {token!r} must be a whole number, as in 'cuda:1'")
+    if name.endswith(_EP_SUFFIX):
+        plain = name.removesuffix(_EP_SUFFIX)
+        name = next((spelling for spelling in _spellings if spelling.replace("-", "") == plain), name)
     if name not in _spellings:
+        import difflib  # not needed by a program without errors
+
         close = difflib.get_close_matches(name, _spellings, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise DeviceParseError(text, f"unknown device {name!r}; {hint}known devices: {_HINT_LIST}")
+        raise DeviceParseError(text, f"unknown device {name!r}; {hint}known devices: {', '.join(_kinds)}")
     return _spellings[name], int(digits) if colon else 0
 
 

@@ -49,6 +49,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
 )
 """The variables that are read, with their meaning; lists are separated by commas, semicolons or spaces."""
 
+_NEARLY = 0.9  # likeness of a misspelt name: one wrong, missing or exchanged letter
 _overrides: dict[str, str] = {}
 _lock = threading.Lock()
 
@@ -150,6 +151,21 @@ def parse_or(key: str, default: T, parse: Callable[[str], T]) -> T:
         return parse(value)
     except ValueError:
         return default
+
+
+def misspelt() -> tuple[str, str] | None:
+    """Return an `RLX_` variable that is set and does not exist, with the one it is nearly called like, or None.
+
+    Other unknown names are left alone: programs may have policies of their own, such as `RLX_MYAPP_DEVICES`.
+    """
+    with _lock:
+        unknown = {name for name in (*os.environ, *_overrides) if name.startswith(PREFIX)} - VARIABLES.keys()
+    if not unknown:
+        return None
+    import difflib
+
+    near = ((name, difflib.get_close_matches(name, VARIABLES, n=1, cutoff=_NEARLY)) for name in sorted(unknown))
+    return next(((name, known[0]) for name, known in near if known), None)
 
 
 def _prefixed(key: str) -> str:

@@ -25,6 +25,7 @@ RlxError
   PackageError
     IntegrityError                   a package does not hold what it promises
   ParityError                        two models or devices differ by more than was allowed
+  WriteError                         a file cannot be written; also a ConversionError and a PackageError
 ```
 
 A message says what was asked, what was found, and what to do. `exit_code` is what the command line returns.
@@ -218,6 +219,12 @@ class ParityError(RlxError):
         self.comparison = comparison
 
 
+class WriteError(ConversionError, PackageError):
+    """A file cannot be written: its folder, its rights or the space on the disk are the reason."""
+
+    exit_code = 9
+
+
 _WRONG_EVERYWHERE = (
     InputError,
     ParamError,
@@ -227,6 +234,26 @@ _WRONG_EVERYWHERE = (
     CancelledRunError,
     StateLossError,
 )
+
+
+def install_command(extra: str, *more: str) -> str:
+    """Return the command that installs `rlx_ort` with an extra, and more arguments of pip.
+
+    The package is not published yet, so a checkout is installed.
+    """
+    return " ".join(("pip install", f'".[{extra}]"', *more, "in a checkout of rlx_ort"))
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a name that is not there: the nearest ones, else the first few."""
+    import difflib  # not needed by a program without errors
+
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    listed = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+    return f"known are {listed}" if names else "there are none"
 
 
 def is_device_failure(error: BaseException) -> bool:

@@ -28,12 +28,12 @@ from rlx_ort.errors import (
     RunError,
     is_device_failure,
 )
+from rlx_ort.execution.interface import Outputs, ValueInfo, described, outputs_class
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, chain_with, device_chain_from_env, labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
-    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -53,35 +53,12 @@ if TYPE_CHECKING:
     from rlx_ort.selection.policy import Devices
 
 T = TypeVar("T")
-_NO_RESILIENCE = "{} needs a runner with GraphDevices(..., resilience=Resilience())"
+_GRACE_S = 1.0  # that an engine has to return at a time limit
 
 
 def graph_param_names(graph: Graph) -> list[str]:
     """Return the names of the graph's parameters, in the order they were added; inputs are not among them."""
     return [value.name for value in graph.params]
-
-
-def load(
-    path: str | Path,
-    policy: DevicePolicy | None = None,
-    options: CompileOptions | None = None,
-    *,
-    resilience: Resilience | None = None,
-) -> GraphDevices:
-    """Read a model, ONNX or IR JSON by its content, and return it ready to run on the devices of this machine.
-
-    Without a policy, the `RLX_*` variables are the policy; see `DevicePolicy.from_env`. Without `resilience`,
-    `RLX_RESILIENCE` decides.
-
-    Raises:
-        ConversionError: the file is no model, or holds something that cannot be translated.
-        DeviceParseError: one of the variables that are read does not parse.
-    """
-    from rlx_ort.converters.from_onnx import load_graph
-
-    policy = DevicePolicy.from_env() if policy is None else policy
-    resilience = resilience_from_env() if resilience is None else resilience
-    return GraphDevices(load_graph(path), policy, options, resilience=resilience)
 
 
 class GraphDevices:
@@ -92,8 +69,8 @@ class GraphDevices:
 
     Args:
         graph: the graph; if it grows later, it is compiled again.
-        policy: which devices may be chosen; everything by default. The policy variables are read by `from_env` and
-            `load` alone.
+        policy: which devices may be chosen; everything by default. The constructor reads no variables: `from_env`,
+            `load`, `open_package` and the command line take the policy of the `RLX_*` variables.
         options: how to compile.
         weights: the store of another runner or compiled graph, to share its weights; a new one by default.
         resilience: how to react to devices that fail; by default an error of a run is raised. See docs/resilience.md.
@@ -108,6 +85,7 @@ class GraphDevices:
     _devices: tuple[Set[Device], list[Device]] | None
     _winners: dict[InputSignature, Follower]
     _revision: int
+    _named: type[Outputs]
 
     def __init__(
         self,
@@ -143,9 +121,13 @@ class GraphDevices:
 
     def _take(self, graph: Graph, weights: WeightStore | None = None) -> None:
         from rlx_ort.execution.weights import WeightStore
+        from rlx_ort.ir.graph import check_dims
 
+        if self._options.dims:
+            check_dims(graph, self._options.dims)
         self._weights = WeightStore.for_graph(graph) if weights is None else weights
         self._revision = graph.revision
+        self._named = outputs_class(graph.output_names)
         self._graph = graph
 
     @classmethod
@@ -161,6 +143,17 @@ class GraphDevices:
     def graph(self) -> Graph:
         """The graph."""
         return self._graph
+
+    @property
+    def inputs(self) -> list[ValueInfo]:
+        """The name, dtype and dims of each input."""
+        return described({value.name: value.type for value in self.graph.inputs})
+
+    @property
+    def outputs(self) -> list[ValueInfo]:
+        """The name, dtype and dims of each output."""
+        graph = self.graph
+        return described({name: value.type for name, value in zip(graph.output_names, graph.outputs, strict=True)})
 
     @property
     def policy(self) -> DevicePolicy:
@@ -300,7 +293,7 @@ class GraphDevices:
             DeviceUnavailableError: the device does not work here.
             PlacementError: it does not take every node; see `CompileOptions.placement`.
         """
-        return self._compiled(Device(device), named=True)
+        return self._compiled(device if device.__class__ is Device else Device(device), named=True)
 
     def compile_fastest(self) -> CompiledGraph:
         """Return the graph compiled for the fastest device that takes it; see `fastest` and `rank`.
@@ -340,10 +333,10 @@ class GraphDevices:
         """Return the graph compiled for the device that `resolve_with_inputs` returns, or the next that takes it."""
         return self.compile_resolved(device) if device is not None else self._open_first(lambda: self._choice(inputs))
 
-    def warm_all(self) -> list[Device]:
+    def warm_all(self, progress: Callable[[Device], object] | None = None) -> list[Device]:
         """Open a session on every device that an automatic choice may take, and return those that took the graph.
 
-        The others are logged, and `report` has the reason.
+        The others are logged, and `report` has the reason. `progress` is called with each device before its turn.
 
         Raises:
             ParamError: a parameter is not set, so no session can be opened.
@@ -352,6 +345,8 @@ class GraphDevices:
 
         warm = []
         for device in self._candidates().devices():
+            if progress is not None:
+                progress(device)
             try:
                 self._opened(device, named=False).open()
             except Exception as err:  # raised again unless the device is at fault
@@ -381,15 +376,56 @@ class GraphDevices:
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
-    ) -> list[Any]:
-        """Run on a device and return the outputs in order; see `compile` and `CompiledGraph.run`.
+    ) -> Outputs:
+        """Run on a device and return the outputs in order and by name; see `compile` and `CompiledGraph.run`.
 
-        The limits of this and the next methods need a runner with `resilience`.
+        Args:
+            device: the device.
+            inputs: input name -> array, or any object with `__dlpack__`, such as a tensor of PyTorch.
+            timeout_s: ends the run after so many seconds, in a worker thread as `rlx_ort.limited` does. With
+                `resilience` it is the limit of each attempt.
+            cancel: ends the run when it is cancelled.
+
+        Raises:
+            TimeLimitError: the time limit is over.
+            CancelledRunError: the run was cancelled.
         """
-        failover = self._limited_by(timeout_s, cancel)
+        failover = self._failover
         if failover is not None:
-            return failover.run_named(self, inputs, Device(device), timeout_s, cancel)
-        return self.compile(device).run(inputs)
+            outputs = failover.run_named(self, inputs, Device(device), timeout_s, cancel)
+        elif timeout_s is not None or cancel is not None:
+            return self._limited(lambda: self.run(device, inputs), timeout_s, cancel)
+        else:
+            outputs = self.compile(device).run(inputs)
+        return self._named(outputs)
+
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:
+        """Run as `run_resolved` on inputs by name, `runner(x=array)`, or on a dict of them."""
+        return self.run_resolved({**(inputs or {}), **named})
+
+    async def run_async(
+        self,
+        inputs: Mapping[str, Any],
+        device: Device | str | None = None,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Outputs:
+        """Run as `run_resolved` in a thread; cancelling the task stops the run at its next node.
+
+        Arrays are not copied: do not change them before the run has ended.
+        """
+        from rlx_ort.execution.background import run_in_background
+
+        return await run_in_background(lambda: self.run_resolved(inputs, device, timeout_s=timeout_s, cancel=cancel))
+
+    def run_dlpack(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Outputs:
+        """Run as `run_resolved` and return the outputs where they are: objects with `__dlpack__`, without a host copy.
+
+        `torch.from_dlpack(outputs["y"])` makes a tensor of one; see `CompiledGraph.run_dlpack`.
+        """
+        compiled = self._open_first(lambda: self._resolved(inputs)) if device is None else self.compile_resolved(device)
+        return self._named(compiled.run_dlpack(inputs))
 
     def run_resolved(
         self,
@@ -398,20 +434,25 @@ class GraphDevices:
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
-    ) -> list[Any]:
+    ) -> Outputs:
         """Run on the device given, else `RLX_DEVICE`, else the fastest for these inputs that takes the graph."""
-        failover = self._limited_by(timeout_s, cancel)
+        failover = self._failover
+        if failover is None and (timeout_s is not None or cancel is not None):
+            return self._limited(lambda: self.run_resolved(inputs, device), timeout_s, cancel)
         if device is not None:
             if failover is not None:
-                return failover.run_named(self, inputs, self.resolve(device), timeout_s, cancel)
-            return self.compile_resolved(device).run(inputs)
-        if failover is not None:
-            return failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")
-        return self._open_first(lambda: self._resolved(inputs)).run(inputs)
+                outputs = failover.run_named(self, inputs, self.resolve(device), timeout_s, cancel)
+            else:
+                outputs = self.compile_resolved(device).run(inputs)
+        elif failover is not None:
+            outputs = failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")
+        else:
+            outputs = self._open_first(lambda: self._resolved(inputs)).run(inputs)
+        return self._named(outputs)
 
     def run_fastest(
         self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, cancel: CancelToken | None = None
-    ) -> list[Any]:
+    ) -> Outputs:
         """Run on the device that is predicted to be fastest for these inputs and takes the graph; see `rank`.
 
         With `resilience`, another device answers where that one fails.
@@ -420,10 +461,13 @@ class GraphDevices:
             NoViableDeviceError: no device takes the graph; it lists the reasons.
             RunError: the run failed; without `resilience` no other device is tried then, see `run_try`.
         """
-        failover = self._failover or self._limited_by(timeout_s, cancel)
+        failover = self._failover
         if failover is not None:
-            return failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest")
-        return self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
+            return self._named(failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest"))
+        if timeout_s is not None or cancel is not None:
+            return self._limited(lambda: self.run_fastest(inputs), timeout_s, cancel)
+        outputs = self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
+        return self._named(outputs)
 
     def run_resolved_with_inputs(
         self,
@@ -432,7 +476,7 @@ class GraphDevices:
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
-    ) -> list[Any]:
+    ) -> Outputs:
         """Run on the device that `resolve_with_inputs` returns; see `run_chosen`."""
         return self.run_chosen(inputs, device, timeout_s=timeout_s, cancel=cancel)[1]
 
@@ -443,7 +487,7 @@ class GraphDevices:
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
-    ) -> tuple[Device, list[Any]]:
+    ) -> tuple[Device, Outputs]:
         """Run on the device that `resolve_with_inputs` returns, and return it with the outputs.
 
         Under the adaptive strategy the run is timed, and where a device that took the winner's place fails, the
@@ -453,7 +497,9 @@ class GraphDevices:
             DeviceError: no device may be chosen, or the one given cannot be used.
             RunError: the run failed.
         """
-        failover = self._limited_by(timeout_s, cancel)
+        failover = self._failover
+        if failover is None and (timeout_s is not None or cancel is not None):
+            return self._limited(lambda: self.run_chosen(inputs, device), timeout_s, cancel)
         if device is not None:
             device = self.resolve(device)
             return device, self.run(device, inputs, timeout_s=timeout_s, cancel=cancel)
@@ -472,7 +518,7 @@ class GraphDevices:
             assert last.device is not None  # noqa: S101  # a run that returns was answered by a device
             if follower is not None:
                 follower.note(last.device, int(last.seconds * 1e9))
-            return last.device, outputs
+            return last.device, self._named(outputs)
         compiled = self._open_first(choose)
         begun = time.perf_counter_ns()
         try:
@@ -484,9 +530,9 @@ class GraphDevices:
             return self.run_chosen(inputs)
         if follower is not None:
             follower.note(compiled.device, time.perf_counter_ns() - begun)
-        return compiled.device, outputs
+        return compiled.device, self._named(outputs)
 
-    def run_try(self, chain: Devices, inputs: Mapping[str, Any]) -> tuple[Device, list[Any]]:
+    def run_try(self, chain: Devices, inputs: Mapping[str, Any]) -> tuple[Device, Outputs]:
         """Run on the first device of a chain that works, and return it with the outputs.
 
         A device that refuses or fails, when compiling or when running, is an attempt; the next one is tried.
@@ -498,7 +544,7 @@ class GraphDevices:
         """
         return self._first_of(chain, lambda device: self.run(device, inputs))
 
-    def run_chain(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> tuple[Device, list[Any]]:
+    def run_chain(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> tuple[Device, Outputs]:
         """Run on the device given, then on those of `RLX_DEVICE_CHAIN`; the first that works answers.
 
         With neither, run on the device that `resolve` returns.
@@ -517,7 +563,7 @@ class GraphDevices:
             attempts = self.last_attempts
             raise DeviceFallbackError(attempts or [(Device.CPU, str(err))]) from err
         try:
-            return compiled.device, compiled.run(inputs)
+            return compiled.device, self._named(compiled.run(inputs))
         except Exception as err:  # raised again unless the device is at fault
             if not is_device_failure(err):
                 raise
@@ -549,7 +595,7 @@ class GraphDevices:
             RunError: the runner has no `resilience`.
         """
         if self._failover is None:
-            raise RunError(_NO_RESILIENCE.format("health"))
+            raise RunError("health needs a runner with GraphDevices(..., resilience=Resilience())")
         return self._failover.health(self)
 
     # State
@@ -602,6 +648,7 @@ class GraphDevices:
             with self._lock:
                 self.close()
                 self._revision = graph.revision
+                self._named = outputs_class(graph.output_names)
                 self.weights.declare_from(graph)
 
     def _resolved(self, inputs: Mapping[str, Any] | None = None) -> tuple[Device, bool]:
@@ -689,11 +736,18 @@ class GraphDevices:
         finally:
             self.last_attempts = tuple(self._refusals(self._by_name).items())
 
-    def _limited_by(self, timeout_s: float | None, cancel: CancelToken | None) -> Failover | None:
-        """Return what handles failures, None where a run is to be plain."""
-        if self._failover is None and (timeout_s is not None or cancel is not None):
-            raise RunError(_NO_RESILIENCE.format("a time limit or cancellation"))
-        return self._failover
+    def _limited(self, run: Callable[[], T], timeout_s: float | None, cancel: CancelToken | None) -> T:
+        """Return the result of a run within limits; sessions whose engine does not return are given up."""
+        from rlx_ort.resilience.limits import run_limited
+        from rlx_ort.resilience.options import check_timeout
+
+        def stuck(_: object) -> None:
+            for device in self._sessions.devices:
+                self._sessions.drop(device)
+
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+        return run_limited(run, timeout_s, _GRACE_S, cancel, stuck)
 
     def _to_time(self, device: Device) -> CompiledGraph:
         """Return a graph whose runs do not change the handles of the compiled graph that callers have."""

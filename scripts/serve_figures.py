@@ -325,7 +325,7 @@ def caller(what: Mapping[str, Any], tensor: Mapping[str, Any], folder: str) -> C
     """Return a function that makes one request, or one run without a server."""
     data = made(tensor)
     if what["kind"] == "direct":
-        from rlx_ort.graph_devices import load as open_model
+        from rlx_ort.deploy.open import load as open_model
 
         compiled = open_model(Path(folder) / f"{what['model']}.onnx").compile("cpu")
         return lambda: compiled.run({tensor["name"]: data})
@@ -613,7 +613,7 @@ _COMMAND = "from rlx_ort.cli import main; main()"
 
 def startup(report: Report, folder: Path, tokens: int, rounds: int) -> None:
     """Measure processes from their start until they are ready: the server's, and of `start_package` alone."""
-    from rlx_ort.converters.from_onnx import load_graph
+    from rlx_ort.converters.files import load_graph
     from rlx_ort.deploy.create import Recipe, create_package
     from rlx_ort.deploy.open import warm_package
     from rlx_ort.device import Device

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["Source", "from_onnx", "graph_of", "load_graph", "read_model"]
+__all__ = ["Source", "from_onnx", "graph_of", "read_model"]
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
 
@@ -93,25 +93,3 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         raise ConversionError(f"the model is damaged: a name in it is no UTF-8 text: {err}") from err
     except GraphVerifyError as err:
         raise ConversionError(f"the model cannot be imported: {err}") from err
-
-
-def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """Return the graph in an ONNX file or an IR JSON file; the content decides, not the name.
-
-    Raises:
-        ConversionError: there is no such file, or it is neither.
-    """
-    from rlx_ort.ir.serde import load_json
-
-    file = Path(path)
-    if not file.is_file():
-        raise ConversionError(f"{file} is no file; give the path of an .onnx or IR .json file")
-    try:
-        with file.open("rb") as stream:
-            start = stream.read(64)
-    except OSError as err:
-        raise ConversionError(f"{file} cannot be read: {err}") from err
-    # An ONNX file starts with a protobuf key, never with a brace: 0x7b would be a field with the removed group type.
-    if start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{":
-        return load_json(file)
-    return from_onnx(file)

@@ -16,8 +16,8 @@ from rlx_ort.converters.onnx_types import dtype_of, known_type_of, tensor_proto,
 from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.sources.weights import Rename, Renames, WeightEntry, WeightFile
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
-from rlx_ort.converters.transforms.scope import dims_text, near_names
-from rlx_ort.errors import ConversionError, GraphVerifyError
+from rlx_ort.converters.transforms.scope import dims_text
+from rlx_ort.errors import ConversionError, GraphVerifyError, near_names
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph

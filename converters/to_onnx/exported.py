@@ -135,6 +135,9 @@ class ExportedModel:
     forms: Mapping[int, frozenset[str]] = field(default_factory=dict)
     stored_as: Mapping[str, DType] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<ExportedModel {self.model.graph.name!r}, {len(self.nodes)} nodes, {len(self.params)} parameters>"
+
     @cached_property
     def opsets(self) -> dict[str, int]:
         """Domain -> opset version, ai.onnx as the empty domain."""

@@ -21,7 +21,7 @@ from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter
 from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, live_nodes
+from rlx_ort.ir.graph import Graph, check_dims, live_nodes
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.types import UnknownType
 from rlx_ort.ir.verify import verify
@@ -106,7 +106,7 @@ def export_model(
     unless it is an input or a parameter and has the name of that.
 
     Raises:
-        GraphVerifyError: the graph breaks a rule of the IR.
+        GraphVerifyError: the graph breaks a rule of the IR, or has no dim that `options.dims` names.
         ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
     """
     return draft(graph, options, kernels).finished()
@@ -117,6 +117,7 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
     """Return the graph checked and lowered, as far as choosing a device needs it; raises what `export_model` does."""
     options = options or CompileOptions()
     if options.dims:
+        check_dims(graph, options.dims)
         graph = graph.bind(options.dims)
     if problems := verify(graph):
         listed = "\n".join(f"  {problem}" for problem in problems)

@@ -11,8 +11,8 @@ from rlx_ort.converters.bundle import FREE_INITIALIZERS, ModelBundle
 from rlx_ort.converters.from_onnx.structure import names_read
 from rlx_ort.converters.onnx_types import type_proto
 from rlx_ort.converters.protos import bodies_of, copied, graphs_below
-from rlx_ort.converters.transforms.scope import label_of, model_scope, near_names
-from rlx_ort.errors import ConversionError
+from rlx_ort.converters.transforms.scope import label_of, model_scope
+from rlx_ort.errors import ConversionError, near_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.protos import copied, graphs_of, set_items, skeleton
-from rlx_ort.converters.transforms.scope import near_names, typed_model
-from rlx_ort.errors import ConversionError
+from rlx_ort.converters.transforms.scope import typed_model
+from rlx_ort.errors import ConversionError, near_names
 
 _PLACE = re.compile(r"(?P<input>.+)\[(?P<axis>\d+)\]")
 
@@ -66,6 +66,58 @@ def set_dims(bundle: ModelBundle, sizes: Mapping[str, int]) -> tuple[ModelBundle
                 if sharper.HasField("dim_value") and not dim.HasField("dim_value"):
                     dim.dim_value = sharper.dim_value
     return made, DimsReport(dict(sizes), tuple(_open(proto)))
+
+
+def free_dims(
+    bundle: ModelBundle, names: Mapping[str, Sequence[str]]
+) -> tuple[ModelBundle, dict[str, list[tuple[str, int]]]]:
+    """Return the model with fixed dims of its inputs opened, and the input and axis of each place that was.
+
+    Whether the graph takes other sizes is not known afterwards: constants in it, such as the shapes of Reshape, may
+    repeat the old one. Run the result on two sizes.
+
+    Args:
+        bundle: the model.
+        names: name that a dim gets -> its places as `input[axis]`; without one, the first axis of every input.
+
+    Raises:
+        ConversionError: there is no such input or axis, it has no fixed size, or two places of a name differ in theirs.
+    """
+    proto = copied(bundle.proto)
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    inputs = {value.name: [*_dims(value.type)] for value in proto.graph.input if value.name not in weights}
+    opened: dict[str, list[tuple[str, int]]] = {}
+    for name, given in names.items():
+        sizes: dict[int, str] = {}
+        for place in given or [f"{value}[0]" for value, dims in inputs.items() if dims]:
+            match = _PLACE.fullmatch(place)
+            if match is None or match["input"] not in inputs or int(match["axis"]) >= len(inputs[match["input"]]):
+                known = [f"{value}[{axis}]" for value, dims in inputs.items() for axis in range(len(dims))]
+                raise ConversionError(f"{bundle.origin} has no dim {place!r} in its inputs; {near_names(place, known)}")
+            dim = inputs[match["input"]][int(match["axis"])]
+            if not dim.HasField("dim_value"):
+                raise ConversionError(
+                    f"{place!r} of {bundle.origin} has no fixed size; it is {dim.dim_param or 'open'}"
+                )
+            sizes.setdefault(dim.dim_value, place)
+            dim.dim_param = name
+            opened.setdefault(name, []).append((match["input"], int(match["axis"])))
+        if len(sizes) != 1:
+            listed = ", ".join(f"{place} is {size}" for size, place in sizes.items()) or "it has no inputs with dims"
+            raise ConversionError(f"{name!r} cannot be one dim of {bundle.origin}: {listed}; name its places")
+    for graph in graphs_of(proto):
+        set_items(graph.value_info, [])
+    for value in proto.graph.output:
+        for dim in _dims(value.type):
+            dim.Clear()
+    made = bundle.with_proto(proto)
+    try:
+        typed = _strictly_typed(made)
+    except onnx.shape_inference.InferenceError:  # the run shows what does not fit
+        return made, opened
+    for value, twin in zip(proto.graph.output, typed.graph.output, strict=True):
+        value.type.CopyFrom(twin.type)
+    return bundle.with_proto(proto), opened
 
 
 def _strictly_typed(bundle: ModelBundle) -> onnx.ModelProto:

@@ -36,12 +36,11 @@ from rlx_ort.converters.transforms.scope import (
     all_value_names,
     dims_text,
     label_of,
-    near_names,
     read_names,
     selected,
     typed_model,
 )
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, near_names
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, fits
 
@@ -287,9 +286,14 @@ def _in_files(
 
 
 def _typed(bundle: ModelBundle) -> ModelBundle:
-    """Return the model with a name for each node and the types that ONNX infers."""
+    """Return the model with a name for each node and the types that ONNX infers.
+
+    Weights get no entry: the tools transpose those of a Gemm and leave the entry of the old shape.
+    """
     proto = copied(bundle.proto)
-    set_items(proto.graph.value_info, typed_model(bundle).graph.value_info)
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    typed = typed_model(bundle).graph.value_info
+    set_items(proto.graph.value_info, [info for info in typed if info.name not in weights])
     names = UniqueNames(node.name for node in proto.graph.node)
     for index, node in enumerate(proto.graph.node):
         if not node.name:

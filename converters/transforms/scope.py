@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -16,7 +15,7 @@ from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
 from rlx_ort.converters.from_onnx.tensors import constant_data
 from rlx_ort.converters.onnx_types import known_type_of, tensor_proto, tensor_type
 from rlx_ort.converters.protos import graphs_of, skeleton, with_types
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, near_names
 from rlx_ort.ir.types import Dim, UnknownType, ValueType
 
 _SMALL_BYTES = 4096  # what an adapter or a fold may need the values of: axes, pads, scales
@@ -98,16 +97,6 @@ def label_of(node: onnx.NodeProto) -> str:
 def dims_text(dims: Iterable[Dim]) -> str:
     """Return dims as messages show them, `[batch, ?, 3]`."""
     return f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"
-
-
-def near_names(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a name that is not there: the nearest ones, else the first few."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3)
-    if near:
-        return f"did you mean {' or '.join(map(repr, near))}?"
-    listed = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-    return f"known are {listed}" if names else "there are none"
 
 
 def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[str]:

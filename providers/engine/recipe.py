@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import enum
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import EngineError, near_names
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
@@ -158,16 +157,11 @@ def check_config(entries: Mapping[str, str]) -> None:
         if key in _OURS:
             raise EngineError(f"session config {key!r} cannot be set: {_OURS[key]}")
         if key not in KNOWN_CONFIG_KEYS:
-            raise EngineError(f"unknown session config {key!r}; {_suggestion(key, KNOWN_CONFIG_KEYS)}")
+            raise EngineError(f"unknown session config {key!r}; {near_names(key, KNOWN_CONFIG_KEYS)}")
 
 
 def check_provider_options(ep_name: str, given: Mapping[str, str], known: Collection[str] | None) -> None:
     """Refuse provider options that the provider would ignore; `known` is None when its options are not listed."""
     for key in given:
         if known is not None and key not in known:
-            raise EngineError(f"{ep_name} has no option {key!r}; {_suggestion(key, known)}")
-
-
-def _suggestion(key: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+            raise EngineError(f"{ep_name} has no option {key!r}; {near_names(key, known)}")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
+from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError, install_command
 from rlx_ort.providers.engine.stopping import check_stopped
 
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/python/onnxruntime_pybind_exceptions.cc
@@ -115,7 +115,7 @@ def quantization() -> Any:
         importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")
         return importlib.import_module("onnxruntime.quantization")
     except ImportError as err:
-        message = f'ONNX Runtime\'s quantisation cannot be imported: {err}\n  pip install "rlx_ort[convert]"'
+        message = f"ONNX Runtime's quantisation cannot be imported: {err}\n  {install_command('convert')}"
         raise EngineError(message) from err
     finally:  # importing it sets up logging for the whole process
         root.handlers[:] = handlers
@@ -215,11 +215,6 @@ class Problem(NamedTuple):
 
     reason: str
     remedy: str
-
-
-def install_command(extra: str) -> str:
-    """Return the command that installs `rlx_ort` with a flavour of ONNX Runtime."""
-    return f"pip install 'rlx_ort[{extra}]'"
 
 
 def runtime_packages() -> dict[str, str]:

@@ -14,8 +14,9 @@ from typing import Any, cast
 
 import click
 
+from rlx_ort.cli import show
 from rlx_ort.cli.interrupts import Interrupts
-from rlx_ort.errors import RlxError
+from rlx_ort.errors import RlxError, near_names
 
 __all__ = ["Commands", "main"]
 
@@ -36,9 +37,20 @@ Exit codes:
   6  a device could not be measured
   7  a model package is broken
   8  two models or devices differ by more than the tolerance
+  9  a file cannot be written
   130  Ctrl-C
   143  a request to terminate
 """
+
+
+_FLAGS = {
+    "CompileOptions(placement=PlacementRule.ASSISTED)": "--assisted",
+    " (overwrite=True)": "",
+    "; force replaces it": "; --force replaces it",
+    "cast=True": "--cast",
+    "external_data=True": "--external-data",
+}
+"""Arguments of Python functions in messages of the library -> options of the command line."""
 
 
 class Commands(click.Group):
@@ -62,8 +74,20 @@ class Commands(click.Group):
         where = self._where.get(cmd_name)
         return None if where is None else cast(click.Command, pkgutil.resolve_name(where))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of a name; for an unknown one the nearest are suggested."""
+        if not args[0].startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"there is no command {args[0]!r}; {near_names(args[0], self._where)}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a `RlxError` becomes a message and its exit code, and so does a signal."""
+        """Run the command; a `RlxError` becomes a message and its exit code, and so does a signal.
+
+        With --json it becomes a document as well.
+        """
+        as_json = "--json" in ctx.args
         try:
             return super().invoke(ctx)
         except click.exceptions.Exit:  # of a command in this one
@@ -74,9 +98,16 @@ class Commands(click.Group):
             if code or isinstance(err, KeyboardInterrupt):
                 click.echo("Interrupted", err=True)
                 ctx.exit(code or _INTERRUPTED)
+            if isinstance(err, click.ClickException) and as_json:
+                show.print_failure(ctx, "UsageError", err.format_message(), err.exit_code)
             if not isinstance(err, RlxError):
                 raise
-            click.echo(f"Error: {err}", err=True)
+            text = str(err)
+            for argument, flag in _FLAGS.items():
+                text = text.replace(argument, flag)
+            if as_json:
+                show.print_failure(ctx, type(err).__name__, text, err.exit_code)
+            click.echo(f"Error: {text}", err=True)
             ctx.exit(err.exit_code)
 
 
@@ -91,7 +122,8 @@ class Commands(click.Group):
 def main(ctx: click.Context) -> None:
     """Build or import a model once; run it on the best ONNX Runtime device of this machine.
 
-    Every command that reports takes --json: one JSON document on stdout and nothing else.
+    Every command that reports takes --json: one JSON document on stdout and nothing else, with the number of its schema
+    as `schema`, and `error` if it failed.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # pipes and files get UTF-8 on every system

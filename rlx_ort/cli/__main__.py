@@ -1,5 +1,3 @@
-"""Runs the command as `python -m rlx_ort.cli`, for environments whose scripts are not on the path."""
+"""Runs the command as `python -m rlx_ort.cli`; `python -m rlx_ort` does the same."""
 
-from rlx_ort.cli import main
-
-main(prog_name="rlx-ort")
+import rlx_ort.__main__  # noqa: F401  # runs it

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options, page
-from rlx_ort.cli.options import read_model
-from rlx_ort.cli.show import binary_size, duration, note, print_json, print_table, progress
+from rlx_ort.cli.options import opened
+from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress
 from rlx_ort.errors import EngineError, RlxError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 @click.command("bench")
 @options.model
-@click.option("--device", "--devices", "names", metavar="DEVICES", help="Run on these; default: all that may run it.")
+@options.device_option("--device", "--devices", "--only", "names", help="Run on these; default: all that may run it.")
 @click.option("--runs", default=30, show_default=True, type=click.IntRange(min=1), help="Timed runs on each device.")
 @click.option(
     "--shape", "shapes", multiple=True, metavar="NAME=SIZES", callback=_parse_shapes, help="An input's sizes."
@@ -81,25 +81,27 @@ def command(
     devices answer.
     """
     from rlx_ort.cli.arrays import made_up_inputs
-    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.ir.graph import check_dims
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.predict import dims_of
 
-    graph = read_model(model)
-    sizes = {**dims, **_sizes(graph, shapes)}
-    feeds = made_up_inputs(graph.inputs, sizes, _SEED)
-    used = dims_of(graph, feeds)
     policy = options.policy_of(names, None, None)
     if faults and (plot_path or html_path or trace_path):
         raise click.UsageError("--faults excludes --plot, --html and --trace")
     rule = PlacementRule.STRICT if names else PlacementRule.ASSISTED
     rows = []
-    with GraphDevices(graph, policy, CompileOptions(placement=rule)) as runner:
+    runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(placement=rule)))
+    with runner:  # a package stays open for the page
+        graph = runner.graph
+        check_dims(graph, dims)
+        sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
+        feeds, assumed = made_up_inputs(graph.inputs, sizes, _SEED)
+        used = dims_of(graph, feeds)
         devices = list(policy.allow or ()) if names else runner.devices()
         for device in devices:
             with progress(f"running on {device.label}"):
                 if faults:
-                    rows += _fault_rows(graph, policy, device, feeds, runs)
+                    rows += _fault_rows(graph, runner.policy, device, feeds, runs)
                 else:
                     rows.append(_row(runner, device, feeds, runs))
     if faults:
@@ -107,10 +109,11 @@ def command(
             print_json({"model": str(model), "dims": used, "runs": runs, "faults": rows})
         else:
             _print_faults(rows)
+        _exit_if_all_failed(rows)
         return
     rows.sort(key=lambda row: (row["p50_ns"] is None, row["p50_ns"] or 0))
     if html_path is not None or trace_path is not None:
-        page.write_bench(html_path, trace_path, show, model.name, graph, CompileOptions(placement=rule), feeds, rows)
+        page.write_bench(html_path, trace_path, show, model.name, graph, runner.options, feeds, rows)
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
 
@@ -120,9 +123,14 @@ def command(
         print_json({"model": str(model), "dims": used, "runs": runs, "devices": rows})
     else:
         _print(rows)
-        made_up = [f"{name}={size}" for name, size in used.items() if name not in sizes]
-        if made_up:
-            note(f"run and predicted with {', '.join(made_up)}, as no size was given; give them with --dim or --shape")
+    options.note_assumed("run and predicted", assumed)
+    _exit_if_all_failed(rows)
+
+
+def _exit_if_all_failed(rows: list[dict[str, Any]]) -> None:
+    """Exit with the code of the first failure if there is one in every row; the rows have the reasons."""
+    if rows and all(row["failure"] for row in rows):
+        click.get_current_context().exit(rows[0]["failure"].exit_code)
 
 
 def _sizes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -170,7 +178,7 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
         row["host_memory_bytes"] = max(process.memory_info().rss - before_bytes, 0)
         row["placement_share"] = compiled.placement.requested_share
     except RlxError as err:  # one device's failure is a row of the answer
-        return row | {"failure": str(err)}
+        return row | {"failure": err}
     times.sort()
     row |= {f"p{share}_ns": times[math.ceil(share / 100 * runs) - 1] for share in (50, 90, 99)}
     return row
@@ -207,7 +215,7 @@ def _fault_rows(
                         row["back_ns"] = time.perf_counter_ns() - begun
                         break
             except RlxError as err:
-                row["failure"] = str(err)
+                row["failure"] = err
     return rows
 
 
@@ -250,7 +258,7 @@ def _print_faults(rows: list[dict[str, Any]]) -> None:
             row["fault"],
             *(duration(row.get(key)) for key in times),
             row.get("answered_by") or "-",
-            row["failure"].splitlines()[0] if row["failure"] else "",
+            first_line(row["failure"]),
         )
         for row in rows
     ]
@@ -270,7 +278,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 "-" if memory is None else binary_size(memory),
                 "-" if share is None else f"{share:.0%}",
                 duration(row.get("predicted_ns")),
-                row["failure"].splitlines()[0] if row["failure"] else "",
+                first_line(row["failure"]),
             )
         )
     print_table(columns, table)

@@ -78,7 +78,7 @@ def clear(as_json: bool) -> None:
 
 @command.command("explain")
 @click.argument("subject", metavar="MODEL|PACKAGE|KEY")
-@click.option(
+@options.device_option(
     "--device",
     "device_name",
     metavar="DEVICE",
@@ -119,25 +119,19 @@ def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Pat
 
 def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
     from rlx_ort.cli.options import read_model
+    from rlx_ort.deploy.names import is_package
     from rlx_ort.deploy.open import runner_of
     from rlx_ort.device import parse_device
     from rlx_ort.execution.session import key_of_graph
     from rlx_ort.options.compile_options import CompileOptions
 
     device = parse_device(device_name)
-    if _is_package(path):
+    if is_package(path):
         from rlx_ort.deploy.package import Package
 
         with Package(path, key=key) as package, runner_of(package, options=CompileOptions(dims=dims)) as runner:
             return key_of_graph(runner.graph, device, runner.options)
-    return key_of_graph(read_model(path), device, CompileOptions(dims=dims))
-
-
-def _is_package(path: Path) -> bool:
-    if path.is_dir():
-        return True
-    with path.open("rb") as stream:
-        return stream.read(2) == b"PK"
+    return key_of_graph(read_model(path, dims), device, CompileOptions(dims=dims))
 
 
 def _print(found: Explanation) -> None:

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 
 @click.command("calibrate")
-@click.argument("model", required=False, type=options.FILE)
+@click.argument("model", required=False, type=options.PACKAGE)
 @options.dims
-@click.option("--device", "names", metavar="DEVICES", help="Measure these devices; all that work here by default.")
+@options.device_option(
+    "--device", "--devices", "--only", "names", help="Measure these devices. Default: all that work."
+)
 @click.option("--quick", is_flag=True, help="Measure fewer sizes: at most 2 seconds a device instead of 8.")
 @click.option("--show", "show_only", is_flag=True, help="Measure nothing; show what is stored.")
 @options.as_json
@@ -59,10 +61,16 @@ def command(
 
 
 def _here() -> list[Device]:
-    """Return every device that works here and may be chosen, also the second and later ones of a kind."""
-    from rlx_ort.providers.registry import is_available, is_selectable, known_devices
+    """Return every device that works here and the `RLX_*` variables allow, also the later ones of a kind; each once."""
+    from rlx_ort.providers.registry import is_available, is_selectable, known_devices, same_hardware
+    from rlx_ort.selection.policy import DevicePolicy
 
-    return [device for device in known_devices() if is_available(device) and is_selectable(device)]
+    here = (
+        device
+        for device in known_devices(DevicePolicy.from_env().allows)
+        if is_available(device) and is_selectable(device)
+    )
+    return [device for device in here if same_hardware(device)[0] == device]
 
 
 def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, CalibrationProfile | RlxError]:
@@ -80,7 +88,7 @@ def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, Calibratio
 def _measured_for(model: Path, dims: dict[str, int], device: Device, quick: bool) -> CalibrationProfile | RlxError:
     from rlx_ort.selection.predict import calibrate
 
-    graph = read_model(model)
+    graph = read_model(model, dims)
     try:
         with progress(f"measuring {device.label} for {model.name}"):
             return calibrate(device, graph=graph, dims=dims, quick=quick)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command("compare")
 @click.argument("a", type=options.FILE)
 @click.argument("b", type=options.FILE, required=False)
-@click.option(
+@options.device_option(
     "--device",
     "devices",
     multiple=True,

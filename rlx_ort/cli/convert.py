@@ -47,6 +47,12 @@ def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return tuple(name for value in values for name in value.split(",") if name)
 
 
+def _freed(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the name of each dim to open and its places, none for the first of every input."""
+    pairs = [value.partition("=") for value in values]
+    return {name: [place for place in places.split(",") if place] for name, _, places in pairs}
+
+
 def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Renames | None:
     """Return the renames of a file or of patterns; None where neither is given."""
     if not values:
@@ -80,12 +86,20 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.option("--opset", type=click.IntRange(min=1), help="Move to this ai.onnx opset.")
 @click.option("--ir-version", type=click.IntRange(min=1), help="Declare this IR version.")
 @options.dims
+@click.option(
+    "--free",
+    multiple=True,
+    metavar="NAME[=INPUT[AXIS],...]",
+    callback=_freed,
+    help="Open a fixed dim under this name, by default the first of every input. The result is run on two sizes.",
+)
 @click.option("--simplify", is_flag=True, help="Fold constants, remove what does nothing, infer shapes.")
 @click.option("--inputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the inputs.")
 @click.option("--outputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the outputs.")
 @click.option(
     "--params", type=options.FILE, help="Take weights from a file: safetensors or its index, npz, GGUF, ONNX."
 )
+@click.option("--cast", is_flag=True, help="Convert floats of --params to the model's float type.")
 @click.option(
     "--rename",
     "renames",
@@ -104,7 +118,7 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     default=None,
     help="Whether weights go to a file beside the model. Default: above 1 GiB.",
 )
-@click.option("--device", metavar="DEVICE", help="Optimise the target for this device; it then runs there only.")
+@options.device_option("--device", metavar="DEVICE", help="Optimise for this device; the target then runs there only.")
 @click.option(
     "--tolerance", type=click.FloatRange(min=0), help="The largest relative L2 error. Default: by the precision."
 )
@@ -146,9 +160,13 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
         raise click.UsageError("--quantize int8-static needs --calibration, an npz file with samples for each input")
     if given["renames"] and given["params"] is None:
         raise click.UsageError("--rename is about the names in --params, which is not given")
+    if given["cast"] and given["params"] is None:
+        raise click.UsageError("--cast is about the weights in --params, which is not given")
     no_verify, inputs = given.pop("no_verify"), given.pop("verify_inputs")
     if no_verify and (inputs is not None or given["tolerance"] is not None):
         raise click.UsageError("--no-verify excludes --verify-inputs and --tolerance")
+    if no_verify and given["free"]:
+        raise click.UsageError("--no-verify excludes --free, which is checked by running two sizes")
     tolerance = tolerance_of(given.pop("tolerance"))
     device = given.pop("device")
     if device is not None:

@@ -8,42 +8,54 @@ from typing import Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.show import binary_size, emit, print_table, progress
+from rlx_ort.cli.show import binary_size, emit, print_rest, print_table, progress
 
 _FACTS = ("available", "reason", "remedy", "hardware", "driver", "identity", "memory_bytes")
+_MEMORY = ("budget_bytes", "used_bytes", "source", "models")
 
 
 @click.command("devices")
+@options.all_rows
 @options.as_json
-def command(as_json: bool) -> None:
+def command(all_rows: bool, as_json: bool) -> None:
     """Show which devices work here.
 
-    A device works when a one-node session ran on it. For each of the others there is the reason and what to do.
+    A device works when a one-node session ran on it. With --all there is the reason for each of the others, and what to
+    do. Devices that the RLX_* variables deny are not tried.
     """
     with progress("opening a one-node session on each device"):
         rows = _rows()
-    emit({"devices": rows}, as_json, _print)
+    emit({"devices": rows}, as_json, lambda document: _print(rows, all_rows))
 
 
-def _print(document: dict[str, Any]) -> None:
-    table = []
-    for row in document["devices"]:
-        blocker = "\n".join(filter(None, (row["reason"], row["remedy"])))
-        table.append((row["device"], row["name"], "yes" if row["available"] else "no", _hardware(row), blocker))
-    print_table(("device", "name", "available", "hardware", "why not, and what to do"), table)
+def _print(rows: list[dict[str, Any]], all_rows: bool) -> None:
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if row["same_as"]:
+            names.setdefault(row["same_as"], []).append(row["device"])
+    here = [row for row in rows if row["available"] and not row["same_as"]]
+    table = [(row["device"], row["name"], _hardware(row), ", ".join(names.get(row["device"], ()))) for row in here]
+    print_table(("device", "name", "hardware", "other names"), table)
+    others = [row for row in rows if not row["available"]]
+    print_rest("not here", [(row["device"], row["reason"], row["remedy"]) for row in others], all_rows)
 
 
 def _rows() -> list[dict[str, Any]]:
-    from rlx_ort.providers.registry import availability, full_name, known_devices
+    from rlx_ort.providers.base import Availability
+    from rlx_ort.providers.registry import availability, full_name, known_devices, same_hardware
     from rlx_ort.resilience.memory import device_memory
+    from rlx_ort.selection.policy import DevicePolicy
 
+    policy = DevicePolicy.from_env()
     rows = []
     for device in known_devices():
-        found = availability(device)
-        facts = {name: getattr(found, name) for name in _FACTS}
-        memory = asdict(device_memory(device))
-        facts |= {name: memory[name] for name in ("budget_bytes", "used_bytes", "source", "models")}
-        rows.append({"device": device.label, "name": full_name(device), **facts})
+        refusal = policy.refusal(device)
+        found = availability(device) if refusal is None else Availability(False, reason=f"it is {refusal}")
+        memory = {} if refusal is not None else asdict(device_memory(device))
+        facts = {name: getattr(found, name) for name in _FACTS} | {name: memory.get(name) for name in _MEMORY}
+        first = same_hardware(device)[0] if found.available else device
+        same_as = None if first == device else first.label
+        rows.append({"device": device.label, "name": full_name(device), **facts, "same_as": same_as})
     return rows
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from rlx_ort.cli import options
@@ -24,6 +26,14 @@ def command(ctx: click.Context, as_json: bool) -> None:
         {"code": finding.code, "level": finding.severity.value, "what": finding.what, "remedy": finding.remedy}
         for finding in findings
     ]
-    table = [(row["level"], "\n".join(filter(None, (row["what"], row["remedy"])))) for row in rows]
-    emit({"findings": rows}, as_json, lambda document: print_table(("level", "what was found, and what to do"), table))
+    emit({"findings": rows}, as_json, _print)
     ctx.exit(int(any(finding.severity is diagnosis.Severity.ERROR for finding in findings)))
+
+
+def _print(document: dict[str, Any]) -> None:
+    """Print the findings, and each repair below them in a line of its own that is not broken."""
+    rows = document["findings"]
+    print_table(("level", "what was found"), [(row["level"], row["what"]) for row in rows])
+    for row in rows:
+        if row["remedy"]:
+            click.echo(f"for {row['code']}:\n  {row['remedy']}")

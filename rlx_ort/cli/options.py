@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rlx_ort.cli.show import progress
+from rlx_ort.cli.show import note, progress
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import CompileOptions
+    from rlx_ort.resilience.options import Resilience
     from rlx_ort.selection.policy import DevicePolicy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -22,6 +28,39 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 PACKAGE = click.Path(exists=True, path_type=Path)
 """The type of an argument that names a package, in a folder or in a file."""
+
+
+class DeviceNames(click.types.StringParamType):
+    """The type of options that name devices; a shell completes the last name of a list."""
+
+    name = "devices"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return what the text may become: each device after the names that are there already."""
+        from click.shell_completion import CompletionItem
+
+        from rlx_ort.device import Device
+
+        before, comma, begun = incomplete.rpartition(",")
+        labels = [device.label for device in Device.all() if device.label.startswith(begun.lower())]
+        return [CompletionItem(f"{before}{comma}{label}") for label in labels]
+
+
+class Aliased(click.Option):
+    """An option of which help shows the first name; the others are older names that still work."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the first name and the help."""
+        names, self.opts = self.opts, self.opts[:1]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+
+def device_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return a decorator for an option that names one device or several; only its first name is shown."""
+    return click.option(*names, cls=Aliased, type=DeviceNames(), **{"metavar": "DEVICES", **settings})
 
 
 def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -43,10 +82,12 @@ def _required_key(ctx: click.Context, param: click.Parameter, value: Path | None
     return value
 
 
-model = click.argument("model", type=FILE)
-"""The model file: ONNX or the IR's JSON, told apart by content."""
+model = click.argument("model", type=PACKAGE)
+"""The model: ONNX, the IR's JSON, a program of PyTorch or a package, told apart by content."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
+
+all_rows = click.option("--all", "all_rows", is_flag=True, help="Show what the devices need that are not here.")
 
 dims = click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=_parse_dims, help="Fix a named dim; may be repeated."
@@ -65,15 +106,15 @@ def policy(*, device_too: bool = False, from_env: bool = True) -> Callable[[Comm
     """Add --only, --deny and --prefer; the command gets their `DevicePolicy` as `policy`.
 
     Args:
-        device_too: whether --device is another name for --only, in commands that do not run on one device.
+        device_too: whether --device is an older name for --only, in commands that do not run on one device.
         from_env: whether the options narrow the policy of the RLX_* variables; see `policy_of`.
     """
-    only = ("--only", "--device") if device_too else ("--only",)
+    only = ("--only", "--device", "--devices") if device_too else ("--only",)
 
     def decorate(command: Command) -> Command:
-        @click.option(*only, "only", metavar="DEVICES", help="Allow these devices only, as in cpu,webgpu.")
-        @click.option("--deny", metavar="DEVICES", help="Never use these devices.")
-        @click.option("--prefer", metavar="DEVICES", help="Prefer these devices where predictions are close.")
+        @device_option(*only, "only", help="Allow these devices only, as in cpu,webgpu.")
+        @device_option("--deny", help="Never use these devices.")
+        @device_option("--prefer", help="Prefer these devices where predictions are close.")
         @functools.wraps(command)
         def with_policy(*args: Any, only: str | None, deny: str | None, prefer: str | None, **given: Any) -> Any:
             return command(*args, policy=policy_of(only, deny, prefer, from_env=from_env), **given)
@@ -115,7 +156,7 @@ def run_once(otherwise: str) -> Callable[[Command], Command]:
             as_json,
             dims,
             policy(),
-            click.option("--device", metavar="DEVICE", help="Run on this device, or fail."),
+            device_option("--device", metavar="DEVICE", help="Run on this device, or fail."),
             click.option(
                 "--outputs",
                 "outputs_path",
@@ -153,13 +194,70 @@ def policy_of(only: str | None, deny: str | None, prefer: str | None, *, from_en
     return policy
 
 
-def read_model(path: Path) -> Graph:
-    """Return the graph of an ONNX or IR JSON file, with a spinner while a large one is read.
+def note_assumed(done: str, sizes: Mapping[str, int]) -> None:
+    """Print what was done with which assumed sizes of dims, if there are any."""
+    if sizes:
+        note(f"{done} with {', '.join(f'{name}={size}' for name, size in sizes.items())}; give sizes with --dim")
+
+
+@contextlib.contextmanager
+def opened(
+    path: Path,
+    policy: DevicePolicy,
+    compile_options: CompileOptions,
+    resilience: Resilience | None = None,
+    *,
+    admit: bool = False,
+) -> Iterator[GraphDevices]:
+    """Give a runner for a model, or for a package with its own policy, dims and precisions, narrowed by the caller's.
+
+    The key of `RLX_PACKAGE_KEY` must have signed a package. With `admit` its golden cases are run where it asks for it.
 
     Raises:
-        ConversionError: the file is neither, is damaged, or its weight files are missing.
+        ConversionError: the file is no model, is damaged, or its weight files are missing.
+        GraphVerifyError: the graph has no dim that the options name.
+        PackageError: the package cannot be opened.
     """
-    from rlx_ort.converters.from_onnx import load_graph
+    from rlx_ort.deploy.names import is_package
+    from rlx_ort.graph_devices import GraphDevices
+
+    with contextlib.ExitStack() as stack:
+        if is_package(path):
+            from rlx_ort.deploy.golden import admit_devices
+            from rlx_ort.deploy.names import required_key
+            from rlx_ort.deploy.open import PackageDevices, narrowed_policy, options_of
+            from rlx_ort.deploy.package import Package
+
+            package = stack.enter_context(Package(path, key=required_key(None)))
+            policy = narrowed_policy(package.index.policy, policy)
+            settings = options_of(package, compile_options)
+            runner: GraphDevices = PackageDevices(package, policy, settings, resilience=resilience)
+            if admit and package.index.verify_on_first_use:
+                admit_devices(package, runner)
+        else:
+            graph = read_model(path, compile_options.dims)
+            runner = GraphDevices(graph, policy, compile_options, resilience=resilience)
+        yield stack.enter_context(runner)
+
+
+def read_model(path: Path, dims: Iterable[str] = ()) -> Graph:
+    """Return the graph of a model file or package, with a spinner while a large one is read.
+
+    Raises:
+        ConversionError: the file is no model, is damaged, or its weight files are missing.
+        GraphVerifyError: the graph has no dim of one of the names in `dims`.
+        PackageError: the package cannot be opened.
+    """
+    from rlx_ort.converters.files import load_graph
+    from rlx_ort.deploy.names import is_package, required_key
+    from rlx_ort.ir.graph import check_dims
 
     with progress(f"reading {path}"):
-        return load_graph(path)
+        if is_package(path):
+            from rlx_ort.deploy.package import Package
+
+            graph = Package(path, key=required_key(None)).graph()  # closes itself when the weights are unused
+        else:
+            graph = load_graph(path)
+    check_dims(graph, dims)
+    return graph

@@ -11,6 +11,7 @@ import click
 from rlx_ort.cli import Commands, options
 from rlx_ort.cli.run import print_run, refusals, written
 from rlx_ort.cli.show import binary_size, counted, emit, note, print_json, print_table, progress
+from rlx_ort.errors import WriteError
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.open import WarmedDevice
@@ -52,6 +53,7 @@ def run(
     from rlx_ort.deploy.golden import admit_devices
     from rlx_ort.deploy.open import narrowed_policy, runner_of
     from rlx_ort.options.compile_options import CompileOptions
+    from rlx_ort.providers.engine.compiled.models import watched
 
     allowed = narrowed_policy(package.index.policy, policy)
     with runner_of(package, allowed, CompileOptions(dims=dims)) as runner, progress("running"):
@@ -59,7 +61,8 @@ def run(
             admit_devices(package, runner)
         feeds, origin = _feeds(package, runner.graph, inputs_path, dims)
         refused = dict(runner.last_attempts)
-        compiled = runner.compile_resolved_with_inputs(feeds, device)
+        with watched() as from_cache:
+            compiled = runner.compile_resolved_with_inputs(feeds, device)
         refused |= dict(runner.last_attempts)
         results = dict(zip(compiled.output_specs, compiled.run(feeds), strict=True))
         share = compiled.placement.requested_share
@@ -68,11 +71,14 @@ def run(
         "device": compiled.device.label,
         "precision": runner.options.on(compiled.device).precision.value,
         "share": share,
+        "weights": "compile cache" if from_cache else "package",
         **refusals(refused.items()),
         "inputs": origin,
         **written(results, outputs_path),
     }
     facts = [("ran on", f"{document['device']} in {document['precision']}"), ("placement", f"{share:.0%} on it")]
+    if from_cache:
+        facts.append(("weights", "those of the compile cache; the package's were not read: see `package verify`"))
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
@@ -84,8 +90,10 @@ def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, in
         return to_model_types(read_npz(path), graph.inputs), str(path)
     if package.cases:
         return package.arrays(package.cases[0].inputs), "golden case 0"
+    feeds, assumed = made_up_inputs(graph.inputs, {**package.index.dims, **dims}, 0)
     note("no --inputs and no golden case: made up random inputs")
-    return made_up_inputs(graph.inputs, {**package.index.dims, **dims}, 0), "random"
+    options.note_assumed("run", assumed)
+    return feeds, "random"
 
 
 @click.command("extract")
@@ -138,8 +146,8 @@ def sign(package: Path, key: Path, password_env: str | None, as_json: bool) -> N
 
 @click.command("warm")
 @options.package
-@click.option(
-    "--device", "devices", metavar="DEVICES", help="Warm for these devices, as in cpu,cuda; default: all that may run."
+@options.device_option(
+    "--device", "--devices", "devices", help="Warm for these devices, as in cpu,cuda; default: all that may run."
 )
 @options.as_json
 @click.pass_context
@@ -219,8 +227,11 @@ def export(
             made = export_triton(graph, target, called, max_batch=max_batch, options=given, force=force, **rest)
             dim = batch_dim(graph) if max_batch else None
         else:
-            target.mkdir(parents=True, exist_ok=True)
             made = target / f"{called}.onnx"
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+            except OSError as err:
+                raise WriteError(f"{target} cannot be written: {err.strerror}; check its rights") from err
             save_onnx(graph, made, external_data=bool(graph.params), overwrite=force, options=given)
     if as_json:
         print_json({"written": str(made), "format": form, "batched_along": dim})

@@ -83,7 +83,7 @@ def _print_contents(document: dict[str, Any]) -> None:
 
 @click.command("verify")
 @options.package
-@click.option("--device", "devices", metavar="DEVICES", help="Run the golden cases on these devices, or on `all`.")
+@options.device_option("--device", "--devices", "devices", help="Run the golden cases on these devices, or on `all`.")
 @options.as_json
 def verify(package: Package, devices: str | None, as_json: bool) -> None:
     """Check every byte of a package, its signature, and with --device the golden outputs of devices.

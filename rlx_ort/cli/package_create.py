@@ -164,7 +164,7 @@ def create(
 
     if len(expected) > len(golden):
         raise click.UsageError("each --expected belongs to a --golden")
-    graph = read_model(model)
+    graph = read_model(model, rest["dims"])
     cases = [
         (to_model_types(read_npz(inputs), graph.inputs), None if outputs is None else read_npz(outputs))
         for inputs, outputs in zip_longest(golden, expected)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli.show import duration, replacing
+from rlx_ort.errors import install_command
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -28,15 +29,15 @@ def draw(graph: Graph, title: str, dims: Mapping[str, int], rows: Sequence[Mappi
     Rows that have a measured time, `p50_ns`, get a panel of their own. The file appears whole or not at all.
 
     Raises:
-        ClickException: matplotlib is not installed, does not know the format, the file cannot be written, or there is
-            nothing to draw.
+        ClickException: matplotlib is not installed, does not know the format, or there is nothing to draw.
+        WriteError: the file cannot be written.
     """
     try:
         # Not pyplot: that would pick a window system and keep the figure.
         figures = importlib.import_module("matplotlib.figure")
         tickers = importlib.import_module("matplotlib.ticker")
     except ImportError as err:
-        raise click.ClickException(f"pictures need matplotlib ({err}); pip install 'rlx_ort[plot]'") from err
+        raise click.ClickException(f"pictures need matplotlib ({err}); {install_command('plot')}") from err
     priced = [row for row in rows if row.get("predicted_ns")]
     if not priced:
         raise click.ClickException("there is nothing to draw: no device has a prediction for the model")

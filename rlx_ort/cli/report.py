@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options, page
-from rlx_ort.cli.options import read_model
-from rlx_ort.cli.show import duration, note, print_json, print_table, progress
+from rlx_ort.cli.options import opened
+from rlx_ort.cli.show import duration, note, print_json, print_rest, print_table, progress
 from rlx_ort.errors import RlxError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ _COLUMNS = (
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw a roofline for each device with the model's nodes on it; needs rlx_ort[plot].",
 )
+@options.all_rows
 @click.option("--ops", "with_ops", is_flag=True, help="Show how each kind of op gets to the device.")
 @options.as_json
 def command(
@@ -58,6 +60,7 @@ def command(
     trace_path: Path | None,
     why: bool,
     plot_path: Path | None,
+    all_rows: bool,
     with_ops: bool,
     as_json: bool,
 ) -> None:
@@ -65,20 +68,24 @@ def command(
 
     For each: whether it takes MODEL, its predicted time, and what blocks it.
 
-    Predictions need sizes: give the named dims with --dim, else each counts with the cost model's stand-in size. With
-    --html or --trace the model runs on made-up inputs, in which a dim without a size is 1.
+    Predictions need sizes: give the named dims with --dim, else they are those of the inputs that `run` makes up. With
+    --html or --trace the model runs on such inputs.
     """
-    from rlx_ort.cli.arrays import made_up_inputs
+    from rlx_ort.cli.arrays import made_up_inputs, shaped_inputs
     from rlx_ort.execution.placement import format_dispatch_report, report_as_dict
     from rlx_ort.options.compile_options import CompileOptions
+    from rlx_ort.providers.registry import availability
     from rlx_ort.report.document import document, splits_of
     from rlx_ort.selection.candidates import Candidates
     from rlx_ort.selection.predict import dims_of
 
-    graph = read_model(model)
-    compile_options = CompileOptions(dims=dims)
+    runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(dims=dims)))
+    graph, policy, compile_options = runner.graph, runner.policy, runner.options
     runs = html_path is not None or trace_path is not None
-    feeds = made_up_inputs(graph.inputs, dims, _SEED) if runs else {}
+    if runs:
+        feeds, assumed = made_up_inputs(graph.inputs, compile_options.dims, _SEED)
+    else:
+        feeds, assumed = shaped_inputs(graph.inputs, compile_options.dims)
     views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
     with progress("asking each device"):
         candidates = Candidates(graph, policy, compile_options, feeds).report()
@@ -88,7 +95,8 @@ def command(
             "device": candidate.label,
             **{name: getattr(candidate, name) for name in _COLUMNS},
             "first_unsupported": None if candidate.first_unsupported is None else candidate.first_unsupported.name,
-            "assumed_dims": candidate.assumed_dims,
+            "remedy": "" if candidate.available else availability(candidate.device).remedy,
+            "assumed_dims": [*assumed, *candidate.assumed_dims],
         }
         placement = None
         if candidate.device in failures:
@@ -101,7 +109,7 @@ def command(
             share = None if placement is None else placement.requested_share
             row |= {"placement_share": share, "open_error": error}
         if why:
-            row |= _reasons(graph, candidate, compile_options)
+            row |= _reasons(graph, candidate, compile_options, feeds)
         if with_ops:
             row["dispatch"] = _dispatch(graph, candidate.device, compile_options, placement)
         rows.append(row)
@@ -115,15 +123,16 @@ def command(
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
 
-        draw(graph, model.name, dims, rows, plot_path)
+        draw(graph, model.name, {**assumed, **dims}, rows, plot_path)
         note(f"drawn to {plot_path}")
     if as_json:
         for row in rows:
             if row.get("dispatch") is not None:
                 row["dispatch"] = report_as_dict(row["dispatch"])
-        print_json({"model": str(model), "dims": dims, "devices": rows})
+        print_json({"model": str(model), "dims": dims, "assumed_dims": assumed, "devices": rows})
         return
-    _print(rows, open_sessions and html_path is None)
+    _print(rows, open_sessions and html_path is None, all_rows or policy.allow is not None)
+    options.note_assumed("predicted", assumed)
     if why:
         _print_reasons(rows, policy)
     for row in rows:
@@ -131,15 +140,17 @@ def command(
             click.echo(format_dispatch_report(row["dispatch"]))
 
 
-def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions) -> dict[str, Any]:
+def _reasons(
+    graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the parts of a predicted time, the error to expect of it, and why it is not from a calibration."""
     from rlx_ort.calibration import store
     from rlx_ort.selection.candidates import automatic
-    from rlx_ort.selection.predict import explain
+    from rlx_ort.selection.predict import dims_of, explain
 
     estimate = None
     if candidate.predicted_ns is not None:
-        estimate = explain(graph, candidate.device, automatic(compile_options))
+        estimate = explain(graph, candidate.device, automatic(compile_options), dims_of(graph, inputs))
     if estimate is None:
         return {"terms": [], "error": None, "uncalibrated": ""}
     why = store.find(candidate.device).reason if (candidate.profile_source or "").startswith("default") else ""
@@ -211,27 +222,36 @@ def _dispatch(
     return report if placement is None else merge_placement(report, placement)
 
 
-def _print(rows: list[dict[str, Any]], opened: bool) -> None:
-    from rlx_ort.selection.cost import DEFAULT_DIM
+def _reason(row: dict[str, Any]) -> str:
+    """Return why a device is not here, without the remedy."""
+    return str(row["blocker"] or "").replace(f"; {row['remedy']}", "")
 
-    columns = ("device", "available", "supports", *["placed there"] * opened, "predicted", "recommended", "blocker")
+
+def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
+    from rlx_ort.calibration.features import DEFAULT_DIM
+
+    columns = ("device", "supports", *["placed there"] * opened, "predicted", "recommended", "blocker")
     table = []
-    for row in rows:
+    here = [row for row in rows if row["available"]]
+    for row in here:
         share = row.get("placement_share")
         table.append(
             (
                 row["device"],
-                *("yes" if row[key] else "no" for key in ("available", "supports_graph")),
+                "yes" if row["supports_graph"] else "no",
                 *["-" if share is None else f"{share:.0%}"] * opened,
                 duration(row["predicted_ns"]),
                 "<-" if row["recommended"] else "",
                 row["blocker"] or row.get("open_error") or "",
             )
         )
-    print_table(columns, table)
+    if here:
+        print_table(columns, table)
+    away = [row for row in rows if not row["available"]]
+    print_rest("not here", [(row["device"], _reason(row), row["remedy"]) for row in away], all_rows)
     shipped = [row["device"] for row in rows if (row["profile_source"] or "").startswith("default")]
     if shipped:
         note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")
-    assumed = dict.fromkeys(name for row in rows for name in row["assumed_dims"])
-    if assumed:
-        note(f"predicted with {DEFAULT_DIM} for dims without a size: {', '.join(assumed)}; give sizes with --dim")
+    nameless = dict.fromkeys(name for row in rows for name in row["assumed_dims"] if name.endswith("]"))
+    if nameless:
+        note(f"predicted with {DEFAULT_DIM} for dims without a name: {', '.join(nameless)}")

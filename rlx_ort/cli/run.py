@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options, page
-from rlx_ort.cli.options import read_model
+from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import emit, note, print_facts, print_table, progress
 from rlx_ort.errors import DeviceFallbackError
 
@@ -26,7 +26,7 @@ _SEED = 0
 
 @click.command("run")
 @options.model
-@click.option("--chain", metavar="DEVICES", help="Run on the first of these devices that works, as in cuda,webgpu,cpu.")
+@options.device_option("--chain", help="Run on the first of these devices that works, as in cuda,webgpu,cpu.")
 @click.option(
     "--strict/--assisted",
     default=None,
@@ -62,7 +62,6 @@ def command(
     if trace_path is not None and (chain is not None or resilient):
         raise click.UsageError("--trace is of a run on one device, without --chain and --resilient")
     from rlx_ort.device import parse_device, parse_device_list
-    from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.report.trace import traced_run
     from rlx_ort.resilience.options import Resilience
@@ -71,12 +70,13 @@ def command(
     named = None if device is None else parse_device(device)
     tries = device_chain_from_env() if chain is None else parse_device_list(chain)
     rule = {None: None, True: PlacementRule.STRICT, False: PlacementRule.ASSISTED}[strict]
-    graph = read_model(model)
-    feeds = _feeds(graph, inputs_path, dims)
     # One run does not outlive a bridge: the device that opens would never answer.
     resilience = Resilience.from_env() or Resilience(bridge=False) if resilient else None
-    with GraphDevices(graph, policy, CompileOptions(placement=rule, dims=dims), resilience=resilience) as runner:
+    with opened(model, policy, CompileOptions(placement=rule, dims=dims), resilience, admit=True) as runner:
+        graph = runner.graph
+        feeds = _feeds(graph, inputs_path, runner.options.dims)
         refused: list[tuple[Device, str]] = []
+        outputs: list[Any]
         with progress("running"):
             if trace_path is not None:
                 kept = rule or (PlacementRule.ASSISTED if named is None else PlacementRule.STRICT)
@@ -119,9 +119,10 @@ def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> dict[str
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs)
-    feeds = made_up_inputs(graph.inputs, dims, _SEED)
+    feeds, assumed = made_up_inputs(graph.inputs, dims, _SEED)
     shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
     note(f"no --inputs: made up random ones with seed {_SEED} ({shapes or 'the model takes none'})")
+    options.note_assumed("run", assumed)
     return feeds
 
 

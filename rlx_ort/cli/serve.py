@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from rlx_ort.cli import options
 from rlx_ort.cli.show import note
+from rlx_ort.errors import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +126,7 @@ def command(
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
         gc.enable()
-        raise click.ClickException(f"serving needs more packages ({err}); pip install 'rlx_ort[serve]'") from err
+        raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
 
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
     served = ServeOptions(policy, batch, None if key is None else str(key), signed_only, precision=precision)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -16,14 +17,33 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.status import Status
+    from rich.table import Table
 
+_WRAPPED = 28  # cells up to this width are never wrapped
+_BETWEEN, _EDGES = 3, 2  # columns of the terminal between two columns of a table, and around it
 _PIPE_COLUMNS = 200
 """Width of a table that goes to a pipe or file, which have no terminal width."""
 
 
+JSON_SCHEMA = 1
+"""The schema of the documents of --json: grows when an entry changes its meaning or goes, not when one is added."""
+
+_PRINTED = "rlx_ort.printed_json"
+
+
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document in ASCII, which every terminal and pipe can carry; records become objects."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False, default=_plain))
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[_PRINTED] = True
+    click.echo(json.dumps({"schema": JSON_SCHEMA, **document}, indent=2, allow_nan=False, default=_plain))
+
+
+def print_failure(context: click.Context, kind: str, message: str, exit_code: int) -> None:
+    """Print an error as a JSON document, unless the command has printed its own."""
+    if not context.meta.get(_PRINTED):
+        print_json({"error": {"type": kind, "message": message, "exit_code": exit_code}})
+        context.meta[_PRINTED] = True
 
 
 def _plain(value: object) -> object:
@@ -43,17 +63,68 @@ def emit(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print a table; cells are plain text, whatever brackets they hold."""
+    """Print a table; cells are plain text, whatever brackets they hold.
+
+    Columns without any text are left out. A table that is wider than the terminal is printed in parts, each with the
+    first column; only long texts are wrapped.
+    """
+    cells = [[_visible(cell) for cell in row] for row in rows]
+    kept = [at for at in range(len(columns)) if at == 0 or not cells or any(row[at] for row in cells)]
+    console = _console(stderr=False)
+    for part in _parts([_width(columns[at], [row[at] for row in cells]) for at in kept], console.width):
+        places = [kept[at] for at in part]
+        console.print(_table([columns[at] for at in places], [[row[at] for at in places] for row in cells], title))
+        title = None
+
+
+def print_rest(what: str, rows: Sequence[tuple[str, str, str]], in_full: bool) -> None:
+    """Print devices that cannot be used, as device, reason and remedy: in one line, or in full.
+
+    In full the remedies follow the table, each in a line of its own that is not broken, so that it can be copied.
+    """
+    if not in_full:
+        if rows:
+            listed = ", ".join(device for device, *_ in rows)
+            click.echo(textwrap.fill(f"{what}: {listed}; --all shows why", _console(stderr=False).width))
+        return
+    print_table(("device", "why not"), [row[:2] for row in rows])
+    remedies: dict[str, list[str]] = {}
+    for device, _, remedy in rows:
+        if remedy:
+            remedies.setdefault(remedy, []).append(device)
+    for remedy, devices in remedies.items():
+        click.echo(f"for {', '.join(devices)}:\n  {_visible(remedy)}")
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for at, column in enumerate(columns):
+        wide = _width(column, [row[at] for row in rows]) > _WRAPPED
+        table.add_column(column, overflow="fold", no_wrap=not wide)
     for row in rows:
-        table.add_row(*(Text(_visible(cell)) for cell in row))
-    _console(stderr=False).print(table)
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _width(column: str, cells: Iterable[str]) -> int:
+    return max(len(line) for cell in (column, *cells) for line in (cell.splitlines() or [""]))
+
+
+def _parts(widths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield the columns of each part of a table, by their widths; the first column is in every part."""
+    part, used = [0], min(widths[0], _WRAPPED)
+    for at in range(1, len(widths)):
+        needed = _BETWEEN + min(widths[at], _WRAPPED)
+        if used + needed + _EDGES > most and len(part) > 1:
+            yield part
+            part, used = [0], min(widths[0], _WRAPPED)
+        part.append(at)
+        used += needed
+    yield part
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
@@ -126,6 +197,11 @@ def steps() -> Iterator[Steps]:
         made.count(1, 1)
 
 
+def first_line(failure: object) -> str:
+    """Return the first line of an error or text for the cell of a table."""
+    return next(iter(str(failure).splitlines()), "")
+
+
 def duration(nanoseconds: float | None) -> str:
     """Return a time in the unit people would choose, or a dash when it is not known."""
     if nanoseconds is None:
@@ -159,12 +235,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file beside `path` for writing and put it in place of `path` when the block ends without an error.
 
     Raises:
-        click.FileError: the file cannot be written.
+        WriteError: the file cannot be written.
     """
     from rlx_ort import storage
+    from rlx_ort.errors import WriteError
 
     try:
         with storage.replacing(path) as stream:
             yield stream
     except OSError as err:
-        raise click.FileError(str(path), err.strerror or str(err)) from err
+        hint = "check the folder, its rights and the space on the disk"
+        raise WriteError(f"{path} cannot be written: {err.strerror or err}; {hint}") from err

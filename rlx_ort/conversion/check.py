@@ -5,9 +5,11 @@ bf16 is emulated on a CPU without kernels for it: nodes compute in f32, and ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from rlx_ort.conversion.options import ConvertOptions, ModelFacts
@@ -16,13 +18,13 @@ from rlx_ort.converters.onnx_types import tensor_type
 from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
 from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, ParityError
+from rlx_ort.errors import ConversionError, EngineError, ParityError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.parity.compare import Comparison, compare_to, reference_run
 from rlx_ort.parity.metrics import Tolerance, tolerance_for
-from rlx_ort.parity.opening import OrtFormatFile, as_model
+from rlx_ort.parity.opening import OrtFormatFile, as_model, open_model
 from rlx_ort.providers.engine.runtime import runtime_problem
 
 _LEAN_ABOVE_BYTES = 256 << 20
@@ -82,6 +84,37 @@ class ConversionCheck:
         if not comparison.ok:
             raise ParityError(self._verdict(comparison), comparison)
         return comparison
+
+    def run_freed(self, path: Path, name: str, places: Sequence[tuple[str, int]]) -> None:
+        """Run the written file on twice the size of a dim that was opened.
+
+        Where the dim is the first of every input, the inputs come twice, and so must the outputs.
+
+        Raises:
+            ConversionError: the graph does not take the size, or gives other results for it.
+        """
+        reference = self._reference
+        inputs = dict(reference.inputs)
+        for value, axis in places:
+            inputs[value] = np.concatenate([inputs[value]] * 2, axis)
+        device = Device(self._options.device or "cpu")
+        model, how = self._runnable(as_model(path), on_cpu=device == Device.CPU)
+        refused = f"dim {name!r} cannot be opened: the graph depends on its size"
+        try:
+            if {(value, 0) for value in inputs} == set(places):
+                twice = [
+                    (key, np.concatenate([array] * 2) if array.ndim else array) for key, array in reference.outputs
+                ]
+                wanted = replace(reference, inputs=inputs, outputs=tuple(twice))
+                tolerance = self._options.tolerance or default_tolerance(self._options, self._before)
+                comparison = compare_to(wanted, model, device, tolerance=tolerance, options=how)
+                if not comparison.ok:
+                    raise ConversionError(f"{refused}: rows in a batch of twice the size have other results")
+            else:
+                with open_model(model, device, how) as opened:
+                    opened.run(inputs)
+        except EngineError as err:
+            raise ConversionError(f"{refused}, and does not run on twice of it: {err}") from err
 
     def _verdict(self, comparison: Comparison) -> str:
         """Return why the conversion is refused."""

@@ -19,7 +19,7 @@ from rlx_ort.converters.sources import Format, apply_weights, bake, format_of, o
 from rlx_ort.converters.sources.apply import listed
 from rlx_ort.converters.targets import TargetOptions, write_target
 from rlx_ort.converters.transforms.cut import cut
-from rlx_ort.converters.transforms.dims import set_dims
+from rlx_ort.converters.transforms.dims import free_dims, set_dims
 from rlx_ort.converters.transforms.half_precision import to_precision
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize
@@ -92,6 +92,8 @@ class _Run:
         bundle = self._opened(source)
         before = facts_of(bundle)
         unverified = why_unverified(self._options)
+        if unverified and self._options.free:
+            raise ConversionError(f"opening a dim is checked by running two sizes, and nothing runs: {unverified}")
         check = None
         if not unverified:  # first, so that a source that does not run costs no conversion
             with self._step("run source", "running the source"):
@@ -109,6 +111,8 @@ class _Run:
             if check is not None:
                 with self._step("verify", "running the result"):
                     comparison = check.run_result(stage.path)
+                    for name, places in self._reports.get("free", {}).items():
+                        check.run_freed(stage.path, name, places)
             size = sum(file.stat().st_size for file in files)
             placed = stage.publish(files, overwrite=self._options.overwrite)
         emulated = "" if check is None else check.emulated
@@ -133,15 +137,15 @@ class _Run:
 
     def _with_params(self, source: Path | ModelBundle, params: Path) -> ModelBundle:
         """Return a model with the weights of a file; a graph file's parameters may have no data before."""
-        renames = self._options.renames
+        renames, cast = self._options.renames, self._options.cast
         with self._step("params", f"taking weights from {params}"):
             weights = read_weights(params)
             if isinstance(source, Path) and format_of(source)[0] is Format.IR_JSON:
-                of_graph = apply_weights(load_json(source), weights, renames)
+                of_graph = apply_weights(load_json(source), weights, renames, cast=cast)
                 self._reports["params"] = ParamsTaken(len(of_graph.loaded), (), of_graph.missing, of_graph.unused)
                 return bundle_from_graph(of_graph.model, origin=str(source))
             bundle = open_source(source, opset=self._options.opset) if isinstance(source, Path) else source
-            report = apply_weights(bundle, weights, renames)
+            report = apply_weights(bundle, weights, renames, cast=cast)
             inputs = {name: weights[name] for name in report.unused if name in bundle.input_types()}
             if not report.loaded and not inputs:
                 raise ConversionError(
@@ -158,6 +162,8 @@ class _Run:
         options = self._options
         if options.dims:
             yield "dims", "fixing dims", set_dims, (options.dims,)
+        if options.free:
+            yield "free", "opening dims", free_dims, (options.free,)
         if options.opset is not None or options.ir_version is not None:
             opset = bundle.opset if options.opset is None else options.opset
             yield "opset", "moving to another opset", to_opset, (opset, options.ir_version)

@@ -26,10 +26,13 @@ class ConvertOptions:
 
     Attributes:
         params: a weight file whose tensors replace the weights of the same name, or become weights in place of inputs.
+        cast: whether floats of that file may be converted to the model's float type.
         renames: what tensors of the file are called in the model; None takes their own names.
         inputs: values that become the inputs of the part to keep; empty keeps the model's.
         outputs: values that become its outputs; empty keeps the model's.
         dims: named dim -> size it is fixed at.
+        free: name -> places `input[axis]` of fixed dims that become a dim of that name; without places, the first axis
+            of every input. The result is run on twice the size as well.
         opset: ai.onnx opset to move to.
         ir_version: IR version to declare.
         simplify: whether to fold constants, remove what does nothing and infer shapes.
@@ -47,10 +50,12 @@ class ConvertOptions:
     """
 
     params: Path | None = None
+    cast: bool = False
     renames: Renames | None = None
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
     dims: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    free: Mapping[str, Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
     opset: int | None = None
     ir_version: int | None = None
     simplify: bool = False

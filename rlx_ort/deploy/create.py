@@ -80,6 +80,7 @@ def create_package(
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a node has no ONNX form.
     """
+    from rlx_ort.ir.graph import check_dims
     from rlx_ort.ir.verify import verify
 
     recipe = recipe or Recipe()
@@ -87,6 +88,7 @@ def create_package(
     unset = [value.name for value in graph.params if value.name not in graph.weights]
     if unset:
         raise PackageError(f"graph {graph.name!r} has parameters without data: {', '.join(unset[:8])}; set them first")
+    check_dims(graph, recipe.dims)
     if problems := verify(graph):
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise GraphVerifyError(f"graph {graph.name!r} cannot be packed:\n{listed}")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import zipfile
 from collections.abc import Iterable
+from pathlib import Path
 
 from rlx_ort import environment
 from rlx_ort.errors import IntegrityError, PackageError
@@ -117,3 +119,15 @@ def _problem(name: str) -> str:
     if not name.lower().endswith(_SUFFIXES):
         return f"is of a kind that no package holds; data only, no code and no libraries ({', '.join(_SUFFIXES)})"
     return ""
+
+
+def is_package(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is that of a package, in a folder or in a file, intact or not."""
+    file = Path(path)
+    try:
+        if file.is_dir():
+            return (file / INDEX).is_file()
+        with zipfile.ZipFile(file) as archive:
+            return INDEX in archive.namelist()
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return False

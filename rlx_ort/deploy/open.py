@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
-from rlx_ort.deploy.names import required_key
+from rlx_ort.deploy.names import is_package, required_key
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
+from rlx_ort.execution.interface import Outputs
 from rlx_ort.graph_devices import GraphDevices, resilience_from_env
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers.engine.compiled.store import use_of
@@ -23,6 +24,7 @@ from rlx_ort.selection.policy import DevicePolicy
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rlx_ort.converters.from_onnx import Source
     from rlx_ort.deploy.quick import QuickSession
     from rlx_ort.execution.buckets import BucketedCompileCache
     from rlx_ort.execution.compiled import CompiledGraph
@@ -92,7 +94,7 @@ class PackageDevices(GraphDevices):
         self._load()
         return self._weights
 
-    def run(self, device: Device | str, inputs: Mapping[str, Any], **limits: Any) -> list[Any]:
+    def run(self, device: Device | str, inputs: Mapping[str, Any], **limits: Any) -> Outputs:
         """Run on a device and return the outputs in order; see `GraphDevices.run`.
 
         The first four runs of a warmed package use unpacked weights, later ones packed weights; results differ by
@@ -101,7 +103,7 @@ class PackageDevices(GraphDevices):
         results = None if limits else self._run_quick(device, inputs)
         return super().run(device, inputs, **limits) if results is None else results
 
-    def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None, **limits: Any) -> list[Any]:
+    def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None, **limits: Any) -> Outputs:
         """Run on the device that `resolve` returns."""
         results = None if device is None or limits else self._run_quick(device, inputs)
         return super().run_resolved(inputs, device, **limits) if results is None else results
@@ -116,12 +118,13 @@ class PackageDevices(GraphDevices):
             return super().__repr__()
         return f"<GraphDevices of {self._package.path.name}, started on {Device.CPU.display}>"
 
-    def _run_quick(self, device: Device | str, inputs: Mapping[str, Any]) -> list[Any] | None:
+    def _run_quick(self, device: Device | str, inputs: Mapping[str, Any]) -> Outputs | None:
         """Run from the compile cache, or return None where the graph is needed."""
         quick = self._quick
         if quick is None or Device(device) != Device.CPU or self._policy.refusal(Device.CPU) is not None:
             return None
-        return quick.run(inputs)
+        outputs = quick.run(inputs)
+        return None if outputs is None else quick.named(outputs)
 
     def _end_quick(self) -> None:
         quick, self._quick = self._quick, None
@@ -147,6 +150,39 @@ class PackageDevices(GraphDevices):
                     self._weights.provide_rounded(param, self._package.tensor(stored))
             self._loaded = True
             self._end_quick()
+
+
+def load(
+    source: Source,
+    policy: DevicePolicy | None = None,
+    options: CompileOptions | None = None,
+    *,
+    resilience: Resilience | None = None,
+) -> GraphDevices:
+    """Read a model or package, by its content, and return it ready to run on the devices of this machine.
+
+    Without a policy, the `RLX_*` variables are the policy; see `DevicePolicy.from_env`. Without `resilience`,
+    `RLX_RESILIENCE` decides.
+
+    Args:
+        source: the path of an ONNX file, an IR JSON file, an exported program of PyTorch (`.pt2`) or a package, which
+            is opened as by `open_package`; or the bytes of an ONNX model, or a `ModelProto`.
+        policy: which devices may be chosen.
+        options: how to compile.
+        resilience: how to react to devices that fail.
+
+    Raises:
+        ConversionError: the source is no model, or holds something that cannot be translated.
+        PackageError: the package cannot be opened; see `open_package`.
+        DeviceParseError: one of the variables that are read does not parse.
+    """
+    from rlx_ort.converters.files import load_graph
+
+    if isinstance(source, str | os.PathLike) and is_package(source):
+        return open_package(source, policy, options, resilience=resilience)
+    policy = DevicePolicy.from_env() if policy is None else policy  # before anything is read
+    resilience = resilience_from_env() if resilience is None else resilience
+    return GraphDevices(load_graph(source), policy, options, resilience=resilience)
 
 
 def open_package(

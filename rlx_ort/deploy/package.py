@@ -26,7 +26,7 @@ from rlx_ort.deploy.container import Container, OpenFile, compare_files, open_co
 from rlx_ort.deploy.index import REQUIRABLE, Case, Index
 from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
 from rlx_ort.deploy.ort_manifest import check_manifest
-from rlx_ort.errors import ConversionError, IntegrityError, PackageError
+from rlx_ort.errors import ConversionError, IntegrityError, PackageError, install_command
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.providers.engine.stopping import holding
@@ -471,6 +471,6 @@ def _library() -> Any:
     except ImportError as err:
         raise PackageError(
             f"signatures need the package model-signing, which cannot be imported here ({err}); "
-            "install it with: pip install 'rlx_ort[sign]'"
+            f"install it with: {install_command('sign')}"
         ) from err
     return model_signing

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlx_ort import environment
 from rlx_ort.errors import EngineError
+from rlx_ort.execution.interface import outputs_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +57,7 @@ class QuickSession:
         self.interface = (start.inputs, start.outputs)
         self.packs = True
         self._names = [output.name for output in start.outputs]
+        self.named = outputs_class(self._names)
         self._lock = threading.Lock()
         self._session: SavedSession | None = None
         self._closed = False

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from rlx_ort.deploy.names import check_model_name
-from rlx_ort.errors import PackageError
+from rlx_ort.errors import PackageError, WriteError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.storage import partial_path
@@ -94,7 +94,7 @@ def export_triton(
     except OSError as err:
         if old.exists() and not folder.exists():
             old.rename(folder)
-        raise PackageError(f"{folder} cannot be written: {err.strerror or err}") from err
+        raise WriteError(f"{folder} cannot be written: {err.strerror or err}") from err
     finally:
         for rest in (partial, old):
             shutil.rmtree(rest, ignore_errors=True)

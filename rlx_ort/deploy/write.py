@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlx_ort.deploy.container import Member, layout_of
-from rlx_ort.errors import PackageError
+from rlx_ort.errors import PackageError, WriteError
 from rlx_ort.storage import partial_path, replacing, unfinished
 
 _STALE_S = 24 * 3600
@@ -74,7 +74,7 @@ def write_package(
         _flush_folder(target.parent)
     except OSError as err:
         hint = "check the folder, its rights and its space; on Windows no process may have the old package open"
-        raise PackageError(f"{target} cannot be written: {err}; {hint}") from err
+        raise WriteError(f"{target} cannot be written: {err}; {hint}") from err
     finally:
         unfinished.discard(partial)
         shutil.rmtree(partial, ignore_errors=True)
@@ -94,7 +94,7 @@ def add_file(folder: Path, name: str, data: bytes) -> None:
             stream.write(data)
         _flush_folder(folder)
     except OSError as err:
-        raise PackageError(f"{name} of {folder} cannot be written: {err}; check the rights of both folders") from err
+        raise WriteError(f"{name} of {folder} cannot be written: {err}; check the rights of both folders") from err
 
 
 def write_folder(root: Path, files: Mapping[str, Content], progress: Callable[[int], object] | None = None) -> None:

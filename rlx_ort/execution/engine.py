@@ -10,8 +10,10 @@ does not have. Every way to run such an engine goes through `_Fed`; the others r
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, Provider
 
+_log = logging.getLogger(__name__)
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Receives the hidden outputs of a run, by name."""
 WeightSource: TypeAlias = "WeightStore | ExpertWeights"
@@ -385,6 +388,7 @@ class EngineSlot:
             entries = {_LAYERS: f"cpu({self.runs.host_marker})", **options.session_config}
             options = options.with_(session_config=entries)
         replaces = self.is_open
+        begun = time.perf_counter()
         session = residency().open(self, SessionRequest(self.device, self.exported, weights, options))
         feeds = self._feeds(session, changing, replaces=replaces)
         hidden = self.runs.hidden
@@ -403,6 +407,8 @@ class EngineSlot:
             engine.close()
             raise
         engine.strict_ok = not self.placement.strays
+        took_s = time.perf_counter() - begun
+        _log.info("graph %r: opened on %s in %.3g s, %r", self.graph.name, self.device.label, took_s, self.placement)
         return engine
 
 

@@ -7,7 +7,6 @@ new has taken its place, so no run writes to memory that it reads.
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from rlx_ort.errors import InputError
+from rlx_ort.errors import InputError, near_names
 from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, coerced, matcher
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
@@ -203,11 +202,9 @@ class Handles:
         if kind is None and index is not None:
             kind = self._outputs[self._names[index]]
         if kind is None:
-            close = difflib.get_close_matches(name, self._inputs, n=1)
-            known = ", ".join(map(repr, self._inputs)) or "none"
-            hint = f"did you mean {close[0]!r}?" if close else f"the inputs are: {known}"
             raise InputError(
-                f"a handle is named like an input or `out0` to `out{len(self._names) - 1}`, not {name!r}; {hint}"
+                f"a handle is named like an input or `out0` to `out{len(self._names) - 1}`, not {name!r}; "
+                + near_names(name, self._inputs)
             )
         if not isinstance(kind, TensorType):
             raise InputError(f"{name!r} is {kind}; only tensors can be held by a handle")

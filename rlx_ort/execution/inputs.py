@@ -11,7 +11,6 @@ types as ONNX packs them.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import InputError
+from rlx_ort.errors import InputError, near_names
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, ValueType
@@ -128,9 +127,7 @@ class InputPlan:
             raise InputError(f"a run takes a dict of input name -> array, got {type(inputs).__name__}") from cause
         unknown = [name for name in inputs if name not in self._types]
         if unknown:
-            close = difflib.get_close_matches(str(unknown[0]), self._types, n=1)
-            known = ", ".join(repr(name) for name in self._types) or "none"
-            hint = f"did you mean {close[0]!r}?" if close else f"the inputs are: {known}"
+            hint = near_names(str(unknown[0]), self._types)
             raise InputError(f"the graph has no input {unknown[0]!r}; {hint}") from cause
         missing = [
             name for name, kind in self._types.items() if name not in inputs and not isinstance(kind, OptionalType)

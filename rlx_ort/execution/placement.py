@@ -77,6 +77,10 @@ class Placement:
         """Values that cross between the requested device and another one in each run."""
         return len(self.crossings)
 
+    def __repr__(self) -> str:
+        nodes = ", ".join(f"{len(nodes)} nodes on {provider}" for provider, nodes in self.nodes_by_ep.items())
+        return f"<Placement for {self.requested}: {nodes or 'no nodes'}, {self.boundary_copies} copies>"
+
     @property
     def requested_share(self) -> float:
         """The share of the nodes that are not pinned on the requested provider, from 0 to 1; 1 without such nodes."""

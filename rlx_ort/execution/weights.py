@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import ParamError
+from rlx_ort.errors import ParamError, near_names
 from rlx_ort.execution.inputs import as_array, cast_hint, is_literal
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, narrowed, read_tensors
@@ -87,6 +87,9 @@ class WeightStore:
     Raises:
         ParamError: a value is not of its declared type.
     """
+
+    def __repr__(self) -> str:
+        return f"<WeightStore, {len(self._values)} of {len(self._types)} parameters set>"
 
     def __init__(self, types: Mapping[str, TensorType], values: Mapping[str, TensorData] | None = None) -> None:
         self.version = 0
@@ -201,9 +204,7 @@ class WeightStore:
         """
         found = self._types.get(name)
         if found is None:
-            close = difflib.get_close_matches(name, self._types, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the parameters are: {_listed(self._types)}"
-            raise ParamError(f"the graph has no parameter {name!r}; {hint}")
+            raise ParamError(f"the graph has no parameter {name!r}; {near_names(name, self._types)}")
         return found
 
     def set(self, name: str, value: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:

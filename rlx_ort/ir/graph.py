@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from rlx_ort.errors import GraphVerifyError
+from rlx_ort.errors import GraphVerifyError, near_names
 from rlx_ort.ir.core import GraphCore, Node, Ref, Value
 from rlx_ort.ir.op import Op, op_kinds
 from rlx_ort.ir.ops.attention import AttentionBuilders
@@ -62,6 +62,10 @@ class Graph(
     """
 
     __slots__ = ("__weakref__",)
+
+    def __repr__(self) -> str:
+        outputs = f"{len(self.inputs)} inputs, {len(self._outputs)} outputs"
+        return f"<{type(self).__name__} {self.name!r}, {len(self.nodes)} nodes, {outputs}>"
 
     def bind(self, sizes: Mapping[str, int]) -> Graph:
         """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids stay."""
@@ -230,6 +234,18 @@ def dynamic_symbols(graph: Graph) -> list[str]:
     """Return the named dims of a graph's values, in order of first appearance."""
     shapes = [kind.shape for node in graph.nodes for kind in node.types if isinstance(kind, TensorType)]
     return list(dict.fromkeys(symbol for shape in shapes if shape is not None for symbol in shape.symbols))
+
+
+def check_dims(graph: Graph, names: Iterable[str]) -> None:
+    """Refuse names of dims that no value of the graph has, since a size for one would be ignored.
+
+    Raises:
+        GraphVerifyError: the graph has no such dim; the nearest names are suggested.
+    """
+    known = dynamic_symbols(graph)
+    for name in names:
+        if name not in known:
+            raise GraphVerifyError(f"graph {graph.name!r} has no dim {name!r}; {near_names(name, known)}")
 
 
 def has_dynamic_dims(graph: Graph) -> bool:

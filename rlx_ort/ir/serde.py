@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlx_ort.errors import ConversionError, GraphVerifyError
+from rlx_ort.errors import ConversionError, GraphVerifyError, WriteError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -77,7 +77,7 @@ def save_json(graph: Graph, path: str | Path) -> None:
         write_atomic(path, _text(document).encode())
     except OSError as err:
         hint = "check the folder and its rights; on Windows no process may have the old file open"
-        raise ConversionError(f"graph {graph.name!r} cannot be written to {path}: {err}; {hint}") from err
+        raise WriteError(f"graph {graph.name!r} cannot be written to {path}: {err}; {hint}") from err
 
 
 def load_json(path: str | Path) -> Graph:

@@ -9,13 +9,12 @@ lists no kernels and gets the common form, and so does a model that is written t
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlx_ort import environment
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, near_names
 
 VARIABLE = "RLX_KERNEL_DISPATCH"
 
@@ -107,6 +106,4 @@ def _check_kinds(field: str, kinds: frozenset[str]) -> None:
 
     known = op_kinds()
     for kind in sorted(kinds.difference(known)):
-        close = difflib.get_close_matches(kind, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "see rlx_ort.ir.op.op_kinds()"
-        raise ConversionError(f"{field} names {kind!r}, which is no kind of op; {hint}")
+        raise ConversionError(f"{field} names {kind!r}, which is no kind of op; {near_names(kind, known)}")

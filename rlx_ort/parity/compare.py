@@ -53,6 +53,10 @@ class Comparison:
     devices: tuple[str, str]
     placements: tuple[Placement, Placement]
 
+    def __repr__(self) -> str:
+        verdict = "within" if self.ok else "beyond"
+        return f"<Comparison on {' and '.join(self.devices)}: {len(self.outputs)} outputs {verdict} {self.tolerance}>"
+
     @property
     def ok(self) -> bool:
         """Whether every output is within the tolerance."""

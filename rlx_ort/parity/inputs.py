@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from rlx_ort.converters.bundle import ModelBundle
-from rlx_ort.errors import InputError
+from rlx_ort.errors import GraphVerifyError, InputError, near_names
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.parity.metrics import Array
@@ -61,29 +61,49 @@ def random_inputs(
 
     Raises:
         InputError: an input is no tensor, or its rank is unknown.
+        GraphVerifyError: no input has a dim that `sizes` names.
     """
     types = model.input_types()
-    dims = _Sizes(sizes or {}, assume, types)
+    dims = InputSizes(types, sizes, assume)
     bounds = _index_bounds(model.proto.graph, types)
     source = np.random.default_rng(seed)
     arrays = {name: _array(name, kind, dims, bounds.get(name), source) for name, kind in types.items()}
     return MadeInputs(arrays, dims.assumed)
 
 
-class _Sizes:
-    """Sizes of dims: given ones, sums of others, and defaults by their position in the input."""
+class InputSizes:
+    """Sizes of the dims of inputs: given ones, sums of others, and defaults by their position in the input.
 
-    def __init__(self, given: Mapping[str, int], assume: tuple[int, int, int], types: Mapping[str, ValueType]) -> None:
-        self._given = given
+    `assumed` has the named dims that got a default size so far, with that size.
+
+    Raises:
+        GraphVerifyError: a size is given for a dim that no input has.
+    """
+
+    def __init__(
+        self,
+        types: Mapping[str, ValueType],
+        given: Mapping[str, int] | None = None,
+        assume: tuple[int, int, int] = SIZE_CHOICES[0],
+    ) -> None:
+        self._given = given or {}
         self._batch, self._length, self._pixels = assume
         self.assumed: dict[str, int] = {}
-        symbols = {str(dim) for kind in types.values() if isinstance(kind, TensorType) for dim in kind.shape or ()}
+        shapes = {name: kind.shape or () for name, kind in types.items() if isinstance(kind, TensorType)}
+        symbols = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
         self._totals = {name: parts for name, parts in _TOTALS.items() if set(parts) <= symbols}
+        places = {f"{name}[{axis}]" for name, shape in shapes.items() for axis in range(len(shape))}
+        parts = {part.strip() for symbol in symbols for part in symbol.split("+")}
+        for name in self._given:
+            if name not in symbols | places | parts:
+                raise GraphVerifyError(f"no input has the dim {name!r}; {near_names(name, symbols or places)}")
 
-    def of(self, kind: TensorType) -> tuple[int, ...]:
+    def of(self, name: str, kind: TensorType) -> tuple[int, ...]:
+        """Return the shape of an input."""
         shape = kind.shape or ()
         image = len(shape) == 4 and kind.dtype.is_float
-        return tuple(self._size(dim, axis, image and axis > 1) for axis, dim in enumerate(shape))
+        sizes = (self._size(dim, axis, image and axis > 1) for axis, dim in enumerate(shape))
+        return tuple(self._given.get(f"{name}[{axis}]", size) for axis, size in enumerate(sizes))
 
     def _size(self, dim: int | str | None, axis: int, pixels: bool) -> int:
         if isinstance(dim, int):
@@ -98,12 +118,12 @@ class _Sizes:
         return self.assumed.setdefault(name, default) if name else default
 
 
-def _array(name: str, kind: ValueType, sizes: _Sizes, bound: int | None, source: np.random.Generator) -> Array:
+def _array(name: str, kind: ValueType, sizes: InputSizes, bound: int | None, source: np.random.Generator) -> Array:
     if not isinstance(kind, TensorType) or kind.shape is None:
         raise InputError(
             f"input {name!r} has type {kind}, for which no data can be generated; give inputs in an npz file"
         )
-    shape, dtype = sizes.of(kind), kind.dtype
+    shape, dtype = sizes.of(name, kind), kind.dtype
     if dtype is DType.STRING:
         return np.full(shape, "text", dtype=object)
     if dtype is DType.BOOL or _ONES.search(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,20 @@ from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.registry import availability, is_selectable, known_devices, provider_of, supports_run_slots
+from rlx_ort.providers.registry import (
+    availability,
+    is_selectable,
+    known_devices,
+    provider_of,
+    same_hardware,
+    supports_run_slots,
+)
 from rlx_ort.selection.graph_cache import cache_of, refusals
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
 from rlx_ort.selection.support import Support, UnsupportedOp, support_of
 
+_log = logging.getLogger(__name__)
 CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
 
@@ -96,13 +105,16 @@ class DeviceCandidate:
 
 
 def device_report(
-    graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None
+    graph: Graph,
+    policy: DevicePolicy | None = None,
+    options: CompileOptions | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> list[DeviceCandidate]:
-    """Return one row for each device of the policy's probe set, in that order.
+    """Return one row for each device of the policy's probe set, in that order; `inputs` size the named dims.
 
     The first call of a process probes the devices and exports the graph; later ones remember both.
     """
-    return Candidates(graph, policy, options).report()
+    return Candidates(graph, policy, options, inputs).report()
 
 
 def rank(
@@ -221,7 +233,13 @@ class Candidates:
         if blocker is None and device in self.refused:
             blocker = f"refused the graph when its session was opened: {self.refused[device].splitlines()[0]}"
         named = self.policy.allow is not None and device in self.policy.allow
-        return blocker if blocker or named or is_selectable(device) else _BY_NAME_ONLY
+        if blocker or named:
+            return blocker
+        others = [other for other in same_hardware(device) if other not in self.refused]
+        first = min(others, key=self.policy.prefer_rank, default=device)
+        if first != device:
+            return f"is the same device as {first.label}; it is used when it is asked for by name"
+        return None if is_selectable(device) else _BY_NAME_ONLY
 
     def ranked(self) -> Sequence[Device]:
         """Return the devices that may be chosen, the automatic choice first.
@@ -237,7 +255,9 @@ class Candidates:
         if ranking is None:
             with paused_collector():  # judging creates an object per node, and the collector would walk them repeatedly
                 devices = self.devices()
-                ranking = self._in_order([(device, self._predicted_ns(device)) for device in devices])
+                predictions = [(device, self._predicted_ns(device)) for device in devices]
+                ranking = self._in_order(predictions)
+            _log.info("graph %r: %s", self.graph.name, _shown(ranking, dict(predictions)))
             self._rankings().keep(sizes, ranking)  # of the state now: ranking may have probed devices or measured them
         return ranking
 
@@ -330,6 +350,13 @@ class Candidates:
             judged_by=judged_by,
             first_unsupported=next(iter(judged.unsupported), None),
         )
+
+
+def _shown(ranking: Sequence[Device], predictions: Mapping[Device, float | None]) -> str:
+    """Return a ranking with its predicted times for the log."""
+    times = [(device.label, predictions[device]) for device in ranking]
+    shown = [label if ns is None else f"{label} ({ns / 1e3:.4g} us)" for label, ns in times]
+    return f"the choice is {', then '.join(shown)}" if shown else "no device may be chosen"
 
 
 def _without_size(graph: Graph, sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -123,12 +123,17 @@ class DevicePolicy:
         """Return the policy that the environment describes.
 
         Reads `<prefix>_DEVICES`, `_DENY_DEVICES`, `_PREFER_DEVICES`, `_BENCHMARK_PICK` and `_ADAPTIVE_PICK`. A prefix
-        of your own is taken literally first, then with `RLX_` before it. An empty variable counts as unset.
+        of your own is taken literally first, then with `RLX_` before it. An empty variable counts as unset. Those that
+        name a device for a run, `_DEVICE` and `_DEVICE_CHAIN`, are checked as well.
 
         Raises:
-            DeviceParseError: a variable does not parse, or both picks are set. It is not ignored, because a typo must
-                not widen what may run.
+            DeviceParseError: a variable does not parse, both picks are set, or an `RLX_` variable that does not exist
+                is nearly called like one that does. It is not ignored, because a typo must not widen what may run.
         """
+        if misspelt := environment.misspelt():
+            raise DeviceParseError(misspelt[0], f"there is no variable {misspelt[0]}; did you mean {misspelt[1]}?")
+        device_from_env(prefix)
+        device_chain_from_env(prefix)
         keys = ("DEVICES", "DENY_DEVICES", "PREFER_DEVICES")
         allow, deny, prefer = (_parsed(prefix, key, parse_device_list) for key in keys)
         allowed = None if allow is None else tuple(allow)

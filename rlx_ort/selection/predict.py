@@ -20,7 +20,7 @@ from rlx_ort.converters.protos import paused_collector
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, check_dims
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.engine.recordings import MOST_BYTES
@@ -77,6 +77,8 @@ def explain(
 
     `dims` are sizes of named dims, as `dims_of` reads them from the inputs; they come before those of the options.
     """
+    if dims:
+        check_dims(graph, dims)
     case = _case(graph, Device(device), options or CompileOptions(), dims or {})
     if case is None:
         return None
@@ -187,6 +189,8 @@ def calibrate(
     from rlx_ort.calibration.calibrate import calibrate_together
 
     device = Device(device)
+    if graph is not None and dims:
+        check_dims(graph, dims)
     shown = None if progress is None else lambda device, what, share: progress(what, share)
     if graph is not None:
         if store.find(device).profile is None:

@@ -519,7 +519,7 @@ def _package(options: ServeOptions, path: Path, **expected: Any) -> PackageDevic
 
 def _file(options: ServeOptions, path: Path) -> GraphDevices:
     """Return the graph of a file on its devices."""
-    from rlx_ort.graph_devices import load
+    from rlx_ort.deploy.open import load
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
     from rlx_ort.resilience.options import Resilience
 

@@ -19,7 +19,7 @@ import grpc
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.errors import RunError, ServingError
+from rlx_ort.errors import RunError, ServingError, install_command
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import access, tracing
@@ -140,7 +140,7 @@ def _libraries() -> tuple[Any, Any]:
         import ray
         from ray import serve
     except ImportError as err:
-        raise ServingError(f"Ray cannot be imported ({err}); pip install 'rlx_ort[ray]'") from err
+        raise ServingError(f"Ray cannot be imported ({err}); {install_command('ray')}") from err
     return ray, serve
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.errors import ServingError
+from rlx_ort.errors import ServingError, install_command
 
 if TYPE_CHECKING:
     from rlx_ort.serving.access import Message, Receive, Scope, Send
@@ -31,7 +31,7 @@ def _api() -> Any:
     try:
         from opentelemetry import propagate, trace
     except ImportError as err:
-        raise ServingError(f"spans need more packages ({err}); pip install 'rlx_ort[otel]'") from err
+        raise ServingError(f"spans need more packages ({err}); {install_command('otel')}") from err
     return trace, propagate
 
 
@@ -53,7 +53,7 @@ def export_spans(service: str = "rlx_ort") -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as err:
-        raise ServingError(f"sending spans needs more packages ({err}); pip install 'rlx_ort[otel]'") from err
+        raise ServingError(f"sending spans needs more packages ({err}); {install_command('otel')}") from err
     provider = TracerProvider(resource=Resource({SERVICE_NAME: service}).merge(Resource.create()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)

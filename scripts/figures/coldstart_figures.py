@@ -118,7 +118,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _warmed_package(model: Path, target: Path) -> Path:
-    from rlx_ort.converters.from_onnx import load_graph
+    from rlx_ort.converters.files import load_graph
     from rlx_ort.deploy.create import Recipe, create_package
     from rlx_ort.deploy.open import warm_package
     from rlx_ort.device import Device

@@ -23,7 +23,7 @@ OURS = """
 import json, sys
 sys.path.insert(0, sys.argv[2])
 from figures.bert_inputs import sample_inputs
-from rlx_ort.converters.from_onnx import load_graph
+from rlx_ort.converters.files import load_graph
 from rlx_ort.execution.session import Session
 compiled = Session("cpu").compile(load_graph(sys.argv[1]))
 compiled.run(sample_inputs())
@@ -53,7 +53,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _answers_and_latency(path: Path) -> list[Figure]:
-    from rlx_ort.converters.from_onnx import load_graph
+    from rlx_ort.converters.files import load_graph
     from rlx_ort.execution.session import Session
 
     inputs = sample_inputs()

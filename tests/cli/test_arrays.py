@@ -57,14 +57,15 @@ def test_bfloat16_is_stored_as_float32() -> None:
 
 
 def test_made_up_inputs_have_the_declared_shapes_and_dtypes() -> None:
-    """Sizes come from the names given, else 1; integers are 0 and 1; the same seed gives the same data."""
+    """Sizes come from the names given, else by place; integers are 0 and 1; the same seed gives the same data."""
     g = Graph()
     g.input("x", ["batch", "tokens", 3])
     g.input("ids", [50], "i64")
     g.input("half", [2], "bf16")
-    first, second = (made_up_inputs(g.inputs, {"batch": 4}, seed=7) for _ in range(2))
+    (first, assumed), (second, _) = (made_up_inputs(g.inputs, {"batch": 4}, seed=7) for _ in range(2))
+    assert assumed == {"tokens": 8}
     assert {name: (array.shape, array.dtype) for name, array in first.items()} == {
-        "x": ((4, 1, 3), np.dtype(np.float32)),
+        "x": ((4, 8, 3), np.dtype(np.float32)),
         "ids": ((50,), np.dtype(np.int64)),
         "half": ((2,), np.dtype(ml_dtypes.bfloat16)),
     }

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from sample_packages.packages import X, make, reference
 
-from rlx_ort.graph_devices import load
+from rlx_ort.deploy.open import load
 from rlx_ort.providers.engine.compiled.store import default_store
 
 
@@ -38,6 +38,7 @@ def test_warming_listing_explaining_and_clearing(cli, package):
     assert [(entry["key"], entry["bytes"]) for entry in listed["entries"]] == [(row["entry"], row["nbytes"])]
     assert row["entry"][:12] in cli("cache", "list").out
     assert cli("cache", "explain", package, "--json").document == {
+        "schema": 1,
         "key": row["entry"],
         "cached": True,
         "nearest": None,
@@ -111,3 +112,17 @@ def test_a_damaged_package_is_not_exported(cli, tmp_path):
     outcome = cli("package", "export", folder, tmp_path / "out", "--format", "onnx")
     assert outcome.code == 7
     assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_copy_that_runs_from_the_cache_says_so(cli, package, tmp_path):
+    """The cache has its own weights, so the run is right; the output names them, and `verify` finds the damage."""
+    assert cli("package", "warm", package, "--device", "cpu").code == 0
+    folder = tmp_path / "copy.ortpackage"
+    assert cli("package", "extract", package, "-o", folder).code == 0
+    for weights in set(folder.rglob("*.bin")) - {folder / "golden" / "data.bin"}:
+        weights.write_bytes(bytes(byte ^ 255 for byte in weights.read_bytes()))
+    outcome = cli("package", "run", folder, "--device", "cpu", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["weights"] == "compile cache"
+    assert "were not read" in cli("package", "run", folder, "--device", "cpu").out
+    assert cli("package", "verify", folder).code == 7

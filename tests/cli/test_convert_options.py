@@ -222,6 +222,7 @@ def test_without_an_engine_formats_convert_and_the_note_says_unverified(small: P
     ("arguments", "reason"),
     [
         (("--precision", "f16", "--quantize", "int8-dynamic"), "exclude each other"),
+        (("--free", "batch", "--no-verify"), "--no-verify excludes --free"),
         (("--quantize", "int8-static"), "needs --calibration"),
         (("--rename", "a=b"), "--params"),
         (("--no-verify", "--tolerance", "1"), "--no-verify excludes"),
@@ -260,5 +261,29 @@ def test_a_model_may_be_converted_in_its_place(cli: Cli, small: Path, tmp_path: 
 def test_a_folder_that_is_not_there_is_named(cli: Cli, small: Path, tmp_path: Path) -> None:
     """Folders are not made up."""
     outcome = cli("convert", small, tmp_path / "missing" / "b.onnx")
-    assert outcome.code == 4
+    assert outcome.code == 9
     assert "missing" in outcome.err
+
+
+@pytest.mark.parametrize(("shape", "code"), [((-1, 6), 0), ((0, 6), 0), ((1, -1), 4), ((1, 6), 4)])
+def test_a_fixed_dim_is_opened_where_the_graph_allows_it(
+    cli: Cli, tmp_path: Path, shape: tuple[int, int], code: int
+) -> None:
+    """The result takes other sizes, with a name for the dim; a graph that repeats the size is refused."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> fixed (float[1, 6] x, float[1, 6] b) => (float[1, 6] y)'
+        f"<int64[2] s = {{{shape[0]}, {shape[1]}}}> {{ h = Add (x, b)  y = Reshape (h, s) }}"
+    )
+    onnx.save(model, tmp_path / "fixed.onnx")
+    outcome = cli("convert", tmp_path / "fixed.onnx", tmp_path / "free.onnx", "--free", "batch")
+    assert outcome.code == code, outcome.err
+    if code:
+        assert "dim 'batch' cannot be opened" in outcome.err
+        assert not (tmp_path / "free.onnx").exists()
+    else:
+        shown = cli("inspect", tmp_path / "free.onnx", "--json").document
+        assert [row["shape"] for row in shown["inputs"]] == [["batch", 6]] * 2
+        assert shown["outputs"][0]["shape"][0] != 1
+        assert cli("run", tmp_path / "free.onnx", "--device", "cpu", "--dim", "batch=5").code == 0
+    wrong = cli("convert", tmp_path / "fixed.onnx", tmp_path / "b.onnx", "--free", "rows=x[0],c[0]")
+    assert "no dim 'c[0]'" in wrong.err

@@ -142,5 +142,5 @@ def test_a_file_that_is_no_model_is_a_model_error(cli: Cli, tmp_path: Path, name
     path = tmp_path / "not_a_model.onnx"
     path.write_bytes(b"\x00\xffthis is no model" * 10)
     outcome = cli(name, path, "--json")
-    assert (outcome.code, outcome.out) == (4, "")
+    assert (outcome.code, outcome.document["error"]["exit_code"]) == (4, 4)
     assert "not_a_model.onnx" in outcome.err

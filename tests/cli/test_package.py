@@ -45,7 +45,7 @@ def test_create_keeps_what_is_there(cli: Cli, add_one: Path, package: Path) -> N
     """Without --force an existing package is exit code 7 and stays; with it, it is replaced."""
     before = package.read_bytes()
     outcome = cli("package", "create", add_one, "-o", package, "--json")
-    assert (outcome.code, outcome.out) == (7, "")
+    assert (outcome.code, outcome.document["error"]["exit_code"]) == (7, 7)
     assert package.read_bytes() == before
     assert cli("package", "create", add_one, "-o", package, "--force", "--name", "other").code == 0
     assert package.read_bytes() != before
@@ -146,7 +146,7 @@ def test_a_broken_package_is_exit_code_7(cli: Cli, package: Path, tmp_path: Path
     key.write_text("", encoding="utf-8")
     more = {"extract": ["-o", tmp_path / "out"], "sign": ["--key", key], "diff": [package]}.get(command, [])
     outcome = cli("package", command, package, *more, "--json")
-    assert (outcome.code, outcome.out) == (7, "")
+    assert (outcome.code, outcome.document["error"]["exit_code"]) == (7, 7)
     assert "rlx.json" in outcome.err
     assert not (tmp_path / "out").exists()
 
@@ -165,7 +165,7 @@ def test_run_narrows_the_policy_of_the_package(cli: Cli, add_one: Path, tmp_path
     target = tmp_path / "a.ortpackage"
     assert cli("package", "create", add_one, "-o", target, "--deny", "cpu").code == 0
     outcome = cli("package", "run", target, "--device", "cpu", "--json")
-    assert (outcome.code, outcome.out) == (3, "")
+    assert (outcome.code, outcome.document["error"]["exit_code"]) == (3, 3)
     assert "denied" in outcome.err
 
 

@@ -119,7 +119,7 @@ def test_doctor_returns_1_for_an_error_only(
     monkeypatch.setattr("rlx_ort.providers.diagnosis.diagnose", lambda: [finding])
     outcome = cli("doctor", "--json")
     row = {"code": "some-code", "level": severity.value, "what": "what was found", "remedy": "what to do"}
-    assert (outcome.code, outcome.document) == (code, {"findings": [row]})
+    assert (outcome.code, outcome.document) == (code, {"schema": 1, "findings": [row]})
 
 
 def test_doctor_prints_the_remedy_of_each_finding(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_cuda_on_a_machine_without_it_gives_no_result(cli: Cli, add_one: Path, i
         pytest.skip("this machine has CUDA")
     target = tmp_path / "outputs.npz"
     outcome = cli("run", add_one, "--device", "cuda", "--inputs", inputs, "--outputs", target, "--json")
-    assert (outcome.code, outcome.out) == (3, "")
+    assert (outcome.code, outcome.document["error"]["exit_code"]) == (3, 3)
     assert "CUDA" in outcome.err
     assert not target.exists()
 
@@ -185,7 +185,7 @@ def test_a_broken_npz_is_an_input_error(cli: Cli, add_one: Path, tmp_path: Path,
     assert callable(spoil)
     spoil(path)
     outcome = cli("run", add_one, "--device", "cpu", "--inputs", path, "--json")
-    assert (outcome.code, outcome.out) == (5, "")
+    assert (outcome.code, outcome.document["error"]["exit_code"]) == (5, 5)
     assert "broken.npz" in outcome.err
 
 
@@ -220,7 +220,7 @@ def test_outputs_that_cannot_be_written_leave_nothing(cli: Cli, add_one: Path, i
     target = tmp_path / "absent" / "outputs.npz"
     before = sorted(tmp_path.iterdir())
     outcome = cli("run", add_one, "--device", "cpu", "--inputs", inputs, "--outputs", target)
-    assert outcome.code == 1
+    assert outcome.code == 9
     assert "outputs.npz" in outcome.err
     assert sorted(tmp_path.iterdir()) == before
 

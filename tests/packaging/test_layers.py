@@ -127,7 +127,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("deploy",),
     ("serving",),
     ("report",),
-    ("cli", "_pyinstaller"),
+    ("cli", "__main__", "_pyinstaller"),
 )
 """From the ground up: modules and packages of rlx_ort. Each imports from its own floor and from those below."""
 

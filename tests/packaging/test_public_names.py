@@ -12,7 +12,7 @@ CalibrationError CancelledRunError ConversionError DeviceError DeviceFallbackErr
 DeviceUnavailableError EngineError GraphError GraphVerifyError InputError IntegrityError LegalizeError
 MemoryBudgetError
 NoViableDeviceError PackageError ParamError ParityError PlacementError RlxError RunError ServingError StateLossError
-TimeLimitError
+TimeLimitError WriteError
 """
 
 NAMES = """
@@ -21,8 +21,9 @@ DeviceMemory ModelMemory memory_use
 CompileOptions CompiledGraph DEVICE_PRIORITY DType Device DeviceBenchResult DeviceCandidate DeviceHealth
 DevicePickStrategy DevicePolicy DeviceRouter Dim DimBinding DispatchSummary ExpertPool FlexibleSession Graph
 GraphDevices HealthState KernelDispatch KernelDispatchPolicy KernelDispatchReport LayerKvCache MoeResidencyStats Node
-Op OptimizationLevel Placement PlacementRule Precision PrecisionPolicy ProfileCostModel RefreshPolicy Resilience
-RunRecord Session Shape UnsupportedOp Value WeightSharing __version__ available_apple_devices available_devices
+Op OptimizationLevel Outputs Placement PlacementRule Precision PrecisionPolicy ProfileCostModel RefreshPolicy
+Resilience RunRecord Session Shape UnsupportedOp Value ValueInfo WeightSharing __version__
+available_apple_devices available_devices
 bucket_decode_mask budget_from_memory calibrate cost_model device_chain_from_env device_from_env device_label
 device_report devices_for dispatch_report_for_device drain_device dynamic_symbols estimate_graph_cost explain
 fastest_among fastest_device fastest_device_for first_unsupported_op format_dispatch_report from_onnx from_torch

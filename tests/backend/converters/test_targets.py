@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from sample_models.bundles import convnet, decoder, images, relative, run, tokens
 
 from rlx_ort.converters.bundle import bundle_from_graph, bundle_of
-from rlx_ort.converters.from_onnx import load_graph
+from rlx_ort.converters.files import load_graph
 from rlx_ort.converters.targets import TargetOptions, write_target
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError
 from rlx_ort.execution.session import Session

@@ -19,7 +19,7 @@ import gc, os, sys, threading, time
 import numpy as np
 import onnx, onnx.numpy_helper, onnx.parser
 from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.converters.from_onnx import load_graph
+from rlx_ort.converters.files import load_graph
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, RlxError
 from rlx_ort.options.compile_options import CompileOptions, WeightSharing
 from rlx_ort.execution.session import Session

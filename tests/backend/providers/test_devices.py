@@ -59,7 +59,7 @@ def test_cuda_without_cuda_is_unavailable_with_the_install_command(python):
     done = python(CUDA)
     assert done.returncode == 0, done.stderr
     assert "has no CUDA execution provider" in done.stdout
-    assert "pip install 'rlx_ort[cuda]'" in done.stdout
+    assert 'pip install ".[cuda]"' in done.stdout
 
 
 ABSENT = """
@@ -82,8 +82,8 @@ def test_without_onnx_runtime_every_probe_gives_the_install_command(python):
     """An absent ONNX Runtime is an answer, not an exception."""
     done = python(ABSENT)
     assert done.returncode == 0, done.stderr
-    assert "rlx_ort[cpu]" in done.stdout
-    assert "rlx_ort[cuda]" in done.stdout
+    assert ".[cpu]" in done.stdout
+    assert ".[cuda]" in done.stdout
 
 
 def test_importing_the_registry_does_not_import_onnx_runtime(python):

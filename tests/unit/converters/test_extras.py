@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from sample_models.source_files import small_graph, write_source
 
+from rlx_ort.converters import from_torch as torch_files
 from rlx_ort.converters.bundle import bundle_from_graph
 from rlx_ort.converters.onnx_ir_bridge import bundle_to_ir, optional_module
 from rlx_ort.converters.sources import from_torch, read_weights
@@ -25,21 +27,21 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without")
 def test_without_torch_the_command_is_told() -> None:
     """That installs it."""
-    with pytest.raises(ConversionError, match=r'needs torch, .*pip install "rlx_ort\[torch\]"'):
+    with pytest.raises(ConversionError, match=r'needs torch, .*pip install "\.\[torch\]"'):
         from_torch(None)  # type: ignore[arg-type]  # it is not looked at
 
 
 @pytest.mark.usefixtures("without")
 def test_without_gguf_the_command_is_told(tmp_path: Path) -> None:
     """That installs it."""
-    with pytest.raises(ConversionError, match=r'needs gguf, .*pip install "rlx_ort\[gguf\]"'):
+    with pytest.raises(ConversionError, match=r'needs gguf, .*pip install "\.\[gguf\]"'):
         read_weights(write_source("gguf", tmp_path))
 
 
 @pytest.mark.usefixtures("without")
 def test_without_onnx_ir_the_command_is_told() -> None:
     """That installs it."""
-    with pytest.raises(ConversionError, match=r'needs onnx_ir, .*pip install "rlx_ort\[convert\]"'):
+    with pytest.raises(ConversionError, match=r'needs onnx_ir, .*pip install "\.\[convert\]"'):
         bundle_to_ir(bundle_from_graph(small_graph()))
 
 
@@ -59,3 +61,18 @@ def test_sources_load_no_optional_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_module_in_training_mode_is_exported_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dropout would change every result without a word."""
+    part = types.SimpleNamespace(training=True)
+    module = type("Net", (), {"modules": lambda self: [part]})
+    torch = types.SimpleNamespace(
+        nn=types.SimpleNamespace(Module=module), export=types.SimpleNamespace(ExportedProgram=dict)
+    )
+    monkeypatch.setattr(torch_files, "optional_module", lambda *_: torch)
+    monkeypatch.setattr(torch_files, "export_program", lambda *_, **__: "exported")
+    with pytest.warns(UserWarning, match=r"Net is in training mode.*module\.eval\(\)"):
+        torch_files.bundle_from_torch(module())
+    part.training = False
+    assert torch_files.bundle_from_torch(module()) == "exported"  # warnings are errors here

@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from rlx_ort.converters import files
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.converters.from_onnx import from_onnx, load_graph
+from rlx_ort.converters.files import load_graph, save_onnx
+from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlx_ort import environment
+from rlx_ort.deploy.open import load
 from rlx_ort.device import Device
 from rlx_ort.errors import (
     DeviceFallbackError,
@@ -21,7 +22,7 @@ from rlx_ort.errors import (
     ParamError,
     PlacementError,
 )
-from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
+from rlx_ort.graph_devices import GraphDevices, graph_param_names
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx_ort.providers.hardware import CoreShare, cgroup_quota_cores, core_share
+from rlx_ort.providers.hardware import CoreShare, cgroup_memory_bytes, cgroup_quota_cores, core_share
 
 
 def write(path: Path, text: str) -> None:
@@ -83,3 +83,21 @@ def test_this_machine_has_a_share():
     """The real numbers make sense together."""
     share = core_share()
     assert 1 <= share.threads <= share.host_physical <= share.host_logical
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "limit"),
+    [
+        ({"a/memory.max": "1000", "a/b/memory.max": "max"}, "0::/a/b\n", 1000),
+        ({"memory.max": "536870912"}, "0::/docker/0123abcd\n", 536870912),
+        ({"memory/g/memory.limit_in_bytes": "2000"}, "4:memory:/g\n", 2000),
+        ({"a/memory.max": "max"}, "0::/a\n", None),
+        ({}, "", None),
+    ],
+)
+def test_the_memory_of_a_container_is_its_limit(tmp_path, files, membership, limit):
+    """Both versions of control groups; a parent's limit holds for its children."""
+    for name, text in files.items():
+        write(tmp_path / "fs" / name, f"{text}\n")
+    write(tmp_path / "self", membership)
+    assert cgroup_memory_bytes(tmp_path / "fs", tmp_path / "self") == limit

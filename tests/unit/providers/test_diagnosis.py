@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlx_ort.errors import install_command
 from rlx_ort.providers import diagnosis, hardware, webgpu
 from rlx_ort.providers.diagnosis import Finding, Severity, diagnose
 from rlx_ort.providers.engine import runtime
@@ -60,7 +61,7 @@ def test_an_empty_machine_has_nothing_installed(monkeypatch, tmp_path):
     """Without folder and package the answer is the install command."""
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     monkeypatch.delitem(__import__("sys").modules, "onnxruntime", raising=False)
-    assert find_problem() == Problem("ONNX Runtime is not installed", "pip install 'rlx_ort[cpu]'")
+    assert find_problem() == Problem("ONNX Runtime is not installed", install_command("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -190,3 +191,23 @@ def test_no_vulkan_loader_and_no_driver_are_told_apart(monkeypatch, tmp_path):
     assert "no Vulkan driver" in webgpu.vulkan_problem().reason
     monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "gone.json"))
     assert "gone.json" in webgpu.vulkan_problem().reason
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path):
+    """Nothing would be kept between runs, and the remedy names the variable."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "file" / "below"))
+    found = by_code(diagnose(ProviderRegistry()), "cache-unwritable")
+    assert found.severity is Severity.WARNING
+    assert "RLX_CACHE_DIR" in found.remedy
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "new"))
+    assert by_code(diagnose(ProviderRegistry()), "cache").severity is Severity.INFO
+
+
+def test_the_memory_limit_of_a_container_is_a_warning(monkeypatch):
+    """512 MiB of 23 GiB is what models have to fit into."""
+    monkeypatch.setattr("rlx_ort.providers.diagnosis.host_memory_bytes", lambda: 23 << 30)
+    monkeypatch.setattr("rlx_ort.providers.diagnosis.memory_bytes", lambda: 512 << 20)
+    found = by_code(diagnose(ProviderRegistry()), "memory-limited")
+    assert found.severity is Severity.WARNING
+    assert "0.5 GiB of the machine's 23 GiB" in found.what

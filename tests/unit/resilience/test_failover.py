@@ -9,9 +9,19 @@ import pytest
 from fault_provider import LOST, OUT_OF_MEMORY, doubled, until
 
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceFallbackError, EngineError, InputError, NoViableDeviceError, RunError, StateLossError
+from rlx_ort.errors import (
+    CancelledRunError,
+    DeviceFallbackError,
+    EngineError,
+    InputError,
+    NoViableDeviceError,
+    RunError,
+    StateLossError,
+    TimeLimitError,
+)
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.providers.engine.binding import DeviceTensor
+from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -255,15 +265,24 @@ def test_each_thread_has_its_own_last_run(make: Any, fault: Any) -> None:
 
 
 def test_a_runner_without_resilience_is_as_before(fault: Any) -> None:
-    """Errors are raised, and limits and health are refused with the remedy."""
+    """Errors are raised, limits hold, and health is refused with the remedy."""
     fault.fail_at = {1: EngineError(LOST)}
     runner = GraphDevices(doubled())
     with pytest.raises(EngineError, match="719"):
         runner.run_fastest(INPUTS)
     assert runner.last_run is None
-    for refused in (lambda: runner.run_fastest(INPUTS, timeout_s=1.0), runner.health):
-        with pytest.raises(RunError, match="resilience=Resilience"):
-            refused()
+    np.testing.assert_array_equal(runner.run_fastest(INPUTS, timeout_s=10.0)[0], X + X)
+    token = CancelToken()
+    token.cancel()
+    with pytest.raises(CancelledRunError):
+        runner.run_fastest(INPUTS, cancel=token)
+    fault.hang.set()
+    for run in (runner.run_fastest, runner.run_resolved, runner.run_chosen, lambda x, **kw: runner.run(FAULT, x, **kw)):
+        with pytest.raises(TimeLimitError):
+            run(INPUTS, timeout_s=0.02)
+    fault.hang.clear()
+    with pytest.raises(RunError, match="resilience=Resilience"):
+        runner.health()
 
 
 @pytest.mark.parametrize(

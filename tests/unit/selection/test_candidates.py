@@ -341,3 +341,19 @@ def test_a_second_report_neither_probes_nor_exports(machine: Any, monkeypatch: p
     monkeypatch.setattr(exporter, "export_model", refuse)
     assert device_report(graph) == first
     assert [provider.probes for provider in providers] == [1, 1]
+
+
+def test_names_of_one_device_are_chosen_once(machine: Any) -> None:
+    """The first by preference and priority stands for the others, which run when they are named."""
+    given = {"kernels": machine.kernels("Erf"), "profile": machine.profile()}
+    machine.add("gpu", "webgpu", "vulkan", **given)
+    graph = machine.chain("Erf")
+    assert devices_for(graph) == [GPU]
+    assert [devices_for(graph, DevicePolicy().with_prefer([name])) for name in ("vulkan", "webgpu")] == [
+        [Device.VULKAN],
+        [Device.WEBGPU],
+    ]
+    assert devices_for(graph, DevicePolicy.only("vulkan,webgpu")) == [Device.VULKAN, Device.WEBGPU]
+    blocker = rows(device_report(graph))["vulkan"].blocker
+    assert blocker is not None
+    assert "the same device as gpu" in blocker
