@@ -48,7 +48,7 @@ def steps(page: str) -> Iterator[Step]:
         if language == "python":
             yield Step(line, "python", text)
         elif language in SHELL:
-            lines = text.replace("\\\n", " ").splitlines()
+            lines = re.sub(r"\s*\\\n\s*", " ", text).splitlines()
             yield from (Step(line, "command", command) for command in lines if command and command[0] != "#")
         elif language == "console":
             yield from _dialogue(line, text)

@@ -138,11 +138,13 @@ def _matches(pattern: str, command: str) -> bool:
     return re.match(rf"(?:[A-Z_]+=\S* )*(?:{pattern})", command) is not None
 
 
-def _filled(step: Step) -> Step:
-    text = re.split(r"\s{2,}", step.text)[0] if step.kind == "command" else step.text
+def _filled(page: str, step: Step) -> Step:
+    if page != "README.md" or step.kind != "command":
+        return step
+    text = re.split(r"\s{2,}", step.text)[0]
     for name, meant in PLACEHOLDERS.items():
-        text = re.sub(rf"\b{name}\b", meant, text) if step.kind == "command" else text
-    return Step(step.line, step.kind, text.strip(), step.code)
+        text = re.sub(rf"\b{name}\b", meant, text)
+    return Step(step.line, step.kind, text, step.code)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -152,7 +154,39 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
     if found:
-        run_page(page, [_filled(step) for step in found], folder, BEFORE.get(page, ""))
+        run_page(page, [_filled(page, step) for step in found], folder, BEFORE.get(page, ""))
+
+
+def test_the_steps_of_a_page_are_its_blocks() -> None:
+    """Python as it is, a command with the lines it goes on in, and the exit code that a dialogue states."""
+    blocks = (
+        "```python\na = 1\n```",
+        "```\nrlx-ort run m.onnx \\\n  --device cpu\n```",
+        "```console\n$ rlx-ort run\nError\n$ echo $?\n2\n```",
+    )
+    page = "\n\n".join(blocks)
+    assert list(steps(page)) == [
+        Step(1, "python", "a = 1\n"),
+        Step(5, "command", "rlx-ort run m.onnx --device cpu"),
+        Step(10, "command", "rlx-ort run", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "```ruby\n1\n```\n",
+        "```text\n$ rlx-ort run\n```\n",
+        "```text\nimport numpy\n```\n",
+        "```json\n{\n```\n",
+        "```toml\na\n```\n",
+        "Text:\n\n    rlx-ort run\n",
+    ],
+)
+def test_a_block_that_would_not_run_is_an_error(page: str) -> None:
+    """An unknown language, a command in a block of text, data that does not parse, and code without a fence."""
+    with pytest.raises(ValueError, match=r".+"):
+        list(steps(page))
 
 
 def test_the_examples_of_docstrings_run() -> None:
