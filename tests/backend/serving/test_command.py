@@ -27,6 +27,7 @@ from served_attacks import GOOD, PATH, answers, ask, good_message, request
 from served_models import save_product, started_command
 
 from rlx_ort.cli import main
+from rlx_ort.device import Device
 from rlx_ort.errors import ServingError
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.serving.models import Repository, ServeOptions
@@ -157,18 +158,31 @@ def test_a_package_is_served(running: list[subprocess.Popen[str]], tmp_path: Pat
     assert (status, json.loads(body)["inputs"][0]["shape"]) == (200, [-1, 32])
 
 
-def test_files_are_compiled_in_the_precision_that_is_asked_for(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the option, and by `ServeOptions` of an embedded server."""
+def _options_of(models: Path, *arguments: str) -> ServeOptions:
+    """Return the options that the command makes of its arguments."""
     given: list[ServeOptions] = []
 
     def repository(_: Sequence[Path], options: ServeOptions) -> Repository:
         given.append(options)
         raise ServingError("stop here")
 
-    monkeypatch.setattr("rlx_ort.serving.models.Repository", repository)
-    CliRunner().invoke(main, ["serve", str(models), "--device", "cpu", "--precision", "f16"])
-    monkeypatch.undo()
-    found = Repository([models], given[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlx_ort.serving.models.Repository", repository)
+        CliRunner().invoke(main, ["serve", str(models), *arguments])
+    return given[0]
+
+
+def test_a_package_keeps_its_own_policy_unless_devices_are_named(models: Path) -> None:
+    """Options of the command come in its place."""
+    assert _options_of(models).policy is None
+    policy = _options_of(models, "--deny", "webgpu").policy
+    assert policy is not None
+    assert not policy.allows(Device("webgpu"))
+
+
+def test_files_are_compiled_in_the_precision_that_is_asked_for(models: Path) -> None:
+    """By the option, and by `ServeOptions` of an embedded server."""
+    found = Repository([models], _options_of(models, "--device", "cpu", "--precision", "f16"))
     asyncio.run(found.load_all())
     assert found.entries["product"].loaded["1"].runner.options.precision is Precision.F16
 
