@@ -40,7 +40,7 @@ class Format(enum.Enum):
     TORCH_PICKLE = "a PyTorch checkpoint, which is a pickle"
     TORCHSCRIPT = "a TorchScript archive"
     FOREIGN = "a file of another program"
-    UNKNOWN = "nothing known"
+    UNKNOWN = "of no known format"
 
 
 _HEAD_BYTES = 64
