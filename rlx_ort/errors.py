@@ -11,6 +11,7 @@ RlxError
     GraphVerifyError                 the graph itself is wrong
     LegalizeError                    a device cannot take the graph
     ConversionError                  a model cannot be read, written or translated
+      WriteError(PackageError)       a file cannot be written
   RunError
     InputError(ValueError)           a run was fed something the graph does not take
     ParamError(ValueError)           a parameter is unset, unknown or of the wrong type
@@ -25,7 +26,6 @@ RlxError
   PackageError
     IntegrityError                   a package does not hold what it promises
   ParityError                        two models or devices differ by more than was allowed
-  WriteError                         a file cannot be written; also a ConversionError and a PackageError
 ```
 
 A message says what was asked, what was found, and what to do. `exit_code` is what the command line returns.

@@ -35,6 +35,7 @@ TREE = {
     "PackageError": (["RlxError"], 7),
     "IntegrityError": (["PackageError"], 7),
     "ParityError": (["RlxError"], 8),
+    "WriteError": (["ConversionError", "PackageError"], 9),
 }
 INSTANCES = [
     errors.DeviceParseError("gpux", "unknown device 'gpux'"),
