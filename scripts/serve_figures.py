@@ -622,7 +622,7 @@ def startup(report: Report, folder: Path, tokens: int, rounds: int) -> None:
     create_package(load_graph(folder / "encoder.onnx"), path, Recipe(), folder=True)
     warm_package(path, [Device.CPU])
     serve = [sys.executable, "-P", "-c", _COMMAND, "serve", str(path), "--grpc"]
-    kinds = {
+    kinds: dict[str, Callable[[], float]] = {
         "start_package": lambda: _seconds([sys.executable, "-P", "-c", _START, str(path), str(tokens)]),
         "REST": lambda: _seconds([*serve, "0", "--http", (port := _free_port())], port),
         "REST alone": lambda: _seconds([*serve, "-1", "--http", (port := _free_port())], port),
