@@ -83,7 +83,7 @@ def _required_key(ctx: click.Context, param: click.Parameter, value: Path | None
 
 
 model = click.argument("model", type=PACKAGE)
-"""The model: ONNX, the IR's JSON, a program of PyTorch or a package, told apart by content."""
+"""The model: ONNX, the IR's JSON, a program of PyTorch or a package, recognised by its content."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
 

@@ -136,7 +136,7 @@ def command(
     )
     hosts = frozenset(map(str.lower, allow_host)) or None
     limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log, traces=traces)
-    if on_ray and host != "0.0.0.0" and ctx.get_parameter_source("grpc_port") is ParameterSource.DEFAULT:  # noqa: S104
+    if on_ray and host != "0.0.0.0" and ctx.get_parameter_source("grpc_port") is ParameterSource.DEFAULT:  # noqa: S104  # it is compared with
         grpc_port = -1
         note("no gRPC: under Ray it listens on every address; --host 0.0.0.0 allows that")
     place = hosting.HostOptions(

@@ -280,7 +280,7 @@ def _difference(wanted: Any, got: Any, tolerance: float) -> str:
     if (wanted.shape, wanted.dtype) != (got.shape, got.dtype):
         return f"{got.dtype}{list(got.shape)} in place of {wanted.dtype}{list(wanted.shape)}"
     try:
-        epsilon = float(ml_dtypes.finfo(wanted.dtype).eps)  # type: ignore[no-untyped-call]
+        epsilon = float(ml_dtypes.finfo(wanted.dtype).eps)  # type: ignore[no-untyped-call]  # of ml_dtypes
     except ValueError:  # no float
         return "" if np.array_equal(wanted, got) else "the values differ"
     wide = np.complex128 if wanted.dtype.kind == "c" else np.float64

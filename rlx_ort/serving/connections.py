@@ -91,7 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = False
         super().on_headers_complete()
         if not self.cycle.waiting_for_100_continue and self.scope["method"] != "HEAD":  # nothing else is before a body
-            self.cycle.transport = _HeadFirst(self.transport)  # type: ignore[assignment]
+            self.cycle.transport = _HeadFirst(self.transport)  # type: ignore[assignment]  # has what uvicorn calls
 
     def on_body(self, body: bytes) -> None:
         """Count the body."""

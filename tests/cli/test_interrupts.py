@@ -26,11 +26,11 @@ from rlx_ort.providers.engine.session import OrtEngineSession
 
 run = OrtEngineSession.run
 
-def told(*arguments):
+def announced(*arguments):
     print("running", flush=True)
     return run(*arguments)
 
-OrtEngineSession.run = told
+OrtEngineSession.run = announced
 {}
 from rlx_ort.cli import main
 main(sys.argv[1:])
