@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, Outline
 from rlx_ort.converters.to_onnx.model import ModelNode
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.tensor import TensorData, key_of_value
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.recordings import unrecordable
 
@@ -390,7 +390,7 @@ class _Reader:
 def _variant(pattern: ModelNode, shared: bool, small: object) -> str:
     """Return a digest of what the time of an operator may depend on besides its sizes."""
     attributes = [
-        (name, "body" if attribute.kind.startswith("GRAPH") else repr(attribute.value))
+        (name, "body" if attribute.kind.startswith("GRAPH") else key_of_value(attribute.value))
         for name, attribute in sorted(pattern.attributes.items())
     ]
     kinds = [

@@ -282,6 +282,10 @@ class Bench:
         return Session(self.device, options).compile(graph.graph)
 
 
+Group: TypeAlias = tuple[Kernel, int, tuple[Point, ...]]
+"""A kernel with points of one priority."""
+
+
 def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: Progress | None = None) -> None:
     """Measure the table's kernels on devices by priority, and then everything once more while there is time."""
     order = random.Random(0)  # noqa: S311  # not for secrets
@@ -289,6 +293,7 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
     if quick:
         groups = [group for group in groups if group[1] <= QUICK_PRIORITY]
     order.shuffle(groups)
+    groups = _least_first(groups)
     for again in (False, True):
         _log.debug("visit %s: %s", 1 + again, [(bench.device.label, bench.spent_ns / 1e9) for bench in benches])
         groups.sort(key=lambda group: group[1] > 0 if again else group[1])
@@ -303,6 +308,19 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
         order.shuffle(groups)
         for bench in benches:
             bench.bases.clear()
+
+
+def _least_first(groups: Sequence[Group]) -> list[Group]:
+    """Return groups in this order of their kernels, each kernel's by priority and least work.
+
+    After a point of much work on a slow device, all others of the kernel would seem to take too long.
+    """
+    mine: dict[int, list[Group]] = {}
+    for group in groups:
+        mine.setdefault(id(group[0]), []).append(group)
+    for own in mine.values():
+        own.sort(key=lambda group: (group[1], min(map(group[0].work, group[2]))), reverse=True)
+    return [mine[id(kernel)].pop() for kernel, _, _ in groups]
 
 
 # --- single nodes

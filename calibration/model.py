@@ -144,6 +144,9 @@ class MeasuredCostModel:
         self._grids: dict[tuple[str, str], Grid] = {}
         self._known: dict[Kernel, Price] = {}
 
+    def __repr__(self) -> str:
+        return f"<MeasuredCostModel of {self.device.label}, {len(self.profile.rows)} rows>"
+
     @property
     def source(self) -> str:
         """Where the figures come from."""

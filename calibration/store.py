@@ -47,7 +47,7 @@ _lock = threading.Lock()
 _generation = [0]
 _keys: dict[tuple[Device, str, Availability], ProfileKey] = {}
 _memory: dict[tuple[Device, str], _Memory] = {}
-_unsaved: dict[Device, CalibrationProfile] = {}
+_unsaved: dict[str, CalibrationProfile] = {}  # by file name
 
 
 def generation() -> int:
@@ -56,7 +56,7 @@ def generation() -> int:
 
 
 def key_of(device: Device) -> ProfileKey:
-    """Return what a profile of the device must be valid for; found once a process.
+    """Return what a profile of the device must be valid for, the same for all names of it; found once a process.
 
     Raises:
         CalibrationError: the device does not work here or has no execution provider.
@@ -64,7 +64,7 @@ def key_of(device: Device) -> ProfileKey:
     from rlx_ort.providers.engine import runtime
     from rlx_ort.providers.hardware import device_threads
     from rlx_ort.providers.plugins import plugin_for
-    from rlx_ort.providers.registry import availability, provider_of
+    from rlx_ort.providers.registry import availability, provider_of, same_hardware
 
     provider = provider_of(device)
     found = availability(device)
@@ -80,7 +80,7 @@ def key_of(device: Device) -> ProfileKey:
         raise CalibrationError(f"{device.display} cannot be calibrated: {problem.reason}")
     plugin = plugin_for(provider.ep_name)
     key = ProfileKey(
-        device=device.label,
+        device=same_hardware(device)[0].label,
         ep=provider.ep_name,
         hardware=found.hardware,
         identity=found.identity,
@@ -119,7 +119,7 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
     """
     with _lock:
         _generation[0] += 1
-        _unsaved[device] = profile
+        _unsaved[profile.key.file_name] = profile
         _memory.clear()
     try:
         path = cache_folder(_FOLDER) / profile.key.file_name
@@ -128,9 +128,15 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
         _log.warning("the calibration of %s counts for this process only, it cannot be kept: %s", device.display, err)
         return None
     with _lock:
-        _unsaved.pop(device, None)
+        _unsaved.pop(profile.key.file_name, None)
         _memory.clear()
     return path
+
+
+def kept(profile: CalibrationProfile) -> bool:
+    """Return whether a profile is not one that counts in this process only, because it could not be written."""
+    with _lock:
+        return profile.key.file_name not in _unsaved
 
 
 def forget() -> None:
@@ -185,7 +191,7 @@ def _remembered(device: Device) -> _Memory:
         stamp = state.st_mtime_ns, state.st_size
     with _lock:
         known = _memory.get((device, str(path)))
-        unsaved = _unsaved.get(device)
+        unsaved = _unsaved.get(key.file_name)
     if known is not None and known.stamp == stamp:
         return known
     found = Found(unsaved) if unsaved is not None else _read(path, key)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.options import read_model
+from rlx_ort.cli.options import read_model, read_packaged
 from rlx_ort.cli.show import duration, emit, note, print_table, progress
-from rlx_ort.errors import CalibrationError, RlxError
+from rlx_ort.errors import CalibrationError, RlxError, WriteError
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 @click.command("calibrate")
 @click.argument("model", required=False, type=options.PACKAGE)
+@options.trust_links
 @options.dims
 @options.device_option(
     "--device", "--devices", "--only", "names", help="Measure these devices. Default: all that work."
@@ -41,7 +42,7 @@ def command(
     """
     from rlx_ort.device import parse_device_list
 
-    devices = parse_device_list(names) if names else _here()
+    devices = options.each_once(parse_device_list(names)) if names else _here()
     if dims and model is None:
         raise click.UsageError("--dim is for a model; give its file")
     if show_only:
@@ -58,11 +59,23 @@ def command(
             raise errors[0]
         if not as_json:
             note("nothing is stored; run `rlx-ort calibrate`")
+    _check_kept(found)
+
+
+def _check_kept(found: Mapping[Device, CalibrationProfile | RlxError]) -> None:
+    """Raise `WriteError` if a profile could not be written, which leaves nothing behind when the command ends."""
+    from rlx_ort.calibration import store
+    from rlx_ort.storage import cache_root
+
+    lost = [at.label for at, profile in found.items() if not isinstance(profile, RlxError) and not store.kept(profile)]
+    if lost:
+        hint = "check the folder and its rights, or name another in RLX_CACHE_DIR"
+        raise WriteError(f"the calibration of {', '.join(lost)} cannot be written to {cache_root()}; {hint}")
 
 
 def _here() -> list[Device]:
     """Return every device that works here and the `RLX_*` variables allow, also the later ones of a kind; each once."""
-    from rlx_ort.providers.registry import is_available, is_selectable, known_devices, same_hardware
+    from rlx_ort.providers.registry import is_available, is_selectable, known_devices
     from rlx_ort.selection.policy import DevicePolicy
 
     here = (
@@ -70,7 +83,7 @@ def _here() -> list[Device]:
         for device in known_devices(DevicePolicy.from_env().allows)
         if is_available(device) and is_selectable(device)
     )
-    return [device for device in here if same_hardware(device)[0] == device]
+    return options.each_once(here, named=False)
 
 
 def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, CalibrationProfile | RlxError]:
@@ -89,6 +102,8 @@ def _measured_for(model: Path, dims: dict[str, int], device: Device, quick: bool
     from rlx_ort.selection.predict import calibrate
 
     graph = read_model(model, dims)
+    packaged = read_packaged(model)
+    dims = dims if packaged is None else {**packaged[1].dims, **dims}
     try:
         with progress(f"measuring {device.label} for {model.name}"):
             return calibrate(device, graph=graph, dims=dims, quick=quick)

@@ -64,7 +64,7 @@ class Rankings:
         return ranking
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DeviceCandidate:
     """One row of `device_report` and `rank`.
 
@@ -102,6 +102,13 @@ class DeviceCandidate:
     assumed_dims: tuple[str, ...] = ()
     judged_by: str = ""
     first_unsupported: UnsupportedOp | None = None
+
+    def __repr__(self) -> str:
+        state = "recommended" if self.recommended else "may be chosen"
+        if self.blocker is not None:
+            state = f"blocked: {self.blocker.splitlines()[0][:80]}"
+        time = "" if self.predicted_ns is None else f", predicted {self.predicted_ns / 1e3:.4g} us"
+        return f"<DeviceCandidate {self.label}, {state}{time}>"
 
 
 def device_report(
@@ -257,9 +264,19 @@ class Candidates:
                 devices = self.devices()
                 predictions = [(device, self._predicted_ns(device)) for device in devices]
                 ranking = self._in_order(predictions)
+            if _log.isEnabledFor(logging.DEBUG):
+                self._log_devices(dict(predictions))
             _log.info("graph %r: %s", self.graph.name, _shown(ranking, dict(predictions)))
             self._rankings().keep(sizes, ranking)  # of the state now: ranking may have probed devices or measured them
         return ranking
+
+    def _log_devices(self, predictions: Mapping[Device, float | None]) -> None:
+        for device, ns in predictions.items():
+            time = "without a prediction" if ns is None else f"predicted {ns / 1e3:.4g} us"
+            _log.debug("graph %r: %s: %s", self.graph.name, device.label, time)
+        for device in self.allowed():
+            if device not in predictions:
+                _log.debug("graph %r: %s: %s", self.graph.name, device.label, self.blocker(device))
 
     def _rankings(self) -> Rankings:
         known, state = cache_of(self.graph).rankings, (store.generation(), frozenset(self.refused))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
@@ -188,7 +188,7 @@ class Estimate:
 
     device: Device
     total_ns: float
-    terms: tuple[Term, ...]
+    terms: tuple[Term, ...] = field(repr=False)
     source: str
     error: float
     assumed: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.tensor import TensorData, key_of_value
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 from rlx_ort.selection.folding import as_compiled, folded_nodes, idle_nodes
@@ -207,10 +207,7 @@ def _attributes(pattern: ModelNode) -> list[str]:
 
 
 def _attribute(attribute: ModelAttribute) -> str:
-    value = attribute.value
-    if isinstance(value, TensorData):
-        return f"{value.dtype.value}{list(value.shape)}:{hashlib.sha256(value.numpy().tobytes()).hexdigest()[:12]}"
-    return "body" if attribute.kind.startswith("GRAPH") else repr(value)
+    return "body" if attribute.kind.startswith("GRAPH") else key_of_value(attribute.value)
 
 
 def _bodies(pattern: ModelNode) -> str:

@@ -132,6 +132,7 @@ def run_with_fallback(
     for device in as_devices(chain):
         blocker = _blocker(graph, device, policy, options)
         if blocker is not None:
+            _log.info("%s is skipped: %s", device.display, blocker)
             attempts.append((device, f"not viable under the policy: {blocker}"))
             continue
         try:

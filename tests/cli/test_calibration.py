@@ -40,6 +40,17 @@ def test_calibrate_measures_and_show_tells_what_is_stored(cli: Cli) -> None:
     assert measured[0]["gemm_gflops"] > 0
 
 
+def test_a_calibration_that_cannot_be_kept_fails(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 9, after what was measured, since nothing of it is left when the command has ended."""
+    blocked = tmp_path / "file"
+    blocked.write_bytes(b"")
+    monkeypatch.setenv("RLX_CACHE_DIR", str(blocked))
+    outcome = cli("calibrate", "--device", "cpu", "--quick", "--json")
+    assert outcome.code == 9
+    assert outcome.document["devices"][0]["gemm_gflops"] > 0
+    assert f"cannot be written to {blocked}" in outcome.err
+
+
 def test_show_without_a_calibration_says_how_to_get_one(cli: Cli) -> None:
     """Nothing is measured, and the command that does is named."""
     outcome = cli("calibrate", "--device", "cpu", "--show")

@@ -189,10 +189,12 @@ class Recorder:
         self.device, self.spent_ns, self.limit_ns = Device.CPU, 0.0, 1.0
         self.bases: dict[Any, Any] = {}
         self.visits: list[tuple[str, bool]] = []
+        self.points: list[tuple[Any, Any]] = []
 
     def visit(self, kernel: Any, points: Any, **how: Any) -> None:
-        """Keep the kernel, and whether it is measured whatever the time."""
+        """Keep the kernel and its points, and whether it is measured whatever the time."""
         self.visits.append((kernel.name, how["needed"]))
+        self.points.append((kernel, points))
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -207,3 +209,16 @@ def test_what_every_prediction_needs_is_measured_at_two_moments(quick: bool) -> 
         others = [at for at, (other, needed) in enumerate(bench.visits) if not needed]
         assert first < min(others)
         assert second > len(bench.visits) / 2 - 1
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_least_work_of_a_kernel_is_measured_first(quick: bool) -> None:
+    """On a slow device, a large product that comes first would leave no time for any other."""
+    bench = Recorder()
+    measure_kernels([bench], quick=quick)  # type: ignore[list-item]  # it has what is used
+    once = bench.points[: len(bench.points) // 2]  # all are visited twice
+    for kernel in {id(kernel): kernel for kernel, _ in once}.values():
+        mine = [points for other, points in once if other is kernel]
+        priorities = [next(at for at, points in kernel.groups if points is own) for own in mine]
+        places = [(at, min(map(kernel.work, own))) for at, own in zip(priorities, mine, strict=True)]
+        assert places == sorted(places), kernel.name
