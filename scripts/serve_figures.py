@@ -143,7 +143,7 @@ def say(what: Any) -> None:
 def server_role(settings: Mapping[str, Any]) -> None:
     """Serve a folder until the parent closes the input."""
     from rlx_ort.selection.policy import DevicePolicy
-    from rlx_ort.serving import scheduler
+    from rlx_ort.serving import lanes, scheduler
     from rlx_ort.serving.host import HostOptions, serve
     from rlx_ort.serving.models import Repository, ServeOptions
     from rlx_ort.serving.rest import HttpOptions
@@ -152,7 +152,7 @@ def server_role(settings: Mapping[str, Any]) -> None:
         settings.get("max_batch", 256), settings.get("delay_s", 0.0), settings.get("queue", 4096)
     )
     if settings.get("fixed"):  # what an operator would set by hand: the largest batch is always wanted
-        setattr(scheduler.Lane, "cap", lambda lane: lane._most)  # noqa: B010  # the type of a method cannot be assigned
+        setattr(lanes.Lane, "cap", lambda lane: lane._most)  # noqa: B010  # the type of a method cannot be assigned
     if settings.get("faults"):
         add_faulty_device()
     options = ServeOptions(DevicePolicy.only(settings["devices"]), batch, precision=settings["precision"])

@@ -127,8 +127,8 @@ def batch_role(settings: Mapping[str, Any]) -> None:
     import serve_figures
     from ray import serve
 
+    from rlx_ort.serving.lanes import Answer, Times
     from rlx_ort.serving.models import ServedModel
-    from rlx_ort.serving.scheduler import Answer, Times
 
     joined: dict[str, Any] = {}
     context = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=1 << 20))

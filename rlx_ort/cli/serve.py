@@ -119,7 +119,6 @@ def command(
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
     gc.disable()  # imports create no garbage
     try:
-        from rlx_ort.selection.policy import DevicePolicy
         from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
         from rlx_ort.serving.models import Repository, ServeOptions
@@ -130,10 +129,7 @@ def command(
         raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
 
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
-    own = policy == DevicePolicy.from_env()  # no option was given, so that a package has its own policy
-    served = ServeOptions(
-        None if own else policy, batch, None if key is None else str(key), signed_only, precision=precision
-    )
+    served = ServeOptions(policy, batch, None if key is None else str(key), signed_only, precision=precision)
     hosts = frozenset(map(str.lower, allow_host)) or None
     limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log, traces=traces)
     if on_ray and host != "0.0.0.0" and ctx.get_parameter_source("grpc_port") is ParameterSource.DEFAULT:  # noqa: S104  # it is compared with

@@ -7,10 +7,8 @@ full: what that imports is imported then, since the process has to wait for ever
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-import math
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -23,29 +21,25 @@ import numpy as np
 from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.start import StartedPackage, quick_start
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError, ServingError
+from rlx_ort.errors import ConversionError, RlxError, ServingError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import tracing
+from rlx_ort.serving.lanes import Answer, Times
+from rlx_ort.serving.model_devices import started_devices, tried_devices
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
-from rlx_ort.serving.scheduler import Answer, BatchOptions, Lane, Scheduler, Times
+from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.open import PackageDevices
     from rlx_ort.graph_devices import GraphDevices
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.engine.compiled.starts import Interface
     from rlx_ort.resilience.options import Resilience
 
 _NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _MODEL_SUFFIXES = (".onnx", ".ortpackage")  # of models in folders; a graph's JSON is served if it is named itself
-_ROWS_CHECKED = 3
 _SIZES_COUNTED = 256  # batches of more rows are counted by the next power of two
-_LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready
-_TOLERANCE = 1e-3
-_GOLDEN_RATIO = 0.6180339887498949  # its multiples have evenly spread fractions; importing numpy.random takes 10 ms
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +48,7 @@ class ServeOptions:
     """How models are served.
 
     Attributes:
-        policy: which devices may be used; the package's own or the `RLX_*` variables by default.
+        policy: which devices may be used, by default those of the `RLX_*` variables; packages narrow it by their own.
         batch: the limits of each model's queue.
         require_signature: PEM file of the key that must have signed packages.
         signed_only: whether models without a signature are refused, ONNX files among them.
@@ -144,13 +138,13 @@ class ServedModel:
         self.outputs: Mapping[str, ValueType]
         if isinstance(opened, StartedPackage):
             self.inputs, self.outputs = ({each.name: _type_of(each) for each in side} for side in opened.interface)
-            devices = _Devices([_started_lane(opened, self.inputs, options)])
+            devices = started_devices(opened, self.inputs, options)
         else:
             graph = opened.graph
             self.inputs = {value.name: value.type for value in graph.inputs}
             named = dict(zip(graph.output_names, graph.outputs, strict=True))
             self.outputs = {output: value.type for output, value in named.items()}
-            devices = _tried(name, opened, options)
+            devices = tried_devices(name, opened, options)
         self.input_types = {name: datatype_of(kind, name) for name, kind in self.inputs.items()}
         self.output_types = {name: datatype_of(kind, name) for name, kind in self.outputs.items()}
         self.left_out, self.batched_along = devices.left_out, devices.batched_along
@@ -180,7 +174,7 @@ class ServedModel:
 
     async def _completed(self, package: StartedPackage, on_error: Callable[[Exception], object]) -> None:
         try:
-            devices = await asyncio.to_thread(lambda: _tried(self.name, package.runner, self._options))
+            devices = await asyncio.to_thread(lambda: tried_devices(self.name, package.runner, self._options))
         except Exception as err:  # whatever it is, the model is not what its package is said to be
             on_error(err)
             return
@@ -539,197 +533,9 @@ def _version_order(version: str) -> tuple[int, str]:
     return int(version), version
 
 
-@dataclass
-class _Devices:
-    """The devices that run a model, why others do not, and the dim along which its requests are joined."""
-
-    lanes: list[Lane] = field(default_factory=list)
-    left_out: list[tuple[Device, str]] = field(default_factory=list)
-    batched_along: str | None = None
-
-
-def _tried(name: str, runner: GraphDevices, options: ServeOptions) -> _Devices:
-    """Return the devices of a graph, each warmed by runs, of which the last ones measure batches.
-
-    Raises:
-        NoViableDeviceError: there is none.
-    """
-    from rlx_ort.deploy.open import PackageDevices
-
-    graph = runner.graph
-    inputs = {value.name: value.type for value in graph.inputs}
-    found = _lanes(runner, inputs, options)
-    if isinstance(runner, PackageDevices):
-        for lane in list(found.lanes):
-            try:
-                for case in runner.golden_inputs:
-                    lane.run(case, None)
-            except RlxError as err:
-                found.lanes.remove(lane)
-                found.left_out.append((lane.device, str(err)))
-                lane.worker.close()
-    if not found.lanes:
-        raise NoViableDeviceError(f"no device may serve {name!r}:", found.left_out)
-    if found.batched_along is not None and not _rows_are_independent(found.lanes[0], inputs):
-        _log.info("%s is not batched: a row's result depends on the other rows", name)
-        found.batched_along = None
-    if found.batched_along is not None:
-        for lane in found.lanes:
-            _learn_sizes(lane, inputs, options.batch.max_batch)
-    return found
-
-
-def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: ServeOptions) -> _Devices:
-    """Return the devices that run a model, each warmed by a run, and why others do not."""
-    from rlx_ort.deploy.triton import batch_dim
-
-    graph, dim = runner.graph, batch_dim(runner.graph)
-    found = _Devices(batched_along=dim if options.batch.max_batch > 1 else None)
-    seen: set[str] = set()
-    for row in runner.rank():
-        device = row.device
-        if row.blocker is not None:
-            found.left_out.append((device, row.blocker))
-            continue
-        place = f"{row.hardware} {device.index}" if row.hardware and device != Device.CPU else device.label
-        if len(found.lanes) == options.devices or place in seen:  # gpu, vulkan and webgpu are one device
-            continue
-        predict = _predictor(graph, device, dim, row.predicted_ns, runner.options)
-        lane = Lane(device, functools.partial(_run, runner, device), predict, options.batch.max_batch)
-        try:
-            opening = lane.run(made_up := _made_up(inputs, 1), None)
-            again = _timed(lane, 1, made_up)
-            constant = {name: array for name, array in again.items() if _close(opening[name], array)}
-            lane.probe = functools.partial(_probe, runner, lane, made_up, constant)
-        except InputError:
-            pass  # made-up inputs do not fit; the first request warms it
-        except RlxError as err:
-            found.left_out.append((device, str(err)))
-            lane.worker.close()
-            continue
-        seen.add(place)
-        found.lanes.append(lane)
-    return found
-
-
 def _type_of(declared: Interface) -> TensorType:
     """Return the type of an input or output of a package that was started."""
     return TensorType(DType.from_numpy(np.dtype(declared.dtype)), Shape(declared.shape))
-
-
-def _started_lane(package: StartedPackage, inputs: Mapping[str, ValueType], options: ServeOptions) -> Lane:
-    """Return the lane of a package on the compile cache, after a run of its golden inputs, or else of made-up ones."""
-    names = [output.name for output in package.interface[1]]
-
-    def run(given: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
-        outputs = dict(zip(names, package.run(given), strict=True))
-        return outputs if wanted is None else {name: outputs[name] for name in wanted}
-
-    lane = Lane(Device.CPU, run, lambda rows: None, options.batch.max_batch)
-    with contextlib.suppress(InputError):  # made-up inputs do not fit; the first request warms it
-        for case in package.golden_inputs or [_made_up(inputs, 1)]:
-            lane.run(case, None)
-    return lane
-
-
-def _predictor(
-    graph: Graph, device: Device, dim: str | None, once_ns: float | None, options: CompileOptions
-) -> Callable[[int], float | None]:
-    from rlx_ort.selection.predict import batch_curve
-
-    if dim is None:
-        return lambda rows: once_ns
-    return batch_curve(graph, device, dim, options).ns
-
-
-def _run(
-    runner: GraphDevices, device: Device, inputs: Mapping[str, Array], wanted: Sequence[str] | None
-) -> dict[str, Array]:
-    names = runner.graph.output_names
-    if wanted is None or len(wanted) == len(names):
-        return dict(zip(names, runner.run(device, inputs), strict=True))
-    results = runner.compile(device).run_read_outputs(inputs, [names.index(name) for name in wanted])
-    return dict(zip(wanted, results, strict=True))
-
-
-def _timed(lane: Lane, rows: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Run inputs twice, learn the shorter time, and return the outputs."""
-    times = []
-    for _ in range(2):
-        begun_ns = time.perf_counter_ns()
-        outputs = lane.run(inputs, None)
-        times.append(time.perf_counter_ns() - begun_ns)
-    lane.learn(rows, min(times))
-    return outputs
-
-
-def _learn_sizes(lane: Lane, kinds: Mapping[str, ValueType], most: int) -> None:
-    """Measure batches of 2, 4 and so on, until they take long; the predictions of larger ones follow from them."""
-    rows, until_ns = 2, time.perf_counter_ns() + _LEARNING_NS
-    with contextlib.suppress(RlxError):  # such as too little memory; the first batches of requests run singly then
-        while rows <= most and time.perf_counter_ns() + 3 * lane.expected_ns(rows) < until_ns:
-            inputs = _made_up(kinds, rows)
-            lane.run(inputs, None)  # the first run of a shape allocates
-            _timed(lane, rows, inputs)
-            rows *= 2
-
-
-def _probe(runner: GraphDevices, lane: Lane, inputs: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
-    """Let a device in again, or raise unless it gives the results that it gave when the model was loaded."""
-    found = lane.run(inputs, None)
-    failover = runner._failover
-    tolerance = _TOLERANCE if failover is None else failover.options.tolerance
-    for name, array in wanted.items():
-        if not _close(found[name], array, tolerance):
-            raise ServingError(f"{lane.device.display} gives other values for {name!r} than before", 503)
-    if failover is not None:
-        failover.quarantine.readmit(lane.device)
-
-
-def _made_up(inputs: Mapping[str, ValueType], rows: int) -> dict[str, Array]:
-    """Return inputs for warming: floats of 0 to 1, integers of 0, each row its own; dims without a size count as 8."""
-    found = {}
-    for name, kind in inputs.items():
-        if not isinstance(kind, TensorType) or kind.shape is None:
-            raise InputError(f"nothing is made up for input {name!r}")
-        first = kind.shape[0] if kind.shape else None
-        shape = [
-            dim if isinstance(dim, int) else rows if dim == first and at == 0 else 8
-            for at, dim in enumerate(kind.shape)
-        ]
-        if kind.dtype is DType.STRING:
-            found[name] = np.full(shape, "a", object)
-        else:
-            places = np.arange(1, math.prod(shape) + 1) if kind.dtype.is_float else np.zeros(math.prod(shape))
-            found[name] = (places * _GOLDEN_RATIO % 1).reshape(shape).astype(kind.dtype.numpy)
-    return found
-
-
-def _rows_are_independent(lane: Lane, kinds: Mapping[str, ValueType]) -> bool:
-    """Return whether rows give the same results alone as in a batch, judged by a run of made-up ones."""
-    try:
-        inputs = _made_up(kinds, _ROWS_CHECKED)
-        together = lane.run(inputs, None)
-        for row in range(_ROWS_CHECKED):
-            alone = lane.run({name: array[row : row + 1] for name, array in inputs.items()}, None)
-            for name, array in alone.items():
-                if array.shape[:1] != (1,) or together[name].shape != (_ROWS_CHECKED, *array.shape[1:]):
-                    return False
-                if not _close(array[0], together[name][row]):
-                    return False
-    except RlxError:
-        return False  # made-up inputs do not fit the model, so nothing is known
-    return True
-
-
-def _close(one: Array, other: Array, tolerance: float = _TOLERANCE) -> bool:
-    if one.shape != other.shape:
-        return False
-    if one.dtype == object or one.dtype.kind in "biu":
-        return bool(np.array_equal(one, other))
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    scale = max(float(np.max(np.abs(one), initial=0.0)), 1e-30)
-    return bool(np.allclose(one, other, rtol=0, atol=tolerance * scale, equal_nan=True))
 
 
 def _fits(kind: TensorType, array: Array) -> bool:

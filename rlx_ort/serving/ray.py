@@ -194,11 +194,7 @@ class _Context:
 def granted(options: ServeOptions, gpus: int) -> ServeOptions:
     """Return the options of a replica that has so many GPUs: devices that Ray keeps for others are denied."""
     denied = [Device(kind) for kind in (_UNHIDDEN_KINDS if gpus else _GPU_KINDS)]
-    if options.policy is not None:
-        return replace(options, policy=options.policy.with_deny(denied))
-    before = DevicePolicy.from_env().deny  # packages have policies of their own, which the variables narrow
-    environment.set_override("DENY_DEVICES", ",".join(device.label for device in (*before, *denied)))
-    return options
+    return replace(options, policy=(options.policy or DevicePolicy.from_env()).with_deny(denied))
 
 
 def check_devices(model: ServedModel) -> None:

@@ -14,16 +14,17 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import rlx_ort
 from rlx_ort.errors import InputError, MemoryBudgetError, NoViableDeviceError, RlxError, ServingError, TimeLimitError
 from rlx_ort.serving.access import Logged, Receive, Scope, Send
+from rlx_ort.serving.exchange import ClientGoneError, Refusal, Reply, Request, Watch
+from rlx_ort.serving.lanes import Answer
 from rlx_ort.serving.models import Repository, ServedModel, Statistics
 from rlx_ort.serving.protocol import InferRequest, answer, parse_document, parse_request
-from rlx_ort.serving.scheduler import Answer
 from rlx_ort.serving.tracing import Traced
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
@@ -31,10 +32,8 @@ INLINE_BYTES = 64 << 10
 """JSON, texts and compressed bodies beyond this are read in a thread."""
 _HEADER = "Inference-Header-Content-Length"
 _HEADER_KEY = _HEADER.lower().encode()
-_WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away
 _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
 _LONGEST_ERROR = 2000  # characters; gRPC sends the text as a header, and requests are quoted in it
-_LINGER_S, _LINGER_BYTES = 1.0, 16 << 20  # how long a refused body is still read, so that its client sees the answer
 _JOINED_BYTES = 64 << 10  # parts of an answer below this are sent as one
 _PAGE_HEADERS = (
     (b"content-security-policy", b"default-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"),
@@ -173,67 +172,6 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "rlx_ort", "version": rlx_ort.__version__, "extensions": list(EXTENSIONS)}
 
 
-class ClientGoneError(Exception):
-    """The client closed its connection."""
-
-
-class Request:
-    """A request as an ASGI server hands it over; of headers that are repeated, the last one counts."""
-
-    __slots__ = ("headers", "held_bytes", "is_read", "model", "receive", "scope", "version")
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.scope, self.receive = scope, receive
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.model = self.version = ""
-        self.is_read = False
-        self.held_bytes = 0
-
-    def header(self, name: bytes) -> str:
-        """Return a header, named in lower case; empty if it is not there."""
-        return self.headers.get(name, b"").decode("latin-1")
-
-    def once(self, name: bytes) -> str | None:
-        """Return a header that may be there once, or None.
-
-        Raises:
-            ServingError: it is there twice.
-        """
-        found = self.headers.get(name)
-        if found is None:
-            return None
-        if (
-            len(self.headers) != len(self.scope["headers"])
-            and [key for key, _ in self.scope["headers"]].count(name) > 1
-        ):
-            raise ServingError(f"the request has two headers {name.decode()}", 400)
-        return found.decode("latin-1")
-
-
-class Reply:
-    """An answer: its status, the parts of its body, and its headers."""
-
-    __slots__ = ("headers", "parts", "status")
-
-    def __init__(
-        self,
-        body: bytes | Sequence[bytes],
-        status: int = 200,
-        media_type: bytes = b"application/json",
-        headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
-        self.status = status
-        self.parts = (body,) if isinstance(body, bytes) else body
-        size = sum(map(len, self.parts))
-        self.headers = [*headers, (b"content-length", b"%d" % size), (b"content-type", media_type)]
-
-    async def send(self, request: Request, send: Send) -> None:
-        """Send it; a refusal overrides this."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        for at, part in enumerate(self.parts, 1):
-            await send({"type": "http.response.body", "body": part, "more_body": at < len(self.parts)})
-
-
 Handler: TypeAlias = Callable[[Request], Awaitable[Reply]]
 
 
@@ -245,6 +183,7 @@ class _Rest:
         self._options = options
         self._load, self._close = load, close
         self._held_bytes = 0
+        self._watch = Watch()
         self._open: dict[str, Handler] = {"/": self.page, "/v2/health/live": self.live, "/v2/health/ready": self.ready}
         self._paths: dict[str, tuple[str, Handler]] = {
             "/metrics": ("GET", self.metrics),
@@ -300,7 +239,7 @@ class _Rest:
             if method != wanted and not (method == "HEAD" and wanted == "GET"):
                 allowed = "GET, HEAD" if wanted == "GET" else wanted
                 text = f"{method} {path[:_LONGEST_ERROR]}: the method is not allowed; allowed: {allowed}"
-                return _Refusal(405, text, ((b"allow", allowed.encode()),))
+                return Refusal(405, text, ((b"allow", allowed.encode()),))
             if self._options.traces:
                 names = {"model": request.model, "version": request.version}
                 request.scope["endpoint"] = handler
@@ -311,7 +250,7 @@ class _Rest:
         except ClientGoneError:
             raise
         except Exception as err:  # whatever it is, the answer has the protocol's form
-            return _Refusal(*described(err), retry_after_s=_retry_after_s(err))
+            return Refusal(*described(err), retry_after_s=_retry_after_s(err))
         finally:
             self._held_bytes -= request.held_bytes
 
@@ -358,7 +297,7 @@ class _Rest:
             raise ServingError(f"{_HEADER} is {length!r}, not a number of bytes", 400)
         body = await self._body(request)
         wanted = await self._parsed(body, None if length is None else int(length))
-        model, found = await _unless_gone(request, self._run(request, wanted))
+        model, found = await self._watch.unless_gone(request, self._run(request, wanted))
         elements = sum(array.size for array in found.outputs.values())
         make = functools.partial(answer, wanted, model.name, model.version, found.outputs, model.output_types)
         head, parts = make() if elements * 8 <= INLINE_BYTES or wanted.is_binary else await asyncio.to_thread(make)
@@ -484,69 +423,9 @@ def _json(document: object) -> Reply:
     return Reply(json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
 
 
-class _Refusal(Reply):
-    """An error in the protocol's form. If the body was not read, it is dropped and the connection closed."""
-
-    def __init__(
-        self, status: int, text: str, headers: Sequence[tuple[bytes, bytes]] = (), *, retry_after_s: int = 1
-    ) -> None:
-        extra = [(b"retry-after", b"%d" % retry_after_s)] if status in (429, 503) else []
-        extra += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-        super().__init__(json.dumps({"error": text}).encode(), status, headers=[*extra, *headers])
-
-    async def send(self, request: Request, send: Send) -> None:
-        """Send the answer at once; then give the client a moment to see it before the connection is closed."""
-        headers = request.headers
-        has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
-        if request.is_read or not has_body:
-            await super().send(request, send)
-            return
-        start = [*self.headers, (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": self.status, "headers": start})
-        await send({"type": "http.response.body", "body": self.parts[0], "more_body": True})
-        if b"expect" not in headers:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER_S):
-                    left, more = _LINGER_BYTES, True
-                    while more and left > 0:
-                        message = await request.receive()
-                        left -= len(message.get("body", b""))
-                        more = message.get("more_body", False)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 def _name_of(host: str) -> str:
     """Return the name of a host with a port behind it or not."""
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()
-
-
-async def _unless_gone(request: Request, running: Awaitable[Any]) -> Any:
-    """Return what a request waits for; when its client goes away, that is cancelled."""
-    waiting = asyncio.current_task()
-    watcher: asyncio.Task[None] | None = None
-
-    def watch() -> None:
-        nonlocal watcher
-        watcher = asyncio.ensure_future(_disconnected(request))
-        watcher.add_done_callback(lambda found: None if found.cancelled() or waiting is None else waiting.cancel())
-
-    timer = asyncio.get_running_loop().call_later(_WATCHED_FROM_S, watch)
-    try:
-        return await running
-    except asyncio.CancelledError:
-        if waiting is None or watcher is None or not watcher.done():
-            raise
-        waiting.uncancel()
-        raise ClientGoneError from None
-    finally:
-        timer.cancel()
-        if watcher is not None:
-            watcher.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _inflated(body: bytes | bytearray, window: int, most: int) -> bytearray:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 
 from rlx_ort.errors import ServingError
 from rlx_ort.serving import access, tracing
+from rlx_ort.serving.lanes import Answer
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import Repository, ServedModel
 from rlx_ort.serving.protocol import (
@@ -26,7 +27,6 @@ from rlx_ort.serving.protocol import (
     request_of,
 )
 from rlx_ort.serving.rest import INLINE_BYTES, HttpOptions, described, server_metadata, statistics_of
-from rlx_ort.serving.scheduler import Answer
 
 SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 _CODES: Mapping[int, grpc.StatusCode] = {
@@ -268,6 +268,8 @@ def _parsed(request: Any) -> tuple[InferRequest, bool]:
             except UnicodeDecodeError as err:
                 raise ServingError(f"input {name!r} holds an element that is no UTF-8", 400) from err
         inputs[name] = array_of(name, shape, dtype, data)
+    if not request.parameters and not request.outputs:
+        return InferRequest(inputs, id=request.id), bool(raw)
     document = {
         "id": request.id,
         "parameters": _plain(request.parameters),

@@ -9,39 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import heapq
 import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from rlx_ort.device import Device
-from rlx_ort.errors import InputError, RlxError, ServingError, is_device_failure
-from rlx_ort.execution.background import Workers
+from rlx_ort.errors import ServingError, is_device_failure
+from rlx_ort.serving.lanes import Answer, Array, Lane, Rows, Times, executed
 
-Array: TypeAlias = npt.NDArray[Any]
-Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]
-"""Runs inputs on one device and returns the outputs with these names, or all."""
-
-_NEARLY = 1.08  # a smaller batch is taken if its rows cost this factor of the cheapest ones
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
 _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
-_LEARNING = 0.2  # weight of a new time in the mean of those of a batch size
-_JUDGED_EVERY = 16  # runs
-_FORGETTING = 0.15  # weight in the means of other batch sizes, where they are higher, so that they are tried again
-_MOVED = 1.05  # a mean that changed by this factor changes the batch size
-_INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing it to a thread
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
-_DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
-_LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
 _LEAST_SHARE = 0.1  # a device with less than this share of the fastest one's rate answers where that one fails only
 _LAST_PRIORITY = 1 << 62
 _PIECES_A_LANE = 2  # of a large request that wait or run at a time: one runs while the next one waits
@@ -65,31 +50,8 @@ class BatchOptions:
     timeout_s: float | None = None
 
 
-@dataclass(slots=True)
-class Times:
-    """Where the time of a request went, in ns: waiting, joining inputs, running, and splitting outputs."""
-
-    queue_ns: int = 0
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
-
-
-@dataclass(slots=True)
-class Answer:
-    """The outputs of a request, the device that made them, and where the time went."""
-
-    outputs: dict[str, Array]
-    device: Device
-    times: Times
-
-
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    inputs: Mapping[str, Array]
-    wanted: tuple[str, ...] | None
-    rows: int
-    arrived_ns: int
+class _Waiting(Rows):
     answer: asyncio.Future[Answer]
     deadline_ns: float = math.inf
     tried: set[Device] = field(default_factory=set)
@@ -103,104 +65,6 @@ class _Group:
 
     heap: list[tuple[int, int, _Waiting]] = field(default_factory=list)
     rows: int = 0
-
-
-class Lane:
-    """One device that runs the batches of a model, one at a time, in a thread of its own.
-
-    Args:
-        device: the device.
-        run: runs a batch on it.
-        predict: rows -> the predicted time of a run in ns, or None where there is none.
-        most: the most rows of a batch.
-        probe: runs on the device before it is used again after a failure, and raises if it is still at fault.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        run: Run,
-        predict: Callable[[int], float | None],
-        most: int,
-        probe: Callable[[], object] | None = None,
-    ) -> None:
-        self.device = device
-        self.run = run
-        self.probe = probe
-        self.busy_until_ns = 0
-        self.idle = True
-        self.free_since_ns = 0
-        self.out_until_ns = 0
-        self.failed = False
-        self._predict = functools.lru_cache(maxsize=1024)(predict)
-        self._most = most
-        self._learned: dict[int, float] = {}  # power of two -> measured over predicted time of batches up to it
-        self._judged: dict[int, float] = {}  # those that the cap was found with
-        self._cap = self._runs = 0
-        self._backoff_s = _LEAST_BACKOFF_S
-        self._inline_from_ns = 0
-        self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
-
-    def expected_ns(self, rows: int) -> float:
-        """Return the time of a run with so many rows; infinity before anything is known of it."""
-        learned, octave = self._learned, _octave(rows)
-        predicted = self._predict(rows)
-        if not learned:
-            return math.inf if predicted is None else predicted
-        ratio = learned.get(octave)
-        if ratio is None:
-            ratio = learned[min(learned, key=lambda known: abs(known - octave))]
-        return (1.0 if predicted is None else predicted) * ratio
-
-    def cap(self) -> int:
-        """Return the size of the smallest batch whose rows are about the cheapest, or twice that to try it."""
-        if not self._cap:
-            sizes = [1 << exponent for exponent in range(self._most.bit_length())]
-            costs = [self.expected_ns(rows) / rows for rows in sizes]
-            least = min(costs)
-            self._cap = next(rows for rows, cost in zip(sizes, costs, strict=True) if cost <= _NEARLY * least)
-            if 2 * self._cap <= self._most and max(self._learned, default=-1) == _octave(self._cap):
-                self._cap *= 2
-            self._judged = dict(self._learned)
-        return self._cap
-
-    def learn(self, rows: int, took_ns: int) -> None:
-        """Correct the predictions by a run."""
-        self._backoff_s = _LEAST_BACKOFF_S
-        learned, octave = self._learned, _octave(rows)
-        ratio = took_ns / (self._predict(rows) or 1.0)
-        before = learned.get(octave, ratio)
-        learned[octave] = now = before + _LEARNING * (min(ratio, 4 * before) - before)
-        self._runs += 1
-        if len(learned) != len(self._judged):
-            self._cap = 0
-        elif self._runs % _JUDGED_EVERY == 0:
-            for other, mean in learned.items():
-                if mean > now:
-                    learned[other] = mean + _FORGETTING * (now - mean)
-            judged = self._judged
-            if any(not judged[at] / _MOVED < mean < judged[at] * _MOVED for at, mean in learned.items()):
-                self._cap = 0
-
-    def runs_inline(self, rows: int, now_ns: int) -> bool:
-        """Return whether a run is so short that the event loop may make it."""
-        return (
-            self.device == Device.CPU
-            and _octave(rows) in self._learned
-            and self.expected_ns(rows) < _INLINE_NS
-            and now_ns >= self._inline_from_ns
-        )
-
-    def ran_inline(self, began_ns: int, ended_ns: int) -> None:
-        """Leave the event loop alone for a second after a run that took long."""
-        if ended_ns - began_ns > _DISTURBED * _INLINE_NS:
-            self._inline_from_ns = ended_ns + 1_000_000_000
-
-    def fail(self, now_ns: int) -> None:
-        """Keep the device out, twice as long as before."""
-        self.failed = True
-        self.out_until_ns = now_ns + round(self._backoff_s * 1e9)
-        self._backoff_s = min(2 * self._backoff_s, _MOST_BACKOFF_S)
 
 
 class Scheduler:
@@ -272,7 +136,9 @@ class Scheduler:
             )
         rows = next(iter(inputs.values())).shape[0] if self._batched else 1
         if self._batched and rows > self.options.max_batch:
-            return await self._in_pieces(inputs, rows, wanted, priority, timeout_s)
+            return await self._in_pieces(
+                inputs, rows, lambda piece, rows: self._queued(piece, rows, wanted, priority, timeout_s)
+            )
         return await self._queued(inputs, rows, wanted, priority, timeout_s)
 
     async def _queued(
@@ -307,12 +173,7 @@ class Scheduler:
                     self._soon()
 
     async def _in_pieces(
-        self,
-        inputs: Mapping[str, Array],
-        rows: int,
-        wanted: tuple[str, ...] | None,
-        priority: int,
-        timeout_s: float | None,
+        self, inputs: Mapping[str, Array], rows: int, queued: Callable[[Mapping[str, Array], int], Awaitable[Answer]]
     ) -> Answer:
         """Return the answer of a request with more rows than a batch may have; it runs as several."""
         most = self.options.max_batch
@@ -321,7 +182,7 @@ class Scheduler:
         async def run(at: int) -> Answer:
             async with window:
                 piece = {name: array[at : at + most] for name, array in inputs.items()}
-                return await self._queued(piece, min(most, rows - at), wanted, priority, timeout_s)
+                return await queued(piece, min(most, rows - at))
 
         self._running += 1  # until it ends, the model is not closed
         pieces = [asyncio.ensure_future(run(at)) for at in range(0, rows, most)]
@@ -534,7 +395,7 @@ class Scheduler:
     def _wait_ns(self, lane: Lane, first: _Waiting, queued: int, now_ns: int) -> float:
         """Return how long a free device should wait for more requests.
 
-        A run has a fixed part that does not depend on its rows. Waiting for one more row pays while requests arrive
+        A run has a fixed part that does not depend on its rows. _Waiting for one more row pays while requests arrive
         at shorter intervals than that part divided by the rows that wait. Clients that have just been answered are
         expected to come back as soon as they did before.
         """
@@ -579,8 +440,8 @@ class Scheduler:
     def _start(self, lane: Lane, batch: list[_Waiting]) -> None:
         rows = sum(request.rows for request in batch)
         now_ns = time.perf_counter_ns()
-        if lane.runs_inline(rows, now_ns):
-            self._settle(lane, batch, _executed(lane, batch))
+        if lane.runs_inline(rows, now_ns, self._gap_ns):
+            self._settle(lane, batch, executed(lane, batch))
             lane.ran_inline(now_ns, time.perf_counter_ns())
             return
         lane.idle = False
@@ -588,7 +449,7 @@ class Scheduler:
         lane.busy_until_ns = now_ns + round(expected_ns if math.isfinite(expected_ns) else 1e9)
         self._running += 1
         loop = asyncio.get_running_loop()
-        lane.worker.submit(lambda: loop.call_soon_threadsafe(self._finish, lane, batch, _executed(lane, batch)))
+        lane.worker.submit(lambda: loop.call_soon_threadsafe(self._finish, lane, batch, executed(lane, batch)))
 
     def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
         lane.idle = True
@@ -634,11 +495,6 @@ class Scheduler:
         self._soon()
 
 
-def _octave(rows: int) -> int:
-    """Return the exponent of the power of two that a batch is counted as."""
-    return (rows - 1).bit_length()
-
-
 def _mean_of(before: float, now: float) -> float:
     """Return a running mean in which single large values count little."""
     return before + _GAP_WEIGHT * (min(now, 4 * before) - before) if math.isfinite(before) else now
@@ -651,59 +507,3 @@ def _error_of(probe: Callable[[], object] | None) -> Exception | None:
     except Exception as err:  # whatever it is, the device stays out
         return err
     return None
-
-
-def _executed(lane: Lane, batch: Sequence[_Waiting]) -> Sequence[Answer | Exception]:
-    """Run a batch and return an answer or an error for each request; a batch that fails is run again one by one."""
-    try:
-        return _run_joined(lane, batch)
-    except Exception as err:  # it belongs to the requests
-        if len(batch) == 1:
-            return [err if isinstance(err, RlxError | MemoryError) else _wrapped(err)]
-    singly: list[Answer | Exception] = []
-    for request in batch:
-        singly += _executed(lane, [request])
-    return singly
-
-
-def _run_joined(lane: Lane, batch: Sequence[_Waiting]) -> list[Answer]:
-    begun_ns = time.perf_counter_ns()
-    inputs: Mapping[str, Array] = batch[0].inputs
-    if len(batch) > 1:
-        inputs = {name: np.concatenate([request.inputs[name] for request in batch]) for name in inputs}
-    wanted = _all_wanted(batch)
-    joined_ns = time.perf_counter_ns()
-    outputs = lane.run(inputs, wanted)
-    ran_ns = time.perf_counter_ns()
-    pieces = _split(outputs, [request.rows for request in batch])
-    ended_ns = time.perf_counter_ns()
-    spans = (joined_ns - begun_ns, ran_ns - joined_ns, ended_ns - ran_ns)
-    return [
-        Answer(piece, lane.device, Times(begun_ns - request.arrived_ns, *spans))
-        for request, piece in zip(batch, pieces, strict=True)
-    ]
-
-
-def _all_wanted(batch: Sequence[_Waiting]) -> tuple[str, ...] | None:
-    if any(request.wanted is None for request in batch):
-        return None
-    return tuple(dict.fromkeys(name for request in batch for name in request.wanted or ()))
-
-
-def _split(outputs: dict[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
-    if len(rows) == 1:
-        return [outputs]
-    total = sum(rows)
-    for name, array in outputs.items():
-        if array.shape[:1] != (total,):
-            raise InputError(f"output {name!r} has shape {array.shape} for {total} rows; the model cannot be batched")
-    ends = list(itertools.accumulate(rows))
-    return [
-        {name: array[end - count : end] for name, array in outputs.items()}
-        for end, count in zip(ends, rows, strict=True)
-    ]
-
-
-def _wrapped(error: Exception) -> ServingError:
-    _log.exception("a run failed unexpectedly", exc_info=error)
-    return ServingError(f"the run failed: {type(error).__name__}", 500)

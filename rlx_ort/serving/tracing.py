@@ -17,8 +17,8 @@ from rlx_ort.errors import ServingError, install_command
 
 if TYPE_CHECKING:
     from rlx_ort.serving.access import Message, Receive, Scope, Send
+    from rlx_ort.serving.lanes import Answer
     from rlx_ort.serving.rest import Application
-    from rlx_ort.serving.scheduler import Answer
 
 _PROBES = ("/v2/health/", "/metrics")
 _GRPC_FAULTS = (2, 4, 12, 13, 14, 15)  # codes that the conventions of OpenTelemetry count as errors of the server

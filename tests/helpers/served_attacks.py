@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import random
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,15 +57,29 @@ def request(body: bytes, *headers: str, method: str = "POST", path: str = PATH, 
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-def ask(address: str, data: bytes, *, unfinished: bool = False, timeout_s: float = 20.0) -> tuple[int, bytes]:
-    """Send bytes to a server and return the status and body of its first answer."""
+def ask(
+    address: str,
+    data: bytes,
+    *,
+    unfinished: bool = False,
+    timeout_s: float = 20.0,
+    piece_bytes: int = 1 << 30,
+    pause_s: float = 0.0,
+) -> tuple[int, bytes]:
+    """Send bytes to a server and return the status and body of its first answer.
+
+    A server may answer and close while the rest is still being sent: that breaks sending, and the answer can be read.
+    """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout_s) as connection:
         found = b""
-        try:
-            connection.sendall(data)
+        with contextlib.suppress(ConnectionError):
+            for start in range(0, len(data), piece_bytes):
+                connection.sendall(data[start : start + piece_bytes])
+                time.sleep(pause_s)
             if unfinished:
                 connection.shutdown(socket.SHUT_WR)
+        try:
             while not _is_complete(found, data[:5] == b"HEAD ") and (piece := connection.recv(1 << 16)):
                 found += piece
         except ConnectionError:

@@ -56,6 +56,14 @@ def test_malformed_requests_get_the_right_status(served: Served) -> None:
     assert answers(served.http, served.grpc)
 
 
+def test_a_client_that_is_still_sending_can_read_its_refusal(served: Served) -> None:
+    """The answer is sent before the connection is closed, which breaks what the client sends afterwards."""
+    data = request(BODY, "X: " + "y" * 500_000)
+    found, body = ask(served.http, data, piece_bytes=1 << 14, pause_s=0.003)
+    assert found == 431
+    assert json.loads(body)["error"] == "the headers are too large"
+
+
 @pytest.mark.parametrize(
     ("line", "status"),
     [

@@ -27,9 +27,9 @@ from served_attacks import GOOD, PATH, answers, ask, good_message, request
 from served_models import save_product, started_command
 
 from rlx_ort.cli import main
-from rlx_ort.device import Device
 from rlx_ort.errors import ServingError
 from rlx_ort.options.compile_options import Precision
+from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving.models import Repository, ServeOptions
 
 BODY = json.dumps(GOOD).encode()
@@ -172,12 +172,13 @@ def _options_of(models: Path, *arguments: str) -> ServeOptions:
     return given[0]
 
 
-def test_a_package_keeps_its_own_policy_unless_devices_are_named(models: Path) -> None:
-    """Options of the command come in its place."""
-    assert _options_of(models).policy is None
-    policy = _options_of(models, "--deny", "webgpu").policy
-    assert policy is not None
-    assert not policy.allows(Device("webgpu"))
+def test_devices_that_are_named_narrow_the_policy_of_a_package(models: Path, tmp_path: Path) -> None:
+    """A package that denies a device is not served on it, whatever the options of the command allow."""
+    path = make(tmp_path / "mine.ortpackage", policy=DevicePolicy().with_deny(["cpu"]))
+    found = Repository([path], _options_of(models, "--device", "cpu"))
+    asyncio.run(found.load_all())
+    assert not found.entries["mine"].loaded
+    assert "cpu: denied by the policy (deny: cpu)" in found.entries["mine"].reason
 
 
 def test_files_are_compiled_in_the_precision_that_is_asked_for(models: Path) -> None:

@@ -42,7 +42,7 @@ class Gate:
         self._lane: Any = lane
         self._run, self.open, self.rows = lane.run, threading.Event(), list[float]()
         self._lane.run = self._held
-        self._lane.runs_inline = lambda rows, now_ns: False  # a held run would hold the event loop
+        self._lane.runs_inline = lambda *_: False  # a held run would hold the event loop
 
     def _held(self, inputs: Any, wanted: Any) -> Any:
         self.rows += inputs["x"][:, 0].tolist()

@@ -33,13 +33,13 @@ def test_a_replica_uses_the_gpus_that_ray_gave_it(gpus: int, allowed: list[str])
     assert [device for device in devices if given.allows(device)] == allowed
 
 
-def test_the_policy_of_a_package_is_narrowed_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a policy of the operator the variables deny what Ray did not give, and what they denied before."""
+def test_a_replica_keeps_to_the_variables_of_its_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a policy it is denied what Ray did not give, and what the variables deny."""
     monkeypatch.setenv("RLX_DENY_DEVICES", "qnn")
-    assert ray.granted(ServeOptions(), 0).policy is None
-    denied = DevicePolicy.from_env()
-    assert not any(denied.allows(name) for name in ("qnn", "cuda", "rocm", "webgpu"))
-    assert denied.allows("cpu")
+    policy = ray.granted(ServeOptions(), 0).policy
+    assert policy is not None
+    assert not any(policy.allows(name) for name in ("qnn", "cuda", "rocm", "webgpu"))
+    assert policy.allows("cpu")
 
 
 def _model(states: dict[str, HealthState]) -> Any:

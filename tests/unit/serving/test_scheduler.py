@@ -14,7 +14,8 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError, ServingError
-from rlx_ort.serving.scheduler import Answer, Array, BatchOptions, Lane, Scheduler
+from rlx_ort.serving.lanes import Answer, Array, Lane
+from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
 CUDA = Device("cuda")
 
@@ -376,10 +377,20 @@ def test_a_run_on_the_event_loop_that_takes_long_is_the_last_for_a_while() -> No
     """The next ones run in the thread."""
     one = Lane(Device.CPU, Fake(), lambda rows: 1e4, 64)
     one.learn(1, 10_000)
-    assert one.runs_inline(1, 0)
+    assert one.runs_inline(1, 0, 0)
     one.ran_inline(0, 50_000_000)
-    assert not one.runs_inline(1, 60_000_000)
-    assert one.runs_inline(1, 2_000_000_000)
+    assert not one.runs_inline(1, 60_000_000, 0)
+    assert one.runs_inline(1, 2_000_000_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("took_ns", "gap_ns", "inline"), [(200_000, 1e6, True), (200_000, 3e5, False), (4e5, 1e9, False)]
+)
+def test_longer_runs_are_on_the_event_loop_while_requests_are_rare(took_ns: int, gap_ns: float, inline: bool) -> None:
+    """The event loop could read other requests meanwhile, if there were any."""
+    one = Lane(Device.CPU, Fake(), lambda rows: 1e4, 64)
+    one.learn(1, took_ns)
+    assert one.runs_inline(1, 0, gap_ns) is inline
 
 
 def test_sizes_beyond_those_that_ran_are_tried_one_by_one() -> None:

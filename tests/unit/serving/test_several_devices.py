@@ -15,8 +15,10 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
+from rlx_ort.serving import lanes as lane_module
 from rlx_ort.serving import scheduler as scheduling
-from rlx_ort.serving.scheduler import Array, BatchOptions, Lane, Scheduler
+from rlx_ort.serving.lanes import Array, Lane
+from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
 CPU, CUDA, SECOND = Device.CPU, Device("cuda:0"), Device("cuda:1")
 Cost = Callable[[int], float]
@@ -91,7 +93,8 @@ class Fake:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the time that the scheduler reads."""
     found = Clock()
-    monkeypatch.setattr(scheduling, "time", SimpleNamespace(perf_counter_ns=lambda: found.ns))
+    for module in (scheduling, lane_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter_ns=lambda: found.ns))
     return found
 
 

@@ -1,0 +1,220 @@
+"""`Lane`: a device that runs the batches of a model; what batches cost there, and how one is run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.device import Device
+from rlx_ort.errors import InputError, RlxError, ServingError
+from rlx_ort.execution.background import Workers
+
+Array: TypeAlias = npt.NDArray[Any]
+Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]
+"""Runs inputs on one device and returns the outputs with these names, or all."""
+
+_NEARLY = 1.08  # a smaller batch is taken if its rows cost this factor of the cheapest ones
+_LEARNING = 0.2  # weight of a new time in the mean of those of a batch size
+_JUDGED_EVERY = 16  # runs
+_FORGETTING = 0.15  # weight in the means of other batch sizes, where they are higher, so that they are tried again
+_MOVED = 1.05  # a mean that changed by this factor changes the batch size
+_INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing it to a thread
+_ALONE_NS = 300_000  # the same where requests are so rare that the event loop has nothing else to do
+_DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
+_LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Times:
+    """Where the time of a request went, in ns: waiting, joining inputs, running, and splitting outputs."""
+
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+
+@dataclass(slots=True)
+class Answer:
+    """The outputs of a request, the device that made them, and where the time went."""
+
+    outputs: dict[str, Array]
+    device: Device
+    times: Times
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """What a batch takes of a request: its inputs, the outputs that are wanted (None for all), and when it came."""
+
+    inputs: Mapping[str, Array]
+    wanted: tuple[str, ...] | None
+    rows: int
+    arrived_ns: int
+
+
+class Lane:
+    """One device that runs the batches of a model, one at a time, in a thread of its own.
+
+    Args:
+        device: the device.
+        run: runs a batch on it.
+        predict: rows -> the predicted time of a run in ns, or None where there is none.
+        most: the most rows of a batch.
+        probe: runs on the device before it is used again after a failure, and raises if it is still at fault.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        run: Run,
+        predict: Callable[[int], float | None],
+        most: int,
+        probe: Callable[[], object] | None = None,
+    ) -> None:
+        self.device = device
+        self.run = run
+        self.probe = probe
+        self.busy_until_ns = 0
+        self.idle = True
+        self.free_since_ns = 0
+        self.out_until_ns = 0
+        self.failed = False
+        self._predict = functools.lru_cache(maxsize=1024)(predict)
+        self._most = most
+        self._learned: dict[int, float] = {}  # power of two -> measured over predicted time of batches up to it
+        self._judged: dict[int, float] = {}  # those that the cap was found with
+        self._cap = self._runs = 0
+        self._backoff_s = _LEAST_BACKOFF_S
+        self._inline_from_ns = 0
+        self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
+
+    def expected_ns(self, rows: int) -> float:
+        """Return the time of a run with so many rows; infinity before anything is known of it."""
+        learned, octave = self._learned, octave_of(rows)
+        predicted = self._predict(rows)
+        if not learned:
+            return math.inf if predicted is None else predicted
+        ratio = learned.get(octave)
+        if ratio is None:
+            ratio = learned[min(learned, key=lambda known: abs(known - octave))]
+        return (1.0 if predicted is None else predicted) * ratio
+
+    def cap(self) -> int:
+        """Return the size of the smallest batch whose rows are about the cheapest, or twice that to try it."""
+        if not self._cap:
+            sizes = [1 << exponent for exponent in range(self._most.bit_length())]
+            costs = [self.expected_ns(rows) / rows for rows in sizes]
+            least = min(costs)
+            self._cap = next(rows for rows, cost in zip(sizes, costs, strict=True) if cost <= _NEARLY * least)
+            if 2 * self._cap <= self._most and max(self._learned, default=-1) == octave_of(self._cap):
+                self._cap *= 2
+            self._judged = dict(self._learned)
+        return self._cap
+
+    def learn(self, rows: int, took_ns: int) -> None:
+        """Correct the predictions by a run."""
+        self._backoff_s = _LEAST_BACKOFF_S
+        learned, octave = self._learned, octave_of(rows)
+        ratio = took_ns / (self._predict(rows) or 1.0)
+        before = learned.get(octave, ratio)
+        learned[octave] = now = before + _LEARNING * (min(ratio, 4 * before) - before)
+        self._runs += 1
+        if len(learned) != len(self._judged):
+            self._cap = 0
+        elif self._runs % _JUDGED_EVERY == 0:
+            for other, mean in learned.items():
+                if mean > now:
+                    learned[other] = mean + _FORGETTING * (now - mean)
+            judged = self._judged
+            if any(not judged[at] / _MOVED < mean < judged[at] * _MOVED for at, mean in learned.items()):
+                self._cap = 0
+
+    def runs_inline(self, rows: int, now_ns: int, gap_ns: float) -> bool:
+        """Return whether a run is so short that the event loop may make it, with requests at such intervals."""
+        if self.device != Device.CPU or octave_of(rows) not in self._learned or now_ns < self._inline_from_ns:
+            return False
+        expected_ns = self.expected_ns(rows)
+        return expected_ns < _INLINE_NS or (expected_ns < _ALONE_NS and expected_ns < gap_ns / 2)
+
+    def ran_inline(self, began_ns: int, ended_ns: int) -> None:
+        """Leave the event loop alone for a second after a run that took long."""
+        if ended_ns - began_ns > _DISTURBED * _INLINE_NS:
+            self._inline_from_ns = ended_ns + 1_000_000_000
+
+    def fail(self, now_ns: int) -> None:
+        """Keep the device out, twice as long as before."""
+        self.failed = True
+        self.out_until_ns = now_ns + round(self._backoff_s * 1e9)
+        self._backoff_s = min(2 * self._backoff_s, _MOST_BACKOFF_S)
+
+
+def octave_of(rows: int) -> int:
+    """Return the exponent of the power of two that a batch is counted as."""
+    return (rows - 1).bit_length()
+
+
+def executed(lane: Lane, batch: Sequence[Rows]) -> Sequence[Answer | Exception]:
+    """Run a batch and return an answer or an error for each request; a batch that fails is run again one by one."""
+    try:
+        return _run_joined(lane, batch)
+    except Exception as err:  # it belongs to the requests
+        if len(batch) == 1:
+            return [err if isinstance(err, RlxError | MemoryError) else _wrapped(err)]
+    singly: list[Answer | Exception] = []
+    for request in batch:
+        singly += executed(lane, [request])
+    return singly
+
+
+def _run_joined(lane: Lane, batch: Sequence[Rows]) -> list[Answer]:
+    begun_ns = time.perf_counter_ns()
+    inputs: Mapping[str, Array] = batch[0].inputs
+    if len(batch) > 1:
+        inputs = {name: np.concatenate([request.inputs[name] for request in batch]) for name in inputs}
+    wanted = _all_wanted(batch)
+    joined_ns = time.perf_counter_ns()
+    outputs = lane.run(inputs, wanted)
+    ran_ns = time.perf_counter_ns()
+    pieces = _split(outputs, [request.rows for request in batch])
+    ended_ns = time.perf_counter_ns()
+    spans = (joined_ns - begun_ns, ran_ns - joined_ns, ended_ns - ran_ns)
+    return [
+        Answer(piece, lane.device, Times(begun_ns - request.arrived_ns, *spans))
+        for request, piece in zip(batch, pieces, strict=True)
+    ]
+
+
+def _all_wanted(batch: Sequence[Rows]) -> tuple[str, ...] | None:
+    if any(request.wanted is None for request in batch):
+        return None
+    return tuple(dict.fromkeys(name for request in batch for name in request.wanted or ()))
+
+
+def _split(outputs: dict[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
+    if len(rows) == 1:
+        return [outputs]
+    total = sum(rows)
+    for name, array in outputs.items():
+        if array.shape[:1] != (total,):
+            raise InputError(f"output {name!r} has shape {array.shape} for {total} rows; the model cannot be batched")
+    ends = list(itertools.accumulate(rows))
+    return [
+        {name: array[end - count : end] for name, array in outputs.items()}
+        for end, count in zip(ends, rows, strict=True)
+    ]
+
+
+def _wrapped(error: Exception) -> ServingError:
+    _log.exception("a run failed unexpectedly", exc_info=error)
+    return ServingError(f"the run failed: {type(error).__name__}", 500)
