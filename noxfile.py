@@ -130,6 +130,13 @@ def qnn(session: nox.Session) -> None:
 
 
 @nox.session
+def genai(session: nox.Session) -> None:
+    """Run language models in onnxruntime-genai, with text through its tokenizer."""
+    session.install(f"{build_wheel(session)}[cpu,genai,webgpu]", "tokenizers", *DEV)
+    run_pytest(session, "tests/unit/genai", "tests/backend/genai", "tests/cli/test_genai.py")
+
+
+@nox.session
 def ray(session: nox.Session) -> None:
     """Serve with two replicas on a Ray cluster of this machine, and check the spans of OpenTelemetry."""
     newer = "grpcio-reflection<1.83"  # later ones want a protobuf that tritonclient does not take

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from reference_check import Array
@@ -21,6 +22,7 @@ from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import Dim
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
 EPSILON = 1e-6
@@ -84,43 +86,78 @@ def rotation(sizes: Sizes) -> tuple[Array, Array]:
 def build_prefill(sizes: Sizes, weights: dict[str, Array]) -> Graph:
     """Return the graph of the prompt: ids `(batch, seq)` in; logits, token and the cache of each layer out."""
     g = Graph("prefill")
+
+    def attend(layer: int, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
+        return g.gqa(q, k, v, sizes.heads, sizes.kv_heads, sizes.head, "causal"), k, v
+
     ids = g.input("ids", ["batch", "seq"], "i32")
-    return _decoder(g, sizes, weights, ids, ("batch", "seq"))
+    tables = [g.input(name, ["seq", sizes.head // 2]) for name in ("cos", "sin")]
+    logits, cache = _decoder(g, sizes, weights, ids, tables, attend)
+    return _drawing(g, sizes, logits, cache)
 
 
 def build_decode(sizes: Sizes, weights: dict[str, Array]) -> Graph:
     """Return the graph of one step: the last token and the cache in; logits, next token and longer cache out."""
     g = Graph("decode")
+
+    def attend(layer: int, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
+        k, v = (
+            g.concat([g.input(f"{name}{layer}", ["batch", "past", sizes.kv_width]), new], axis=1)
+            for name, new in (("k", k), ("v", v))
+        )
+        return g.gqa(q, k, v, sizes.heads, sizes.kv_heads, sizes.head, "none"), k, v  # it sees every token before it
+
     ids = g.input("ids", ["batch", 1], "i32")
-    return _decoder(g, sizes, weights, ids, ("batch", 1), "past")
+    tables = [g.input(name, [1, sizes.head // 2]) for name in ("cos", "sin")]
+    logits, cache = _decoder(g, sizes, weights, ids, tables, attend)
+    return _drawing(g, sizes, logits, cache)
+
+
+def build_in_place(sizes: Sizes, weights: dict[str, Array]) -> Graph:
+    """Return the graph of prompt and steps over a cache of the longest length, for `rlx_ort.DecodeLoop`."""
+    g = Graph("in_place")
+
+    def attend(layer: int, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
+        shape: list[Dim] = ["batch", sizes.kv_heads, "longest", sizes.head]
+        held = g.input(f"k{layer}", shape), g.input(f"v{layer}", shape)
+        return g.cached_attention(q, k, v, held, past_length, sizes.heads)
+
+    ids = g.input("input_ids", ["batch", "seq"], "i64")
+    past_length = g.input("past_length", ["batch"], "i32")
+    positions = g.gather(g.input("position_ids", ["batch", "seq"], "i64"), np.array(0), axis=0)  # alike in all rows
+    tables = [g.gather(g.constant(table.astype(np.float32)), positions, axis=0) for table in rotation(sizes)]
+    logits, cache = _decoder(g, sizes, weights, ids, tables, attend)
+    g.set_outputs([logits, *cache], ["logits", *_cache_names(sizes, "new_")])
+    return g
+
+
+Attend: TypeAlias = Callable[[int, Value, Value, Value], tuple[Value, Value, Value]]
+"""Takes the number of a layer, queries, keys and values; returns the result and the layer's cache."""
 
 
 def _decoder(
-    g: Graph, sizes: Sizes, weights: dict[str, Array], ids: Value, tokens: tuple[str, str | int], past: str = ""
-) -> Graph:
+    g: Graph, sizes: Sizes, weights: dict[str, Array], ids: Value, tables: Sequence[Value], attend: Attend
+) -> tuple[Value, list[Value]]:
+    """Return the logits after the last of the ids, and the cache."""
     w = {name: g.param(name, array.shape, data=array) for name, array in weights.items()}
-    count = tokens[1]
-    cos, sin = (g.input(name, [count, sizes.head // 2]) for name in ("cos", "sin"))
-    kind = "none" if past else "causal"  # the one new token sees every token before it
     x = g.gather(w["table"], ids, axis=0)
-    cache = []
+    cos, sin = tables
+    cache: list[Value] = []
     for layer in range(sizes.layers):
         h = g.rms_norm(x, w[f"{layer}.norm1"], eps=EPSILON)
         q = g.rope(h @ w[f"{layer}.query"], cos, sin, sizes.head)
         k = g.rope(h @ w[f"{layer}.key"], cos, sin, sizes.head)
-        v = h @ w[f"{layer}.value"]
-        if past:
-            k, v = (
-                g.concat([g.input(f"{name}{layer}", ["batch", past, sizes.kv_width]), new], axis=1)
-                for name, new in (("k", k), ("v", v))
-            )
-        x = x + g.gqa(q, k, v, sizes.heads, sizes.kv_heads, sizes.head, kind) @ w[f"{layer}.out"]
+        mixed, k, v = attend(layer, q, k, h @ w[f"{layer}.value"])
+        x = x + mixed @ w[f"{layer}.out"]
         h = g.rms_norm(x, w[f"{layer}.norm2"], eps=EPSILON)
         x = x + g.fused_swiglu(h @ w[f"{layer}.up_gate"]) @ w[f"{layer}.down"]
         cache += [k, v]
-    last = g.rms_norm(x, w["norm"], eps=EPSILON)
-    last = g.gather(last, np.array(-1, np.int32), axis=1)
-    logits = last @ w["head"]
+    last = g.gather(g.rms_norm(x, w["norm"], eps=EPSILON), np.array(-1, np.int32), axis=1)
+    return last @ w["head"], cache
+
+
+def _drawing(g: Graph, sizes: Sizes, logits: Value, cache: list[Value]) -> Graph:
+    """Return the graph with the next token as an output, so that it need not leave the device."""
     token = g.reshape(g.sample(logits, top_k=sizes.top_k, temperature=sizes.temperature, seed=7), ["batch", 1])
     g.set_outputs([logits, token, *cache], ["logits", "token", *_cache_names(sizes, "new_")])
     return g

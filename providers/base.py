@@ -206,6 +206,7 @@ class Provider(abc.ABC):
         name: the module's name, used in messages and for looking the provider up.
         kinds: the device kinds it serves, best first.
         ep_name: ONNX Runtime's name of the execution provider, empty for engines that are not ONNX Runtime.
+        genai_name: onnxruntime-genai's name of it, empty where that has none.
         selectable: whether automatic choice may pick it; false for test providers.
         exclusive: whether only one session of the provider may run at a time in this process.
         compiles_per_shape: whether a run with new input shapes compiles the graph anew, which takes seconds.
@@ -221,6 +222,7 @@ class Provider(abc.ABC):
     name: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
     ep_name: ClassVar[str] = ""
+    genai_name: ClassVar[str] = ""
     selectable: ClassVar[bool] = True
     exclusive: ClassVar[bool] = False
     compiles_per_shape: ClassVar[bool] = False

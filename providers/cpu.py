@@ -31,6 +31,7 @@ class CpuProvider(OrtProvider):
     name: ClassVar[str] = "cpu"
     kinds: ClassVar[tuple[str, ...]] = ("cpu",)
     ep_name: ClassVar[str] = "CPUExecutionProvider"
+    genai_name: ClassVar[str] = "cpu"
     title: ClassVar[str] = "CPU"
     extra: ClassVar[str] = "cpu"
     option_keys: ClassVar[frozenset[str] | None] = frozenset()  # the session options have everything about the CPU

@@ -40,6 +40,7 @@ class CudaProvider(OrtProvider):
     name: ClassVar[str] = "cuda"
     kinds: ClassVar[tuple[str, ...]] = ("cuda",)
     ep_name: ClassVar[str] = "CUDAExecutionProvider"
+    genai_name: ClassVar[str] = "cuda"
     title: ClassVar[str] = "CUDA"
     extra: ClassVar[str] = "cuda"
     # https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#configuration-options
@@ -183,11 +184,11 @@ def cuda_libraries_problem(library_name: str) -> Problem | None:
     if not missing:
         return None
     steps = []
-    if any(name in _DRIVER for name in missing):
-        steps.append("install the NVIDIA driver")
     if any(name not in _DRIVER for name in missing):
         steps.append("pip install 'onnxruntime-gpu[cuda,cudnn]'")
-    return Problem(f"{library.name} needs {', '.join(missing)}, not found on this machine", "; ".join(steps))
+    if any(name in _DRIVER for name in missing):
+        steps.append("install the NVIDIA driver")
+    return Problem(f"{library.name} needs {', '.join(missing)}, not found on this machine", "  # and ".join(steps))
 
 
 @functools.cache

@@ -23,6 +23,7 @@ class DirectMlProvider(OrtProvider):
     name: ClassVar[str] = "directml"
     kinds: ClassVar[tuple[str, ...]] = ("directx",)
     ep_name: ClassVar[str] = "DmlExecutionProvider"
+    genai_name: ClassVar[str] = "DML"
     title: ClassVar[str] = "DirectML"
     extra: ClassVar[str] = "directml"
     plugin: ClassVar[bool] = True

@@ -31,7 +31,7 @@ class MlxProvider(OrtProvider):
     def install_remedy(self) -> str:
         """Return the command on a Mac with Apple silicon; elsewhere nothing brings MLX."""
         if sys.platform == "darwin" and platform.machine() == "arm64":
-            return "pip install 'onnxruntime>=1.31' onnxruntime-ep-mlx on macOS 14 or newer"
+            return "pip install 'onnxruntime>=1.31' onnxruntime-ep-mlx  # on macOS 14 or newer"
         return "MLX runs on Macs with Apple silicon only"
 
     def no_hardware_remedy(self) -> str:

@@ -40,6 +40,7 @@ class OpenVinoProvider(OrtProvider):
     name: ClassVar[str] = "openvino"
     kinds: ClassVar[tuple[str, ...]] = ("openvino",)
     ep_name: ClassVar[str] = "OpenVINOExecutionProvider"
+    genai_name: ClassVar[str] = "OpenVINO"
     title: ClassVar[str] = "OpenVINO"
     remedy: ClassVar[str] = "pip install onnxruntime-ep-openvino"
     plugin: ClassVar[bool] = True

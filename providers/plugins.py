@@ -74,7 +74,8 @@ def plugin_for(ep_name: str) -> Plugin | None:
 
 def register_plugin(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
     """Register a plugin's library with ONNX Runtime, once a process, and return what went wrong then."""
-    known = f"{plugin.distribution} {plugin.ep_names}"  # Windows keeps several under one name
+    # Windows keeps several under one name; onnxruntime-genai has an ONNX Runtime of its own.
+    known = f"{getattr(engine, '__name__', '')} {plugin.distribution} {plugin.ep_names}"
     with _lock:
         if known not in _registered:
             _registered[known] = _register(plugin, engine, errors)

@@ -20,8 +20,9 @@ class QnnProvider(OrtProvider):
     name: ClassVar[str] = "qnn"
     kinds: ClassVar[tuple[str, ...]] = ("qnn",)
     ep_name: ClassVar[str] = "QNNExecutionProvider"
+    genai_name: ClassVar[str] = "QNN"
     title: ClassVar[str] = "QNN"
-    remedy: ClassVar[str] = "pip install onnxruntime-qnn on Windows on ARM; on Linux x64 it simulates the NPU"
+    remedy: ClassVar[str] = "pip install onnxruntime-qnn  # on Windows on ARM; on Linux x64 it simulates the NPU"
     plugin: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
     compiles_per_shape: ClassVar[bool] = True

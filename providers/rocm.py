@@ -32,7 +32,7 @@ class RocmProvider(OrtProvider):
     kinds: ClassVar[tuple[str, ...]] = ("rocm",)
     ep_name: ClassVar[str] = "MIGraphXExecutionProvider"
     title: ClassVar[str] = "ROCm (MIGraphX)"
-    remedy: ClassVar[str] = "pip install onnxruntime-migraphx on Linux with ROCm, in place of onnxruntime"
+    remedy: ClassVar[str] = "pip install onnxruntime-migraphx  # on Linux with ROCm, in place of onnxruntime"
     plugin: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
     compiles_per_shape: ClassVar[bool] = True

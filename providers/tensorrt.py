@@ -106,7 +106,7 @@ class TensorRtRtxProvider(_NvidiaCompiler):
     kinds: ClassVar[tuple[str, ...]] = ("nv-tensorrt-rtx",)
     ep_name: ClassVar[str] = "NvTensorRTRTXExecutionProvider"
     title: ClassVar[str] = "TensorRT RTX"
-    remedy: ClassVar[str] = "pip install onnxruntime-ep-nv-tensorrt-rtx-cu13 (driver 555.85 or newer)"
+    remedy: ClassVar[str] = "pip install onnxruntime-ep-nv-tensorrt-rtx-cu13  # driver 555.85 or newer"
     plugin: ClassVar[bool] = True
     # https://onnxruntime.ai/docs/execution-providers/TensorRTRTX-ExecutionProvider.html#execution-provider-options
     option_keys: ClassVar[frozenset[str] | None] = names(

@@ -44,6 +44,7 @@ class WebGpuProvider(OrtProvider):
     name: ClassVar[str] = "webgpu"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "webgpu", "vulkan")
     ep_name: ClassVar[str] = "WebGpuExecutionProvider"
+    genai_name: ClassVar[str] = "WebGPU"
     title: ClassVar[str] = "WebGPU"
     extra: ClassVar[str] = "webgpu"
     plugin: ClassVar[bool] = True

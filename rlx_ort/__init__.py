@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         slice_rows,
     )
     from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.execution.decode import DecodeLoop
     from rlx_ort.execution.expert_pool import (
         ExpertPool,
         RefreshPolicy,
@@ -134,26 +135,27 @@ if TYPE_CHECKING:
 __all__ = [
     "Attempt", "BackendCostModel", "BackendsManifest", "Bucket", "BucketedCompileCache", "CalibrationError",
     "CalibrationProfile", "CancelToken", "CancelledRunError", "CompileCache", "CompileOptions", "CompiledGraph",
-    "ConversionError", "DEVICE_PRIORITY", "DType", "Device", "DeviceBenchResult", "DeviceCandidate", "DeviceError",
-    "DeviceFallbackError", "DeviceHealth", "DeviceMemory", "DeviceParseError", "DevicePickStrategy", "DevicePolicy",
-    "DeviceRouter", "DeviceUnavailableError", "Dim", "DimBinding", "DispatchSummary", "EngineError", "ExpertPool",
-    "FlexibleSession", "Graph", "GraphDevices", "GraphError", "GraphVerifyError", "HealthState", "InputError",
-    "IntegrityError", "KernelDispatch", "KernelDispatchPolicy", "KernelDispatchReport", "LayerKvCache",
-    "LegalizeError", "MemoryBudgetError", "ModelMemory", "MoeResidencyStats", "NoViableDeviceError", "Node", "Op",
-    "OptimizationLevel", "Outputs", "PackageError", "ParamError", "ParityError", "Placement", "PlacementError",
-    "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel", "RefreshPolicy", "Resilience", "RlxError",
-    "RunError", "RunRecord", "ServingError", "Session", "Shape", "StateLossError", "TimeLimitError",
-    "UnsupportedOp", "Value", "ValueInfo", "WeightSharing", "WriteError", "__version__", "available_apple_devices",
-    "available_devices", "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model",
-    "device_chain_from_env", "device_from_env", "device_label", "device_report", "devices_for",
-    "dispatch_report_for_device", "drain_device", "dynamic_symbols", "estimate_graph_cost", "explain",
-    "fastest_among", "fastest_device", "fastest_device_for", "first_unsupported_op", "format_dispatch_report",
-    "from_onnx", "from_torch", "full_name", "graph_param_names", "has_dynamic_dims", "infer_bindings_from_inputs",
-    "is_available", "legalize_graph_for_device", "limited", "limited_async", "load", "memory_use", "merged_mask",
-    "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks",
-    "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider",
-    "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package",
-    "supports", "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
+    "ConversionError", "DEVICE_PRIORITY", "DType", "DecodeLoop", "Device", "DeviceBenchResult", "DeviceCandidate",
+    "DeviceError", "DeviceFallbackError", "DeviceHealth", "DeviceMemory", "DeviceParseError",
+    "DevicePickStrategy", "DevicePolicy", "DeviceRouter", "DeviceUnavailableError", "Dim", "DimBinding",
+    "DispatchSummary", "EngineError", "ExpertPool", "FlexibleSession", "Graph", "GraphDevices", "GraphError",
+    "GraphVerifyError", "HealthState", "InputError", "IntegrityError", "KernelDispatch", "KernelDispatchPolicy",
+    "KernelDispatchReport", "LayerKvCache", "LegalizeError", "MemoryBudgetError", "ModelMemory",
+    "MoeResidencyStats", "NoViableDeviceError", "Node", "Op", "OptimizationLevel", "Outputs", "PackageError",
+    "ParamError", "ParityError", "Placement", "PlacementError", "PlacementRule", "Precision", "PrecisionPolicy",
+    "ProfileCostModel", "RefreshPolicy", "Resilience", "RlxError", "RunError", "RunRecord", "ServingError",
+    "Session", "Shape", "StateLossError", "TimeLimitError", "UnsupportedOp", "Value", "ValueInfo",
+    "WeightSharing", "WriteError", "__version__", "available_apple_devices", "available_devices",
+    "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env",
+    "device_from_env", "device_label", "device_report", "devices_for", "dispatch_report_for_device",
+    "drain_device", "dynamic_symbols", "estimate_graph_cost", "explain", "fastest_among", "fastest_device",
+    "fastest_device_for", "first_unsupported_op", "format_dispatch_report", "from_onnx", "from_torch",
+    "full_name", "graph_param_names", "has_dynamic_dims", "infer_bindings_from_inputs", "is_available",
+    "legalize_graph_for_device", "limited", "limited_async", "load", "memory_use", "merged_mask", "op_kinds",
+    "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks", "pick_best_device",
+    "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider", "resolve_device",
+    "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package", "supports",
+    "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
 ]  # fmt: skip
 
 # In a checkout that is not installed, `converters`, `providers` and `calibration` are beside this folder.
@@ -175,6 +177,7 @@ _NAMES_OF = {
     "execution.buckets": "Bucket BucketedCompileCache LayerKvCache bucket_decode_mask pad_rows power_of_two_ladder "
     "slice_rows",
     "execution.compiled": "CompiledGraph",
+    "execution.decode": "DecodeLoop",
     "execution.interface": "Outputs ValueInfo",
     "execution.placement": "DispatchSummary KernelDispatchReport Placement format_dispatch_report",
     "execution.expert_pool": "ExpertPool RefreshPolicy budget_from_memory merged_mask per_layer_masks refresh_pools",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort import environment
@@ -23,7 +24,9 @@ from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import (
     DeviceError,
     DeviceFallbackError,
+    DeviceParseError,
     GraphError,
+    InputError,
     NoViableDeviceError,
     RunError,
     is_device_failure,
@@ -33,7 +36,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, chain_with, device_chain_from_env, labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
+    from collections.abc import Callable, Set
 
     import numpy.typing as npt
 
@@ -103,6 +106,12 @@ class GraphDevices:
         self, policy: DevicePolicy | None, options: CompileOptions | None, resilience: Resilience | None = None
     ) -> None:
         """Set everything but the graph and its weights; see `_take`."""
+        if policy is not None and not isinstance(policy, DevicePolicy):
+            raise DeviceParseError(repr(policy), f"a policy is a DevicePolicy, such as DevicePolicy.only({policy!r})")
+        if options is not None and not isinstance(options, CompileOptions):
+            raise InputError(
+                f"options are CompileOptions, as in CompileOptions(dims={{...}}); got {type(options).__name__}"
+            )
         self._policy = policy or DevicePolicy()
         self._options = options or CompileOptions()
         fixed = self._options.placement
@@ -121,8 +130,9 @@ class GraphDevices:
 
     def _take(self, graph: Graph, weights: WeightStore | None = None) -> None:
         from rlx_ort.execution.weights import WeightStore
-        from rlx_ort.ir.graph import check_dims
+        from rlx_ort.ir.graph import check_dims, require_graph
 
+        require_graph(graph)
         if self._options.dims:
             check_dims(graph, self._options.dims)
         self._weights = WeightStore.for_graph(graph) if weights is None else weights
@@ -401,6 +411,9 @@ class GraphDevices:
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:
         """Run as `run_resolved` on inputs by name, `runner(x=array)`, or on a dict of them."""
+        if inputs is not None and not isinstance(inputs, Mapping):
+            names = ", ".join(f"{value.name}=..." for value in self.inputs)
+            raise InputError(f"inputs are given by name, as in runner({names}); got {type(inputs).__name__}")
         return self.run_resolved({**(inputs or {}), **named})
 
     async def run_async(
@@ -419,11 +432,20 @@ class GraphDevices:
 
         return await run_in_background(lambda: self.run_resolved(inputs, device, timeout_s=timeout_s, cancel=cancel))
 
-    def run_dlpack(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Outputs:
+    def run_dlpack(
+        self,
+        inputs: Mapping[str, Any],
+        device: Device | str | None = None,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Outputs:
         """Run as `run_resolved` and return the outputs where they are: objects with `__dlpack__`, without a host copy.
 
         `torch.from_dlpack(outputs["y"])` makes a tensor of one; see `CompiledGraph.run_dlpack`.
         """
+        if timeout_s is not None or cancel is not None:
+            return self._limited(lambda: self.run_dlpack(inputs, device), timeout_s, cancel)
         compiled = self._open_first(lambda: self._resolved(inputs)) if device is None else self.compile_resolved(device)
         return self._named(compiled.run_dlpack(inputs))
 
@@ -532,22 +554,39 @@ class GraphDevices:
             follower.note(compiled.device, time.perf_counter_ns() - begun)
         return compiled.device, self._named(outputs)
 
-    def run_try(self, chain: Devices, inputs: Mapping[str, Any]) -> tuple[Device, Outputs]:
+    def run_try(
+        self,
+        chain: Devices,
+        inputs: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> tuple[Device, Outputs]:
         """Run on the first device of a chain that works, and return it with the outputs.
 
         A device that refuses or fails, when compiling or when running, is an attempt; the next one is tried.
+        `timeout_s` limits all attempts together, with `resilience` each one.
 
         Raises:
             DeviceFallbackError: every device refused or failed; `attempts` has the reasons.
             InputError: the inputs do not fit the graph, which would fail everywhere.
             ParamError: a parameter is not set.
         """
-        return self._first_of(chain, lambda device: self.run(device, inputs))
+        if self._failover is None and (timeout_s is not None or cancel is not None):
+            return self._limited(lambda: self.run_try(chain, inputs), timeout_s, cancel)
+        return self._first_of(chain, lambda device: self.run(device, inputs, timeout_s=timeout_s, cancel=cancel))
 
-    def run_chain(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> tuple[Device, Outputs]:
+    def run_chain(
+        self,
+        inputs: Mapping[str, Any],
+        device: Device | str | None = None,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> tuple[Device, Outputs]:
         """Run on the device given, then on those of `RLX_DEVICE_CHAIN`; the first that works answers.
 
-        With neither, run on the device that `resolve` returns.
+        With neither, run on the device that `resolve` returns. The limits are those of `run_try`.
 
         Raises:
             DeviceFallbackError: every device refused or failed.
@@ -556,7 +595,9 @@ class GraphDevices:
         """
         chain = chain_with(device)
         if chain:
-            return self.run_try(chain, inputs)
+            return self.run_try(chain, inputs, timeout_s=timeout_s, cancel=cancel)
+        if timeout_s is not None or cancel is not None:
+            return self._limited(lambda: self.run_chain(inputs), timeout_s, cancel)
         try:
             compiled = self._open_first(lambda: self._resolved(inputs))
         except (DeviceError, GraphError) as err:

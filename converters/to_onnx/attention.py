@@ -131,7 +131,7 @@ def _hidden_by_place(emit: Emitter, op: Attention, queries: Dim, keys: Dim) -> A
     place, key = _places(emit, queries), _places(emit, keys)
     if queries != keys or queries is None:
         offset = emit.op("Sub", _length(emit, keys), _length(emit, queries))
-        place = emit.op("Add", place, emit.op("Max", offset, emit.constant([0], DType.I32)))
+        place = emit.op("Add", place, emit.op("Max", offset, emit.constant(0, DType.I32)))
     place = emit.op("Unsqueeze", place, emit.i64([1]))
     if op.window is None:
         return emit.op("Greater", key, place)
@@ -145,15 +145,20 @@ def _places(emit: Emitter, length: Dim) -> Any:
     """Return 0, 1, ... of a length as i32, which accelerators compare; they lack i64."""
     if isinstance(length, int):
         return emit.constant(range(length), DType.I32)
-    end = emit.op("Squeeze", _length(emit, length), types=[TensorType(DType.I32, Shape())])
     zero, one = emit.constant(0, DType.I32), emit.constant(1, DType.I32)
-    return emit.op("Range", zero, end, one, types=[TensorType(DType.I32, Shape([length]))])
+    return emit.op("Range", zero, _length(emit, length), one, types=[TensorType(DType.I32, Shape([length]))])
 
 
 def _length(emit: Emitter, length: Dim) -> Any:
+    """Return a length as an i32 scalar.
+
+    It becomes a scalar before it is cast: ONNX Runtime infers the sizes of a Range through Cast and Squeeze in that
+    order as i64, and then refuses the i32 Range once the length is known.
+    """
     if isinstance(length, int):
-        return emit.constant([length], DType.I32)
-    return emit.op("Cast", emit.dims([length]), to=DType.I32, types=[TensorType(DType.I32, Shape([1]))])
+        return emit.constant(length, DType.I32)
+    scalar = emit.op("Squeeze", emit.dims([length]), types=[TensorType(DType.I64, Shape())])
+    return emit.op("Cast", scalar, to=DType.I32, types=[TensorType(DType.I32, Shape())])
 
 
 @lowers(Rope)

@@ -181,9 +181,25 @@ class Emitter:
             # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
             op_type, reads = "Cast", reads[:1]
             attributes["to"] = attribute("to", dtype)
+        elif op_type == "Range":
+            reads = [self._range_bound(index, value) for index, value in enumerate(reads)]
         node = ModelNode(op.domain, op_type or op.op_type, reads, attributes, results[:present], op.overload)
         self.append(node, op.version, imported=True)
         return results
+
+    def _range_bound(self, index: int, value: ModelValue | None) -> ModelValue | None:
+        """Return an input of an imported Range in a form whose element type ONNX Runtime reads from the model.
+
+        It takes known sizes for i64 where a Cast and then a Squeeze or Gather made them, and refuses a Range of another
+        type for that. It does not follow sizes through a Reshape.
+        """
+        self._asks_around = True
+        maker = None if value is None else value.node
+        if maker is None or maker.op_type not in {"Squeeze", "Gather"} or self.known_dtype(index) in {None, DType.I64}:
+            return value
+        kind = TensorType(self.input_dtype(index), Shape())
+        bound: ModelValue = self.op("Reshape", value, self.i64([]), types=[kind])
+        return bound
 
     def append(self, node: ModelNode, written: int, *, imported: bool = False, name: str = "") -> None:
         """Append a finished node whose form belongs to opset version `written` of its domain."""

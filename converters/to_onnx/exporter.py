@@ -6,7 +6,9 @@ session is opened, so a graph is lowered once for both.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter
 from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, check_dims, live_nodes
+from rlx_ort.ir.graph import Graph, live_nodes, require_graph
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.types import UnknownType
 from rlx_ort.ir.verify import verify
@@ -115,9 +117,9 @@ def export_model(
 @paused_collector()
 def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> Draft:
     """Return the graph checked and lowered, as far as choosing a device needs it; raises what `export_model` does."""
+    require_graph(graph)
     options = options or CompileOptions()
     if options.dims:
-        check_dims(graph, options.dims)
         graph = graph.bind(options.dims)
     if problems := verify(graph):
         listed = "\n".join(f"  {problem}" for problem in problems)
@@ -174,9 +176,13 @@ def drafted(graph: Graph, options: CompileOptions | None = None, kernels: Kernel
         if key not in known:
             for stale in [old for old in known if old[0] != graph.revision]:
                 del known[stale]
+            begun = time.perf_counter()
             known[key] = draft(graph, options, kernels)
+            took_s = time.perf_counter() - begun
+            _log.debug("graph %r: exported %d nodes in %.3g s", graph.name, len(graph.nodes), took_s)
         return known[key]
 
 
 _cache: weakref.WeakKeyDictionary[Graph, dict[Any, Draft]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
+_log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Freeze `app.py` and a model package to one folder with PyInstaller.
 
-    pip install rlx_ort[cpu] pyinstaller
+    pip install ".[cpu]" pyinstaller  # in a checkout of rlx_ort
     python build.py model.ortpackage --out dist
 
 rlx_ort must be installed from a wheel: of a checkout that is installed editable, PyInstaller does not see the folders

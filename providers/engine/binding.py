@@ -47,6 +47,22 @@ class Slots(abc.ABC):
         """
 
 
+class BoundRun(abc.ABC):
+    """A run whose inputs and outputs keep their memory from run to run; for one thread at a time."""
+
+    @abc.abstractmethod
+    def run(self) -> None:
+        """Run once on what is in the arrays of the inputs now; outputs are in their arrays afterwards.
+
+        Raises:
+            EngineError: the run failed. Outputs, and inputs that an output writes to, may have changed in part.
+        """
+
+    @abc.abstractmethod
+    def replace(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Bind another array, of any shape, to an input."""
+
+
 class Binder(abc.ABC):
     """The memory side of a session."""
 
@@ -85,6 +101,19 @@ class Binder(abc.ABC):
         more can be done with it after an `EngineError`.
         """
         return lambda values: self.run(dict(zip(inputs, values, strict=True)), outputs, resident)
+
+    def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]) -> BoundRun | None:
+        """Return a run over memory that is bound once, or None where the engine cannot bind it.
+
+        Args:
+            inputs: arrays, which may be written to between runs, and device tensors.
+            outputs: the array that an output is written to, or the name of an input whose memory it is written to: a
+                device tensor of the caller's own, since no other tensor's elements change.
+
+        Raises:
+            EngineError: the engine did not take a value.
+        """
+        return None
 
     @abc.abstractmethod
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:

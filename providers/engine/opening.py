@@ -5,6 +5,7 @@ ONNX Runtime falls back to the CPU silently where it can, so the providers of an
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from rlx_ort.providers.engine.session import OrtEngineSession
 from rlx_ort.providers.engine.stopping import stoppable
 from rlx_ort.providers.hardware import release_free_heap
 
+_log = logging.getLogger(__name__)
 SPAWN_REMEDY = "start workers with multiprocessing.get_context('spawn')"
 """What to do instead of forking a process that has used a device: driver state does not survive a fork."""
 
@@ -77,7 +79,8 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         recipe = replace(recipe, before_run=_in_order(recipe.before_run, recorder.enter))
     declared = (request.model.input_types, request.model.output_types)
     errors = runtime.engine_exceptions()
-    return OrtEngineSession(engine, session, memory, request.device, recipe, errors, declared, recorder or reason)
+    made = (engine, session, memory, request.device, recipe, errors, declared, recorder or reason)
+    return OrtEngineSession(*made, weights=request.model.params)
 
 
 def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder | None, str]:
@@ -87,6 +90,9 @@ def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder 
     model = request.model
     # Checked before opening, since a session on a stream of its own runs one thread at a time.
     reason = unrecordable(model.nodes, {**model.input_types, **model.output_types})
+    handed_on = [name for name in model.output_types if name in model.input_types or name in model.params]
+    if handed_on and not reason:
+        reason = f"output {handed_on[0]!r} is an input or a weight itself, which no launch writes"
     if reason:
         return None, reason
     try:
@@ -136,6 +142,7 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
     """Open ONNX Runtime's session and compare its providers with the one that was asked for."""
     providers = None
     given = {**recipe.provider_options(request.options), **recipe.stream_options}
+    _log.debug("opening on %s with %r, provider options %s", request.device.label, request.options, given)
     if request.budgeted and _GROWTH in (recipe.option_keys or ()):
         given.setdefault(_GROWTH, "kSameAsRequested")  # by default an arena doubles, and keeps its first block for good
     try:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.onnx_types import dtype_of
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, RunSlots, Slots
+from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, DeviceTensor, Loop, RunSlots, Slots
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
 from rlx_ort.providers.engine.recordings import NotRecordedError
 from rlx_ort.providers.engine.runtime import running_error
@@ -110,11 +111,11 @@ class OrtBinder(Binder):
                 inner.bind_output(name, place.inner)
         _run_binding(core.session, io, core.options)
         del kept
-        values = io.get_outputs()
-        return [
-            OrtTensor(session, value, core) if name in resident else from_ort_value(value, name)
-            for name, value in zip(names, values, strict=True)
-        ]
+        found = []
+        for name, value in zip(names, io.get_outputs(), strict=True):
+            own = _copied(session, value, session.output_types[name]) if name in session.handed_on else value
+            found.append(OrtTensor(session, own, core) if name in resident else from_ort_value(own, name))
+        return found
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run to be repeated over one binding; see `Binder.loop`."""
@@ -124,9 +125,21 @@ class OrtBinder(Binder):
         with session.guarded():
             return _OrtLoop(session, self._places, inputs, outputs, resident).run
 
+    def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]) -> BoundRun | None:
+        """Return a run over one binding; see `Binder.bound`."""
+        session = self._session
+        if session.recipe.device_graph or any(not is_tensor_like(session.input_types[name]) for name in inputs):
+            return None
+        if any(name in session.handed_on or not is_tensor_like(session.output_types[name]) for name in outputs):
+            return None
+        with session.guarded():
+            return _OrtBoundRun(session, inputs, outputs)
+
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return fixed buffers bound to the session; see `Binder.slots`."""
         session = self._session
+        if not session.handed_on.isdisjoint(outputs):
+            return RunSlots(session, list(inputs), outputs, fixed)
         types = {**session.input_types, **session.output_types}
         for name in (*inputs, *outputs):
             kind = types[name]
@@ -153,6 +166,9 @@ class GraphRuns:
     """
 
     def __init__(self, session: OrtEngineSession, core: SessionCore) -> None:
+        if session.handed_on:
+            name = min(session.handed_on)
+            raise EngineError(f"output {name!r} is an input or a weight itself, which no device graph writes")
         self._session = session
         self._io = core.session.io_binding()
         self._inputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.inputs}
@@ -236,7 +252,7 @@ class _OrtLoop:
         self._io = core.session.io_binding()
         self._call, self._binding = _binding_call(core.session, self._io)
         self._core = core
-        self._unguarded = recipe.run_lock is nothing_to_hold and recipe.before_run is None and not session.takes_turns
+        self._unguarded = _needs_no_guard(session)
         self._keeps_on_host = recipe.memory == HOST_MEMORY
         self._inputs = list(inputs)
         self._bound: list[Any] = [None] * len(inputs)  # a tensor, or (array, value) of fixed memory
@@ -254,6 +270,7 @@ class _OrtLoop:
         kinds = [session.input_types[name] for name in inputs] + [session.output_types[name] for name in outputs]
         return (
             not session.recipe.device_graph
+            and session.handed_on.isdisjoint(outputs)
             and all(place.inner is not None for place in places)
             and hasattr(session.open_core().session, "_sess")
             and hasattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue")
@@ -323,6 +340,86 @@ class _OrtLoop:
         else:
             found.update_inplace(np.ascontiguousarray(value).reshape(value.shape))
         return True
+
+
+class _OrtBoundRun(BoundRun):
+    """One binding over fixed memory; the session's guard is held while it is made."""
+
+    def __init__(
+        self,
+        session: OrtEngineSession,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, npt.NDArray[Any] | str],
+    ) -> None:
+        self._session = session
+        self._core = core = session.open_core()
+        self._io = core.session.io_binding()
+        self._call, self._binding = _binding_call(core.session, self._io)
+        self._sent: dict[str, tuple[npt.NDArray[Any], Any]] = {}  # inputs that are copied to the device
+        self._kept: dict[str, Any] = {}
+        for name, value in inputs.items():
+            self._bind(name, value)
+        for name, place in outputs.items():
+            if isinstance(place, str):
+                self._io.bind_ortvalue_output(name, self._kept[place][0])
+            else:
+                self._kept[name] = value = to_ort_value(session.engine, name, place, session.output_types[name])
+                self._io.bind_ortvalue_output(name, value[0])
+        self._unguarded = _needs_no_guard(session) and not self._sent
+
+    def run(self) -> None:
+        session = self._session
+        if self._unguarded:
+            try:
+                self._call(self._binding, self._core.options)
+            except session.errors as err:
+                raise running_error(err, session.device) from err
+            return
+        with session.guarded():
+            for name, (array, value) in self._sent.items():
+                if value is None:
+                    self._bind(name, array)
+                else:
+                    value.update_inplace(array)
+            self._call(self._binding, self._core.options)
+
+    def replace(self, name: str, array: npt.NDArray[Any]) -> None:
+        with self._session.guarded():
+            self._bind(name, array)
+
+    def _bind(self, name: str, value: Any) -> None:
+        session = self._session
+        if isinstance(value, OrtTensor):
+            self._kept[name] = kept = value.value_for(self._core)
+            self._io.bind_ortvalue_input(name, kept[0])
+            return
+        kind, memory = session.input_types[name], session.bound_memory(name)
+        if memory is None or memory == HOST_MEMORY or has_foreign_dtype(kind):
+            found = to_ort_value(session.engine, name, value, kind)
+            if memory != HOST_MEMORY:
+                self._sent[name] = value, None  # the engine copies what is bound
+        else:
+            found = (session.engine.OrtValue.ortvalue_from_numpy(value, *memory), None)
+            self._sent[name] = value, found[0]
+        self._kept[name] = found
+        self._io.bind_ortvalue_input(name, found[0])
+
+
+def _needs_no_guard(session: OrtEngineSession) -> bool:
+    """Return whether runs hold no lock and need no preparation."""
+    return session.recipe.run_lock is nothing_to_hold and session.recipe.before_run is None and not session.takes_turns
+
+
+def _copied(session: OrtEngineSession, value: Any, kind: ValueType) -> Any:
+    """Return a copy of an OrtValue in memory of its own, if it is a tensor in host memory, which is only borrowed."""
+    if not is_tensor_like(kind) or not value.has_value() or value.device_name().lower() != "cpu":
+        return value
+    dtype = dtype_of(value.element_type())
+    foreign = has_foreign_dtype(TensorType(dtype))
+    element = value.element_type() if foreign else dtype.numpy
+    copy = session.engine.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), element)
+    copy.update_inplace(value if foreign else value.numpy())
+    return copy
 
 
 def _bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str, value: Any) -> Any:

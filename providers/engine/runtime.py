@@ -122,6 +122,41 @@ def quantization() -> Any:
         root.setLevel(level)
 
 
+def genai_problem() -> Problem | None:
+    """Return why onnxruntime-genai cannot be used here, or None; imports it, which takes about 0.1 s."""
+    problem = runtime_problem()
+    if problem is not None:
+        return problem
+    try:
+        genai()
+    except EngineError as err:
+        reason, _, remedy = str(err).partition("\n  ")
+        return Problem(reason, remedy)
+    return None
+
+
+@functools.cache
+def genai() -> Any:
+    """Return the module `onnxruntime_genai`, with telemetry off unless it is allowed.
+
+    On Linux it loads a library of ONNX Runtime of its own beside the one that sessions of this package run in: sessions
+    of the two share no weights, and plugins are registered with each.
+
+    Raises:
+        EngineError: it is not installed, or does not load.
+    """
+    onnxruntime()  # first, as it reads the settings of the environment
+    try:
+        found = importlib.import_module("onnxruntime_genai")
+    except ImportError as err:
+        absent = isinstance(err, ModuleNotFoundError) and err.name == "onnxruntime_genai"
+        problem = "onnxruntime-genai is not installed" if absent else f"onnxruntime-genai does not load: {err}"
+        raise EngineError(f"{problem}\n  {install_command('genai')}") from err
+    if not telemetry_allowed():
+        found.disable_telemetry_events()
+    return found
+
+
 def available_eps() -> tuple[str, ...]:
     """Return the execution providers that are compiled in or registered; they need not be able to load."""
     return tuple(onnxruntime().get_available_providers())

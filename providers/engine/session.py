@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,8 @@ class OrtEngineSession:
     """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
     `assignments` has the place of each node after ONNX Runtime's first rewrites; folded nodes are gone. `refuses` is
-    true if runs raise, since they had to be recorded and cannot be.
+    true if runs raise, since they had to be recorded and cannot be. `handed_on` has the outputs that are inputs or
+    `weights` themselves.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class OrtEngineSession:
         errors: tuple[type[Exception], ...],
         declared: tuple[Mapping[str, ValueType], Mapping[str, ValueType]],
         recorder: Recorder | str = "",
+        weights: Iterable[str] = (),
     ) -> None:
         self.device = device
         self.recipe = recipe
@@ -148,6 +150,8 @@ class OrtEngineSession:
         )
         self.input_types = {spec.name: spec.type for spec in self.inputs}
         self.output_types = {spec.name: spec.type for spec in self.outputs}
+        # ONNX Runtime gives the memory of the input or weight for such an output, and leaves a bound buffer as it is.
+        self.handed_on = self.output_types.keys() & {*self.input_types, *weights}
         self._bound_memory: Mapping[str, tuple[str, int]] | None = None
         self._guard = recipe.run_lock
         self._owner = os.getpid()
@@ -157,7 +161,7 @@ class OrtEngineSession:
         alone = recipe.run_lock is nothing_to_hold and not recipe.device_graph
         self._before = recipe.before_run
         # Most sessions need none of the steps around a run; skipping them saves a quarter of a small run.
-        self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
+        self._plain = alone and not self._foreign_inputs and not self._foreign_outputs and not self.handed_on
         self._stopped: SessionCore | None = None
         self.refuses = False
         self._prepare_runs(core)
@@ -346,7 +350,11 @@ class OrtEngineSession:
             if feeds[name] is not None:
                 ready[name], borrowed = to_ort_value(self.engine, name, feeds[name], self.input_types[name])
                 memory.append(borrowed)
-        return list(core.call(names, ready, core.options))
+        results = list(core.call(names, ready, core.options))
+        for at, name in enumerate(names):
+            if name in self.handed_on and isinstance(results[at], np.ndarray):
+                results[at] = results[at].copy()  # before ONNX Runtime 1.31 it borrows the memory
+        return results
 
     def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""

@@ -19,6 +19,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 from rlx_ort.providers.engine.binding import DeviceTensor
+from rlx_ort.providers.engine.runtime import onnxruntime
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
@@ -134,6 +135,25 @@ def from_ort_value(value: Any, name: str) -> Any:
     return TensorData(dtype, shape, raw).numpy().copy()
 
 
+def shared_array(source: Any) -> npt.NDArray[Any]:
+    """Return an array over a tensor of another library in host memory, of a dtype that numpy lacks, without a copy.
+
+    ONNX Runtime reads the DLPack capsule, and takes contiguous tensors only: others are copied by their own library.
+
+    Raises:
+        BufferError: neither numpy nor ONNX Runtime has the dtype.
+        EngineError: ONNX Runtime cannot be used.
+    """
+    try:
+        value = onnxruntime().OrtValue.from_dlpack(source.contiguous() if hasattr(source, "contiguous") else source)
+    except (AttributeError, RuntimeError, ValueError) as err:
+        raise BufferError(f"its dtype, {getattr(source, 'dtype', 'unknown')}, cannot be shared") from err
+    dtype, shape = dtype_of(value.element_type()), tuple(value.shape())
+    memory: Any = (ctypes.c_uint8 * dtype.nbytes(math.prod(shape))).from_address(value.data_ptr())
+    memory.owner = value  # lives as long as the array
+    return TensorData(dtype, shape, np.frombuffer(memory, np.uint8)).numpy()
+
+
 class OrtTensor(DeviceTensor):
     """An OrtValue with the host memory and the session it needs.
 
@@ -238,16 +258,18 @@ class OrtTensor(DeviceTensor):
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         kind, _ = self.__dlpack_device__()
-        if kind == _DLPACK_CPU:
+        if kind == _DLPACK_CPU and not self._is_foreign:
             return from_ort_value(self.inner, "device tensor").__dlpack__(**kwargs)
-        with self._session.guarded():
-            return self.value.__dlpack__(stream=kwargs.get("stream"))
+        try:
+            with self._session.guarded():
+                return self.value.__dlpack__(stream=kwargs.get("stream"))
+        except RuntimeError as err:
+            raise BufferError(f"ONNX Runtime does not share {self.dtype} through DLPack; use numpy()") from err
 
     def __dlpack_device__(self) -> tuple[int, int]:
         name = self._memory_name
         if name not in DLPACK_DEVICE:
             raise BufferError(f"memory of {self._session.device.display} cannot be shared through DLPack; use numpy()")
-        if self._is_foreign:
-            name = self._element_type.value
-            raise BufferError(f"{name} cannot be shared through DLPack by ONNX Runtime; use numpy()")
+        if self._element_type.is_packed or (self._is_foreign and self._memory is not None):
+            raise BufferError(f"this tensor of {self.dtype} cannot be shared through DLPack; use numpy()")
         return DLPACK_DEVICE[name], 0 if name == "cpu" else self._session.device.index

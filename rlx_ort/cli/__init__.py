@@ -21,11 +21,13 @@ from rlx_ort.errors import RlxError, near_names
 __all__ = ["Commands", "main"]
 
 _COMMANDS = (
-    *("devices", "doctor", "inspect", "report", "calibrate", "bench", "run", "serve", "convert", "compare"),
+    *("devices", "doctor", "inspect", "report", "calibrate", "bench", "run", "genai", "serve", "convert", "compare"),
     *("package", "cache"),
 )
 
 _INTERRUPTED = 130
+_HELP = frozenset({"-h", "--help"})
+_HELP_ONLY = "rlx_ort.help_only"
 _EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -41,16 +43,6 @@ Exit codes:
   130  Ctrl-C
   143  a request to terminate
 """
-
-
-_FLAGS = {
-    "CompileOptions(placement=PlacementRule.ASSISTED)": "--assisted",
-    " (overwrite=True)": "",
-    "; force replaces it": "; --force replaces it",
-    "cast=True": "--cast",
-    "external_data=True": "--external-data",
-}
-"""Arguments of Python functions in messages of the library -> options of the command line."""
 
 
 class Commands(click.Group):
@@ -88,6 +80,7 @@ class Commands(click.Group):
         With --json it becomes a document as well.
         """
         as_json = "--json" in ctx.args
+        ctx.meta.setdefault(_HELP_ONLY, not _HELP.isdisjoint(ctx.args))
         try:
             return super().invoke(ctx)
         except click.exceptions.Exit:  # of a command in this one
@@ -96,15 +89,15 @@ class Commands(click.Group):
             interrupts = ctx.find_object(Interrupts)
             code = 0 if interrupts is None else interrupts.exit_code
             if code or isinstance(err, KeyboardInterrupt):
+                if as_json:
+                    show.print_failure(ctx, "Interrupted", "the command was interrupted", code or _INTERRUPTED)
                 click.echo("Interrupted", err=True)
                 ctx.exit(code or _INTERRUPTED)
             if isinstance(err, click.ClickException) and as_json:
                 show.print_failure(ctx, "UsageError", err.format_message(), err.exit_code)
             if not isinstance(err, RlxError):
                 raise
-            text = str(err)
-            for argument, flag in _FLAGS.items():
-                text = text.replace(argument, flag)
+            text = show.with_flags(str(err))
             if as_json:
                 show.print_failure(ctx, type(err).__name__, text, err.exit_code)
             click.echo(f"Error: {text}", err=True)
@@ -130,6 +123,10 @@ def main(ctx: click.Context) -> None:
             stream.reconfigure(encoding="utf-8", errors="replace")
     from rlx_ort import environment  # not for `--help`
 
+    if not ctx.meta[_HELP_ONLY] and ctx.invoked_subcommand != "doctor":  # which reports a typo among its findings
+        from rlx_ort.selection.policy import DevicePolicy
+
+        DevicePolicy.from_env()
     if environment.get("ENGINE_WARNINGS") is None:  # such as one for each session on CUDA, about plugins
         ctx.with_resource(environment.override({"ENGINE_WARNINGS": "0"}))
     if ctx.invoked_subcommand != "serve":  # which drains at a signal

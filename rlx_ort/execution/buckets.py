@@ -86,6 +86,10 @@ class BucketedCompileCache:
         self._store: WeightStore | None = None
         self._lock = threading.RLock()
 
+    def __repr__(self) -> str:
+        opened = f"{self.compiled_count} of {self.total_buckets} buckets compiled"
+        return f"<BucketedCompileCache on {self._session.device.label}, {opened}>"
+
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The ranges, in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,9 @@ from rlx_ort.providers.engine.binding import DeviceTensor
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.device import Device
+    from rlx_ort.execution.decode import DecodeLoop
     from rlx_ort.execution.engine import Engine, EngineSlot
-    from rlx_ort.providers.base import DeviceGraphReport
+    from rlx_ort.providers.base import DeviceGraphReport, Provider
 
 
 class CompiledGraph:
@@ -74,6 +76,7 @@ class CompiledGraph:
         self._many = self._pooled.wanted
         self._background = BackgroundRuns()
         self._moe = MoeControls(slot)
+        self._loops: weakref.WeakSet[DecodeLoop] = weakref.WeakSet()
         self._extent: tuple[int, int] | None = None
         self._plain = True  # neither handles nor an extent
         slot.users.add(self)
@@ -106,8 +109,8 @@ class CompiledGraph:
 
     @property
     def has_state(self) -> bool:
-        """Whether handles are bound or committed runs were not waited for, so that another device cannot take over."""
-        return bool(self._handles) or self._background.busy
+        """Whether handles, tokens of decode loops, or runs not waited for tie it to its device."""
+        return bool(self._handles) or self._background.busy or any(loop.length for loop in list(self._loops))
 
     @property
     def exported(self) -> ExportedModel:
@@ -167,6 +170,26 @@ class CompiledGraph:
         else:
             self._slot.open_if_ready(self._rule)
 
+    @property
+    def provider(self) -> Provider:
+        """The provider of its device."""
+        return self._slot.provider
+
+    def engine(self, loop: DecodeLoop | None = None) -> Engine:
+        """Return an open engine with the newest weights; while the loop has tokens, memory budgets do not close it.
+
+        Raises:
+            RunError: the graph is closed; see `open` for the others.
+        """
+        if loop is not None:
+            self._loops.add(loop)
+        engine = self._slot.current
+        if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
+            engine = self._slot.engine(self._rule)
+        if engine.files:
+            engine.check_files()
+        return engine
+
     def device_graph_report(self) -> DeviceGraphReport:
         """Return which runs replay recorded launches, at what cost of memory, and why others do not; opens the session.
 
@@ -177,7 +200,7 @@ class CompiledGraph:
         """
         from rlx_ort.providers.base import DeviceGraphReport
 
-        ask = getattr(self._engine().session, "device_graph_report", None)
+        ask = getattr(self.engine().session, "device_graph_report", None)
         found: DeviceGraphReport = DeviceGraphReport(reason="its engine records nothing") if ask is None else ask()
         return found
 
@@ -364,7 +387,7 @@ class CompiledGraph:
         """
         engine = self._slot.current
         if engine is None or engine.version != self._weights.version or engine.files or not engine.strict_ok:
-            engine = self._engine()
+            engine = self.engine()
         if self._extent is not None:
             arrays = [*at_extent(self.input_specs, self._inputs.ordered(arrays), self._extent).values()]
         with self._slots.lock:
@@ -465,7 +488,7 @@ class CompiledGraph:
             EngineError: the device did not take it.
         """
         self._background.settle()
-        self._handles.bind(name, array, self._engine())
+        self._handles.bind(name, array, self.engine())
         self._plain = False
         return True
 
@@ -632,6 +655,8 @@ class CompiledGraph:
             self._moe = MoeControls(self._slot)
             self._slot.close()
         self._last = (None, ())
+        for loop in list(self._loops):
+            loop.close()
         self._unbind()
         self._handles.clear()
 
@@ -648,15 +673,6 @@ class CompiledGraph:
         shape = f"{len(self.input_specs)} inputs, {len(self._output_names)} outputs"
         return f"<CompiledGraph on {self.device.label}, {shape}, {self._rule.value}, {state}>"
 
-    def _engine(self) -> Engine:
-        """Return an engine with the newest weights whose files are still what was mapped."""
-        engine = self._slot.current
-        if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
-            engine = self._slot.engine(self._rule)
-        if engine.files:
-            engine.check_files()
-        return engine
-
     def _use(self, slot: EngineSlot) -> None:
         """Run in the session of a slot from now on."""
         if slot is not self._slot:
@@ -672,6 +688,10 @@ class CompiledGraph:
 
     def unbind_idle(self) -> bool:
         """Release the buffers that no run uses now, and return whether no handle needs the device's session."""
+        if any(loop.length for loop in list(self._loops)):
+            return False
+        for loop in list(self._loops):
+            loop.close()
         if self._handles.on_device or not (self._slots.clear(wait=False) and self._handles.unbind(wait=False)):
             return False
         self._pooled.clear()
@@ -685,7 +705,7 @@ class CompiledGraph:
         if settle and self._background.busy and handles:
             self._background.settle()
         with handles.lock if handles else contextlib.nullcontext():
-            engine = self._engine()
+            engine = self.engine()
             if self._extent is not None:
                 inputs = at_extent(self.input_specs, handles.behind(inputs), self._extent)
             read, outputs = handles.run(engine, inputs, indices, on_device)

@@ -8,10 +8,11 @@ new has taken its place, so no run writes to memory that it reads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import InputError, near_names
@@ -219,8 +220,8 @@ class Handles:
 class _Step:
     """A run with handles on the device as a loop repeats it, with every lookup done once.
 
-    A decode loop makes the same call thousands of times: only the sizes of growing handles change, so only they are
-    checked. Made after a run whose inputs were checked in full; for one thread at a time.
+    A decode loop makes the same call thousands of times: only the sizes of growing handles and inputs change, so only
+    they are checked. Made after a run whose inputs were checked in full; for one thread at a time.
     """
 
     def __init__(
@@ -241,16 +242,16 @@ class _Step:
         device = handles._targets(on_device=True)
         resident = frozenset(names[index] for index in device.values())
         self._loop = engine.binder.loop([*given, *self._held], [names[index] for index in wanted], resident)
-        self._matches = matcher([feeds[name].dtype for name in given], [feeds[name].shape for name in given])
+        self._dtypes = [feeds[name].dtype for name in given]
+        self._dims = [_dims(types[name]) if _has_rank(types[name]) else None for name in given]
+        self._matches: Callable[[Sequence[Any]], bool] = lambda _: False
         places = {index: place for place, index in enumerate(wanted)}
         self._read = list(dict.fromkeys(indices))
         self._read_places = [places[index] for index in self._read]
         self._host_feeds = [(handle, places[index]) for handle, index in handles._targets(False).items()]
         self._device_feeds = [(handle, places[index]) for handle, index in device.items()]
         # For the comparison of the handles' shapes: with the sizes of inputs, and with each other.
-        self._sizes: dict[Any, int] = {}  # a dim that is a size stands for itself
-        for name in given:
-            self._sizes.update(zip(_dims(types[name]), feeds[name].shape, strict=False))
+        self._fixed: dict[Any, int] = {}  # a dim that is a size stands for itself
         first: dict[tuple[Any, ...], int] = {}
         self._rules: list[tuple[int, tuple[Any, ...]]] = []
         self._alike: list[tuple[int, int]] = []
@@ -264,21 +265,21 @@ class _Step:
             else:
                 first[dims] = place
                 self._rules.append((place, dims))
-                self._sizes.update((dim, dim) for dim in dims if isinstance(dim, int))
+                self._fixed.update((dim, dim) for dim in dims if isinstance(dim, int))
+        self._takes([feeds[name] for name in given])
 
     def run(
         self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
     ) -> tuple[list[int], list[Any]] | None:
         """Run, move outputs into the handles, and return as `Handles.run` does.
 
-        None, and nothing has run, if the engine, the outputs asked for, or the names, dtypes or shapes of the inputs
-        differ, or the handles' sizes do not fit each other any more. After an error no handle has changed, and the step
-        cannot be used again.
+        None, and nothing has run, if the engine, the outputs asked for, or the names or dtypes of the inputs differ, or
+        sizes do not fit each other any more. After an error no handle has changed, and the step cannot be used again.
         """
         if engine is not self._engine or inputs.__class__ is not dict or list(indices) != self._indices:
             return None
         values = list(inputs.values())
-        if list(inputs) != self._given or not self._matches(values):
+        if list(inputs) != self._given or not (self._matches(values) or self._takes(values)):
             return None
         values += map(self._values.__getitem__, self._held)
         if not self._agree(list(map(_shape, values[len(self._given) :]))):
@@ -289,6 +290,23 @@ class _Step:
         for handle, place in self._device_feeds:
             self._values[handle] = results[place]
         return self._read, [_as_array(results[place]) for place in self._read_places]
+
+    def _takes(self, values: Sequence[Any]) -> bool:
+        """Expect inputs of the sizes of these from now on, and return whether they fit the declared types."""
+        sizes = self._fixed.copy()
+        for value, dtype, dims in zip(values, self._dtypes, self._dims, strict=True):
+            if value.__class__ is not np.ndarray or value.dtype is not dtype:
+                return False
+            if dims is None:
+                continue
+            if len(value.shape) != len(dims):
+                return False
+            for dim, size in zip(dims, value.shape, strict=True):
+                if size != (dim if isinstance(dim, int) else size if dim is None else sizes.setdefault(dim, size)):
+                    return False
+        self._sizes = sizes
+        self._matches = matcher(self._dtypes, [value.shape for value in values])
+        return True
 
     def _agree(self, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Return whether handles of these shapes fit the declared types, the inputs and each other."""
@@ -303,6 +321,10 @@ class _Step:
                 if dim is not None and sizes.setdefault(dim, size) != size:
                     return False
         return True
+
+
+def _has_rank(kind: ValueType) -> bool:
+    return isinstance(kind, TensorType) and kind.shape is not None
 
 
 def _dims(kind: ValueType) -> tuple[Any, ...]:

@@ -222,8 +222,17 @@ def coerced(what: str, value: Any, kind: TensorType, adopter: Engine | None = No
 def _shared(what: str, source: Any, kind: TensorType, adopter: Engine | None) -> npt.NDArray[Any] | DeviceTensor:
     try:
         device = int(source.__dlpack_device__()[0])
+        if hasattr(source, "resolve_neg"):  # torch exports the memory of a lazily negated view without its sign
+            source = source.resolve_neg()
         if device == _DLPACK_CPU:
-            return np.from_dlpack(source)
+            try:
+                return np.from_dlpack(source)
+            except (BufferError, RuntimeError) as err:
+                if isinstance(err, BufferError) and "dtype" not in str(err):  # numpy 2.5 says so that it lacks one
+                    raise
+                from rlx_ort.providers.engine.values import shared_array
+
+                return shared_array(source)
         adopted = None if adopter is None else adopter.binder.adopt(source)
     except (BufferError, RuntimeError, TypeError, ValueError) as err:
         raise InputError(f"{what} is {kind}: {type(source).__name__} cannot be shared: {err}") from err

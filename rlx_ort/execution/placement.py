@@ -143,7 +143,7 @@ def enforce(placement: Placement, rule: PlacementRule, device: Device) -> None:
         share = f"{placement.requested_share:.0%}"
         raise PlacementError(
             f"{len(strays)} node(s) would not run on {device.display} ({placement.requested}), which takes {share} of "
-            f"the graph:\n{_listed(strays)}\n  allow the help with CompileOptions(placement=PlacementRule.ASSISTED), "
+            f"the graph:\n{_listed(strays)}\n  let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED), "
             "or choose another device",
             placement,
         )
@@ -202,7 +202,7 @@ class DispatchSummary:
     placed: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class KernelDispatchReport:
     """How a device runs a graph, kind by kind.
 
@@ -225,6 +225,10 @@ class KernelDispatchReport:
     common_lowered_kinds: tuple[str, ...] = ()
     still_unsupported: tuple[UnsupportedOp, ...] = ()
     reason: str = ""
+
+    def __repr__(self) -> str:
+        found = f"{len(self.summaries)} rows, {len(self.still_unsupported)} unsupported nodes"
+        return f"<KernelDispatchReport on {self.device.label}, {self.policy}: {found}>"
 
     @property
     def compile_ready(self) -> bool:

@@ -99,6 +99,9 @@ class CompileCache:
         """The device."""
         return self._session.device
 
+    def __repr__(self) -> str:
+        return f"<CompileCache on {self.device.label}, {len(self)} of {self.capacity} graphs>"
+
     @property
     def capacity(self) -> int:
         """The number of graphs to keep."""

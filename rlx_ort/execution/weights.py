@@ -106,7 +106,14 @@ class WeightStore:
 
     @classmethod
     def for_graph(cls, graph: Graph) -> WeightStore:
-        """Return the store of a graph's parameters, with the data that the graph has for them."""
+        """Return the store of a graph's parameters, with the data that the graph has for them.
+
+        Raises:
+            GraphVerifyError: it is no graph, but the path of one, say.
+        """
+        from rlx_ort.ir.graph import require_graph
+
+        require_graph(graph)
         types = {value.name: value.type for value in graph.params if isinstance(value.type, TensorType)}
         return cls(types, {name: data for name, data in graph.weights.items() if name in types})
 

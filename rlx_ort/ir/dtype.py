@@ -43,6 +43,8 @@ class DType(enum.Enum):
     F8E8M0 = "f8e8m0"
     F4E2M1 = "f4e2m1"
 
+    __hash__ = object.__hash__  # that of Enum is a Python function, and dtypes are keys everywhere
+
     @property
     def numpy(self) -> np.dtype[Any]:
         """The numpy (or ml_dtypes) type of one unpacked element; strings are `object`."""

@@ -68,7 +68,13 @@ class Graph(
         return f"<{type(self).__name__} {self.name!r}, {len(self.nodes)} nodes, {outputs}>"
 
     def bind(self, sizes: Mapping[str, int]) -> Graph:
-        """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids stay."""
+        """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids stay.
+
+        Raises:
+            GraphVerifyError: the graph has no such dim, or the sizes do not fit it.
+        """
+        if sizes:
+            check_dims(self, sizes)
         return bind_dims(self, sizes)
 
 
@@ -234,6 +240,19 @@ def dynamic_symbols(graph: Graph) -> list[str]:
     """Return the named dims of a graph's values, in order of first appearance."""
     shapes = [kind.shape for node in graph.nodes for kind in node.types if isinstance(kind, TensorType)]
     return list(dict.fromkeys(symbol for shape in shapes if shape is not None for symbol in shape.symbols))
+
+
+def require_graph(value: object) -> None:
+    """Refuse what is no graph.
+
+    Raises:
+        GraphVerifyError: it is something else; the message says how to read a file.
+    """
+    if not isinstance(value, Graph):
+        raise GraphVerifyError(
+            f"a Graph is needed, and this is a {type(value).__name__}; rlx_ort.load(path) reads a model file or a "
+            "package and returns a runner, whose .graph is one"
+        )
 
 
 def check_dims(graph: Graph, names: Iterable[str]) -> None:

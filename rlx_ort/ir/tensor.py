@@ -62,7 +62,7 @@ class FileRange:
             return True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TensorData:
     """A dtype, a static shape and the bytes of the elements.
 
@@ -75,6 +75,9 @@ class TensorData:
     shape: tuple[int, ...]
     buffer: npt.NDArray[Any]
     source: FileRange | None = None
+
+    def __repr__(self) -> str:
+        return f"<TensorData {self.dtype.value}{list(self.shape)}>"
 
     def __post_init__(self) -> None:
         if self.dtype is DType.STRING:
@@ -327,6 +330,18 @@ def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:
         raise ConversionError(f"tensor file {path} cannot be read: {err}") from err
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise ConversionError(f"tensor file {path} is no safetensors file: {err}") from err
+
+
+def key_of_value(value: object) -> str:
+    """Return a text that equal attribute values share; a tensor stands in it with the digest of its bytes."""
+    if isinstance(value, TensorData):
+        import hashlib  # not needed by most graphs
+
+        raw = repr(value.numpy().tolist()).encode() if value.dtype is DType.STRING else value.numpy().tobytes()
+        return f"{value.dtype.value}{list(value.shape)}:{hashlib.sha256(raw).hexdigest()[:12]}"
+    if isinstance(value, tuple) and any(isinstance(item, TensorData) for item in value):
+        return f"({', '.join(map(key_of_value, value))})"
+    return repr(value)
 
 
 def _mapped_tensor(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from rlx_ort.device import Device
+from rlx_ort.errors import InputError, near_names
 from rlx_ort.options.dispatch import KernelDispatch
 from rlx_ort.options.precision import PrecisionPolicy
-
-if TYPE_CHECKING:
-    from rlx_ort.device import Device
 
 
 class PlacementRule(enum.Enum):
@@ -69,14 +68,14 @@ class Precision(enum.Enum):
     BF16 = "bf16"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CompileOptions:
     """How to compile a graph. Frozen: `with_` returns a changed copy.
 
     Attributes:
         precision: the arithmetic asked for.
         precisions: device label or kind -> the arithmetic on that device, where it is not `precision`; a label such as
-            `cuda:1` comes before its kind.
+            `cuda:1` comes before its kind. Any name of a device is taken, and any value of `Precision`, such as "f16".
         placement: the placement rule; None means strict for a device the caller named and assisted for an
             automatic choice.
         sharing: how sessions share weights.
@@ -107,6 +106,10 @@ class CompileOptions:
             ones, and each node runs right before the one that needs it, so that f16 weights which the CPU casts to f32
             are cast one after the other. Runs are slower. Casts are folded into f32 weights unless optimisation is off.
         opset: the ai.onnx opset of the exported model; None takes the lowest that expresses the graph, 21 at best.
+
+    Raises:
+        DeviceParseError: `precisions` names no known device.
+        InputError: `precisions` has a value that is no `Precision`.
     """
 
     precision: Precision = Precision.F32
@@ -128,6 +131,23 @@ class CompileOptions:
     cache: CacheUse | None = None
     low_memory: bool = False
     opset: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.precisions:
+            given = {Device(name).label: _precision(name, value) for name, value in self.precisions.items()}
+            object.__setattr__(self, "precisions", MappingProxyType(given))
+
+    def __repr__(self) -> str:
+        import reprlib  # not needed by a start from the compile cache
+
+        changed = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value != _USUAL.get(each.name, each.default):
+                shown = dict(value) if isinstance(value, Mapping) else value
+                text = str(shown) if isinstance(shown, enum.Enum) else reprlib.repr(shown)
+                changed.append(f"{each.name}={text if len(text) <= _LONG else f'{text[:_LONG]}...'}")
+        return f"CompileOptions({', '.join(changed)})"
 
     @property
     def effective_precision(self) -> PrecisionPolicy:
@@ -156,4 +176,16 @@ class CompileOptions:
         return replace(self, **changes)  # type: ignore[arg-type]  # dataclass checks the names
 
 
+def _precision(device: str, value: Precision | str) -> Precision:
+    try:
+        return Precision(value)
+    except ValueError as err:
+        hint = near_names(str(value), [known.value for known in Precision])
+        raise InputError(f"precisions gives {device!r} the precision {value!r}, which does not exist; {hint}") from err
+
+
+_LONG = 80  # characters
+_MAPPINGS = ("precisions", "dims", "provider_options", "session_config")
+_USUAL: dict[str, object] = {"kernel_dispatch": KernelDispatch(), **dict.fromkeys(_MAPPINGS, MappingProxyType({}))}
+"""The defaults that `repr` leaves out, of fields whose default is made by a function."""
 _POLICIES = {Precision.F16: PrecisionPolicy.auto_mixed(), Precision.BF16: PrecisionPolicy.auto_mixed_bf16()}

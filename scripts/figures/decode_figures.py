@@ -1,4 +1,4 @@
-"""A decode loop with its cache on the device: against a loop over IOBinding written by hand, and against the host."""
+"""Decode loops with the cache on the device: against loops over IOBinding written by hand, and against the host."""
 
 from __future__ import annotations
 
@@ -76,6 +76,14 @@ def _measure_on(label: str, case: _Case) -> Iterator[Figure]:
         return Figure(f"{title} {name}", found.ratio, "times", target, f"{detail}, least times {found.least_ratio:.3f}")
 
     yield measured("a hand-written IOBinding loop", loops.by_hand, TARGET)
+    shared = _SharedLoops(sizes, prompt, label, steps)
+    found = step_turns_of(shared.ours, shared.by_hand, case.blocks)
+    if not np.array_equal(_drawn(shared.ours()), _drawn(shared.by_hand())):
+        raise AssertionError(f"the loops over a shared cache on {label} draw different tokens")
+    detail = (
+        f"{steps / found.first:.0f} against {steps / found.second:.0f} tokens/s, least times {found.least_ratio:.3f}"
+    )
+    yield Figure(f"{title} a hand-written loop over a shared cache", found.ratio, "times", TARGET, detail)
     # Elsewhere host memory is the device's memory, or the arithmetic takes all the time.
     wide = sizes.width >= 1024
     yield measured("a loop through the host", loops.over_host, 1 / 1.5 if label == "cuda" and wide else None)
@@ -148,3 +156,46 @@ class _Loops:
             feeds = {"ids": token, "cos": self.cos[rows], "sin": self.sin[rows], **held}
             token, *cache = self.session.run(self.outputs[1:], feeds)
             yield token
+
+
+class _SharedLoops:
+    """The same tokens twice over one cache of the longest length: by `DecodeLoop`, and by a binding written by hand."""
+
+    def __init__(self, sizes: tiny_llama.Sizes, prompt: Any, label: str, steps: int) -> None:
+        from rlx_ort.execution.decode import DecodeLoop
+        from rlx_ort.execution.session import Session
+        from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+
+        graph = tiny_llama.build_in_place(sizes, tiny_llama.make_weights(sizes))
+        compiled = Session(label, CompileOptions(placement=PlacementRule.ASSISTED)).compile(graph)
+        self.loop = DecodeLoop(compiled, sizes.longest)
+        self.prompt, self.device, self.steps = prompt, label, steps
+        self.session = compiled.engine().session.raw
+        self.names = [f"{name}{layer}" for layer in range(sizes.layers) for name in ("k", "v")]
+        shape = (1, sizes.kv_heads, sizes.longest, sizes.head)
+        make = onnxruntime.OrtValue.ortvalue_from_numpy
+        self.cache = {name: make(np.zeros(shape, np.float32), label) for name in self.names}
+        self.logits = np.zeros((1, sizes.vocabulary), np.float32)
+
+    def ours(self) -> Iterator[Any]:
+        """Loop over the compiled graph."""
+        self.loop.reset()
+        for token in self.loop.generate(self.prompt, self.steps + 1):
+            yield token[None]
+
+    def by_hand(self) -> Iterator[Any]:
+        """Loop over ONNX Runtime's IOBinding, past and present bound to the same memory."""
+        make = onnxruntime.OrtValue.ortvalue_from_numpy
+        past = self.prompt.shape[1]
+        for count, ids in ((0, self.prompt.astype(np.int64)), *((past + step, None) for step in range(self.steps))):
+            binding = self.session.io_binding()
+            for name, value in self.cache.items():
+                binding.bind_ortvalue_input(name, value)
+                binding.bind_ortvalue_output(f"new_{name}", value)
+            new = self.logits.argmax(-1)[None] if ids is None else ids
+            before, places = np.array([count], np.int32), np.arange(count, count + new.shape[1])[None]
+            for name, array in (("input_ids", new), ("past_length", before), ("position_ids", places)):
+                binding.bind_cpu_input(name, array)
+            binding.bind_ortvalue_output("logits", make(self.logits))
+            self.session.run_with_iobinding(binding)
+            yield self.logits.argmax(-1)[None]

@@ -9,8 +9,11 @@ from reference_check import relative_error
 
 from rlx_ort.device import Device
 from rlx_ort.execution.buckets import LayerKvCache
+from rlx_ort.execution.decode import DecodeLoop
+from rlx_ort.execution.session import Session
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
-SIZES = tiny_llama.Sizes(vocabulary=24, width=16, heads=4, kv_heads=2, inner=24)
+SIZES = tiny_llama.Sizes(vocabulary=24, width=32, heads=4, kv_heads=2, inner=24)
 PROMPT = np.random.default_rng(2).integers(0, SIZES.vocabulary, (2, 4))
 
 
@@ -30,6 +33,16 @@ def test_each_step_agrees_with_the_reference(device: Device, weights: dict[str, 
         ids = np.concatenate([ids, decoder.token()], axis=1)
         [logits] = decoder.step()
     assert relative_error(logits, tiny_llama.reference_logits(SIZES, weights, ids)) < 1e-4
+
+
+def test_the_decode_loop_draws_the_tokens_of_the_reference(
+    device: Device, weights: dict[str, tiny_llama.Array]
+) -> None:
+    """One graph for prompt and steps, over a cache of the longest length, for a batch of two."""
+    options = CompileOptions(placement=PlacementRule.ASSISTED)
+    loop = DecodeLoop(Session(device, options).compile(tiny_llama.build_in_place(SIZES, weights)), 16, batch=2)
+    tokens = np.stack(list(loop.generate(PROMPT, 8)), axis=1)
+    np.testing.assert_array_equal(tokens, tiny_llama.reference_tokens(SIZES, weights, PROMPT, 8))
 
 
 def test_the_likeliest_tokens_are_those_of_the_reference(weights: dict[str, tiny_llama.Array]) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +103,7 @@ def open_cached(
         if quick and use_for(recipe, request.options) is CacheUse.FOUND and store.find(key.digest) is None:
             return None
         if recipe.keeps is Keeps.NOTHING:
-            entry = store.find(key.digest) or store.make(key, _label(request), lambda _: None, open_ended=True)
+            entry = _found(store, key) or store.make(key, _label(request), lambda _: None, open_ended=True)
             folder = {} if recipe.cache_options is None else recipe.cache_options(str(entry.folder))
             opened = open_with(replace(recipe, options={**recipe.options, **folder}), request)
         else:
@@ -151,6 +152,15 @@ def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, roo
     return CacheKey(parts)
 
 
+def _found(store: CompileStore, key: CacheKey) -> Entry | None:
+    begun = time.perf_counter()
+    entry = store.find(key.digest)
+    if entry is not None:
+        took_s = time.perf_counter() - begun
+        _log.debug("the compile cache has entry %s of %s, found in %.3g s", key.digest, entry.label, took_s)
+    return entry
+
+
 def _open_saved(
     store: CompileStore,
     key: CacheKey,
@@ -174,7 +184,7 @@ def _open_saved(
 
     loads_as = replace(request, options=request.options.with_(optimization=OptimizationLevel.OFF))
     for attempt in (1, 2):
-        entry = store.find(key.digest) or store.make(key, _label(request), fill)
+        entry = _found(store, key) or store.make(key, _label(request), fill)
         try:
             return entry, open_with(recipe, loads_as, saved=entry.folder / MODEL_FILE)
         except RlxError as err:

@@ -286,6 +286,7 @@ class CompileStore:
         import shutil
         import tempfile
 
+        begun = time.perf_counter()
         self.root.mkdir(parents=True, exist_ok=True)
         with self._lock(key.digest):
             found = self.find(key.digest)
@@ -306,6 +307,8 @@ class CompileStore:
         made = read_entry(self.root / key.digest)
         if made is None:
             raise OSError(f"the entry {key.digest} vanished from {self.root} as it was made")
+        took_s = time.perf_counter() - begun
+        _log().info("the compile cache keeps entry %s of %s, made in %.3g s", key.digest, label, took_s)
         return made
 
     def entries(self) -> list[Entry]:

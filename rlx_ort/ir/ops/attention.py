@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple, Unpack
 
+import numpy as np
+
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, join_dims, named, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.ops.shape import Gather
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 MASK_KINDS = ("none", "causal", "sliding", "custom", "bias")
@@ -234,3 +239,70 @@ class AttentionBuilders(LeafBuilders):
         value = self._as_value(x)
         tables = (self._as_value(table, value).cast(value.dtype) for table in (cos, sin))
         return self._add(Rope(head_dim, n_rot, interleaved), value, *tables, **node)
+
+    def cached_attention(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        past: tuple[Value, Value],
+        past_length: Operand,
+        num_heads: int,
+        *,
+        rotation: tuple[Operand, Operand] | None = None,
+        scale: float | None = None,
+        name: str | None = None,
+    ) -> tuple[Value, Value, Value]:
+        """Attend causally to new tokens and those of a cache of a fixed length; return the result, new keys and values.
+
+        The new keys and values are the past ones with those of the new tokens behind them. Given to a graph as inputs
+        and outputs, they may be the same memory, which `DecodeLoop` makes use of. The operator is ONNX Runtime's
+        GroupQueryAttention; devices without a kernel of it refuse the graph.
+
+        Args:
+            q: `(B, S, num_heads * D)`.
+            k: `(B, S, H * D)`, where H heads are shared by `num_heads / H` heads of q each.
+            v: `(B, S, H * D)`.
+            past: keys and values `(B, H, longest, D)`, of which the first `past_length` tokens count.
+            past_length: the number of tokens before, i32 `(B,)`, the same for every sequence.
+            num_heads: the heads of q.
+            rotation: tables `(longest, D / 2)` of cosines and sines, which rotate q and k by their positions.
+            scale: multiplies the scores; 1 / sqrt(D) by default.
+            name: the name of the node.
+
+        Raises:
+            GraphVerifyError: the cache has another rank, or heads that are no multiple of 8, with a rotation of 16.
+        """
+        query, length = self._as_value(q), self._as_value(past_length)
+        kind = past[0].type
+        dims = list(kind.shape or ()) if isinstance(kind, TensorType) else []
+        if len(dims) != 4 or not isinstance(dims[1], int):
+            raise GraphVerifyError(f"cached_attention: past keys are (batch, heads, longest, head size), got {kind}")
+        multiple = 8 if rotation is None else 16  # ONNX Runtime 1.31 checks this in a run only
+        if isinstance(dims[3], int) and dims[3] % multiple:
+            with_it = "" if rotation is None else " with a rotation"
+            raise GraphVerifyError(
+                f"cached_attention{with_it}: a head has a multiple of {multiple} elements, not {dims[3]}"
+            )
+        bounds = {"start": 1, "end": 2}
+        (count,) = self.add_node(
+            OnnxNode("Shape", attributes=bounds, formal_inputs=1), [query], types=[TensorType(DType.I64, Shape([1]))]
+        )
+        new = count.cast("i32")
+        last = length.cast("i32") + new - np.array([1], np.int32)
+        total = self._add(Gather(0), last + np.array([1], np.int32), np.array(0, np.int32))
+        attributes = {"num_heads": num_heads, "kv_num_heads": dims[1], "do_rotary": int(rotation is not None)}
+        op = OnnxNode(
+            "GroupQueryAttention",
+            "com.microsoft",
+            1,
+            attributes=attributes if scale is None else {**attributes, "scale": float(scale)},
+            formal_inputs=7 if rotation is None else 9,
+            output_count=3,
+        )
+        inputs = [query, *(self._as_value(item, query) for item in (k, v)), *past, last, total]
+        inputs += [self._as_value(table, query) for table in rotation or ()]
+        found = self.add_node(
+            op, inputs, name=name or "cached_attention", types=[query.type, past[0].type, past[1].type]
+        )
+        return found[0], found[1], found[2]

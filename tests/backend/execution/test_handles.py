@@ -65,6 +65,31 @@ def test_a_device_handle_may_grow(device: Device) -> None:
     np.testing.assert_array_equal(compiled.read_gpu_handle("cache"), rows[:, 0])
 
 
+def test_a_loop_whose_inputs_grow_is_planned_once(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that grows with the cache, as decoders have it, gives each step its sum, over one prepared run."""
+    graph = Graph("masked")
+    cache, row = graph.input("cache", ["past", 4]), graph.input("row", [1, 4])
+    mask = graph.input("mask", ["total", 1])
+    both = graph.concat([cache, row], 0)
+    graph.outputs = [both, (both * mask).sum([0])]
+    compiled = Session(device).compile(graph)
+    prepared = []
+    binder = type(compiled.engine().binder)
+    make = binder.loop
+    monkeypatch.setattr(binder, "loop", lambda *given: prepared.append(1) or make(*given))
+    rows = np.random.default_rng(5).standard_normal((9, 1, 4)).astype(np.float32)
+    compiled.bind_gpu_handle("cache", rows[0])
+    compiled.set_gpu_handle_feed("cache", 0)
+    for count in range(2, 10):
+        weights = np.arange(1, count + 1, dtype=np.float32)[:, None]
+        (total,) = compiled.run_read_outputs({"row": rows[count - 1], "mask": weights}, [1])
+        expected = (rows[:count, 0].astype(np.float64) * weights).sum(axis=0)
+        np.testing.assert_allclose(total.reshape(-1), expected, rtol=1e-5, atol=1e-5)
+    assert len(prepared) == 1
+    with pytest.raises(RlxError):
+        compiled.run_read_outputs({"row": rows[0], "mask": np.ones((3, 2), np.float32)}, [1])
+
+
 def test_a_run_never_writes_to_the_handle_it_reads(device: Device) -> None:
     """A tensor bound as a handle keeps its elements while outputs move into the handle."""
     first = Session(device).compile(step_graph())

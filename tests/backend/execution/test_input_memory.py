@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -100,3 +101,43 @@ def test_slots_take_arrays_in_any_order_of_memory(device: Device) -> None:
     square = np.arange(16, dtype=np.float32).reshape(4, 4)
     for array in (square, square.T, square):
         np.testing.assert_array_equal(compiled.run_slots([array])[0], array * 2)
+
+
+def _handing_on() -> Graph:
+    """Return a graph whose outputs are its input, a weight and their sum."""
+    graph = Graph("handing on")
+    x, weight = graph.input("x", ["rows", 4]), graph.param("w", [4], "f32", X[1])
+    graph.outputs = [x, weight, x + weight]
+    return graph
+
+
+@pytest.mark.parametrize("way", ["run", "run_slots", "run_raw", "run_dlpack", "handles"])
+def test_an_output_that_is_an_input_or_a_weight_has_memory_of_its_own(device: Device, way: str) -> None:
+    """Each run returns its own input, which later writes to the array and the end of the session leave alone."""
+    rows = 500  # above what is small enough to be copied anyway
+
+    def stepped(compiled: CompiledGraph, array: Any) -> list[Any]:
+        compiled.bind_handle("x", array)
+        return compiled.run({})
+
+    runs: dict[str, Callable[[CompiledGraph, Any], list[Any]]] = {
+        "run": lambda compiled, array: compiled.run({"x": array}),
+        "run_slots": lambda compiled, array: [found.copy() for found in compiled.run_slots([array])],
+        "run_raw": lambda compiled, array: [found.copy() for found in compiled.run_raw({"x": array})],
+        "run_dlpack": lambda compiled, array: list(compiled.run_dlpack({"x": array})),
+        "handles": stepped,
+    }
+    kept = []
+    compiled = Session(device).compile(_handing_on())
+    for value in (1.0, 2.0, 3.0):
+        array = np.full((rows, 4), value, np.float32)
+        kept.append(runs[way](compiled, array))
+        array[:] = 0
+    compiled.close()
+    del compiled, array
+    gc.collect()
+    for value, results in zip((1.0, 2.0, 3.0), kept, strict=True):
+        handed, weight, total = (found.numpy() if hasattr(found, "numpy") else found for found in results)
+        np.testing.assert_array_equal(handed, np.full((rows, 4), value))
+        np.testing.assert_array_equal(weight, X[1])
+        np.testing.assert_array_equal(total, np.full((rows, 4), value) + X[1])

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from op_tests.harness import Array, check, rand, run
 
@@ -227,6 +228,24 @@ def test_causal_attention_of_one_length_has_a_constant_mask() -> None:
     types = [node.op_type for node in export_model(g).nodes]
     assert types.count("Where") == 1
     assert not {"Range", "Shape"} & set(types)
+
+
+@pytest.mark.parametrize("kind", ["causal", "sliding:1"])
+def test_a_written_mask_opens_in_plain_onnx_runtime_with_its_lengths_fixed(kind: str) -> None:
+    """A named dim may be fixed by an option of the session, too, in place of the sizes of the inputs."""
+    g = Graph("g")
+    q, k = g.input("q", [1, "queries", H * D]), g.input("k", [1, "keys", H * D])
+    g.set_outputs([g.attention_kind(q, k, k, H, D, kind)], ["y"])
+    options = ort.SessionOptions()
+    options.add_free_dimension_override_by_name("queries", 3)
+    options.add_free_dimension_override_by_name("keys", 5)
+    model = export_model(g).model.SerializeToString()
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    feeds = {"q": rand(1, 3, H * D).astype(np.float32), "k": rand(1, 5, H * D, seed=1).astype(np.float32)}
+    (result,) = session.run(None, feeds)
+    window = None if kind == "causal" else 1
+    expected = merged(attend(heads(feeds["q"]), heads(feeds["k"]), heads(feeds["k"]), places(3, 5, window)))
+    np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 def rope(x: Array, cos: Array, sin: Array, head_dim: int, n_rot: int, interleaved: bool) -> Array:

@@ -16,9 +16,19 @@ import pytest
 from onnx import parser
 
 import rlx_ort
+from rlx_ort.converters.to_onnx import to_onnx
+from rlx_ort.deploy.create import create_package
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, InputError, PackageError, TimeLimitError
+from rlx_ort.errors import (
+    CancelledRunError,
+    DeviceParseError,
+    GraphVerifyError,
+    InputError,
+    PackageError,
+    TimeLimitError,
+)
 from rlx_ort.execution.session import Session
+from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
 
 MODEL = """
@@ -116,6 +126,27 @@ def test_a_run_has_a_time_limit_and_is_cancelled_without_resilience(runner: Any)
     assert issubclass(TimeLimitError, rlx_ort.RunError)
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda runner, **limits: runner.run_try("cpu", INPUTS, **limits)[1],
+        lambda runner, **limits: runner.run_chain(INPUTS, **limits)[1],
+        lambda runner, **limits: runner.run_chain(INPUTS, "cpu", **limits)[1],
+        lambda runner, **limits: runner.run_dlpack(INPUTS, **limits),
+    ],
+    ids=["run_try", "run_chain", "run_chain on a device", "run_dlpack"],
+)
+def test_every_run_of_a_runner_has_limits(runner: Any, run: Any) -> None:
+    """A limit that is kept gives the outputs; a cancelled token ends the run."""
+    np.testing.assert_array_equal(np.from_dlpack(run(runner, timeout_s=30.0)["y"]), X + B)
+    token = rlx_ort.CancelToken()
+    token.cancel()
+    with pytest.raises(CancelledRunError):
+        run(runner, cancel=token)
+    with pytest.raises(ValueError, match="limit"):
+        run(runner, timeout_s=-1.0)
+
+
 def test_tensors_of_other_libraries_come_in_and_out(runner: Any) -> None:
     """Anything with `__dlpack__` is an input, and outputs of `run_dlpack` are read by other libraries."""
     np.testing.assert_array_equal(runner(x=Foreign(X), b=Foreign(B))["y"], X + B)
@@ -182,6 +213,58 @@ def test_representations_are_short(runner: Any, tmp_path: Path, proto: onnx.Mode
     assert repr(runner.graph) == "<Graph 'two', 5 nodes, 2 inputs, 2 outputs>"
 
 
+def test_representations_of_large_things_are_short(proto: onnx.ModelProto, tmp_path: Path) -> None:
+    """Neither the ops of a graph, nor its weights, nor the defaults are listed."""
+    from rlx_ort.calibration.model import REQUIRED, MeasuredCostModel
+    from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
+    from rlx_ort.conversion.convert import convert
+    from rlx_ort.deploy.package import Package
+    from rlx_ort.ir.tensor import TensorData
+
+    large = rlx_ort.Graph("large")
+    value = large.input("x", ("rows", 64), "f32")
+    for _ in range(1000):
+        value = large.relu(value)
+    large.set_outputs([value])
+    only = rlx_ort.DevicePolicy.only("cpu")
+    onnx.save(proto, tmp_path / "m.onnx")
+    create_package(rlx_ort.from_onnx(proto), tmp_path / "m.ortpackage")
+    key = ProfileKey("cpu", "CPUExecutionProvider", "")
+    profile = CalibrationProfile(key, tuple(Row(name, (), 1.0) for name in REQUIRED))
+    token, package = rlx_ort.CancelToken(), Package(tmp_path / "m.ortpackage")
+    settings = {f"name {number} of a key": "v" * 99 for number in range(99)}
+    things = [
+        rlx_ort.explain(large, "cpu"),
+        rlx_ort.dispatch_report_for_device(large, "cpu"),
+        *rlx_ort.device_report(large),
+        rlx_ort.CompileOptions(),
+        rlx_ort.CompileOptions(session_config=settings),
+        convert(tmp_path / "m.onnx", tmp_path / "n.onnx"),
+        TensorData.from_array(np.arange(1000.0)),
+        rlx_ort.CompileCache("cpu"),
+        rlx_ort.BucketedCompileCache([(1, 9)], "cpu"),
+        rlx_ort.start_package(tmp_path / "m.ortpackage"),
+        token,
+        package,
+        rlx_ort.FlexibleSession(),
+        rlx_ort.DeviceRouter(large, only),
+        MeasuredCostModel(Device.CPU, profile),
+    ]
+    texts = [repr(thing) for thing in things]
+    assert [text for text in texts if len(text) > 200 or "\n" in text or " at 0x" in text] == []
+    assert repr(rlx_ort.CompileOptions(dims={"n": 3})) == "CompileOptions(dims={'n': 3})"
+
+
+def test_precisions_take_names_and_values() -> None:
+    """As they are written everywhere else; unknown ones are refused."""
+    options = rlx_ort.CompileOptions(precisions={"CPUExecutionProvider": "f16"})  # type: ignore[dict-item]
+    assert options.on(Device.CPU).precision is rlx_ort.Precision.F16
+    with pytest.raises(DeviceParseError, match="did you mean 'cpu'"):
+        rlx_ort.CompileOptions(precisions={"cpuu": rlx_ort.Precision.F16})
+    with pytest.raises(InputError, match="did you mean 'f16'"):
+        rlx_ort.CompileOptions(precisions={"cpu": "f17"})  # type: ignore[dict-item]
+
+
 def test_warming_reports_its_progress(runner: Any) -> None:
     """The callback gets each device before its turn."""
     seen: list[Device] = []
@@ -200,8 +283,74 @@ def test_choosing_and_opening_are_logged(runner: Any, caplog: pytest.LogCaptureF
     assert caplog.records == []
 
 
+def test_details_are_logged_at_debug(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The prediction of each device, the export and the options of a session, and nothing of a later run."""
+    with caplog.at_level(logging.DEBUG, "rlx_ort"):
+        runner.run_fastest(INPUTS)
+        first = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
+        caplog.clear()
+        runner.run_fastest(INPUTS)
+    assert [text for text in first if "'two': cpu: " in text]
+    assert [text for text in first if "'two': exported 5 nodes in" in text]
+    assert [text for text in first if "opening on cpu" in text and "CompileOptions(" in text]
+    assert caplog.records == []
+
+
+def test_the_compile_cache_logs_what_is_kept_and_found(
+    proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new entry at level INFO, one that is there at DEBUG."""
+    monkeypatch.setenv("RLX_CACHE", "on")
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    found = []
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG, "rlx_ort.cache"), rlx_ort.load(proto) as made:
+            made.run("cpu", INPUTS)
+        found.append([(each.levelname, each.getMessage()) for each in caplog.records if each.name == "rlx_ort.cache"])
+    [(level, kept)], [(next_level, again)] = found
+    assert (level, next_level) == ("INFO", "DEBUG")
+    assert "keeps entry" in kept
+    assert "made in" in kept
+    assert "found in" in again
+
+
 def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
     """`python -m rlx_ort` is the command."""
     command = [sys.executable, "-m", "rlx_ort", "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()[0]) == (0, "rlx-ort,")
+
+
+@pytest.mark.parametrize("device", [None, ["y"], INPUTS], ids=["None", "names of outputs", "inputs"])
+def test_a_call_in_the_order_of_onnxruntime_says_how_it_is_here(runner: Any, device: object) -> None:
+    """`run(None, inputs)` and `run(["y"], inputs)` are how sessions of ONNX Runtime run."""
+    with pytest.raises(DeviceParseError, match=r"run takes \(device, inputs\)"):
+        runner.run(device, INPUTS)
+
+
+@pytest.mark.parametrize("inputs", [X, X.tolist()], ids=["array", "list"])
+def test_inputs_without_names_are_refused_with_the_names(runner: Any, inputs: object) -> None:
+    """A runner is called with names or a dict."""
+    with pytest.raises(InputError, match=r"runner\(x=\.\.\., b=\.\.\.\)"):
+        runner(inputs)
+
+
+def test_a_path_in_place_of_a_graph_leads_to_load() -> None:
+    """Wherever a graph is taken."""
+    path: Any = "model.onnx"
+    for taken in (GraphDevices, Session("cpu").compile, to_onnx, lambda path: create_package(path, "x.ortpackage")):
+        with pytest.raises(GraphVerifyError, match=r"rlx_ort\.load"):
+            taken(path)
+
+
+def test_a_device_in_place_of_a_policy_leads_to_one(proto: onnx.ModelProto) -> None:
+    """`load(path, "cpu")` and `GraphDevices(graph, "cpu")`."""
+    with pytest.raises(DeviceParseError, match=r"DevicePolicy\.only\('cpu'\)"):
+        rlx_ort.load(proto, "cpu")  # type: ignore[arg-type]
+
+
+def test_a_dict_in_place_of_options_leads_to_them(proto: onnx.ModelProto) -> None:
+    """ONNX Runtime takes the options of providers as dicts."""
+    with pytest.raises(InputError, match=r"CompileOptions\(dims"):
+        rlx_ort.load(proto, options={"intra_op_threads": 2})  # type: ignore[arg-type]

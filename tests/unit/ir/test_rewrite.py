@@ -30,7 +30,7 @@ def test_binding_keeps_ids_names_and_the_old_graph() -> None:
     x = g.input("x", ["b", 4])
     w = g.param("w", [4, 4], data=np.eye(4, dtype=np.float32))
     g.set_outputs([g.matmul(x, w, name="mm")], ["y"])
-    bound = g.bind({"b": 5, "unused": 1})
+    bound = g.bind({"b": 5})
     assert [(node.id, node.name) for node in bound.nodes] == [(node.id, node.name) for node in g.nodes]
     assert bound.output_names == ["y"]
     assert bound.weights["w"] is g.weights["w"]
@@ -74,3 +74,11 @@ def test_new_nodes_after_a_rewrite_get_free_names() -> None:
     bound = g.bind({"n": 2})
     bound.outputs = [bound.relu(bound.outputs[0])]
     assert verify(bound) == []
+
+
+def test_a_size_for_an_unknown_dim_is_refused() -> None:
+    """It would be ignored without a word."""
+    g = Graph("g")
+    g.set_outputs([g.relu(g.input("x", ("batch", 3), "f32"))])
+    with pytest.raises(GraphVerifyError, match="no dim 'bacth'; did you mean 'batch'"):
+        g.bind({"bacth": 3})

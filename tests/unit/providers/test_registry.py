@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import re
+import shlex
+import sys
 import threading
 
 import pytest
@@ -9,7 +13,10 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.providers.base import Availability
 from rlx_ort.providers.null import NullProvider
+from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.registry import ProviderRegistry, default_registry, known_devices
+
+_INSTALLED = [provider for provider in default_registry().providers() if isinstance(provider, OrtProvider)]
 
 
 class Counting(NullProvider):
@@ -100,3 +107,19 @@ def test_devices_come_in_the_order_of_the_table():
 def test_the_null_provider_is_not_in_the_default_registry():
     """A test provider is never met by accident."""
     assert "null" not in {provider.name for provider in default_registry().providers()}
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
+@pytest.mark.parametrize("provider", _INSTALLED, ids=lambda provider: provider.name)
+def test_a_remedy_with_pip_can_be_pasted_into_a_shell(provider, system, monkeypatch):
+    """What follows the requirements is a comment of the shell, so pip is asked for packages only."""
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    for remedy in (provider.install_remedy(), provider.remedy):
+        if remedy.startswith("pip "):
+            pip, install, *wanted = shlex.split(remedy, comments=True)
+            assert (pip, install) == ("pip", "install")
+            assert wanted
+            assert [
+                name for name in wanted if not re.fullmatch(r"(\.\[\w+\]|onnxruntime[\w-]*|tensorrt)(>=[\d.]+)?", name)
+            ] == []

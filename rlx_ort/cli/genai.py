@@ -1,0 +1,252 @@
+"""`rlx-ort genai FOLDER`: rank the devices for a language model, and let it write a text."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.show import (
+    binary_size,
+    duration,
+    emit,
+    note,
+    print_facts,
+    print_piece,
+    print_rest,
+    print_table,
+    print_wrapped,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from rlx_ort.genai import Choice, GenaiCandidate, LanguageModel
+    from rlx_ort.selection.policy import DevicePolicy
+
+
+_BY = {"genai": "onnxruntime-genai", "rlx_ort": "the decode loop of rlx_ort"}
+
+
+def _ids(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} are no tokens, as in 12,7,430", ctx, param) from None
+
+
+@click.command("genai")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@options.device_option("--device", metavar="DEVICE", help="Use this device, or fail.")
+@options.policy()
+@click.option(
+    "--engine",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "genai", "rlx_ort"]),
+    help="onnxruntime-genai, the decode loop of this package, or the first of the two that can.",
+)
+@click.option("--prompt-tokens", type=click.IntRange(min=1), help="Rank for a prompt of so many tokens. Default: 256.")
+@click.option("--new-tokens", type=click.IntRange(min=1), help="Rank for, and write, so many. Default: 128.")
+@click.option(
+    "--max-length", default=2048, show_default=True, type=click.IntRange(min=2), help="Tokens that the cache holds."
+)
+@click.option(
+    "--strict/--assisted",
+    default=None,
+    help="Whether every node must be on the device, or the CPU may help with any. Default: with masks and positions, "
+    "and under an automatic choice with any.",
+)
+@click.option("--prompt", help="Let the model go on from this text.")
+@click.option("--ids", callback=_ids, metavar="TOKENS", help="Let the model go on from these tokens, as in 12,7,430.")
+@options.trust_links
+@options.all_rows
+@options.as_json
+def command(
+    folder: Path,
+    device: str | None,
+    policy: DevicePolicy,
+    engine: str,
+    prompt_tokens: int | None,
+    new_tokens: int | None,
+    max_length: int,
+    strict: bool | None,
+    prompt: str | None,
+    ids: list[int] | None,
+    all_rows: bool,
+    as_json: bool,
+) -> None:
+    """Rank the devices for a language model, and let it write a text.
+
+    FOLDER has a genai_config.json, or folders that do: the variants of one model. Without --prompt or --ids nothing is
+    opened. Text is written as it is made; Ctrl-C ends it.
+    """
+    if prompt is not None and ids is not None:
+        raise click.UsageError("--prompt and --ids exclude each other")
+    from rlx_ort import genai
+    from rlx_ort.device import parse_device
+    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+
+    rule = {None: None, True: PlacementRule.STRICT, False: PlacementRule.ASSISTED}[strict]
+    given: dict[str, Any] = {
+        "device": None if device is None else parse_device(device),
+        "engine": engine,
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": new_tokens,
+        "trusted_links": options.trusted_links(),
+    }
+    compile_options = CompileOptions(placement=rule)
+    with progress("asking each device"):
+        choice = genai.rank(folder, policy, compile_options, **given)
+    best = choice.best()  # an error if there is none
+    document = _document(folder, choice, max_length)
+    if prompt is None and not ids:
+        emit(document, as_json, lambda _: _print(choice, max_length, engine, all_rows))
+        return
+    if not as_json:
+        _print(choice, max_length, engine, all_rows)
+    if prompt is not None:  # before a large model is opened for nothing
+        genai.tokenizer_of(choice.variants[best.variant].config.folder, options.trusted_links())
+    with progress("opening the model"):
+        model = genai.LanguageModel(choice, max_length, options.trusted_links())
+    with model:
+        for row, name, reason in model.refused:
+            note(f"{_BY[name]} refused {_named(row)}: {reason}")
+        note(f"on {model.chosen.device.label}, by {_BY[model.engine]}; {_placed(model)}")
+        tokens = model.tokenizer.encode(prompt) if prompt is not None else ids or []
+        written: list[int] = []
+        began = time.perf_counter()
+        try:
+            _write(model, tokens, choice.sizes.new, written, as_text=ids is None, quiet=as_json)
+        finally:
+            seconds = time.perf_counter() - began
+            speed = f"{len(written)} tokens in {seconds:.3g} s after a prompt of {len(tokens)}"
+            note(f"{speed}: {len(written) / seconds:.3g} tokens per second")
+    if as_json:
+        text = "".join(map(model.tokenizer.pieces(), written)) if ids is None else None
+        run = {"device": model.chosen.device.label, "engine": model.engine, "placement": _placed(model)}
+        document |= {"run": {**run, "prompt": tokens, "tokens": written, "text": text, "seconds": seconds}}
+        emit(document, True, lambda _: None)
+
+
+def _write(
+    model: LanguageModel, tokens: list[int], count: int, written: list[int], *, as_text: bool, quiet: bool
+) -> None:
+    """Let the model go on from tokens: add its tokens to a list and, unless quiet, print them one by one."""
+    piece = model.tokenizer.pieces() if as_text else lambda token: f"{token} "
+    try:
+        for token in model.generate(tokens, count):
+            written.append(token)
+            if not quiet:
+                print_piece(piece(token))
+    finally:
+        if not quiet:
+            print_piece("\n")
+
+
+def _placed(model: LanguageModel) -> str:
+    """Return where the nodes are: as read from the session, else as the device was asked before."""
+    placement = model.placement
+    if placement is None:
+        return f"judged placement, as onnxruntime-genai reports none: {_judged(model.chosen)}"
+    nodes = ", ".join(f"{len(nodes)} on {provider}" for provider, nodes in placement.nodes_by_ep.items())
+    return f"nodes: {nodes}"
+
+
+def _named(row: GenaiCandidate) -> str:
+    return f"{row.variant} on {row.device.label}" if row.variant else row.device.label
+
+
+def _judged(row: GenaiCandidate) -> str:
+    if not row.cpu_nodes:
+        return f"all {row.nodes} nodes on {row.device.label}"
+    what = f"{len(row.cpu_compute)} of them with floats" if row.cpu_compute else "masks and positions"
+    return f"{row.nodes - row.cpu_nodes} nodes on {row.device.label}, {row.cpu_nodes} on the CPU ({what})"
+
+
+def _document(folder: Path, choice: Choice, max_length: int) -> dict[str, Any]:
+    best = choice.ranked[0] if choice.ranked else None
+    rows = []
+    for row in choice.candidates:
+        rows.append(
+            {
+                "variant": row.variant,
+                "device": row.device.label,
+                "available": row.available,
+                "blocker": row.blocker,
+                "prefill_ns": row.prefill_ns,
+                "step_ns": row.step_ns,
+                "total_ns": row.total_ns,
+                "nodes": row.nodes,
+                "cpu_nodes": row.cpu_nodes,
+                "cpu_compute": list(row.cpu_compute),
+                "engines": list(row.engines),
+                "not_genai": row.not_genai,
+                "profile_source": row.profile_source,
+            }
+        )
+    return {
+        "folder": str(folder),
+        "prompt_tokens": choice.sizes.prompt,
+        "new_tokens": choice.sizes.new,
+        "chosen": None if best is None else {"variant": best.variant, "device": best.device.label},
+        "cache_bytes": None if best is None else best.cache_bytes * min(max_length, _context(choice, best)),
+        "candidates": rows,
+        "unreadable": [{"variant": name, "reason": reason} for name, reason in choice.unreadable],
+        "notes": choice.notes,
+    }
+
+
+def _context(choice: Choice, row: GenaiCandidate) -> int:
+    return choice.variants[row.variant].config.context_length
+
+
+def _print(choice: Choice, max_length: int, engine: str, all_rows: bool) -> None:
+    from rlx_ort.providers.registry import availability, same_hardware
+
+    best = choice.best()
+    length = min(max_length, _context(choice, best))
+    config = choice.variants[best.variant].config
+    print_facts(
+        [
+            ("model", f"{config.kind}, {config.layers} layers, {config.context_length} tokens of context"),
+            ("ranked for", f"{choice.sizes.prompt} tokens of prompt, {choice.sizes.new} new tokens"),
+            ("chosen", f"{_named(best)}, by {_BY[best.engines[0]]}: {_judged(best)}"),
+            ("cache", f"{binary_size(best.cache_bytes * length)} for {length} tokens"),
+        ]
+    )
+    ranked = choice.ranked
+    columns = ("variant", "device", "prompt", "tokens/s", "text", "on CPU", "by")
+    table = [
+        (
+            *(row.variant, row.device.label, duration(row.prefill_ns)),
+            *("-" if row.tokens_per_s is None else f"{row.tokens_per_s:.3g}", duration(row.total_ns)),
+            *(f"{row.cpu_nodes} of {row.nodes}" if row.cpu_nodes else "", ", ".join(row.engines)),
+        )
+        for row in ranked
+    ]
+    # Without variants the device comes first, as the first column is repeated where a table is broken.
+    first = 0 if any(row.variant for row in ranked) else 1
+    print_table(columns[first:], [row[first:] for row in table])
+    blocked = [row for row in choice.candidates if row.blocker is not None]
+    seen = {(row.variant, device) for row in ranked for device in same_hardware(row.device)}
+    for row in blocked:
+        if row.available and (all_rows or (row.variant, row.device) not in seen):
+            print_wrapped(f"{_named(row)} refused: {row.blocker}")
+            seen.update((row.variant, device) for device in same_hardware(row.device))
+    away = [row.device for row in blocked if not row.available and row.variant == best.variant]
+    print_rest("not here", [(d.label, availability(d).reason, availability(d).remedy) for d in away], all_rows)
+    for name, reason in choice.unreadable:
+        note(f"{name} cannot be read: {reason}")
+    if engine == "auto":
+        for reason in dict.fromkeys(row.not_genai for row in ranked if row.not_genai):
+            note(f"by the decode loop alone: {reason}")
+    for text in choice.notes:
+        note(text)
+    shipped = dict.fromkeys(row.device.label for row in choice.ranked if row.profile_source.startswith("default"))
+    if shipped:
+        note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")

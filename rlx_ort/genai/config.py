@@ -1,0 +1,264 @@
+"""The folder of a language model as onnxruntime-genai lays it out: `genai_config.json`, read strictly, and its files.
+
+onnxruntime-genai takes any text under `session_options` for an entry of ONNX Runtime's session config, and ONNX Runtime
+ignores entries and provider options that it does not have. Some of its versions run on the CPU where they do not have
+the provider that is named. So names that are not known are refused or noted here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.converters.from_onnx.tensor_files import file_inside
+from rlx_ort.errors import ConversionError, near_names
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.engine.recipe import KNOWN_CONFIG_KEYS, names
+
+CONFIG = "genai_config.json"
+_SUFFIX = "executionprovider"
+# NormalizeProviderName and SessionOptions_Element of
+# https://github.com/microsoft/onnxruntime-genai/blob/main/src/config.cpp
+_PROVIDERS = (
+    *("amdgpu", "cpu", "cuda", "dml", "nvtensorrtrtx", "openvino", "qnn", "ryzenai", "vitisai", "webgpu"),
+    *("azure", "coreml", "js", "migraphx", "snpe", "webnn", "xnnpack"),
+)
+_SESSION_OPTIONS = names(
+    """
+    log_id enable_profiling intra_op_num_threads inter_op_num_threads log_severity_level log_verbosity_level
+    enable_cpu_mem_arena enable_mem_pattern graph_optimization_level provider_options
+    """
+)
+_TEXT_INPUTS = ("input_ids", "attention_mask", "position_ids")
+_OTHER_PARTS = ("encoder", "encoder_decoder_init", "embedding", "vision", "speech")
+
+
+@dataclass(frozen=True, slots=True)
+class GenaiConfig:
+    """What a `genai_config.json` says about a decoder that reads text.
+
+    Attributes:
+        folder: the folder of the file.
+        kind: the architecture, such as `llama`.
+        model: the decoder's file.
+        context_length: the longest text, prompt included, in tokens.
+        head_size: the width of one key or value.
+        heads: the number of keys, and of values, of a token in a layer.
+        layers: the number of layers.
+        inputs: what an input holds -> its name in the model; a `%d` in it stands for the layer.
+        outputs: the same of the outputs.
+        stop_tokens: the tokens that end a text.
+        providers: the execution providers that the file asks for, in lower case and without `ExecutionProvider`, with
+            their options; none means the CPU.
+        notes: what was found that has no effect.
+    """
+
+    folder: Path
+    kind: str
+    model: Path
+    context_length: int
+    head_size: int
+    heads: int
+    layers: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    stop_tokens: frozenset[int]
+    providers: tuple[tuple[str, Mapping[str, str]], ...]
+    notes: tuple[str, ...]
+
+    def cache_names(self) -> list[tuple[str, str]]:
+        """Return each cache input of the model with the output that holds its new value."""
+        pairs = []
+        for layer in range(self.layers):
+            for part in ("key", "value"):
+                names = self.inputs[f"past_{part}_names"], self.outputs[f"present_{part}_names"]
+                pairs.append((names[0].replace("%d", str(layer)), names[1].replace("%d", str(layer))))
+        return pairs
+
+    def dims(self, graph: Graph) -> dict[str, int]:
+        """Return the sizes of named dims that the file fixes: those of one key, which exporters leave open."""
+        pasts = {past for past, _ in self.cache_names()}
+        found: dict[str, int] = {}
+        for value in graph.inputs:
+            shape = value.type.shape if isinstance(value.type, TensorType) else None
+            if value.name in pasts and shape is not None and len(shape) == 4:
+                wanted = (None, self.heads, None, self.head_size)
+                found |= {
+                    dim: size
+                    for dim, size in zip(shape, wanted, strict=True)
+                    if isinstance(dim, str) and size is not None
+                }
+        return found
+
+    def feeds(self, graph: Graph, new: int, past: int) -> dict[str, Any]:
+        """Return arrays with the shapes of a run of `new` tokens after `past` others; they take no memory.
+
+        Raises:
+            ConversionError: the model has an input that a decoder of text does not have.
+        """
+        sizes = {
+            self.inputs["input_ids"]: (1, new),
+            self.inputs["attention_mask"]: (1, past + new),
+            self.inputs["position_ids"]: (1, new),
+            **dict.fromkeys((name for name, _ in self.cache_names()), (1, self.heads, past, self.head_size)),
+        }
+        unknown = [value.name for value in graph.inputs if value.name not in sizes]
+        if unknown:
+            raise ConversionError(
+                f"{self.model} has the inputs {', '.join(map(repr, unknown))}, which {CONFIG} does not name; "
+                "only decoders of text with a cache of keys and values can be judged"
+            )
+        zero = np.zeros(())
+        return {value.name: np.broadcast_to(zero, sizes[value.name]) for value in graph.inputs}
+
+    def cache_bytes(self, graph: Graph, length: int) -> int:
+        """Return the bytes of the keys and values of `length` tokens."""
+        pasts = {past for past, _ in self.cache_names()}
+        kinds = [value.type for value in graph.inputs if value.name in pasts]
+        row = sum(kind.dtype.numpy.itemsize for kind in kinds if isinstance(kind, TensorType))
+        return row * self.heads * self.head_size * length
+
+
+def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) -> GenaiConfig:
+    """Return what the `genai_config.json` of a folder says.
+
+    Args:
+        folder: the folder of the file and of the model.
+        trusted: folders outside of it that links may lead into; see `trusted_folders`.
+
+    Raises:
+        ConversionError: there is no such file, it is no JSON, names an execution provider that does not exist, an
+            entry is missing or of another type, or the model is no decoder of text.
+    """
+    base = Path(folder)
+    path = base / CONFIG
+    if not path.exists():
+        raise ConversionError(f"{base} has no {CONFIG}; give the folder that onnxruntime-genai's builder wrote")
+    try:
+        document = json.loads(
+            file_inside(base, CONFIG, f"the config of {base} is", trusted).read_text(encoding="utf-8")
+        )
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as err:
+        raise ConversionError(f"{path} is no JSON file: {err}") from err
+    at = _Entry(path, "", document)
+    model = at.object("model")
+    kind = model.text("type")
+    others = [part for part in _OTHER_PARTS if isinstance(part_of := model.value.get(part), dict) and part_of]
+    if "decoder" not in model.value or others:
+        found = (
+            f"has {' and '.join(map(repr, others))} beside its decoder"
+            if "decoder" in model.value
+            else "has no decoder"
+        )
+        raise ConversionError(f"{path}: the model of type {kind!r} {found}; only decoders of text can be opened here")
+    decoder = model.object("decoder")
+    if decoder.value.get("pipeline"):
+        raise ConversionError(
+            f"{path}: the decoder is a pipeline of several models; only those of one file can be opened here"
+        )
+    inputs, outputs = decoder.object("inputs", {}), decoder.object("outputs", {})
+    notes: list[str] = []
+    session = decoder.object("session_options", {})
+    providers = _providers(session, notes)
+    name = decoder.text("filename")
+    file_inside(base, name, f"{path}: the decoder is", trusted)
+    return GenaiConfig(
+        folder=base,
+        kind=kind,
+        model=base / name,
+        context_length=model.size("context_length"),
+        head_size=decoder.size("head_size"),
+        heads=decoder.size("num_key_value_heads"),
+        layers=decoder.size("num_hidden_layers"),
+        inputs={
+            **{key: inputs.text(key, key) for key in _TEXT_INPUTS},
+            "past_key_names": inputs.text("past_key_names", "past_key_values.%d.key"),
+            "past_value_names": inputs.text("past_value_names", "past_key_values.%d.value"),
+        },
+        outputs={
+            "logits": outputs.text("logits", "logits"),
+            "present_key_names": outputs.text("present_key_names", "present.%d.key"),
+            "present_value_names": outputs.text("present_value_names", "present.%d.value"),
+        },
+        stop_tokens=model.tokens("eos_token_id"),
+        providers=providers,
+        notes=tuple(notes),
+    )
+
+
+def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[str, str]], ...]:
+    """Return the providers that the session options name, and add what has no effect to the notes."""
+    if "custom_ops_library" in session.value:
+        raise ConversionError(
+            f"{session.where('custom_ops_library')} names a library, which is native code that would run in this "
+            "process; if you trust it, take the entry out and name it in CompileOptions(custom_op_libraries=...)"
+        )
+    for key in session.value:
+        if key not in _SESSION_OPTIONS and key not in KNOWN_CONFIG_KEYS:
+            near = near_names(key, [*_SESSION_OPTIONS, *KNOWN_CONFIG_KEYS])
+            notes.append(f"{session.where(key)} is no option of ONNX Runtime and has no effect; {near}")
+    listed = session.value.get("provider_options", [])
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise ConversionError(f'{session.where("provider_options")} is not a list of objects, as in [{{"cuda": {{}}}}]')
+    found = []
+    for name, options in ((name, options) for entry in listed for name, options in entry.items()):
+        lowered = name.lower().removesuffix(_SUFFIX)
+        if lowered not in _PROVIDERS:
+            raise ConversionError(
+                f"{session.where('provider_options')} names the execution provider {name!r}, which does not exist; "
+                f"{near_names(lowered, (*_PROVIDERS, *(known + _SUFFIX for known in _PROVIDERS)))}"
+            )
+        if not isinstance(options, dict):
+            raise ConversionError(f"{session.where('provider_options')}: the options of {name!r} are no object")
+        found.append((lowered, {key: value for key, value in options.items() if isinstance(value, str)}))
+    return tuple(found)
+
+
+class _Entry:
+    """An object of the document, which knows where it is for messages."""
+
+    def __init__(self, path: Path, place: str, value: object) -> None:
+        if not isinstance(value, dict):
+            raise ConversionError(f"{path}: {place or 'the document'} is no JSON object")
+        self._path = path
+        self._place = place
+        self.value: dict[str, Any] = value
+
+    def where(self, key: str) -> str:
+        return f"{self._path}: {self._place}{key}"
+
+    def object(self, key: str, default: dict[str, Any] | None = None) -> _Entry:
+        return _Entry(self._path, f"{self._place}{key}.", self._get(key, default))
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str) or not value:
+            raise ConversionError(f"{self.where(key)} is {value!r}, no text")
+        return value
+
+    def size(self, key: str) -> int:
+        value = self._get(key, None)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConversionError(f"{self.where(key)} is {value!r}, no whole number above 0")
+        return value
+
+    def tokens(self, key: str) -> frozenset[int]:
+        value = self.value.get(key, [])
+        listed = value if isinstance(value, list) else [value]
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
+            raise ConversionError(f"{self.where(key)} is {value!r}, no token and no list of them")
+        return frozenset(listed)
+
+    def _get(self, key: str, default: Any) -> Any:
+        if key not in self.value:
+            if default is None:
+                raise ConversionError(f"{self.where(key)} is missing; {near_names(key, self.value)}")
+            return default
+        return self.value[key]

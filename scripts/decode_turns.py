@@ -1,0 +1,155 @@
+"""Tokens per second of one decoder in turns: `DecodeLoop`, onnxruntime-genai, and ONNX Runtime with a shared cache.
+
+    python scripts/decode_turns.py FOLDER [--prompt 16] [--steps 128] [--threads 1] [--texts 8]
+
+FOLDER holds a model of onnxruntime-genai's builder for the CPU (`scripts/make_genai_models.py` makes small ones). All
+ways write the same text at a time, by turns of 16 tokens in an order that changes, so that they share what else the
+machine does. Printed are the best and the median turn, and the ratios of the first line's to these. All must choose the
+same tokens. Needs onnxruntime-genai.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnxruntime
+
+import rlx_ort
+from rlx_ort.execution.decode import DecodeLoop
+from rlx_ort.execution.session import Session
+from rlx_ort.options.compile_options import CompileOptions
+
+genai: Any = importlib.import_module("onnxruntime_genai")  # it has no types
+
+Loop: TypeAlias = Callable[[], Iterator[int]]
+"""Yields the token after the prompt, then one for each step."""
+TURN = 16
+
+
+def main() -> int:
+    """Measure and print; the exit code is 1 if two ways choose other tokens."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--texts", type=int, default=8)
+    given = parser.parse_args()
+    config = json.loads((given.folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
+    prompt = np.random.default_rng(0).integers(2, config["vocab_size"], (1, given.prompt))
+    longest = given.prompt + given.steps + 1
+    sizes = (given.folder, config, longest, given.threads)
+    ways: dict[str, Loop] = {
+        "rlx_ort DecodeLoop": _ours(*sizes, prompt),
+        "onnxruntime-genai": _genai(*sizes, prompt),
+        "ONNX Runtime, shared cache": _plain(*sizes, prompt),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for text in range(given.texts + 1):
+        loops = {name: way() for name, way in ways.items()}
+        tokens: dict[str, list[int]] = {name: [next(loop)] for name, loop in loops.items()}
+        for _ in range(given.steps // TURN):
+            for name in random.sample(list(loops), len(loops)):
+                start = time.perf_counter()
+                tokens[name] += itertools.islice(loops[name], TURN)
+                if text:  # the first one warms up
+                    rates[name].append(TURN / (time.perf_counter() - start))
+        if len({tuple(found) for found in tokens.values()}) > 1:
+            sys.stderr.write("\n".join(f"{name}: {found[:8]}" for name, found in tokens.items()) + "\n")
+            return 1
+    first = rates["rlx_ort DecodeLoop"]
+    versions = f"onnxruntime {onnxruntime.__version__}, onnxruntime-genai {genai.__version__}"
+    sys.stdout.write(f"{given.folder.name}, prompt {given.prompt}, {given.threads} threads, {versions}\n")
+    for name, found in rates.items():
+        best, middle = max(found), statistics.median(found)
+        sys.stdout.write(
+            f"{name:28}{best:8.0f} / {middle:.0f} tokens/s"
+            f"{max(first) / best:8.3f} / {statistics.median(first) / middle:.3f}\n"
+        )
+    return 0
+
+
+def _ours(folder: Path, config: Any, longest: int, threads: int, prompt: Any) -> Loop:
+    options = CompileOptions(intra_op_threads=threads)
+    compiled = Session("cpu", options).compile(rlx_ort.from_onnx(folder / "model.onnx"))
+    loop = DecodeLoop(compiled, longest)
+
+    def run() -> Iterator[int]:
+        loop.reset()
+        for token in loop.generate(prompt):
+            yield int(token[0])
+
+    return run
+
+
+def _genai(folder: Path, config: Any, longest: int, threads: int, prompt: Any) -> Loop:
+    settings = genai.Config(str(folder))
+    settings.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    model = genai.Model(settings)
+
+    def run() -> Iterator[int]:
+        params = genai.GeneratorParams(model)
+        params.set_search_options(max_length=longest, min_length=longest, do_sample=False)
+        generator = genai.Generator(model, params)
+        generator.append_tokens(prompt.astype(np.int32))
+        while True:
+            generator.generate_next_token()
+            yield int(generator.get_next_tokens()[0])
+
+    return run
+
+
+def _plain(folder: Path, config: Any, longest: int, threads: int, prompt: Any) -> Loop:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    decoder = config["decoder"]
+    shape = (1, decoder["num_key_value_heads"], longest, decoder["head_size"])
+    parts = [f"{layer}.{part}" for layer in range(decoder["num_hidden_layers"]) for part in ("key", "value")]
+    value_of = onnxruntime.OrtValue.ortvalue_from_numpy
+    cache = {part: value_of(np.zeros(shape, np.float32)) for part in parts}
+    count = prompt.shape[1]
+    token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1, config["vocab_size"]), np.float32)
+    ones = np.ones((1, longest), np.int64)
+
+    def bound() -> Any:
+        binding = session.io_binding()
+        for part, value in cache.items():
+            binding.bind_ortvalue_input(f"past_key_values.{part}", value)
+            binding.bind_ortvalue_output(f"present.{part}", value)
+        return binding
+
+    def run() -> Iterator[int]:
+        binding = bound()
+        binding.bind_cpu_input("input_ids", prompt)
+        binding.bind_cpu_input("attention_mask", ones[:, :count])
+        binding.bind_output("logits")
+        session.run_with_iobinding(binding)
+        yield int(binding.get_outputs()[-1].numpy()[0, -1].argmax())
+        token[0, 0] = int(binding.get_outputs()[-1].numpy()[0, -1].argmax())
+        binding = bound()
+        fixed = value_of(token), value_of(logits)
+        binding.bind_ortvalue_input("input_ids", fixed[0])
+        binding.bind_ortvalue_output("logits", fixed[1])
+        for past in range(count, longest):
+            binding.bind_ortvalue_input("attention_mask", value_of(ones[:, : past + 1]))
+            session.run_with_iobinding(binding)
+            token[0, 0] = logits.argmax()
+            yield int(token[0, 0])
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main())
