@@ -21,6 +21,7 @@ from rlx_ort.converters.bundle import (
     location_of,
 )
 from rlx_ort.converters.from_onnx import Source, from_onnx
+from rlx_ort.converters.from_onnx.tensor_files import Folders
 from rlx_ort.converters.onnx_types import tensor_proto
 from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
@@ -254,18 +255,19 @@ def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
             raise ConversionError(f"{place} exists and was left as it is; give --force (overwrite=True) to replace it")
 
 
-def load_graph(source: Source) -> Graph:
+def load_graph(source: Source, *, trusted_links: Folders = ()) -> Graph:
     """Return the graph in a model file, as `from_onnx` or by the format of the file; the content decides, not the name.
 
     Args:
         source: the path of an ONNX file, an IR JSON file or an exported program of PyTorch (`.pt2`); or the bytes of an
             ONNX model, or a `ModelProto`.
+        trusted_links: folders that links of an ONNX file's external data may lead into; see `from_onnx`.
 
     Raises:
         ConversionError: there is no such file, or it is none of these; known formats are named.
     """
     if not isinstance(source, str | os.PathLike):
-        return from_onnx(source)
+        return from_onnx(source, trusted_links=trusted_links)
     file = Path(source)
     if not file.is_file():
         raise ConversionError(f"{file} is no file; give the path of a model, such as an .onnx file")
@@ -274,11 +276,11 @@ def load_graph(source: Source) -> Graph:
             head = stream.read(64)
     except OSError as err:
         raise ConversionError(f"{file} cannot be read: {err}") from err
-    read = load_json if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" else from_onnx
+    as_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
     failure = None
-    if read is load_json or _may_be_onnx(head):
+    if as_json or _may_be_onnx(head):
         try:
-            return read(file)
+            return load_json(file) if as_json else from_onnx(file, trusted_links=trusted_links)
         except ConversionError as err:
             failure = err
     # Imported late: this takes 0.1 s.

@@ -13,7 +13,7 @@ from rlx_ort.errors import ConversionError, GraphVerifyError
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
+    from rlx_ort.converters.from_onnx.tensor_files import Folders, TensorFiles
     from rlx_ort.ir.graph import Graph
 
 __all__ = ["Source", "from_onnx", "graph_of", "read_model"]
@@ -47,7 +47,7 @@ def read_model(source: Source, base_dir: str | os.PathLike[str] | None) -> tuple
 
 
 @paused_collector()
-def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None) -> Graph:
+def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None, trusted_links: Folders = ()) -> Graph:
     """Return an ONNX model as a graph; external weights stay in their files, mapped into memory.
 
     Initializers become parameters with data, small index-like ones constants; so do all those of subgraphs.
@@ -57,14 +57,17 @@ def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None)
     Args:
         source: a path, the bytes of a model, or a `ModelProto`.
         base_dir: folder of the external data; by default the folder of the file.
+        trusted_links: folders outside of it that links of external data may lead into, such as the `blobs` of a model
+            in Hugging Face's cache. Without, a link that leaves the folder is refused.
 
     Raises:
         ConversionError: the source is no ONNX model, is damaged, or refers to data it must not have.
     """
-    from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
+    from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles, trusted_folders
 
+    trusted = trusted_folders(trusted_links)
     model, folder = read_model(source, base_dir)
-    return graph_of(model, ExternalFiles(folder))
+    return graph_of(model, ExternalFiles(folder, trusted))
 
 
 @paused_collector()

@@ -2,7 +2,7 @@
 
 A model from elsewhere must not make this process read a file outside its folder, hang on a pipe, or read beyond the
 end of a file, so each reference to external data is refused unless it is a plain range of a plain file inside the
-folder.
+folder, or inside one that the caller trusts with links that leave it, as a download cache has them.
 
 A model file is mapped. A protobuf message is a list of fields, each a key, a length and that many bytes: the reader
 walks the fields of the model and of its main graph, leaves out the raw data of initializers, notes where it is, and
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -28,8 +28,67 @@ from rlx_ort.ir.tensor import FileRange
 if TYPE_CHECKING:
     import onnx
 
+Folders: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+"""One folder or several."""
+
 _Span: TypeAlias = tuple[int, int]
 _LEFT_BEHIND_BYTES = 128  # a reference takes as much as smaller data
+
+
+def trusted_folders(folders: Folders) -> tuple[Path, ...]:
+    """Return folders that links may lead into, without links in their own paths.
+
+    Raises:
+        ConversionError: one of them is no folder.
+    """
+    given = [folders] if isinstance(folders, str | os.PathLike) else folders
+    found = []
+    for folder in given:
+        try:
+            path = Path(folder).resolve(strict=True)
+        except (OSError, RuntimeError) as err:  # RuntimeError: a loop of symbolic links, before Python 3.13
+            raise ConversionError(f"links into {str(folder)!r} cannot be trusted: {err}") from err
+        if not path.is_dir():
+            raise ConversionError(f"links into {str(folder)!r} cannot be trusted: it is no folder")
+        found.append(path)
+    return tuple(found)
+
+
+def file_inside(folder: Path, location: str, what: str, trusted: Sequence[Path] = ()) -> Path:
+    """Return the regular file that a model names relative to its folder, with every link followed.
+
+    Args:
+        folder: the folder of the model.
+        location: the name, as the model gives it.
+        what: what is in the file, and how the model refers to it, for messages: `the config names`.
+        trusted: folders that a link may lead into; see `trusted_folders`.
+
+    Raises:
+        ConversionError: it is no relative path, leads out of these folders, cannot be read, or has further hard links.
+    """
+    parts = PurePosixPath(location.replace("\\", "/")).parts
+    rooted = PureWindowsPath(location).drive or PureWindowsPath(location).root or PurePosixPath(location).root
+    if not parts or rooted or ".." in parts or "\0" in location:
+        raise ConversionError(f"{what} {location!r}; external data must be a relative path inside the folder")
+    try:
+        folder = folder.resolve(strict=True)
+        path = folder.joinpath(*parts).resolve(strict=True)
+        status = path.stat()
+    except (OSError, RuntimeError) as err:  # RuntimeError: a loop of symbolic links, before Python 3.13
+        raise ConversionError(f"{what} {location!r}, which cannot be read: {err}") from err
+    if not any(path.is_relative_to(root) for root in (folder, *trusted)):
+        raise ConversionError(
+            f"{what} {location!r}, a link that leaves {folder} for {path}; put the file itself there, or name a folder "
+            "that you trust the linked files of: trusted_links=FOLDER"
+        )
+    if not stat.S_ISREG(status.st_mode):
+        raise ConversionError(f"{what} {location!r}, which is no regular file")
+    if status.st_nlink > 1:
+        raise ConversionError(
+            f"{what} {location!r}, which has {status.st_nlink} hard links, so it may be a file of somebody "
+            "else under another name; copy it instead of linking it"
+        )
+    return path
 
 
 class TensorFiles(Protocol):
@@ -44,10 +103,11 @@ class TensorFiles(Protocol):
 
 
 class ExternalFiles:
-    """The data files beside one model; each is mapped once."""
+    """The data files beside one model; each is mapped once. Links may lead into `trusted` folders."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, trusted: Sequence[Path] = ()) -> None:
         self._folder = folder
+        self._trusted = trusted
         self._maps: dict[Path, tuple[npt.NDArray[np.uint8], tuple[int, ...]]] = {}
 
     def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange]:
@@ -77,26 +137,7 @@ class ExternalFiles:
     def _checked(self, location: str, what: str) -> Path:
         if self._folder is None:
             raise ConversionError(f"{what} is in the file {location!r}; pass base_dir to say in which folder that is")
-        parts = PurePosixPath(location.replace("\\", "/")).parts
-        rooted = PureWindowsPath(location).drive or PureWindowsPath(location).root or PurePosixPath(location).root
-        if not parts or rooted or ".." in parts or "\0" in location:
-            raise ConversionError(f"{what} is in {location!r}; external data must be a relative path inside the folder")
-        try:
-            folder = self._folder.resolve(strict=True)
-            path = folder.joinpath(*parts).resolve(strict=True)
-            status = path.stat()
-        except (OSError, RuntimeError) as err:  # RuntimeError: a loop of symbolic links, before Python 3.13
-            raise ConversionError(f"{what} is in {location!r}, which cannot be read: {err}") from err
-        if not path.is_relative_to(folder):
-            raise ConversionError(f"{what} is in {location!r}, a link that leaves {folder}; put the file itself there")
-        if not stat.S_ISREG(status.st_mode):
-            raise ConversionError(f"{what} is in {location!r}, which is no regular file")
-        if status.st_nlink > 1:
-            raise ConversionError(
-                f"{what} is in {location!r}, which has {status.st_nlink} hard links, so it may be a file of somebody "
-                "else under another name; copy it instead of linking it"
-            )
-        return path
+        return file_inside(self._folder, location, f"{what} is in", self._trusted)
 
 
 def _mapped(path: Path, what: str) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
@@ -163,8 +204,10 @@ def parsed_model(source: bytes | onnx.ModelProto, what: str) -> onnx.ModelProto:
     return model
 
 
-def read_mapped(path: Path) -> tuple[onnx.ModelProto, MappedFiles]:
+def read_mapped(path: Path, trusted: Sequence[Path] = ()) -> tuple[onnx.ModelProto, MappedFiles]:
     """Return a model file without the raw data of its main graph's initializers, and where that is.
+
+    Links of its data files may lead into `trusted` folders.
 
     Raises:
         ConversionError: there is no such file, or it is no ONNX model.
@@ -184,7 +227,7 @@ def read_mapped(path: Path) -> tuple[onnx.ModelProto, MappedFiles]:
         raise ConversionError(f"{path}: no ONNX model, or a damaged one: {err}") from err
     model = parsed_model(light, str(path))
     place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
-    return model, MappedFiles(mark, data, place, ExternalFiles(path.parent))
+    return model, MappedFiles(mark, data, place, ExternalFiles(path.parent, trusted))
 
 
 class _Reader:

@@ -10,11 +10,12 @@ import json
 import os
 import stat
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, take_out
 from rlx_ort.converters.from_onnx.structure import check_model
-from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles, read_mapped
+from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles, Folders, read_mapped, trusted_folders
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.sources.gguf_file import read_gguf
 from rlx_ort.converters.sources.npz import read_npz
@@ -57,7 +58,7 @@ _FOREIGN = (
 )
 
 
-def open_source(path: str | os.PathLike[str], *, opset: int | None = None) -> ModelBundle:
+def open_source(path: str | os.PathLike[str], *, opset: int | None = None, trusted_links: Folders = ()) -> ModelBundle:
     """Return the model in a file as a bundle; the content decides what it is, not the name.
 
     Weights of ONNX and graph files stay in their files, mapped. Nothing in a file is unpickled or executed.
@@ -65,6 +66,7 @@ def open_source(path: str | os.PathLike[str], *, opset: int | None = None) -> Mo
     Args:
         path: an ONNX file, a graph file of `rlx_ort`, or an exported program of PyTorch (`.pt2`).
         opset: the opset to export a program of PyTorch with; the other formats have theirs.
+        trusted_links: folders that links of an ONNX file's external data may lead into; see `from_onnx`.
 
     Raises:
         ConversionError: there is no such file, it is no model or damaged, or a package it needs is not installed.
@@ -73,7 +75,7 @@ def open_source(path: str | os.PathLike[str], *, opset: int | None = None) -> Mo
     kind, detail = format_of(file)
     match kind:
         case Format.ONNX:
-            return _open_onnx(file)
+            return _open_onnx(file, trusted_folders(trusted_links))
         case Format.IR_JSON:
             try:
                 return bundle_from_graph(load_json(file), origin=str(file))
@@ -84,7 +86,7 @@ def open_source(path: str | os.PathLike[str], *, opset: int | None = None) -> Mo
         case Format.SAFETENSORS | Format.SAFETENSORS_INDEX | Format.NPZ | Format.GGUF:
             raise ConversionError(
                 f"{file} is {kind.value}, which holds weights and no computation; give the model itself, and these as "
-                f"its weights: apply_weights(model, read_weights({str(file)!r})), or --params on the command line"
+                "its weights with apply_weights(model, read_weights(FILE))"
             )
         case Format.ORT:
             advice = "it cannot be turned back into ONNX; convert the ONNX model it was made from"
@@ -134,9 +136,9 @@ def _refusal(file: Path, kind: Format, detail: str, saved: str, advice: str) -> 
     return ConversionError(f"{file} is {what}; {advice}")
 
 
-def _open_onnx(path: Path) -> ModelBundle:
+def _open_onnx(path: Path, trusted: Sequence[Path] = ()) -> ModelBundle:
     """Return a model file as a bundle; its weights stay in the file, mapped, and are not read."""
-    model, files = read_mapped(path)
+    model, files = read_mapped(path, trusted)
     try:
         check_model(model)
         light, weights = take_out(model, files)

@@ -13,7 +13,7 @@ import click
 
 from rlx_ort.cli import options, page
 from rlx_ort.cli.options import opened
-from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress, with_flags
 from rlx_ort.errors import EngineError, RlxError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str,
     "--plot",
     "plot_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw rooflines, and predicted against measured times, to this file; needs rlx_ort[plot].",
+    help="Draw rooflines, and predicted against measured times, to this file; needs the extra `plot`.",
 )
 @page.html_and_open
 @page.trace
@@ -97,7 +97,7 @@ def command(
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
         feeds, assumed = made_up_inputs(graph.inputs, sizes, _SEED)
         used = dims_of(graph, feeds)
-        devices = list(policy.allow or ()) if names else runner.devices()
+        devices = options.each_once(policy.allow or ()) if names else runner.devices()
         for device in devices:
             with progress(f"running on {device.label}"):
                 if faults:
@@ -204,7 +204,7 @@ def _fault_rows(
                 for name, call in (("plain_ns", compiled.run), ("resilient_ns", runner.run_resolved)):
                     row[name] = statistics.median(_timed(call, feeds) for _ in range(runs))
                 limit_s = max(_SHORTEST_S, 5e-9 * row["plain_ns"])
-                compiled._engine().run = run
+                compiled.engine().run = run
                 row["answer_ns"] = _timed(runner.run_resolved, feeds, timeout_s=limit_s)
                 answered = runner.last_run
                 row["answered_by"] = answered and answered.device and answered.device.label
@@ -282,6 +282,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
             )
         )
     print_table(columns, table)
+    for row in rows:
+        if "\n" in str(row["failure"]):
+            note(f"{row['device']}: {with_flags(str(row['failure']))}")
     shipped = [row["device"] for row in rows if (row.get("profile_source") or "").startswith("default")]
     if shipped:
         note(f"predicted from shipped default profiles, run `rlx-ort calibrate`: {', '.join(shipped)}")

@@ -13,14 +13,19 @@ from rlx_ort.cli.show import note, print_facts, print_json, print_table, progres
 from rlx_ort.errors import ParityError
 
 if TYPE_CHECKING:
+    from rlx_ort.converters.bundle import ModelBundle
+    from rlx_ort.device import Device
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.parity.bisect import Divergence
     from rlx_ort.parity.compare import Comparison
     from rlx_ort.parity.metrics import Difference, Tolerance
+    from rlx_ort.parity.opening import OrtFormatFile
 
 
 @click.command("compare")
-@click.argument("a", type=options.FILE)
-@click.argument("b", type=options.FILE, required=False)
+@click.argument("a", type=options.PACKAGE)
+@click.argument("b", type=options.PACKAGE, required=False)
+@options.trust_links
 @options.device_option(
     "--device",
     "devices",
@@ -58,25 +63,25 @@ def command(
     """Run two models on the same inputs and print how far each output is apart.
 
     Without B, A is compared with itself on two devices. Exit code 8 means that they differ by more than the tolerance.
-    Models run unchanged; nothing is rewritten first.
+    Models run unchanged; nothing is rewritten first. A package runs with its own dims, in its precision for the device.
     """
     if len(devices) > 2:
         raise click.UsageError("--device is for A and for B, so it can be given twice")
     if b is None and len(set(devices)) < 2:
         raise click.UsageError("give a second model, or --device twice to compare A on two devices")
-    from rlx_ort.device import parse_device
+    from rlx_ort.deploy.names import is_package
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.parity.bisect import bisect
     from rlx_ort.parity.compare import compare
     from rlx_ort.parity.metrics import dtypes_of, tolerance_for
-    from rlx_ort.parity.opening import OrtFormatFile, as_model
+    from rlx_ort.parity.opening import OrtFormatFile
 
-    parsed = [parse_device(name) for name in devices or ("cpu",)]
+    parsed = [options.permitted(name) for name in devices or ("cpu",)]
     places = (parsed[0], parsed[-1])
     chosen = CompileOptions(placement=PlacementRule.ASSISTED if assisted else PlacementRule.STRICT)
     with progress(f"reading {a}"):
-        first = as_model(a)
-        second = first if b is None else as_model(b)
+        first = _model(a, places[0], chosen)
+        second = first if b is None and not is_package(a) else _model(b or a, places[1], chosen)
     allowed = tolerance_of(tolerance) or tolerance_for(dtypes_of(first, second), other_device=places[0] != places[1])
     inputs = _inputs(inputs_path, first)
     with progress("running both"):
@@ -116,6 +121,18 @@ def command(
     if not comparison.ok:
         names = ", ".join(repr(output.name) for output in comparison.outputs if not output.ok)
         raise ParityError(f"output {names} differs by more than was allowed: {comparison.tolerance}", comparison)
+
+
+def _model(path: Path, device: Device, chosen: CompileOptions) -> ModelBundle | OrtFormatFile:
+    """Return the model of a file as it is, or that of a package as it runs on the device."""
+    from rlx_ort.converters.bundle import bundle_from_graph
+    from rlx_ort.parity.opening import as_model
+
+    packaged = options.read_packaged(path, chosen)
+    if packaged is None:
+        return as_model(path, options.trusted_links())
+    graph, settings = packaged
+    return bundle_from_graph(graph, settings.on(device), str(path))
 
 
 def _inputs(path: Path | None, model: Any) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,6 +47,13 @@ def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return tuple(name for value in values for name in value.split(",") if name)
 
 
+def _file_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return the name of a file beside the target; one with a folder or drive is refused on every system."""
+    if value is not None and (value in ("", "..") or PureWindowsPath(value).name != value):
+        raise click.BadParameter(f"{value!r} is not the name of a file; it is written beside the target", ctx, param)
+    return value
+
+
 def _freed(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]]:
     """Return the name of each dim to open and its places, none for the first of every input."""
     pairs = [value.partition("=") for value in values]
@@ -68,8 +75,21 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     return Renames.of(patterns=[(pattern, name) for pattern, _, name in pairs])
 
 
+class _InputsFile(click.Path):
+    """The type of --inputs: a file. The names of values, which were its meaning once, get the option they go to."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or fail with the option for what was given."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as err:
+            hint = "--inputs is an npz file to verify on; to keep a part of the model, use --cut-inputs NAMES"
+            raise click.BadParameter(f"{err.message} {hint}", ctx, param) from err
+
+
 @click.command("convert")
-@click.argument("source", type=options.FILE)
+@click.argument("source", type=options.PACKAGE)
+@options.trust_links
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--precision", type=click.Choice(["f16", "bf16", "mixed"]), help="Compute f32 parts in this precision.")
 @click.option(
@@ -94,8 +114,22 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     help="Open a fixed dim under this name, by default the first of every input. The result is run on two sizes.",
 )
 @click.option("--simplify", is_flag=True, help="Fold constants, remove what does nothing, infer shapes.")
-@click.option("--inputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the inputs.")
-@click.option("--outputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the outputs.")
+@click.option(
+    "--cut-inputs",
+    "inputs",
+    multiple=True,
+    callback=_names,
+    metavar="NAMES",
+    help="Cut: values that become the inputs.",
+)
+@click.option(
+    "--cut-outputs",
+    "outputs",
+    multiple=True,
+    callback=_names,
+    metavar="NAMES",
+    help="Cut: values that become the outputs.",
+)
 @click.option(
     "--params", type=options.FILE, help="Take weights from a file: safetensors or its index, npz, GGUF, ONNX."
 )
@@ -110,7 +144,10 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     r"match becomes, as in 'model\.(.*)=\1'. Patterns may be repeated.",
 )
 @click.option(
-    "--detach", metavar="NAME", help="Write the weights to this safetensors file beside an ONNX target, referred to."
+    "--detach",
+    metavar="NAME",
+    callback=_file_name,
+    help="Write the weights to this safetensors file beside an ONNX target, referred to.",
 )
 @click.option(
     "--external-data/--one-file",
@@ -122,15 +159,22 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.option(
     "--tolerance", type=click.FloatRange(min=0), help="The largest relative L2 error. Default: by the precision."
 )
-@click.option("--verify-inputs", type=options.FILE, help="Verify on the arrays of this npz file, not on random ones.")
+@click.option(
+    "--inputs",
+    "--verify-inputs",
+    "verify_inputs",
+    cls=options.Aliased,
+    type=_InputsFile(exists=True, dir_okay=False, path_type=Path),
+    help="Verify on the arrays of this npz file, not on random ones.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not run source and result to compare them.")
 @click.option("--force", "overwrite", is_flag=True, help="Replace the target if it exists.")
 @options.as_json
 def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
     """Convert a model, and check the result against the source.
 
-    SOURCE is recognised by its content: ONNX, the JSON of a graph, or a program exported by PyTorch (.pt2). TARGET has
-    the format of its suffix: .onnx, .json or .ort.
+    SOURCE is recognised by its content: ONNX, the JSON of a graph, a program exported by PyTorch (.pt2), or a package,
+    which is taken with its dims. TARGET has the format of its suffix: .onnx, .json or .ort.
 
     Both are run on the same inputs before the target appears, complete or not at all. Exit code 8 means that they
     differ by more than the tolerance.
@@ -138,11 +182,14 @@ def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
     if target.suffix.lower() not in _SUFFIXES:
         raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which decide what to write")
     from rlx_ort.conversion.convert import convert
+    from rlx_ort.converters.bundle import bundle_from_graph
 
     try:
         chosen = _options(given)
+        packaged = options.read_packaged(source)
+        model = source if packaged is None else bundle_from_graph(*packaged, str(source))
         with steps() as shown:
-            report = convert(source, target, chosen, on_step=shown.begin, on_bytes=shown.count)
+            report = convert(model, target, chosen, on_step=shown.begin, on_bytes=shown.count)
     except ParityError as err:
         if as_json and err.comparison is not None:
             print_json({"source": str(source), "target": None, "verification": comparison_document(err.comparison)})
@@ -164,15 +211,12 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
         raise click.UsageError("--cast is about the weights in --params, which is not given")
     no_verify, inputs = given.pop("no_verify"), given.pop("verify_inputs")
     if no_verify and (inputs is not None or given["tolerance"] is not None):
-        raise click.UsageError("--no-verify excludes --verify-inputs and --tolerance")
+        raise click.UsageError("--no-verify excludes --inputs and --tolerance")
     if no_verify and given["free"]:
         raise click.UsageError("--no-verify excludes --free, which is checked by running two sizes")
     tolerance = tolerance_of(given.pop("tolerance"))
     device = given.pop("device")
-    if device is not None:
-        from rlx_ort.device import parse_device
-
-        device = parse_device(device)
+    device = None if device is None else options.permitted(device)
     from rlx_ort.cli.arrays import read_npz
 
     calibration = given.pop("calibration")
@@ -183,6 +227,7 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
         verify=not no_verify,
         verify_inputs=None if inputs is None else read_npz(inputs),
         tolerance=tolerance,
+        trusted_links=options.trusted_links(),
     )
 
 

@@ -18,10 +18,17 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     The exit code is 1 when something is broken; warnings leave it at 0.
     """
+    from rlx_ort.errors import DeviceParseError
     from rlx_ort.providers import diagnosis
+    from rlx_ort.selection.policy import DevicePolicy
 
     with progress("looking at the installation and its drivers"):
         findings = diagnosis.diagnose()
+    try:
+        DevicePolicy.from_env()
+    except DeviceParseError as err:
+        remedy = "correct or unset the variable; docs/environment.md lists all of them"
+        findings.insert(0, diagnosis.Finding("variable", diagnosis.Severity.ERROR, str(err), remedy))
     rows = [
         {"code": finding.code, "level": finding.severity.value, "what": finding.what, "remedy": finding.remedy}
         for finding in findings

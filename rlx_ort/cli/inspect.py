@@ -75,12 +75,13 @@ def _nodes(graph: Graph) -> Iterator[Node]:
 
 
 def _operator(node: Node) -> tuple[str, str]:
-    """Return the domain and kind of a node; IR ops have the domain `ir`."""
+    """Return the domain and kind of a node; IR ops have the domain `ir`, and those of a family also its member."""
     from rlx_ort.ir.ops.onnx import OnnxNode
 
     if isinstance(node.op, OnnxNode):
         return node.op.domain or "ai.onnx", node.op.op_type
-    return "ir", node.op.kind
+    function = getattr(node.op, "function", "")
+    return "ir", f"{node.op.kind} ({function})" if isinstance(function, str) and function else node.op.kind
 
 
 def _print(document: dict[str, Any]) -> None:

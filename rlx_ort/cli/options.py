@@ -15,6 +15,8 @@ from rlx_ort.cli.show import note, progress
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from rlx_ort.deploy.package import Package
+    from rlx_ort.device import Device
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import CompileOptions
@@ -34,6 +36,12 @@ class DeviceNames(click.types.StringParamType):
     """The type of options that name devices; a shell completes the last name of a list."""
 
     name = "devices"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the text; several names for an option that takes one device are refused."""
+        if "," in value and param is not None and param.metavar == "DEVICE":
+            raise click.BadParameter(f"{value!r} has several devices, and this option takes one", ctx, param)
+        return super().convert(value, param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return what the text may become: each device after the names that are there already."""
@@ -67,6 +75,8 @@ def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, .
     sizes: dict[str, int] = {}
     for text in values:
         name, equals, size = text.rpartition("=")
+        if "=" in name and "," in name:
+            raise click.BadParameter(f"{text!r} has several dims; repeat --dim for each", ctx, param)
         if not (name and equals and size.isascii() and size.isdigit()):
             raise click.BadParameter(f"{text!r} is not NAME=SIZE with a whole number, as in batch=4", ctx, param)
         if sizes.setdefault(name, int(size)) != int(size):
@@ -82,8 +92,35 @@ def _required_key(ctx: click.Context, param: click.Parameter, value: Path | None
     return value
 
 
-model = click.argument("model", type=PACKAGE)
-"""The model: ONNX, the IR's JSON, a program of PyTorch or a package, recognised by its content."""
+_TRUSTED = "rlx_ort.trusted_links"
+
+
+def _keep_trusted(ctx: click.Context, param: click.Parameter, folders: tuple[Path, ...]) -> None:
+    ctx.meta[_TRUSTED] = folders
+
+
+def trusted_links() -> tuple[Path, ...]:
+    """Return the folders of --trust-links of the command that runs, for what reads its model."""
+    ctx = click.get_current_context(silent=True)
+    return () if ctx is None else ctx.meta.get(_TRUSTED, ())
+
+
+trust_links = click.option(
+    "--trust-links",
+    multiple=True,
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    callback=_keep_trusted,
+    expose_value=False,
+    help="Follow links of the model's files into this folder, as in Hugging Face's cache; may be repeated.",
+)
+"""Adds --trust-links, which `trusted_links` returns."""
+
+
+def model(command: Command) -> Command:
+    """Add the model: ONNX, the IR's JSON, a program of PyTorch or a package, recognised by its content."""
+    return click.argument("model", type=PACKAGE)(trust_links(command))
+
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
 
@@ -194,6 +231,46 @@ def policy_of(only: str | None, deny: str | None, prefer: str | None, *, from_en
     return policy
 
 
+def permitted(name: str) -> Device:
+    """Return the device of a name, for commands that run on just that device.
+
+    Raises:
+        DeviceParseError: the name, or an RLX_* variable, does not parse.
+        NoViableDeviceError: the RLX_* variables deny the device.
+    """
+    from rlx_ort.device import parse_device
+    from rlx_ort.errors import NoViableDeviceError
+    from rlx_ort.selection.policy import DevicePolicy
+
+    device = parse_device(name)
+    refusal = DevicePolicy.from_env().refusal(device)
+    if refusal is not None:
+        message = "the RLX_* variables do not allow a device; choose another with --device, or change the variables:"
+        raise NoViableDeviceError(message, [(device, refusal)])
+    return device
+
+
+def each_once(devices: Iterable[Device], package: Package | None = None, *, named: bool = True) -> list[Device]:
+    """Return the devices without those that are another name of one before, which are printed if they were `named`.
+
+    A package may run in another precision under another name, which is then another device.
+    """
+    from rlx_ort.providers.registry import same_hardware
+
+    settings = None
+    if package is not None:
+        from rlx_ort.deploy.open import options_of
+
+        settings = options_of(package)
+    found: dict[object, Device] = {}
+    for device in devices:
+        precision = None if settings is None else settings.on(device).key
+        first = found.setdefault(((same_hardware(device) or [device])[0], precision), device)
+        if first != device and named:
+            note(f"{device.label} is the same device as {first.label}, which has the result")
+    return list(found.values())
+
+
 def note_assumed(done: str, sizes: Mapping[str, int]) -> None:
     """Print what was done with which assumed sizes of dims, if there are any."""
     if sizes:
@@ -249,15 +326,29 @@ def read_model(path: Path, dims: Iterable[str] = ()) -> Graph:
         PackageError: the package cannot be opened.
     """
     from rlx_ort.converters.files import load_graph
-    from rlx_ort.deploy.names import is_package, required_key
     from rlx_ort.ir.graph import check_dims
 
     with progress(f"reading {path}"):
-        if is_package(path):
-            from rlx_ort.deploy.package import Package
-
-            graph = Package(path, key=required_key(None)).graph()  # closes itself when the weights are unused
-        else:
-            graph = load_graph(path)
+        packaged = read_packaged(path)
+        graph = load_graph(path, trusted_links=trusted_links()) if packaged is None else packaged[0]
     check_dims(graph, dims)
     return graph
+
+
+def read_packaged(path: Path, compile_options: CompileOptions | None = None) -> tuple[Graph, CompileOptions] | None:
+    """Return the graph of a package and the options with its dims and precisions; None for anything but a package.
+
+    The caller's dims and precisions come first. The key of `RLX_PACKAGE_KEY` must have signed the package.
+
+    Raises:
+        PackageError: the package cannot be opened.
+    """
+    from rlx_ort.deploy.names import is_package, required_key
+
+    if not is_package(path):
+        return None
+    from rlx_ort.deploy.open import options_of
+    from rlx_ort.deploy.package import Package
+
+    package = Package(path, key=required_key(None))  # closes itself when the weights are unused
+    return package.graph(), options_of(package, compile_options)

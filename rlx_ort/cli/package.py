@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import click
 
 from rlx_ort.cli import Commands, options
 from rlx_ort.cli.run import print_run, refusals, written
-from rlx_ort.cli.show import binary_size, counted, emit, note, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, counted, emit, note, print_json, print_table, progress, with_flags
 from rlx_ort.errors import WriteError
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ def run(
         refused |= dict(runner.last_attempts)
         results = dict(zip(compiled.output_specs, compiled.run(feeds), strict=True))
         share = compiled.placement.requested_share
+    if from_cache:
+        with progress(f"reading {package.path}"):
+            package.copy.check()  # the session came from the cache, so the package's weights were not read
     document: dict[str, Any] = {
         "package": str(package.path),
         "device": compiled.device.label,
@@ -78,7 +81,7 @@ def run(
     }
     facts = [("ran on", f"{document['device']} in {document['precision']}"), ("placement", f"{share:.0%} on it")]
     if from_cache:
-        facts.append(("weights", "those of the compile cache; the package's were not read: see `package verify`"))
+        facts.append(("weights", "those of the compile cache; the package's are right as well"))
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
@@ -160,9 +163,10 @@ def warm(context: click.Context, package: Package, devices: str | None, as_json:
     from rlx_ort.deploy.open import warm_opened
     from rlx_ort.device import parse_device_list
 
-    chosen = None if devices is None else parse_device_list(devices)
+    chosen = None if devices is None else options.each_once(parse_device_list(devices), package)
     with progress(f"warming {package.path}"):
         rows = warm_opened(package, chosen)
+    rows = [replace(row, problem=with_flags(row.problem)) for row in rows]
     document = {"package": str(package.path), "devices": [asdict(row) for row in rows]}
     emit(document, as_json, lambda document: _print_warmed(rows))
     if not rows or any(row.problem for row in rows):

@@ -121,9 +121,9 @@ def _parity(package: Package, devices: str) -> list[DeviceParity]:
         return []
     policy = DevicePolicy.from_env()
     if devices.strip().lower() == "all":
-        chosen = [device for device in available_devices() if policy.allows(device)]
+        chosen = options.each_once(filter(policy.allows, available_devices()), package, named=False)
     else:
-        chosen = parse_device_list(devices)
+        chosen = options.each_once(parse_device_list(devices), package)
     rows = []
     with runner_of(package, policy, CompileOptions(placement=PlacementRule.ASSISTED)) as runner:
         for device in chosen:

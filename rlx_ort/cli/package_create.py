@@ -160,6 +160,7 @@ def create(
     """
     from rlx_ort.cli.arrays import read_npz, to_model_types
     from rlx_ort.deploy.create import Recipe, create_package
+    from rlx_ort.deploy.names import is_package
     from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel
 
     if len(expected) > len(golden):
@@ -186,5 +187,7 @@ def create(
     document = {"package": str(target), "sha256": digest, "bytes": size, "golden_cases": len(cases)}
     facts = [("written", target), ("size", binary_size(size)), ("sha256", digest), ("golden cases", len(cases))]
     emit(document, as_json, lambda document: print_facts(facts))
+    if is_package(model):
+        note(f"of {model} the graph and its weights were taken, not its settings and golden cases: give them again")
     if not cases:
         note("no --golden: `package verify` and the check at first use have nothing to compare")

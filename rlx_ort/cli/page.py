@@ -152,18 +152,18 @@ def write_comparison(
     comparison: Mapping[str, Any],
 ) -> None:
     """Write a page with the reports of two models, or of one on two devices, side by side."""
-    from rlx_ort.cli.options import read_model
+    from rlx_ort.cli.options import read_model, read_packaged
     from rlx_ort.device import Device
     from rlx_ort.report.document import document, splits_of, view_of
     from rlx_ort.selection.predict import dims_of
 
     reports = []
     for model, device in zip(models, devices, strict=True):
-        graph = read_model(model)
-        dims = dims_of(graph, feeds)
+        graph, settings = read_packaged(model, compile_options) or (read_model(model), compile_options)
+        dims = {**settings.dims, **dims_of(graph, feeds)}
         with progress(f"running {model.name} on {device.label}"):
-            view, _ = view_of(graph, functools.partial(Device, device), compile_options, feeds, dims)
+            view, _ = view_of(graph, functools.partial(Device, device), settings, feeds, dims)
         row = {"device": device.label, "predicted_ns": view["predicted_ns"], "profile_source": view["source"]}
-        splits = splits_of(graph, [device], compile_options, dims)
+        splits = splits_of(graph, [device], settings, dims)
         reports.append(document(f"{model.name} on {device.label}", [row], [view], splits, dims=dims))
     write_page(path, show, reports, comparison)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ _COLUMNS = (
     "--plot",
     "plot_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw a roofline for each device with the model's nodes on it; needs rlx_ort[plot].",
+    help="Draw a roofline for each device with the model's nodes on it; needs the extra `plot`.",
 )
 @options.all_rows
 @click.option("--ops", "with_ops", is_flag=True, help="Show how each kind of op gets to the device.")
@@ -113,17 +113,18 @@ def command(
         if with_ops:
             row["dispatch"] = _dispatch(graph, candidate.device, compile_options, placement)
         rows.append(row)
+    _mark_names(rows)
+    shown = [row for row in rows if row["same_as"] is None]
     if trace_path is not None:
         page.write_trace(trace_path, traces)
     if html_path is not None:
         sizes = {**dims, **dims_of(graph, feeds)}
         splits = splits_of(graph, (row.device for row in candidates), compile_options, sizes)
-        shown = document(model.name, rows, views, splits, dims=sizes)
-        page.write_page(html_path, open_sessions, [shown])
+        page.write_page(html_path, open_sessions, [document(model.name, shown, views, splits, dims=sizes)])
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
 
-        draw(graph, model.name, {**assumed, **dims}, rows, plot_path)
+        draw(graph, model.name, {**assumed, **dims}, shown, plot_path)
         note(f"drawn to {plot_path}")
     if as_json:
         for row in rows:
@@ -134,10 +135,26 @@ def command(
     _print(rows, open_sessions and html_path is None, all_rows or policy.allow is not None)
     options.note_assumed("predicted", assumed)
     if why:
-        _print_reasons(rows, policy)
-    for row in rows:
+        _print_reasons(shown, policy)
+    for row in shown:
         if row.get("dispatch") is not None:
             click.echo(format_dispatch_report(row["dispatch"]))
+
+
+def _mark_names(rows: Sequence[dict[str, Any]]) -> None:
+    """Set `same_as` of each row: the device of which it is another name and which is shown for both, or None."""
+    from rlx_ort.device import Device
+    from rlx_ort.providers.registry import same_hardware
+
+    groups: dict[Device, list[dict[str, Any]]] = {}
+    for row in rows:
+        device = Device(row["device"])
+        first = same_hardware(device)[0] if row["available"] else device
+        groups.setdefault(first, []).append(row)
+    for group in groups.values():
+        shown = max(group, key=lambda row: (row["recommended"], row["predicted_ns"] is not None))
+        for row in group:
+            row["same_as"] = None if row is shown else shown["device"]
 
 
 def _reasons(
@@ -232,7 +249,7 @@ def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
 
     columns = ("device", "supports", *["placed there"] * opened, "predicted", "recommended", "blocker")
     table = []
-    here = [row for row in rows if row["available"]]
+    here = [row for row in rows if row["available"] and row["same_as"] is None]
     for row in here:
         share = row.get("placement_share")
         table.append(
@@ -247,9 +264,15 @@ def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
         )
     if here:
         print_table(columns, table)
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if row["same_as"] is not None:
+            names.setdefault(row["same_as"], []).append(row["device"])
+    for device, others in names.items():
+        click.echo(f"other names of {device}: {', '.join(others)}")
     away = [row for row in rows if not row["available"]]
     print_rest("not here", [(row["device"], _reason(row), row["remedy"]) for row in away], all_rows)
-    shipped = [row["device"] for row in rows if (row["profile_source"] or "").startswith("default")]
+    shipped = [row["device"] for row in here if (row["profile_source"] or "").startswith("default")]
     if shipped:
         note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")
     nameless = dict.fromkeys(name for row in rows for name in row["assumed_dims"] if name.endswith("]"))

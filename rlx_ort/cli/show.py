@@ -30,6 +30,28 @@ JSON_SCHEMA = 1
 
 _PRINTED = "rlx_ort.printed_json"
 
+_FLAGS = {
+    "let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED)": (
+        "let the CPU help (--assisted of `run`, `compare` and `genai`, no --device in other commands)"
+    ),
+    " with apply_weights(model, read_weights(FILE))": " with --params of `convert`",
+    ", or open the package with private=True": "",
+    "; private=True reads it instead": "",
+    " (overwrite=True)": "",
+    "; force replaces it": "; --force replaces it",
+    "cast=True": "--cast",
+    "external_data=True": "--external-data",
+    "trusted_links=FOLDER": "--trust-links FOLDER",
+}
+"""Arguments of Python functions in messages of the library -> options of the command line."""
+
+
+def with_flags(text: str) -> str:
+    """Return a message of the library that names options of the command line where it names arguments in Python."""
+    for argument, flag in _FLAGS.items():
+        text = text.replace(argument, flag)
+    return text
+
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document in ASCII, which every terminal and pipe can carry; records become objects."""
@@ -77,15 +99,21 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         title = None
 
 
+def print_wrapped(text: str) -> None:
+    """Print a text in lines no longer than the terminal, all but the first indented."""
+    click.echo(textwrap.fill(_visible(text), _console(stderr=False).width, subsequent_indent="  "))
+
+
 def print_rest(what: str, rows: Sequence[tuple[str, str, str]], in_full: bool) -> None:
     """Print devices that cannot be used, as device, reason and remedy: in one line, or in full.
 
     In full the remedies follow the table, each in a line of its own that is not broken, so that it can be copied.
     """
+    if not rows:
+        return
     if not in_full:
-        if rows:
-            listed = ", ".join(device for device, *_ in rows)
-            click.echo(textwrap.fill(f"{what}: {listed}; --all shows why", _console(stderr=False).width))
+        listed = ", ".join(device for device, *_ in rows)
+        click.echo(textwrap.fill(f"{what}: {listed}; --all shows why", _console(stderr=False).width))
         return
     print_table(("device", "why not"), [row[:2] for row in rows])
     remedies: dict[str, list[str]] = {}
@@ -146,6 +174,12 @@ def _visible(cell: object) -> str:
 def note(text: str) -> None:
     """Print a remark on stderr, so that it never mixes with the results."""
     click.echo(text, err=True)
+
+
+def print_piece(text: str) -> None:
+    """Print a part of a text that goes on, at once, without control characters that the terminal would obey."""
+    click.echo(_visible(text), nl=False)
+    sys.stdout.flush()
 
 
 def progress(text: str) -> contextlib.AbstractContextManager[Status | None]:
@@ -209,7 +243,7 @@ def duration(nanoseconds: float | None) -> str:
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if nanoseconds >= size:
             return f"{nanoseconds / size:.3g} {unit}"
-    return f"{nanoseconds:.3g} ns"
+    return f"{nanoseconds:.3g} ns" if nanoseconds >= 0.1 or not nanoseconds else "< 0.1 ns"
 
 
 def binary_size(count: int) -> str:

@@ -129,11 +129,14 @@ class _Run:
             bundle = source
         else:
             with self._step("read", f"reading {os.fspath(source)}"):
-                bundle = open_source(source, opset=options.opset)
+                bundle = self._read(Path(source))
         if options.inputs or options.outputs:
             with self._step("cut", "cutting"):
                 bundle, self._reports["cut"] = cut(bundle, options.inputs, options.outputs)
         return bundle
+
+    def _read(self, source: Path) -> ModelBundle:
+        return open_source(source, opset=self._options.opset, trusted_links=self._options.trusted_links)
 
     def _with_params(self, source: Path | ModelBundle, params: Path) -> ModelBundle:
         """Return a model with the weights of a file; a graph file's parameters may have no data before."""
@@ -144,7 +147,7 @@ class _Run:
                 of_graph = apply_weights(load_json(source), weights, renames, cast=cast)
                 self._reports["params"] = ParamsTaken(len(of_graph.loaded), (), of_graph.missing, of_graph.unused)
                 return bundle_from_graph(of_graph.model, origin=str(source))
-            bundle = open_source(source, opset=self._options.opset) if isinstance(source, Path) else source
+            bundle = self._read(source) if isinstance(source, Path) else source
             report = apply_weights(bundle, weights, renames, cast=cast)
             inputs = {name: weights[name] for name in report.unused if name in bundle.input_types()}
             if not report.loaded and not inputs:

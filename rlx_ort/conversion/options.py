@@ -12,6 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.from_onnx.tensor_files import Folders
 from rlx_ort.converters.sources import Renames
 from rlx_ort.converters.transforms.half_precision import PrecisionKind
 from rlx_ort.converters.transforms.quantize import QuantizeKind
@@ -47,6 +48,7 @@ class ConvertOptions:
         verify: whether source and result are run on the same inputs and compared before the target appears.
         verify_inputs: name -> array to verify on; random ones by default.
         tolerance: the largest difference; None chooses it by the precision, see `default_tolerance`.
+        trusted_links: folders that links of the source's external data may lead into; see `from_onnx`.
     """
 
     params: Path | None = None
@@ -70,6 +72,7 @@ class ConvertOptions:
     verify: bool = True
     verify_inputs: Mapping[str, npt.NDArray[Any]] | None = None
     tolerance: Tolerance | None = None
+    trusted_links: Folders = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class ParamsTaken:
     unused: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ConversionReport:
     """What `convert` did.
 
@@ -122,6 +125,11 @@ class ConversionReport:
     unverified: str
     emulated: str
     seconds: Mapping[str, float]
+
+    def __repr__(self) -> str:
+        target = self.files[0].name if self.files else "nothing"
+        verdict = "not verified" if self.comparison is None else "verified" if self.comparison.ok else "differs"
+        return f"<ConversionReport {Path(self.source).name} to {target}, {self.file_bytes} bytes, {verdict}>"
 
 
 def facts_of(bundle: ModelBundle) -> ModelFacts:

@@ -296,6 +296,8 @@ def _members(file: OpenFile) -> list[Member]:
     if file.size < _END.size:
         raise IntegrityError(f"{name} is no package: {file.size} bytes are too few")
     magic, _, _, _, count, size, offset, _ = _END.unpack(file.read(file.size - _END.size, _END.size))
+    if magic != b"PK\5\6" and file.read(0, 2) != b"PK":
+        raise IntegrityError(f"{name} is no package; make one of a model with: rlx-ort package create {name} -o NAME")
     if magic != b"PK\5\6":
         raise IntegrityError(f"{name} is no package: it does not end as one; it is cut short or has bytes behind it")
     if offset == _LIMIT32:

@@ -80,9 +80,10 @@ def create_package(
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a node has no ONNX form.
     """
-    from rlx_ort.ir.graph import check_dims
+    from rlx_ort.ir.graph import check_dims, require_graph
     from rlx_ort.ir.verify import verify
 
+    require_graph(graph)
     recipe = recipe or Recipe()
     _check_recipe(recipe)
     unset = [value.name for value in graph.params if value.name not in graph.weights]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rlx_ort.converters.from_onnx import Source
+    from rlx_ort.converters.from_onnx.tensor_files import Folders
     from rlx_ort.deploy.quick import QuickSession
     from rlx_ort.execution.buckets import BucketedCompileCache
     from rlx_ort.execution.compiled import CompiledGraph
@@ -158,6 +159,7 @@ def load(
     options: CompileOptions | None = None,
     *,
     resilience: Resilience | None = None,
+    trusted_links: Folders = (),
 ) -> GraphDevices:
     """Read a model or package, by its content, and return it ready to run on the devices of this machine.
 
@@ -167,9 +169,10 @@ def load(
     Args:
         source: the path of an ONNX file, an IR JSON file, an exported program of PyTorch (`.pt2`) or a package, which
             is opened as by `open_package`; or the bytes of an ONNX model, or a `ModelProto`.
-        policy: which devices may be chosen.
+        policy: which devices may be chosen; it narrows the policy of a package.
         options: how to compile.
         resilience: how to react to devices that fail.
+        trusted_links: folders that links of an ONNX file's external data may lead into; see `from_onnx`.
 
     Raises:
         ConversionError: the source is no model, or holds something that cannot be translated.
@@ -182,7 +185,7 @@ def load(
         return open_package(source, policy, options, resilience=resilience)
     policy = DevicePolicy.from_env() if policy is None else policy  # before anything is read
     resilience = resilience_from_env() if resilience is None else resilience
-    return GraphDevices(load_graph(source), policy, options, resilience=resilience)
+    return GraphDevices(load_graph(source, trusted_links=trusted_links), policy, options, resilience=resilience)
 
 
 def open_package(
@@ -209,8 +212,8 @@ def open_package(
 
     Args:
         path: the package, a folder or a file.
-        policy: which devices may be chosen, in place of the package's own policy and of the `RLX_*` variables; without
-            one, what both allow.
+        policy: which devices may be chosen, in place of the `RLX_*` variables. Either narrows the package's own
+            policy: a device needs the consent of both. `set_policy` of the result replaces both.
         options: how to compile; its dims and precisions come before those of the package.
         require_signature: PEM file of the public key that must have signed the package; by default what
             `RLX_PACKAGE_KEY` names, if it is set. Either being empty is an error.
@@ -229,7 +232,7 @@ def open_package(
     """
     resilience = resilience_from_env() if resilience is None else resilience
     if policy is None:
-        caller = DevicePolicy.from_env()  # before anything is read: a typo must not widen what may run
+        policy = DevicePolicy.from_env()  # before anything is read: a typo must not widen what may run
     key = required_key(require_signature)
     package = Package(path, key=key, sha256=sha256, min_serial=min_serial, private=private)
     wanted = package.index.verify_on_first_use if verify_on_first_use is None else verify_on_first_use
@@ -237,7 +240,7 @@ def open_package(
         raise PackageError(f"{path} has no golden cases that a first use could be checked with")
     quick = None if wanted or private or options is not None else _quick_session(package)
     settings = _without_cache(options) if private else options
-    policy = narrowed_policy(package.index.policy, caller) if policy is None else policy
+    policy = narrowed_policy(package.index.policy, policy)
     runner = PackageDevices(package, policy, options_of(package, settings), quick, resilience=resilience)
     if wanted:
         from rlx_ort.deploy.golden import admit_devices
@@ -325,6 +328,7 @@ def _quick_session(package: Package) -> QuickSession | None:
     except EngineError:  # there is no ONNX Runtime, which is an error at opening a session
         return None
     if quick is not None:
+        quick.watch(package.copy)
         package.check_file(package.index.graph)
     return quick
 
@@ -432,6 +436,7 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
         or len(compiled.output_specs) != len(outputs)
     ):
         return False
+    package.copy.check()
     note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (inputs, outputs))
     return True
 

@@ -32,6 +32,7 @@ from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.providers.engine.stopping import holding
 
 if TYPE_CHECKING:
+    from rlx_ort.deploy.copies import PackageCopy
     from rlx_ort.deploy.write import Content
     from rlx_ort.ir.graph import Graph
 
@@ -95,6 +96,9 @@ class Package:
         except BaseException:
             self._container.close()
             raise
+
+    def __repr__(self) -> str:
+        return f"<Package {str(self.path)[-80:]!r}, {len(self.index.tensors)} tensors>"
 
     @property
     def is_signed(self) -> bool:
@@ -228,6 +232,13 @@ class Package:
     def cases(self) -> tuple[Case, ...]:
         """The golden cases."""
         return self.index.cases
+
+    @property
+    def copy(self) -> PackageCopy:
+        """The copy that the package is opened from, in the state that its files have now."""
+        from rlx_ort.deploy.copies import PackageCopy
+
+        return PackageCopy(self._container, self.sha256)
 
     def close(self) -> None:
         """Close the files; tensors that were used stay usable."""

@@ -19,6 +19,7 @@ from rlx_ort.execution.interface import outputs_class
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rlx_ort.deploy.copies import PackageCopy
     from rlx_ort.providers.engine.compiled.starts import Interface, SavedSession, Start
 
 # Packing costs as much as 1 to 10 runs of a large model, and halves the time of runs of a few rows.
@@ -63,6 +64,15 @@ class QuickSession:
         self._closed = False
         self._runs = 0
         self._packing: threading.Thread | None = None
+        self._unknown: PackageCopy | None = None
+
+    def watch(self, copy: PackageCopy) -> None:
+        """Hash the package in the background after the first run, unless this copy of it was read whole before.
+
+        Raises:
+            IntegrityError: this copy was found damaged.
+        """
+        self._unknown = None if copy.is_known() else copy
 
     @property
     def closed(self) -> bool:
@@ -152,6 +162,10 @@ class QuickSession:
             return
         with self._lock:
             self._runs += 1
+            unknown, self._unknown = self._unknown, None
+            if unknown is not None:
+                with contextlib.suppress(RuntimeError):  # the interpreter ends
+                    unknown.check_in_background()
             if self._runs < _RUNS_BEFORE_PACKING or self._packing is not None or self._closed or not self.packs:
                 return
             packing = threading.Thread(target=self._pack, name="rlx_ort-pack")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.deploy.container import compare_files, open_container, read_index
+from rlx_ort.deploy.copies import PackageCopy
 from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.quick import QuickSession, find_quick
 
@@ -129,6 +130,7 @@ def _quick_session(
             return None
         index = json.loads(raw)  # the package with this very index was verified when it was warmed
         compare_files(container, {name: (entry["size"], entry["crc32"]) for name, entry in index["files"].items()})
+        quick.watch(PackageCopy(container, digest))
         return (quick, index, digest) if index["serial"] >= min_serial else None
     finally:
         container.close()
@@ -161,6 +163,9 @@ class StartedPackage:
         self._lock = threading.Lock()
         self._runner: GraphDevices | None = None
         self._compiled: CompiledGraph | None = None
+
+    def __repr__(self) -> str:
+        return f"<StartedPackage {str(self.path)[-80:]!r} on {self.device}>"
 
     def run(self, inputs: Mapping[str, npt.ArrayLike]) -> list[Any]:
         """Run once and return the outputs in order.

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import onnx
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of, location_of
+from rlx_ort.converters.from_onnx.tensor_files import Folders
 from rlx_ort.converters.onnx_types import tensor_proto, tensor_type
 from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
 from rlx_ort.converters.sources import open_source
@@ -44,8 +45,10 @@ ModelSource: TypeAlias = ModelBundle | OrtFormatFile | Graph | onnx.ModelProto |
 """A model, or the file of one."""
 
 
-def as_model(source: ModelSource) -> ModelBundle | OrtFormatFile:
+def as_model(source: ModelSource, trusted_links: Folders = ()) -> ModelBundle | OrtFormatFile:
     """Return a model in a form that `open_model` takes; weights in files are mapped, not read.
+
+    Links of a file's external data may lead into the trusted folders; see `from_onnx`.
 
     Raises:
         ConversionError: the file's format is unknown or damaged, or the graph cannot be exported.
@@ -59,7 +62,7 @@ def as_model(source: ModelSource) -> ModelBundle | OrtFormatFile:
     path = Path(source)
     if path.suffix.lower() == ".ort":
         return OrtFormatFile(path)
-    return open_source(path)
+    return open_source(path, trusted_links=trusted_links)
 
 
 class OpenModel:

@@ -97,7 +97,7 @@ def test_a_pickle_is_refused_and_never_loaded(cli: Cli, small: Path, tmp_path: P
     assert _nothing_in(out)
 
 
-@pytest.mark.parametrize("option", ["--params", "--verify-inputs"])
+@pytest.mark.parametrize("option", ["--params", "--inputs"])
 def test_a_zip_bomb_is_refused(cli: Cli, small: Path, tmp_path: Path, out: Path, option: str) -> None:
     """An archive of 100 KB that would unpack to 100 MB is not unpacked."""
     bomb = tmp_path / "bomb.npz"

@@ -37,6 +37,24 @@ def test_the_summary_says_what_changed(cli: Cli, small: Path, tmp_path: Path) ->
     assert TensorProto.FLOAT16 in {tensor.data_type for tensor in model.graph.initializer}
 
 
+@pytest.mark.parametrize("name", ["sub/w.safetensors", "sub\\w.safetensors", "C:w.safetensors", "..", ""])
+def test_detached_weights_are_beside_the_target(cli: Cli, small: Path, tmp_path: Path, name: str) -> None:
+    """A name with a folder or drive is wrong usage on every system, and nothing is written."""
+    outcome = cli("convert", small, tmp_path / "o.onnx", "--detach", name)
+    assert outcome.code == 2
+    assert "beside the target" in outcome.err
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_sizes_that_were_not_given_are_those_of_other_commands(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """`report`, `compare` and the check of `convert` assume the same sizes for named dims."""
+    reported = cli("report", small, "--only", "cpu", "--json").document["assumed_dims"]
+    assert reported.keys() == {"batch"}
+    assert cli("compare", small, small, "--json").document["assumed_dims"] == reported
+    converted = cli("convert", small, tmp_path / "o.onnx", "--json").document
+    assert converted["verification"]["assumed_dims"] == reported
+
+
 def test_json_holds_the_report_and_nothing_else(cli: Cli, small: Path, tmp_path: Path) -> None:
     """One document with files, facts before and after, steps, times and the verification."""
     outcome = cli("convert", small, tmp_path / "b.onnx", "--opset", "17", "--simplify", "--dim", "batch=3", "--json")
@@ -97,10 +115,10 @@ def test_without_verification_nothing_is_run(cli: Cli, tmp_path: Path) -> None:
 def test_given_inputs_are_used(cli: Cli, small: Path, tmp_path: Path) -> None:
     """The verification runs on the arrays of the file; a missing one is an error."""
     np.savez(tmp_path / "in.npz", x=np.ones((5, 16), np.float32))
-    outcome = cli("convert", small, tmp_path / "b.json", "--verify-inputs", tmp_path / "in.npz", "--json")
+    outcome = cli("convert", small, tmp_path / "b.json", "--inputs", tmp_path / "in.npz", "--json")
     assert json.loads(outcome.out)["verification"]["inputs"] == {"x": [5, 16]}
     np.savez(tmp_path / "in.npz", z=np.ones((5, 16), np.float32))
-    outcome = cli("convert", small, tmp_path / "c.json", "--verify-inputs", tmp_path / "in.npz")
+    outcome = cli("convert", small, tmp_path / "c.json", "--inputs", tmp_path / "in.npz")
     assert outcome.code == 5
     assert "not given: x" in outcome.err
     assert not (tmp_path / "c.json").exists()
@@ -148,14 +166,24 @@ def test_a_graph_without_weights_gets_them(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_part_is_cut_out(cli: Cli, small: Path, tmp_path: Path) -> None:
-    """--outputs names a value inside, and --inputs where the part begins."""
+    """--cut-outputs names a value inside, and --cut-inputs where the part begins."""
     [relu] = [node for node in onnx.load(small).graph.node if node.op_type == "Relu"]
     inside, outside = relu.input[0], relu.output[0]
-    outcome = cli("convert", small, tmp_path / "part.onnx", "--inputs", inside, "--outputs", outside)
+    outcome = cli("convert", small, tmp_path / "part.onnx", "--cut-inputs", inside, "--cut-outputs", outside)
     assert outcome.code == 0, outcome.err
     graph = onnx.load(tmp_path / "part.onnx").graph
     assert [node.op_type for node in graph.node] == ["Relu"]
     assert ([value.name for value in graph.input], [value.name for value in graph.output]) == ([inside], [outside])
+
+
+def test_the_older_names_of_the_cut_lead_to_its_options(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """--inputs is a file, as in every command: names of values are refused with the option for them."""
+    outcome = cli("convert", small, tmp_path / "part.onnx", "--inputs", "a,b")
+    assert outcome.code == 2
+    assert "use --cut-inputs" in outcome.err
+    outcome = cli("convert", small, tmp_path / "part.onnx", "--outputs", "a,b")
+    assert outcome.code == 2
+    assert "--cut-outputs" in outcome.err
 
 
 def test_weights_go_beside_the_model_where_asked(cli: Cli, small: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pkgutil
 import signal
 import subprocess
@@ -115,6 +116,8 @@ def test_an_interrupt_before_the_command_begins_has_the_same_exit_code(monkeypat
     for command in (["run"], ["package", "run"]):
         result = CliRunner().invoke(cli.main, command)
         assert (result.exit_code, result.stderr) == (130, "Interrupted\n")
+        printed = json.loads(CliRunner().invoke(cli.main, [*command, "--json"]).stdout)
+        assert (printed["error"]["type"], printed["error"]["exit_code"]) == ("Interrupted", 130)
 
 
 def test_what_does_not_stop_is_left_after_the_grace_time(model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import make_text_classifier
 import numpy as np
+import onnx
 import pytest
 from command_line import Cli
 
@@ -232,3 +233,30 @@ def test_a_resilient_run_shows_the_health_of_each_device(cli: Cli, add_one: Path
     assert document["health"] == [{"device": "cpu", "state": "ready", "failures": 0, "reason": ""}]
     assert "ready" in cli("run", add_one, "--resilient", "--only", "cpu").out
     assert cli("run", add_one, "--resilient", "--device", "cpu").code == 2
+
+
+def test_links_are_followed_into_a_folder_that_is_trusted(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """Without --trust-links the error names it; with it a model of Hugging Face's cache runs."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    model = onnx.load(add_one)
+    weight = onnx.numpy_helper.from_array(np.ones(64, np.float32), "w")
+    weight.raw_data = b""
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="model.onnx.data")
+    model.graph.initializer.append(weight)
+    (snapshot / "model.onnx").write_bytes(model.SerializeToString())
+    (blobs / "0a1b").write_bytes(np.ones(64, "<f4").tobytes())
+    try:
+        (snapshot / "model.onnx.data").symlink_to(blobs / "0a1b")
+    except OSError as err:
+        pytest.skip(f"no symbolic links here: {err}")
+    outcome = cli("run", snapshot / "model.onnx", "--device", "cpu")
+    assert outcome.code == 4
+    assert "--trust-links FOLDER" in outcome.err
+    trusted = ("--trust-links", blobs)
+    assert cli("run", snapshot / "model.onnx", "--device", "cpu", *trusted).code == 0
+    assert cli("compare", snapshot / "model.onnx", add_one, *trusted).code == 0
+    assert cli("convert", snapshot / "model.onnx", tmp_path / "whole.onnx").code == 4
+    assert cli("convert", snapshot / "model.onnx", tmp_path / "whole.onnx", *trusted).code == 0

@@ -42,10 +42,19 @@ def test_a_typo_raises_everywhere(
     for opened in (lambda: rlx_ort.load(add_one), lambda: rlx_ort.open_package(package)):
         with pytest.raises(DeviceParseError, match=name):
             opened()
-    for arguments in (("report", add_one), ("run", add_one), ("bench", add_one), ("run", package), ("devices",)):
+    target = add_one.with_name("made.onnx")
+    for arguments in (
+        *(("report", add_one), ("run", add_one), ("bench", add_one), ("run", package), ("devices",)),
+        *(("compare", add_one, add_one), ("convert", add_one, target), ("inspect", add_one), ("cache", "list")),
+        ("package", "create", add_one, "-o", add_one.with_name("made.ortpackage")),
+    ):
         outcome = cli(*arguments)
         assert outcome.code == 2, arguments
         assert name in outcome.err
+    assert not target.exists()
+    assert cli("compare", "--help").code == cli("package", "create", "-h").code == 0
+    findings = cli("doctor", "--json").document["findings"]
+    assert [name in finding["what"] for finding in findings if finding["code"] == "variable"] == [True]
     rlx_ort.GraphDevices(rlx_ort.from_onnx(add_one)).run("cpu", INPUTS)  # reads none of them
 
 
@@ -61,6 +70,30 @@ def test_the_variables_hold_unless_a_policy_is_given(
     for runner in (rlx_ort.load(add_one, everything), rlx_ort.GraphDevices(rlx_ort.from_onnx(add_one))):
         assert runner.run("cpu", INPUTS)["y"].tolist() == [[1, 1]]
     assert cli("run", add_one, "--device", "cpu").code == 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("RLX_DENY_DEVICES", "cpu"), ("RLX_DEVICES", "webgpu")])
+def test_commands_that_name_a_device_respect_the_variables(
+    cli: Cli, add_one: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """`compare` runs on no device that is not allowed, its default included, and nor does the target of `convert`."""
+    monkeypatch.setenv(name, value)
+    for arguments in (
+        ("compare", add_one, add_one),
+        ("convert", add_one, add_one.with_name("o.ort"), "--device", "cpu"),
+    ):
+        outcome = cli(*arguments)
+        assert outcome.code == 3, arguments
+        assert "cpu: " in outcome.err
+    assert not add_one.with_name("o.ort").exists()
+
+
+def test_the_reference_of_a_conversion_is_on_the_cpu_whatever_is_set(
+    cli: Cli, add_one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Denying the CPU is about running models, and leaves conversions checked."""
+    monkeypatch.setenv("RLX_DENY_DEVICES", "cpu")
+    assert cli("convert", add_one, add_one.with_name("o.onnx"), "--json").document["verified"] is True
 
 
 def test_a_prefix_of_a_program_is_no_typo(add_one: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,8 +209,10 @@ function graphPanel(view, color) {
     else {
       cy.fit(undefined, 20);
       if (cy.zoom() < READABLE && !keep) { // begin where the graph begins, with names that can be read
-        const { x1, y1 } = cy.elements().boundingBox();
-        const left = Math.min(20 - READABLE * x1, cy.width() / 2 - READABLE * cy.$id(end(0)).position("x"));
+        const { x1, x2, y1 } = cy.elements().boundingBox();
+        const middle = cy.width() / 2, first = middle - READABLE * cy.$id(end(0)).position("x");
+        const narrow = READABLE * (x2 - x1) <= cy.width();
+        const left = narrow ? middle - (READABLE * (x1 + x2)) / 2 : Math.min(20 - READABLE * x1, first);
         cy.viewport({ zoom: READABLE, pan: { x: left, y: 20 - READABLE * y1 } });
       }
     }
@@ -297,6 +299,7 @@ function chart(label, config) {
 }
 
 const axis = (text, more = {}) => ({ title: { display: true, text, color: css("--dim") }, ticks: { color: css("--dim") }, grid: { color: css("--line") }, ...more });
+const steps = (text) => axis(text, { type: "logarithmic", ticks: { color: css("--dim"), maxRotation: 0, callback: (value) => (/^[125]$/.test((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toFixed(3).replace(/\.?0+$/, "")) ? `${+value.toPrecision(3)}` : null) } });
 const series = () => ["--d0", "--d1", "--d2", "--d3", "--d4", "--hot"].map(css);
 
 function partsChart(view) {
@@ -318,7 +321,7 @@ function rooflineChart({ peak, bandwidth, total_ns, kinds }) {
   const dots = Object.entries(kinds).map(([name, found], at) => ({ label: `${name}, ${Math.round((100 * sum(found.map(([, , ns]) => ns))) / total_ns)} %`, backgroundColor: `${series()[at]}bb`, data: found.map(([x, y, ns]) => ({ x, y, r: Math.max(22 * Math.sqrt(ns / total_ns), 3) })) }));
   return chart("Roofline: predicted GFLOP/s of each kind of node by its operations per byte.", {
     type: "bubble", data: { datasets: [...dots, roof] },
-    options: { scales: { x: axis("operations per byte read or written", { type: "logarithmic", min: left, max: right }), y: axis("GFLOP/s", { type: "logarithmic" }) } },
+    options: { scales: { x: { ...steps("operations per byte read or written"), min: left, max: right }, y: steps("GFLOP/s") } },
   });
 }
 
@@ -410,7 +413,7 @@ function article(report) {
 function comparison({ outputs, tolerance }) {
   const number = (value) => (value === null || value === undefined ? "–" : Number(value.toPrecision(3)));
   return section("Outputs", table(`how far the outputs are apart; allowed: relative L2 ${tolerance.relative_l2}`, ["output", "shape", "max abs", "relative L2", "cosine", ""],
-    outputs.map((row) => [row.name, row.shape.join(" × ") || "scalar", number(row.max_abs), number(row.relative_l2), number(row.cosine), row.ok ? "ok" : "DIFFERS"])));
+    outputs.map((row) => [row.name, row.shape.join(" × ") || "scalar", number(row.max_abs), number(row.relative_l2), row.cosine === null || row.cosine === undefined ? "–" : row.cosine.toFixed(7), row.ok ? "ok" : "DIFFERS"])));
 }
 
 let articles = [];

@@ -94,12 +94,15 @@ def test_the_callers_precision_comes_first(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, reference(X), rtol=1e-5, atol=1e-5)
 
 
-def test_the_policy_of_the_package_holds_unless_another_is_given(tmp_path: Path) -> None:
-    """A device that the package denies is refused; a policy of the caller takes its place."""
+@pytest.mark.parametrize("policy", [None, DevicePolicy(), DevicePolicy.only("cpu")], ids=["none", "any", "cpu"])
+@pytest.mark.parametrize("opened", [rlx_ort.open_package, rlx_ort.load])
+def test_a_policy_narrows_that_of_the_package(tmp_path: Path, opened: Any, policy: DevicePolicy | None) -> None:
+    """A device that the package denies is refused, whatever the caller allows; `set_policy` replaces both."""
     path = make(tmp_path / "a.ortpackage", policy=DevicePolicy().with_deny(["cpu"]))
-    with rlx_ort.open_package(path) as runner, pytest.raises(NoViableDeviceError, match="denied"):
-        runner.run("cpu", {"x": X})
-    with rlx_ort.open_package(path, DevicePolicy()) as runner:
+    with opened(path, policy) as runner:
+        with pytest.raises(NoViableDeviceError, match="denied"):
+            runner.run("cpu", {"x": X})
+        runner.set_policy(DevicePolicy())
         assert len(runner.run("cpu", {"x": X})) == 1
 
 
@@ -274,7 +277,7 @@ def test_a_device_that_does_not_open_is_refused_and_not_known_to_be_right(
 
 
 def test_the_variables_narrow_the_policy_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A denied device does not run, unless a policy is given in place of both; a typo raises."""
+    """A denied device does not run, unless a policy is given in their place; a typo raises."""
     path = make(tmp_path / "a.ortpackage")
     monkeypatch.setenv("RLX_DENY_DEVICES", "cpu")
     with rlx_ort.open_package(path) as runner, pytest.raises(NoViableDeviceError, match="deny: cpu"):

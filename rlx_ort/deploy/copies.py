@@ -1,0 +1,140 @@
+"""Which copies of a package were read whole on this machine, so that one that starts from the compile cache is, too.
+
+A start from the cache reads no weights, so it would never find them damaged. A copy is known by its path and the stamps
+of its files, which a start compares. One that is not known is hashed once, in the background after its first answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rlx_ort.deploy.container import open_container, read_index
+from rlx_ort.errors import IntegrityError, PackageError
+from rlx_ort.storage import cache_root, write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rlx_ort.deploy.container import Container
+
+_SCHEMA = 1
+_MOST_COPIES = 64
+_AT_EXIT_BYTES = 256 << 20  # a copy up to this size is hashed to the end even when the program has ended
+
+
+class PackageCopy:
+    """A copy of a package, by the digest of its index and the state of its files when this object was made."""
+
+    def __init__(self, container: Container, digest: str) -> None:
+        self.path = container.path
+        self._digest = digest
+        self._size = sum(container.sizes.values())
+        files = [self.path] if container.crcs else [self.path / name for name in container.sizes]
+        self._stamp = hashlib.sha256(repr([*map(_stamp, files)]).encode()).hexdigest()
+
+    def is_known(self) -> bool:
+        """Return whether the copy was read whole and is as it was then; takes the time of reading a small file.
+
+        Raises:
+            IntegrityError: it was found damaged, and has not changed since.
+        """
+        found = _read(self._file).get(str(self.path))
+        if found is None or found["stamp"] != self._stamp:
+            return False
+        if found["damage"]:
+            raise IntegrityError(found["damage"])
+        return True
+
+    def check(self) -> None:
+        """Hash the copy, unless it is known, and keep the result.
+
+        Raises:
+            IntegrityError: it is damaged.
+        """
+        if not self.is_known():
+            self._hash(None)
+
+    def check_in_background(self) -> threading.Thread:
+        """Hash the copy in a thread; damage is logged, and later starts of the copy raise it."""
+        thread = threading.Thread(target=self._watch, name="rlx_ort-copy")
+        thread.start()
+        return thread
+
+    def _watch(self) -> None:
+        import logging  # takes 4 ms, which a start does without
+
+        log = logging.getLogger(__name__)
+
+        def going_on(count: int) -> None:
+            if self._size > _AT_EXIT_BYTES and not threading.main_thread().is_alive():
+                raise _EndedError
+
+        try:
+            self._hash(going_on)
+        except IntegrityError as err:
+            log.warning("a package that runs from the compile cache is damaged, and is refused from now on: %s", err)
+        except PackageError as err:
+            log.info("%s was not read whole: %s", self.path, err)
+        except _EndedError:
+            log.info("%s was not read whole: the program ended first", self.path)
+
+    def _hash(self, progress: Callable[[int], object] | None) -> None:
+        container = open_container(self.path)
+        try:
+            raw = read_index(container)
+            if hashlib.sha256(raw).hexdigest() != self._digest:
+                return  # another package was put in its place
+            for name, entry in json.loads(raw)["files"].items():
+                file, offset = container.locate(name)
+                if file.sha256(offset, container.sizes[name], progress) != entry["sha256"]:
+                    raise IntegrityError(
+                        f"{name} of {self.path} is not what was packed; get the package again from where it came"
+                    )
+        except IntegrityError as err:
+            self._keep(str(err))
+            raise
+        finally:
+            container.close()
+        self._keep("")
+
+    @property
+    def _file(self) -> Path:
+        return cache_root() / "copies" / f"{self._digest}.json"
+
+    def _keep(self, damage: str) -> None:
+        copies = {path: found for path, found in _read(self._file).items() if path != str(self.path)}
+        copies = dict([*copies.items()][1 - _MOST_COPIES :])
+        copies[str(self.path)] = {"stamp": self._stamp, "damage": damage}
+        with suppress(OSError):  # it is then read again
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._file, json.dumps({"schema": _SCHEMA, "copies": copies}).encode())
+
+
+class _EndedError(Exception):
+    """The program ended while a large copy was read."""
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file is written to, replaced or copied."""
+    with suppress(OSError):
+        status = os.stat(path)  # noqa: PTH116  # a plain path
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return ()
+
+
+def _read(path: Path) -> dict[str, dict[str, str]]:
+    """Return path -> stamp and damage of the copies that are known; a file that cannot be used counts as none."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        document = json.loads(path.read_bytes())
+        if document["schema"] == _SCHEMA:
+            return {
+                str(copy): {"stamp": str(found["stamp"]), "damage": str(found["damage"])}
+                for copy, found in document["copies"].items()
+            }
+    return {}

@@ -1,0 +1,132 @@
+"""A damaged copy of a warmed package is found, although it starts from the compile cache."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_packages.packages import X, make, reference
+
+from rlx_ort.deploy.copies import PackageCopy
+from rlx_ort.deploy.open import open_package, warm_package
+from rlx_ort.deploy.package import Package
+from rlx_ort.deploy.start import start_package
+from rlx_ort.device import Device
+from rlx_ort.errors import IntegrityError
+
+
+@pytest.fixture(params=[False, True], ids=["file", "folder"])
+def warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """Return a package that was warmed for the CPU, with a compile cache of the test's own."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    path = make(tmp_path / "small.ortpackage", folder=request.param)
+    assert warm_package(path, [Device.CPU])[0].starts
+    return path
+
+
+def _copied(path: Path, name: str) -> Path:
+    target = path.with_name(name)
+    return Path(shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target))
+
+
+def _damage(path: Path) -> None:
+    """Change one bit of a weight."""
+    with Package(path) as package:
+        entry = next(iter(package.index.tensors.values()))
+        file, begin = package._container.locate(entry.file)
+        place = file.path, begin + entry.offset
+    with place[0].open("r+b") as stream:
+        stream.seek(place[1])
+        [byte] = stream.read(1)
+        stream.seek(place[1])
+        stream.write(bytes([byte ^ 1]))
+
+
+def _answer(started: Path, way: Callable[[Path], object]) -> None:
+    with way(started) as runner:
+        outputs = runner.run({"x": X}) if way is start_package else runner.run("cpu", {"x": X})
+        np.testing.assert_allclose(outputs[0], reference(X), rtol=1e-3, atol=1e-3)
+
+
+def _hashing() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rlx_ort-copy"]
+
+
+def _wait() -> None:
+    for thread in _hashing():
+        thread.join()
+
+
+@pytest.mark.parametrize("way", [start_package, open_package])
+def test_a_damaged_copy_says_so_after_its_first_answer_and_is_refused_then(
+    warmed: Path, way: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer is right, the log names the file, and later starts raise, also in the other way."""
+    copy = _copied(warmed, "copy.ortpackage")
+    _damage(copy)
+    with caplog.at_level(logging.WARNING, "rlx_ort.deploy"):
+        _answer(copy, way)
+        _wait()
+    [record] = caplog.records
+    assert "is damaged" in record.message
+    assert "copy.ortpackage" in record.message
+    for later in (start_package, open_package):
+        with pytest.raises(IntegrityError, match="not what was packed"):
+            later(copy)
+    _answer(warmed, way)
+
+
+def test_damage_that_was_mended_is_forgotten(warmed: Path) -> None:
+    """The refusal is of the files as they were; another copy in their place starts."""
+    copy = _copied(warmed, "copy.ortpackage")
+    _damage(copy)
+    _answer(copy, start_package)
+    _wait()
+    shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
+    _answer(_copied(warmed, "copy.ortpackage"), start_package)
+    _wait()
+    _answer(copy, start_package)
+
+
+def test_a_copy_is_hashed_once(warmed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was warmed never again, another one after its first answer, and a changed one again."""
+    hashed = []
+
+    def counted(copy: PackageCopy) -> threading.Thread:
+        hashed.append(copy.path.name)
+        return in_background(copy)
+
+    in_background = PackageCopy.check_in_background
+    monkeypatch.setattr(PackageCopy, "check_in_background", counted)
+    copy = _copied(warmed, "copy.ortpackage")
+    for path in (warmed, copy, copy, warmed):
+        _answer(path, start_package)
+        _wait()
+    assert hashed == ["copy.ortpackage"]
+    _damage(copy)
+    _answer(copy, start_package)
+    _wait()
+    assert hashed == ["copy.ortpackage"] * 2
+
+
+def test_a_damaged_copy_is_not_warmed(warmed: Path) -> None:
+    """Everything is in the cache already, and the bytes are hashed all the same."""
+    copy = _copied(warmed, "copy.ortpackage")
+    _damage(copy)
+    [row] = warm_package(copy, [Device.CPU])
+    assert "not what was packed" in row.problem
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"schema": 1, "copies": {"x": 1}}', b"\xff"])
+def test_a_list_of_copies_that_cannot_be_read_counts_as_none(warmed: Path, content: bytes) -> None:
+    """It is written again."""
+    [listed] = (warmed.parent / "cache" / "copies").glob("*.json")
+    listed.write_bytes(content)
+    _answer(warmed, start_package)
+    _wait()
+    assert str(warmed.name) in listed.read_text(encoding="utf-8")
