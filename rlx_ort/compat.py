@@ -40,6 +40,9 @@ class FlexibleSession:
         self.policy = policy or DevicePolicy()
         self.options = options or CompileOptions()
 
+    def __repr__(self) -> str:
+        return f"<FlexibleSession, {self.precision.value}>"
+
     @property
     def precision(self) -> Precision:
         """The arithmetic precision."""
@@ -122,6 +125,9 @@ class DeviceRouter:
         self._checked_s = -_CHECK_EVERY_S
         self._was_throttled = False
         self._warm()
+
+    def __repr__(self) -> str:
+        return f"<DeviceRouter of {self.runner!r}>"
 
     @classmethod
     def from_env(cls, graph: Graph, options: CompileOptions | None = None) -> DeviceRouter:

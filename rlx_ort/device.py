@@ -186,9 +186,13 @@ def parse_device_list(text: str) -> list[Device]:
     return list(devices)
 
 
-def device_label(device: Device) -> str:
-    """Return the canonical token of a device."""
-    return device.label
+def device_label(device: Device | str) -> str:
+    """Return the canonical token of a device.
+
+    Raises:
+        DeviceParseError: the name is no known device.
+    """
+    return Device(device).label
 
 
 def as_devices(devices: Device | str | Iterable[Device | str]) -> tuple[Device, ...]:
@@ -219,7 +223,11 @@ def _named(piece: str, whole: str) -> Device:
 def _parse(text: object) -> tuple[str, int]:
     if not isinstance(text, str):
         found = type(text).__name__
-        raise DeviceParseError(repr(text), f"a device is given by its name, as in 'cuda:1', not by a {found}")
+        raise DeviceParseError(
+            repr(text),
+            f"a device is given by its name, as in 'cuda:1', not by a {found}; run takes (device, inputs), run_async "
+            "and run_dlpack take (inputs, device), and runner(inputs)['y'] is output y from the device that is chosen",
+        )
     return _parse_text(text)
 
 

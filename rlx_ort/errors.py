@@ -239,9 +239,9 @@ _WRONG_EVERYWHERE = (
 def install_command(extra: str, *more: str) -> str:
     """Return the command that installs `rlx_ort` with an extra, and more arguments of pip.
 
-    The package is not published yet, so a checkout is installed.
+    The package is not published yet, so a checkout is installed; a comment of the shell says so.
     """
-    return " ".join(("pip install", f'".[{extra}]"', *more, "in a checkout of rlx_ort"))
+    return " ".join(("pip install", f'".[{extra}]"', *more, " # in a checkout of rlx_ort"))
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

@@ -36,6 +36,9 @@ class CancelToken:
         self._watchers: set[threading.Event] = set()
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"<CancelToken, {'cancelled' if self._cancelled else 'not cancelled'}>"
+
     @property
     def cancelled(self) -> bool:
         """Whether `cancel` was called."""

@@ -94,6 +94,9 @@ changed.graph.node[0].op_type = "Mul"
 onnx.save(changed, "edited.onnx")
 """,
     "docs/from-onnxruntime.md": DOUBLE,
+    "docs/language-models.md": HELPERS
+    + "from pathlib import Path\nfrom genai_folders import write_folder\nwrite_folder(Path('my-model'))\n"
+    "write_folder(Path('hub/models--NAME/snapshots/main'))\nPath('hub/models--NAME/blobs').mkdir()",
     "docs/package-format.md": f"""{GRAPH}{HELPERS}{PACKAGE}
 from pathlib import Path
 from click.testing import CliRunner

@@ -122,7 +122,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("calibration",),
     ("selection",),
     ("graph_devices", "device_sessions", "adaptive", "compat", "resilience"),
-    ("parity",),
+    ("parity", "genai"),
     ("conversion",),
     ("deploy",),
     ("serving",),

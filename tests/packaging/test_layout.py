@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -99,3 +100,15 @@ def test_the_wheel_asks_for_no_flavour_of_onnx_runtime(archives: tuple[Path, Pat
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: onnxruntime")]
     assert needed
     assert [line for line in needed if "extra ==" not in line] == []
+
+
+def test_only_containers_install_the_package_by_its_name() -> None:
+    """Help, docs and examples name an extra, and `install_command` has the one way to install it."""
+    places = [
+        ROOT / "README.md",
+        *(path for name in ("docs", "examples", "scripts") for path in (ROOT / name).rglob("*")),
+    ]
+    places += _installed_names("*.py").values()
+    texts = [path for path in places if path.suffix in (".md", ".py", ".txt", ".toml", ".yml")]
+    assert len(texts) > 200
+    assert [path for path in texts if re.search(r"rlx[_-]ort\[", path.read_text(encoding="utf-8"))] == []

@@ -18,7 +18,7 @@ TimeLimitError WriteError
 NAMES = """
 Attempt BackendCostModel BackendsManifest Bucket BucketedCompileCache CalibrationProfile CancelToken CompileCache
 DeviceMemory ModelMemory memory_use
-CompileOptions CompiledGraph DEVICE_PRIORITY DType Device DeviceBenchResult DeviceCandidate DeviceHealth
+CompileOptions CompiledGraph DEVICE_PRIORITY DType DecodeLoop Device DeviceBenchResult DeviceCandidate DeviceHealth
 DevicePickStrategy DevicePolicy DeviceRouter Dim DimBinding DispatchSummary ExpertPool FlexibleSession Graph
 GraphDevices HealthState KernelDispatch KernelDispatchPolicy KernelDispatchReport LayerKvCache MoeResidencyStats Node
 Op OptimizationLevel Outputs Placement PlacementRule Precision PrecisionPolicy ProfileCostModel RefreshPolicy

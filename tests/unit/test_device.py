@@ -77,6 +77,11 @@ def test_every_label_parses_back_to_an_equal_device(device: Device) -> None:
     assert parse_device(device_label(device)) == device
 
 
+def test_a_label_is_also_given_for_a_name() -> None:
+    """As everywhere where a device is taken."""
+    assert (device_label("CUDAExecutionProvider"), device_label("nvidia:1")) == ("cuda", "cuda:1")
+
+
 def test_names_are_trimmed_and_compared_in_lower_case() -> None:
     """Case and surrounding white space do not matter."""
     assert parse_device("\t NVidia \n") == Device.CUDA

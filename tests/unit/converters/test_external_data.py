@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from rlx_ort.converters.files import load_graph
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.errors import ConversionError
 
@@ -152,6 +153,32 @@ def test_a_symlink_inside_the_folder_is_followed(folder: Path) -> None:
     """A link that stays inside is harmless."""
     symlink(folder / "link.bin", folder / "w.bin")
     assert "w" in from_onnx(write_model(folder, location="link.bin")).weights
+
+
+def test_a_symlink_into_a_trusted_folder_is_followed(folder: Path, tmp_path: Path) -> None:
+    """The layout of Hugging Face's cache: each file is a link into a folder of blobs, which the caller names."""
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (folder / "w.bin").rename(blobs / "0a1b")
+    symlink(folder / "link.bin", blobs / "0a1b")
+    model = write_model(folder, location="link.bin")
+    assert "w" in from_onnx(model, trusted_links=blobs).weights
+    assert "w" in load_graph(model, trusted_links=[blobs]).weights
+
+
+def test_trust_in_one_folder_is_no_trust_in_others(folder: Path, tmp_path: Path) -> None:
+    """A link that leads elsewhere is refused, and the message has the target and the way."""
+    (tmp_path / "secret.bin").write_bytes(b"0" * 64)
+    (tmp_path / "blobs").mkdir()
+    symlink(folder / "link.bin", tmp_path / "secret.bin")
+    with pytest.raises(ConversionError, match=r"link that leaves .*secret\.bin.*trusted_links=FOLDER"):
+        from_onnx(write_model(folder, location="link.bin"), trusted_links=[tmp_path / "blobs"])
+
+
+def test_a_trusted_folder_that_is_not_there_is_an_error(folder: Path, tmp_path: Path) -> None:
+    """A typing error in the name of a trusted folder is reported before anything is read."""
+    with pytest.raises(ConversionError, match="cannot be trusted"):
+        from_onnx(write_model(folder), trusted_links=tmp_path / "nowhere")
 
 
 def test_a_symlink_to_itself_is_refused(folder: Path) -> None:

@@ -312,3 +312,13 @@ def test_all_other_errors_end_the_call(error: Exception, graph: Any) -> None:
         run_with_fallback(graph, None, ["cuda", "cpu"], work)
     assert caught.value is error
     assert called == [CUDA]
+
+
+def test_a_device_that_a_chain_skips_is_logged(graph: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One record of level INFO with the reason."""
+    with caplog.at_level(logging.INFO, "rlx_ort.selection"):
+        assert run_with_fallback(graph, None, [METAL, CPU], lambda device: device)[0] == CPU
+    (record,) = [record for record in caplog.records if "is skipped" in record.getMessage()]
+    assert record.levelno == logging.INFO
+    assert METAL.display in record.getMessage()
+    assert "libfake.so is missing" in record.getMessage()
