@@ -1,11 +1,11 @@
 """Tokens per second of one decoder in turns: `DecodeLoop`, onnxruntime-genai, and ONNX Runtime with a shared cache.
 
-    python scripts/decode_turns.py FOLDER [--prompt 16] [--steps 128] [--threads 1] [--texts 8]
+    python scripts/decode_turns.py FOLDER [--device cuda] [--prompt 16] [--steps 128] [--threads 1] [--texts 8]
 
-FOLDER holds a model of onnxruntime-genai's builder for the CPU (`scripts/make_genai_models.py` makes small ones). All
-ways write the same text at a time, by turns of 16 tokens in an order that changes, so that they share what else the
-machine does. Printed are the best and the median turn, and the ratios of the first line's to these. All must choose the
-same tokens. Needs onnxruntime-genai.
+FOLDER holds a model of onnxruntime-genai's builder for the device, the CPU or CUDA (`scripts/make_genai_models.py`
+makes them). All ways write the same text at a time, by turns of 16 tokens in an order that changes, so that they share
+what else the machine does. Printed are the best and the median turn, and the ratios of the first line's to these. All
+must choose the same tokens. Needs onnxruntime-genai.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ genai: Any = importlib.import_module("onnxruntime_genai")  # it has no types
 Loop: TypeAlias = Callable[[], Iterator[int]]
 """Yields the token after the prompt, then one for each step."""
 TURN = 16
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def main() -> int:
     """Measure and print; the exit code is 1 if two ways choose other tokens."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", choices=tuple(PROVIDERS), default="cpu")
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
@@ -49,13 +51,14 @@ def main() -> int:
     config = json.loads((given.folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
     prompt = np.random.default_rng(0).integers(2, config["vocab_size"], (1, given.prompt))
     longest = given.prompt + given.steps + 1
-    sizes = (given.folder, config, longest, given.threads)
+    sizes = (given.folder, config, longest, given)
     ways: dict[str, Loop] = {
         "rlx_ort DecodeLoop": _ours(*sizes, prompt),
         "onnxruntime-genai": _genai(*sizes, prompt),
         "ONNX Runtime, shared cache": _plain(*sizes, prompt),
     }
     rates: dict[str, list[float]] = {name: [] for name in ways}
+    differ = False
     for text in range(given.texts + 1):
         loops = {name: way() for name, way in ways.items()}
         tokens: dict[str, list[int]] = {name: [next(loop)] for name, loop in loops.items()}
@@ -65,24 +68,25 @@ def main() -> int:
                 tokens[name] += itertools.islice(loops[name], TURN)
                 if text:  # the first one warms up
                     rates[name].append(TURN / (time.perf_counter() - start))
-        if len({tuple(found) for found in tokens.values()}) > 1:
-            sys.stderr.write("\n".join(f"{name}: {found[:8]}" for name, found in tokens.items()) + "\n")
-            return 1
+        differ = differ or len({tuple(found) for found in tokens.values()}) > 1
     first = rates["rlx_ort DecodeLoop"]
     versions = f"onnxruntime {onnxruntime.__version__}, onnxruntime-genai {genai.__version__}"
-    sys.stdout.write(f"{given.folder.name}, prompt {given.prompt}, {given.threads} threads, {versions}\n")
+    what = f"{given.folder.name} on {given.device}, prompt {given.prompt}, {given.threads} threads"
+    sys.stdout.write(f"{what}, {versions}\n")
     for name, found in rates.items():
         best, middle = max(found), statistics.median(found)
         sys.stdout.write(
             f"{name:28}{best:8.0f} / {middle:.0f} tokens/s"
             f"{max(first) / best:8.3f} / {statistics.median(first) / middle:.3f}\n"
         )
-    return 0
+    if differ:
+        sys.stderr.write("\n".join(f"{name}: {found[:8]}" for name, found in tokens.items()) + "\n")
+    return int(differ)
 
 
-def _ours(folder: Path, config: Any, longest: int, threads: int, prompt: Any) -> Loop:
-    options = CompileOptions(intra_op_threads=threads)
-    compiled = Session("cpu", options).compile(rlx_ort.from_onnx(folder / "model.onnx"))
+def _ours(folder: Path, config: Any, longest: int, given: argparse.Namespace, prompt: Any) -> Loop:
+    options = CompileOptions(intra_op_threads=given.threads)
+    compiled = Session(given.device, options).compile(rlx_ort.from_onnx(folder / "model.onnx"))
     loop = DecodeLoop(compiled, longest)
 
     def run() -> Iterator[int]:
@@ -93,9 +97,10 @@ def _ours(folder: Path, config: Any, longest: int, threads: int, prompt: Any) ->
     return run
 
 
-def _genai(folder: Path, config: Any, longest: int, threads: int, prompt: Any) -> Loop:
+def _genai(folder: Path, config: Any, longest: int, given: argparse.Namespace, prompt: Any) -> Loop:
     settings = genai.Config(str(folder))
-    settings.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    threads = {"intra_op_num_threads": given.threads}
+    settings.overlay(json.dumps({"model": {"decoder": {"session_options": threads}}}))
     model = genai.Model(settings)
 
     def run() -> Iterator[int]:
@@ -110,17 +115,19 @@ def _genai(folder: Path, config: Any, longest: int, threads: int, prompt: Any) -
     return run
 
 
-def _plain(folder: Path, config: Any, longest: int, threads: int, prompt: Any) -> Loop:
+def _plain(folder: Path, config: Any, longest: int, given: argparse.Namespace, prompt: Any) -> Loop:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    options.intra_op_num_threads = given.threads
+    providers = [PROVIDERS[given.device]]
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=providers)
     decoder = config["decoder"]
     shape = (1, decoder["num_key_value_heads"], longest, decoder["head_size"])
     parts = [f"{layer}.{part}" for layer in range(decoder["num_hidden_layers"]) for part in ("key", "value")]
     value_of = onnxruntime.OrtValue.ortvalue_from_numpy
-    cache = {part: value_of(np.zeros(shape, np.float32)) for part in parts}
+    kinds = {value.name: np.float16 if "16" in value.type else np.float32 for value in session.get_outputs()}
+    cache = {part: value_of(np.zeros(shape, kinds[f"present.{part}"]), given.device, 0) for part in parts}
     count = prompt.shape[1]
-    token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1, config["vocab_size"]), np.float32)
+    token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1, config["vocab_size"]), kinds["logits"])
     ones = np.ones((1, longest), np.int64)
 
     def bound() -> Any:

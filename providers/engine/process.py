@@ -9,6 +9,7 @@ refuses sessions with their own pools, including those of other libraries.
 
 A forked child must not destroy what its parent opened: threads and drivers do not cross a fork, so destroying a session
 with workers, or one on WebGPU, never ends there. The child keeps every object of this folder until it is gone itself.
+Nor may drivers end there as C libraries do at exit: NVIDIA's Vulkan driver crashes in the child.
 
 ONNX Runtime aborts the process when the interpreter exits while a thread is inside a run. So at exit every open session
 is stopped, new runs and sessions are refused, and the interpreter waits for the threads that are still inside.
@@ -142,12 +143,15 @@ def _log() -> logging.Logger:
 
 _OWN_MODULES = __name__.rpartition(".")[0] + "."
 _opened = False
+_devices = False  # other than the CPU, whose drivers are loaded
 
 
 def _keep_all() -> None:
     """Keep every object of this folder alive to the end of the process, sessions and device memory among them."""
     if not _opened:
         return
+    if _devices:
+        _skip_exit_of_libraries()
     frozen = gc.get_freeze_count()
     if frozen:
         gc.unfreeze()  # a server that freezes its objects before it forks; frozen ones are not listed
@@ -156,6 +160,15 @@ def _keep_all() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
     if frozen:
         gc.freeze()
+
+
+def _skip_exit_of_libraries() -> None:
+    """Let this process end, once Python has, without what C libraries registered for its exit before."""
+    libc: Any = ctypes.CDLL(None)
+    # glibc alone; what is registered last runs first: https://man7.org/linux/man-pages/man3/on_exit.3.html
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+        libc.on_exit(ctypes.cast(libc.fcloseall, ctypes.c_void_p), None)  # what C code has written is flushed
 
 
 if hasattr(os, "register_at_fork"):
@@ -172,10 +185,14 @@ _live: dict[int, weakref.ref[_Stoppable]] = {}
 _live_lock = threading.RLock()  # reentrant: the callback of a weak reference may run during any call
 
 
-def watch(session: _Stoppable) -> None:
-    """Stop a session's runs when the process ends, or now if it already does; keep it in forked children."""
-    global _opened
+def watch(session: _Stoppable, *, device: bool = False) -> None:
+    """Stop a session's runs when the process ends, or now if it already does; keep it in forked children.
+
+    `device` says that it has a driver of a device other than the CPU loaded.
+    """
+    global _devices, _opened
     _opened = True
+    _devices = _devices or device
     key = id(session)
 
     def forget(_: object) -> None:

@@ -165,7 +165,7 @@ class OrtEngineSession:
         self._stopped: SessionCore | None = None
         self.refuses = False
         self._prepare_runs(core)
-        watch(self)
+        watch(self, device=recipe.memory != HOST_MEMORY)
 
     @property
     def raw(self) -> Any:
