@@ -19,9 +19,6 @@ from pathlib import Path
 import grpc
 import pytest
 from click.testing import CliRunner
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from sample_packages.packages import make
 from served_attacks import GOOD, PATH, answers, ask, good_message, request
 from served_models import save_product, started_command
@@ -99,7 +96,12 @@ def test_the_token_is_asked_for_on_both_sides(models: Path, running: list[subpro
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate of 127.0.0.1 that signs itself, and return the files of it and of its key."""
+    """Write a certificate of 127.0.0.1 that signs itself; return it and its key. Skips the test without cryptography."""
+    pytest.importorskip("cryptography")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
     now = datetime.datetime.now(datetime.UTC)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 __all__ = ["write_keys"]
 
 
 def write_keys(folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a new pair of P-256 keys and return the files of the private and of the public one."""
+    """Write a new pair of P-256 keys; return the private and the public file. Skips the test without model-signing."""
+    pytest.importorskip("model_signing")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
