@@ -150,6 +150,8 @@ def _plain(folder: Path, config: Any, longest: int, given: argparse.Namespace, p
         binding.bind_ortvalue_input("input_ids", fixed[0])
         binding.bind_ortvalue_output("logits", fixed[1])
         for past in range(count, longest):
+            if given.device != "cpu":  # ONNX Runtime copies to a device when an input is bound
+                binding.bind_cpu_input("input_ids", token)
             binding.bind_ortvalue_input("attention_mask", value_of(ones[:, : past + 1]))
             session.run_with_iobinding(binding)
             token[0, 0] = logits.argmax()

@@ -17,6 +17,7 @@ from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.providers.engine.runtime import runtime_version
 
 torch = pytest.importorskip("torch")
 
@@ -58,10 +59,8 @@ def _graph(dtype: str = "f32", *, doubled: bool = False) -> Graph:
 def test_every_dtype_goes_in_and_comes_out(dtype: str) -> None:
     """What torch reads of the output equals the input, also where numpy has no such dtype."""
     tensor = torch.arange(8).reshape(2, 4).to(DTYPES[dtype])
-    try:
-        tensor.__dlpack__()
-    except (BufferError, RuntimeError) as err:  # torch 2.11 has no float8 there, 2.13 has
-        pytest.skip(f"torch {torch.__version__} does not share it: {err}")
+    if dtype.startswith("f8") and (runtime_version() or ()) < (1, 32):
+        pytest.skip("ONNX Runtime takes float8 tensors of other libraries from 1.32 on")
     with Session("cpu").compile(_graph(dtype)) as compiled:
         [read] = compiled.run({"x": tensor})
         [shared] = compiled.run_dlpack({"x": tensor})
