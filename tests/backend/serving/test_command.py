@@ -96,7 +96,7 @@ def test_the_token_is_asked_for_on_both_sides(models: Path, running: list[subpro
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate of 127.0.0.1 that signs itself; return it and its key. Skips the test without cryptography."""
+    """Write a certificate of 127.0.0.1 that signs itself; return it and its key. Skips a test without cryptography."""
     pytest.importorskip("cryptography")
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
