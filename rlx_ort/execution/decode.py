@@ -459,5 +459,9 @@ def _last(logits: Array) -> Array:
 
 
 def _greedy(logits: Array) -> npt.NDArray[np.int64]:
+    if logits.itemsize == 2:  # numpy takes 115 us for 32,000 of f16, and 1 us for integers
+        bits = logits.view(np.int16)  # above zero, the bits of f16 and bf16 are in the order of the numbers
+        if bits.max(axis=-1).min() > 0:
+            logits = bits
     found: npt.NDArray[np.int64] = logits.argmax(axis=-1)
     return found

@@ -15,6 +15,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import InputError, LegalizeError, RunError, TimeLimitError
 from rlx_ort.execution.decode import DecodeLoop
 from rlx_ort.execution.session import Session
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.ort_binding import OrtBinder
@@ -159,6 +160,20 @@ def test_another_choice_than_the_largest_logit() -> None:
     loop = DecodeLoop(compiled("cpu", "cached"), 32)
     least = next(iter(loop.generate(PROMPT, 1, choose=lambda logits: logits.argmin(-1))))
     assert least[0] == DECODER.logits(PROMPT).argmin()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize(
+    "rows",
+    [[[1, 3, 2], [-1, -3, 5]], [[-2, -1, -3], [1, 2, 0]], [[4, 4, 1], [0, 2, 2]], [[-0.0, 0.0, -1], [-4, -3, 0]]],
+    ids=["positive", "one negative", "ties", "zeros"],
+)
+def test_the_largest_logit_is_chosen_in_every_dtype(monkeypatch: Any, rows: list[list[float]], dtype: str) -> None:
+    """The first of the largest, as float64 arithmetic finds it."""
+    loop = DecodeLoop(compiled("cpu", "cached"), 32, batch=2)
+    logits = np.array(rows).astype(DType(dtype).numpy)
+    monkeypatch.setattr(DecodeLoop, "prefill", lambda *_: logits)
+    np.testing.assert_array_equal(next(loop.generate(PROMPT, 1)), np.array(rows, np.float64).argmax(-1))
 
 
 def test_generation_ends_where_the_cache_is_full() -> None:
