@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -618,6 +619,7 @@ def startup(report: Report, folder: Path, tokens: int, rounds: int) -> None:
     from rlx_ort.deploy.open import warm_package
     from rlx_ort.device import Device
 
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode, so the checkout may too
     path = folder / "startup.ortpackage"
     create_package(load_graph(folder / "encoder.onnx"), path, Recipe(), folder=True)
     warm_package(path, [Device.CPU])
