@@ -688,10 +688,8 @@ class CompiledGraph:
 
     def unbind_idle(self) -> bool:
         """Release the buffers that no run uses now, and return whether no handle needs the device's session."""
-        if any(loop.length for loop in list(self._loops)):
+        if not all(loop.close_idle() for loop in list(self._loops)):
             return False
-        for loop in list(self._loops):
-            loop.close()
         if self._handles.on_device or not (self._slots.clear(wait=False) and self._handles.unbind(wait=False)):
             return False
         self._pooled.clear()

@@ -146,13 +146,16 @@ class DecodeLoop:
             RunError: there was no `prefill`.
             EngineError: the run failed.
         """
+        given = np.asarray(tokens)
+        if given.shape != (self._shape[0],) or given.dtype.kind not in "iu":
+            raise InputError(f"step takes integers ({self.batch},), got {given.dtype.name} {given.shape}")
         with self._lock:
             runs, length = self._runs, self._length
             if runs is None or not length:
                 raise RunError("a step follows the prompt; call prefill() with it first")
             if length >= self._shape[1]:
                 self._check_room(1)
-            logits = runs.step(tokens, length)
+            logits = runs.step(given, length)
             self._length = length + 1
             return logits
 
@@ -167,7 +170,7 @@ class DecodeLoop:
         with self._lock:
             if not 0 <= length <= self._length:
                 raise InputError(f"reset({length}): there are {self._length} tokens in the cache")
-            if self._runs is not None:
+            if self._runs is not None and length < self._length:
                 self._runs.cut(length)
             self._length = length
 
@@ -230,6 +233,18 @@ class DecodeLoop:
         """Free the cache and let go of the session; the next `prefill` starts anew. Closing twice is harmless."""
         with self._lock:
             self._runs, self._length = None, 0
+
+    def close_idle(self) -> bool:
+        """Close unless it has tokens or a call is running, which is not waited for; return whether it was closed."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._length:
+                return False
+            self._runs = None
+            return True
+        finally:
+            self._lock.release()
 
     def __repr__(self) -> str:
         where = f"on {self._compiled.device.label}, {self.length} of {self.max_length} tokens"
@@ -321,7 +336,7 @@ class _Feeds:
             else:
                 self._counts.append((array, first[role]))
 
-    def fill(self, tokens: npt.ArrayLike, past: int) -> None:
+    def fill(self, tokens: Array, past: int) -> None:
         """Write what the inputs hold for tokens, in one axis, that come after `past` others."""
         for array in self._tokens:
             array[...] = tokens
@@ -382,7 +397,7 @@ class _InPlace:
             mask[:, past : past + new] = 1
         return self._logits
 
-    def step(self, tokens: npt.ArrayLike, past: int) -> Array:
+    def step(self, tokens: Array, past: int) -> Array:
         self._feeds.fill(tokens, past)
         for mask in self._masks.values():
             mask[:, past] = 1
@@ -426,7 +441,7 @@ class _Moved:
         given = {**feeds.arrays, **sizes.short(self._ones, past + new), **self._cache}
         return self._kept(self.engine.binder.run(given, self._outputs, self._outputs[1:]))
 
-    def step(self, tokens: npt.ArrayLike, past: int) -> Array:
+    def step(self, tokens: Array, past: int) -> Array:
         self._feeds.fill(tokens, past)
         given = {**self._feeds.arrays, **self._sizes.short(self._ones, past + 1), **self._cache}
         loop, self._loop = self._loop, None  # after an error it cannot be used again
@@ -438,14 +453,14 @@ class _Moved:
 
     def cut(self, length: int) -> None:
         """Forget all tokens but the first ones."""
-        begun = self._sizes.cache(0)
+        begun: dict[str, Any] = dict(self._sizes.cache(0))
         for pair in self._sizes.interface.cache if length else ():
-            axis = pair.length_axis
-            if begun[pair.past].shape[axis]:
-                begun[pair.past] = self._cache[pair.past]  # of a fixed length
-            else:
-                begun[pair.past] = self._cache[pair.past].numpy()[(slice(None),) * axis + (slice(length),)]
-        self._cache = dict(begun)
+            axis, before = pair.length_axis, self._cache[pair.past]
+            if not begun[pair.past].shape[axis]:  # else of a fixed length
+                before = before if isinstance(before, np.ndarray) else before.numpy()
+                before = before[(slice(None),) * axis + (slice(length),)]
+            begun[pair.past] = before
+        self._cache = begun
 
     def _kept(self, results: list[Any]) -> Array:
         self._cache = dict(zip(self._cache, results[1:], strict=True))

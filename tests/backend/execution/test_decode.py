@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,16 @@ def test_a_cut_cache_gives_the_tokens_of_the_shorter_text(device: Device, in_pla
     np.testing.assert_array_equal(logits.argmax(-1), EXPECTED[:, 1])
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cut_cache_may_be_cut_again(form: str) -> None:
+    """reset(8) and reset(6) without a run between them leave the prompt, as does another reset(6)."""
+    loop = DecodeLoop(compiled("cpu", form), 32, in_place=False)
+    drawn(loop, PROMPT, 5)
+    for length in (8, 6, 6):
+        loop.reset(length)
+    np.testing.assert_array_equal(loop.step(EXPECTED[:, 0]).argmax(-1), EXPECTED[:, 1])
+
+
 def test_a_loop_begins_anew_after_reset(device: Device) -> None:
     """The second text is not influenced by the first."""
     loop = DecodeLoop(compiled(device, "masked"), 32)
@@ -195,6 +207,16 @@ def test_wrong_tokens_are_refused(tokens: Any) -> None:
     loop = DecodeLoop(compiled("cpu", "cached"), 32)
     with pytest.raises(InputError, match="prefill takes integers"):
         loop.prefill(np.asarray(tokens))
+
+
+@pytest.mark.parametrize("tokens", [[1, 2], [1.5], 1, [[1]], []])
+def test_wrong_tokens_of_a_step_are_refused(tokens: Any) -> None:
+    """A step takes one integer for each sequence, and after an error the text goes on."""
+    loop = DecodeLoop(compiled("cpu", "cached"), 32)
+    loop.prefill(PROMPT)
+    with pytest.raises(InputError, match=r"step takes integers \(1,\)"):
+        loop.step(tokens)
+    np.testing.assert_array_equal(loop.step(EXPECTED[:, 0]).argmax(-1), EXPECTED[:, 1])
 
 
 def test_a_step_needs_a_prompt() -> None:
@@ -295,6 +317,30 @@ def test_a_loop_with_tokens_ties_the_graph_to_its_device() -> None:
     assert not graph.unbind_idle()
     loop.reset()
     assert graph.unbind_idle()
+
+
+def test_a_memory_budget_does_not_wait_for_a_loop_whose_prompt_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt may wait for a lock of whoever frees memory, so that waiting for it would never end."""
+    graph = compiled("cpu", "cached")
+    loop = DecodeLoop(graph, 32)
+    begun, freed, engine = threading.Event(), threading.Event(), graph.engine
+
+    def slow(user: DecodeLoop) -> Any:
+        begun.set()
+        freed.wait(20)
+        return engine(user)
+
+    monkeypatch.setattr(graph, "engine", slow)
+    graph._loops.add(loop)
+    with ThreadPoolExecutor(2) as pool:
+        prompt = pool.submit(loop.prefill, PROMPT)
+        begun.wait(20)
+        try:
+            assert pool.submit(graph.unbind_idle).result(timeout=10) is False
+        finally:
+            freed.set()
+        assert prompt.result().shape == (1, DECODER.vocabulary)
+    assert loop.length == 6
 
 
 def test_new_weights_are_used_after_reset() -> None:
