@@ -5,59 +5,21 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.from_onnx.tensor_files import Folders, trusted_folders
-from rlx_ort.errors import InputError
-from rlx_ort.genai.choice import Choice, GenaiCandidate, TextSizes, choose
+from rlx_ort.genai.choice import Choice, GenaiCandidate, TextSizes, rank
 from rlx_ort.genai.config import GenaiConfig, read_config
 from rlx_ort.genai.model import LanguageModel
 from rlx_ort.genai.tokens import Tokenizer, tokenizer_of
-from rlx_ort.selection.policy import DevicePolicy, device_from_env
 
 if TYPE_CHECKING:
+    from rlx_ort.converters.from_onnx.tensor_files import Folders
     from rlx_ort.device import Device
     from rlx_ort.options.compile_options import CompileOptions
+    from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = [
     "Choice", "GenaiCandidate", "GenaiConfig", "LanguageModel", "TextSizes", "Tokenizer", "open", "rank", "read_config",
     "tokenizer_of",
 ]  # fmt: skip
-
-ENGINES = ("auto", "genai", "rlx_ort")
-
-
-def rank(
-    folder: str | os.PathLike[str],
-    policy: DevicePolicy | None = None,
-    options: CompileOptions | None = None,
-    *,
-    device: Device | str | None = None,
-    engine: str = "auto",
-    prompt_tokens: int | None = None,
-    new_tokens: int | None = None,
-    trusted_links: Folders = (),
-) -> Choice:
-    """Return what `open` would choose from, without opening a session of the model; see there for the arguments.
-
-    Raises:
-        ConversionError: a config or model cannot be read.
-        InputError: the sizes or the engine are wrong.
-        NoViableDeviceError: the policy refuses the device.
-    """
-    if engine not in ENGINES:
-        raise InputError(f"there is no engine {engine!r}; known are {', '.join(ENGINES)}")
-    policy = DevicePolicy.from_env() if policy is None else policy
-    device = device_from_env() if device is None else device
-    trusted = trusted_folders(trusted_links)
-    return choose(
-        folder,
-        policy,
-        options,
-        device=device,
-        engine=engine,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        trusted=trusted,
-    )
 
 
 def open(

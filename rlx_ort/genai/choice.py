@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlx_ort.converters.files import load_graph
+from rlx_ort.converters.from_onnx.tensor_files import Folders, trusted_folders
 from rlx_ort.device import Device, priority_rank
 from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError
 from rlx_ort.genai.config import CONFIG, GenaiConfig, read_config
@@ -18,9 +19,10 @@ from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.candidates import CLOSE, Candidates, automatic
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.selection.policy import DevicePolicy, device_from_env
 from rlx_ort.selection.support import support_of
 
+ENGINES = ("auto", "genai", "rlx_ort")
 _PROMPT, _NEW = 256, 128
 
 
@@ -182,7 +184,7 @@ def read_variants(
     return found, tuple((name, str(err)) for name, err in failures)
 
 
-def choose(
+def rank(
     folder: str | os.PathLike[str],
     policy: DevicePolicy | None = None,
     options: CompileOptions | None = None,
@@ -191,16 +193,20 @@ def choose(
     engine: str = "auto",
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
-    trusted: Sequence[Path] = (),
+    trusted_links: Folders = (),
 ) -> Choice:
-    """Return the ranking of a folder; opens no session of its models. See `rlx_ort.genai.open` for the arguments.
+    """Return what `open` would choose from, without opening a session of the model; see there for the arguments.
 
     Raises:
         ConversionError: a config or model cannot be read.
-        InputError: the text is longer than the model allows.
+        InputError: the sizes or the engine are wrong.
         NoViableDeviceError: the policy refuses the device.
     """
-    policy = policy or DevicePolicy()
+    if engine not in ENGINES:
+        raise InputError(f"there is no engine {engine!r}; known are {', '.join(ENGINES)}")
+    policy = DevicePolicy.from_env() if policy is None else policy
+    device = device_from_env() if device is None else device
+    trusted = trusted_folders(trusted_links)
     named = None if device is None else Device(device)
     if named is not None:
         refusal = policy.refusal(named)
@@ -241,8 +247,8 @@ def _judged(variant: Variant, policy: DevicePolicy, engine: str, sizes: TextSize
         )
         if row.blocker is None:
             reason = why_not(device, variant.options)
-            usable = {"genai": not reason, "rlx_ort": True}
-            engines = tuple(name for name in usable if usable[name] and engine in ("auto", name))
+            usable = ("rlx_ort",) if reason else ("genai", "rlx_ort")
+            engines = tuple(name for name in usable if engine in ("auto", name))
             blocker = None if engines else reason
             compute = _compute(graph, support_of(device, graph, options).cpu_nodes)
             if compute and strict:

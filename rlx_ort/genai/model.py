@@ -53,6 +53,7 @@ class LanguageModel:
         self._tokenizer: Tokenizer | None = None
         self._lock = threading.Lock()
         self._text: Iterator[int] | None = None
+        self._closed = False
         self.chosen, self.engine, self._engine = self._opened(choice, max_length)
         self.max_length = min(max_length, self._variant.config.context_length)
 
@@ -98,7 +99,7 @@ class LanguageModel:
         Raises:
             InputError: the prompt is empty or too long for the cache, or has a negative token.
             EngineError: a run failed.
-            RunError: another text was begun meanwhile.
+            RunError: another text was begun meanwhile, or the model was closed.
         """
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not 0 < len(tokens) < self.max_length:
@@ -124,8 +125,10 @@ class LanguageModel:
             yield found
 
     def close(self) -> None:
-        """Free the cache, the session and the weights; closing twice is harmless."""
-        self._engine.close()
+        """Free the cache, the session and the weights, after the token being computed; closing twice is harmless."""
+        with self._lock:
+            self._closed = True
+            self._engine.close()
 
     def __enter__(self) -> LanguageModel:
         return self
@@ -145,6 +148,8 @@ class LanguageModel:
             found = self._text = self._engine.generate(tokens)
         for _ in range(count):
             with self._lock:
+                if self._closed:
+                    raise RunError("the language model is closed; open it again")
                 if self._text is not found:
                     raise RunError("another text was begun on this model, whose cache holds one; open it twice")
                 token = next(found, None)

@@ -113,6 +113,18 @@ def test_the_next_text_ends_the_one_before(folder: Path, engine: str) -> None:
             next(first)
 
 
+def test_a_closed_model_ends_its_text_and_writes_no_other(folder: Path, engine: str) -> None:
+    """Both are the same error in each engine."""
+    model = rlx_ort.genai.open(folder, device="cpu", engine=engine)
+    text = model.generate(PROMPT, 8)
+    next(text)
+    for _ in range(2):
+        model.close()
+    for later in (text, model.generate(PROMPT, 8)):
+        with pytest.raises(RunError, match="the language model is closed"):
+            next(later)
+
+
 def test_a_negative_token_is_refused(folder: Path) -> None:
     """A tokenizer gives one for a letter that it does not know."""
     with (
