@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from rlx_ort.resilience.limits import CancelToken
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.resilience.quarantine import DeviceHealth
+    from rlx_ort.resilience.trial import Choose
     from rlx_ort.selection.candidates import Candidates, DeviceCandidate
     from rlx_ort.selection.policy import Devices
 
@@ -458,19 +459,11 @@ class GraphDevices:
         cancel: CancelToken | None = None,
     ) -> Outputs:
         """Run on the device given, else `RLX_DEVICE`, else the fastest for these inputs that takes the graph."""
-        failover = self._failover
-        if failover is None and (timeout_s is not None or cancel is not None):
+        if device is None:
+            return self._run_choice(inputs, GraphDevices._resolved, "resolved", timeout_s, cancel)
+        if self._failover is None and (timeout_s is not None or cancel is not None):
             return self._limited(lambda: self.run_resolved(inputs, device), timeout_s, cancel)
-        if device is not None:
-            if failover is not None:
-                outputs = failover.run_named(self, inputs, self.resolve(device), timeout_s, cancel)
-            else:
-                outputs = self.compile_resolved(device).run(inputs)
-        elif failover is not None:
-            outputs = failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")
-        else:
-            outputs = self._open_first(lambda: self._resolved(inputs)).run(inputs)
-        return self._named(outputs)
+        return self.run(self.resolve(device), inputs, timeout_s=timeout_s, cancel=cancel)
 
     def run_fastest(
         self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, cancel: CancelToken | None = None
@@ -483,13 +476,7 @@ class GraphDevices:
             NoViableDeviceError: no device takes the graph; it lists the reasons.
             RunError: the run failed; without `resilience` no other device is tried then, see `run_try`.
         """
-        failover = self._failover
-        if failover is not None:
-            return self._named(failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest"))
-        if timeout_s is not None or cancel is not None:
-            return self._limited(lambda: self.run_fastest(inputs), timeout_s, cancel)
-        outputs = self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
-        return self._named(outputs)
+        return self._run_choice(inputs, _predicted, "fastest", timeout_s, cancel)
 
     def run_resolved_with_inputs(
         self,
@@ -776,6 +763,18 @@ class GraphDevices:
             return open_first(choose, self._opened)
         finally:
             self.last_attempts = tuple(self._refusals(self._by_name).items())
+
+    def _run_choice(
+        self, inputs: Mapping[str, Any], choose: Choose, key: str, timeout_s: float | None, cancel: CancelToken | None
+    ) -> Outputs:
+        """Run on the first choice that takes the graph; see `Failover.run` for the arguments."""
+        if self._failover is not None:
+            outputs = self._failover.run(self, inputs, choose, timeout_s, cancel, key)
+        elif timeout_s is not None or cancel is not None:
+            return self._limited(lambda: self._run_choice(inputs, choose, key, None, None), timeout_s, cancel)
+        else:
+            outputs = self._open_first(lambda: choose(self, inputs)).run(inputs)
+        return self._named(outputs)  # not sooner: a graph that has grown is followed first
 
     def _limited(self, run: Callable[[], T], timeout_s: float | None, cancel: CancelToken | None) -> T:
         """Return the result of a run within limits; sessions whose engine does not return are given up."""

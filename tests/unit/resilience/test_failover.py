@@ -240,6 +240,8 @@ def test_a_graph_that_grows_is_compiled_anew(make: Any, fault: Any) -> None:
     assert len(runner.run_fastest(INPUTS)) == 1
     graph.outputs = [graph.outputs[0], graph.outputs[0] + graph.outputs[0]]
     assert len(runner.run_fastest(INPUTS)) == 2
+    graph.set_outputs(graph.outputs, ["double", "fourfold"])
+    assert list(runner.run_fastest(INPUTS).keys()) == ["double", "fourfold"]
 
 
 def test_a_compiled_graph_that_the_caller_closed_is_lent_anew(make: Any, fault: Any) -> None:
