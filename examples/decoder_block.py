@@ -6,10 +6,8 @@ python examples/decoder_block.py cpu webgpu
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from reference_check import Array, show
+from reference_check import Array, causal_attention, rotation, show
 
 from rlx_ort.ir.graph import Graph
 
@@ -28,18 +26,11 @@ def make_weights(seed: int = 0) -> dict[str, Array]:
     return {name: array.astype(np.float32) for name, array in weights.items()}
 
 
-def rotation() -> tuple[Array, Array]:
-    """Return the cosines and sines of each position and frequency, in float64."""
-    frequencies = 10000.0 ** (-np.arange(0, HEAD, 2) / HEAD)
-    angles = np.arange(TOKENS)[:, None] * frequencies
-    return np.cos(angles), np.sin(angles)
-
-
 def build(weights: dict[str, Array]) -> Graph:
     """Return the graph: token ids in, the logits of the next token at each position out."""
     g = Graph("decoder_block")
     w = {name: g.param(name, array.shape, data=array) for name, array in weights.items()}
-    cos, sin = (g.constant(table.astype(np.float32)) for table in rotation())
+    cos, sin = (g.constant(table.astype(np.float32)) for table in rotation(TOKENS, HEAD))
     ids = g.input("ids", ["batch", TOKENS], "i64")
 
     x = g.gather(w["table"], ids, axis=0)
@@ -61,26 +52,15 @@ def sample_inputs(batch: int = 2) -> dict[str, Array]:
 def reference(weights: dict[str, Array], inputs: dict[str, Array]) -> Array:
     """Return the logits, computed in float64 with numpy alone."""
     w = {name: array.astype(np.float64) for name, array in weights.items()}
-    cos, sin = rotation()
 
     def norm(x: Array, name: str) -> Array:
         result: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * w[name]
         return result
 
-    def heads(x: Array) -> Array:
-        return x.reshape(*x.shape[:2], HEADS, HEAD).transpose(0, 2, 1, 3)
-
-    def rotated(x: Array) -> Array:
-        first, second = np.split(x, 2, axis=-1)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
     x = w["table"][inputs["ids"]]
     h = norm(x, "norm1")
-    q, k, v = rotated(heads(h @ w["query"])), rotated(heads(h @ w["key"])), heads(h @ w["value"])
-    scores = np.where(np.tri(TOKENS, dtype=bool), q @ k.transpose(0, 1, 3, 2) / math.sqrt(HEAD), -np.inf)
-    weight = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed = (weight / weight.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3).reshape(x.shape)
-    x = x + mixed @ w["out"]
+    q, k, v = (h @ w[name] for name in ("query", "key", "value"))
+    x = x + causal_attention(q, k, v, rotation(TOKENS, HEAD)) @ w["out"]
     up, gate = np.split(norm(x, "norm2") @ w["up_gate"], 2, axis=-1)
     x = x + (up * gate / (1 + np.exp(-gate))) @ w["down"]
     logits: Array = norm(x, "norm3") @ w["table"].T

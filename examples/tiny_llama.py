@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from reference_check import Array
+from reference_check import Array, causal_attention, likeliest_tokens, rotation
 
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
@@ -76,13 +76,6 @@ def make_weights(sizes: Sizes, seed: int = 0) -> dict[str, Array]:
     return {name: array.astype(np.float32) for name, array in weights.items()}
 
 
-def rotation(sizes: Sizes) -> tuple[Array, Array]:
-    """Return the cosines and sines of each position and frequency, in float64."""
-    frequencies = 10000.0 ** (-np.arange(0, sizes.head, 2) / sizes.head)
-    angles = np.arange(sizes.longest)[:, None] * frequencies
-    return np.cos(angles), np.sin(angles)
-
-
 def build_prefill(sizes: Sizes, weights: dict[str, Array]) -> Graph:
     """Return the graph of the prompt: ids `(batch, seq)` in; logits, token and the cache of each layer out."""
     g = Graph("prefill")
@@ -125,7 +118,10 @@ def build_in_place(sizes: Sizes, weights: dict[str, Array]) -> Graph:
     ids = g.input("input_ids", ["batch", "seq"], "i64")
     past_length = g.input("past_length", ["batch"], "i32")
     positions = g.gather(g.input("position_ids", ["batch", "seq"], "i64"), np.array(0), axis=0)  # alike in all rows
-    tables = [g.gather(g.constant(table.astype(np.float32)), positions, axis=0) for table in rotation(sizes)]
+    tables = [
+        g.gather(g.constant(table.astype(np.float32)), positions, axis=0)
+        for table in rotation(sizes.longest, sizes.head)
+    ]
     logits, cache = _decoder(g, sizes, weights, ids, tables, attend)
     g.set_outputs([logits, *cache], ["logits", *_cache_names(sizes, "new_")])
     return g
@@ -176,7 +172,7 @@ class Decoder:
         session = Session(device, CompileOptions(placement=PlacementRule.ASSISTED))
         self.prefill: CompiledGraph = session.compile(build_prefill(sizes, weights))
         self.decode: CompiledGraph = session.compile(build_decode(sizes, weights), self.prefill.weights)
-        self._cos, self._sin = (table.astype(np.float32) for table in rotation(sizes))
+        self._cos, self._sin = (table.astype(np.float32) for table in rotation(sizes.longest, sizes.head))
         self._past = 0
 
     def start(self, prompt: Array) -> Array:
@@ -219,31 +215,16 @@ class Decoder:
 def reference_logits(sizes: Sizes, weights: dict[str, Array], ids: Array) -> Array:
     """Return the logits after the last of the ids `(batch, seq)`, computed in float64 with numpy and no cache."""
     w = {name: array.astype(np.float64) for name, array in weights.items()}
-    count = ids.shape[1]
-    cos, sin = (table[:count] for table in rotation(sizes))
 
     def norm(x: Array, name: str) -> Array:
         result: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * w[name]
         return result
 
-    def heads(x: Array, number: int) -> Array:
-        return x.reshape(*x.shape[:2], number, sizes.head).transpose(0, 2, 1, 3)
-
-    def rotated(x: Array) -> Array:
-        first, second = np.split(x, 2, axis=-1)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
     x = w["table"][ids]
-    share = sizes.heads // sizes.kv_heads
     for layer in range(sizes.layers):
         h = norm(x, f"{layer}.norm1")
-        q = rotated(heads(h @ w[f"{layer}.query"], sizes.heads))
-        k = rotated(heads(h @ w[f"{layer}.key"], sizes.kv_heads)).repeat(share, axis=1)
-        v = heads(h @ w[f"{layer}.value"], sizes.kv_heads).repeat(share, axis=1)
-        scores = np.where(np.tri(count, dtype=bool), q @ k.transpose(0, 1, 3, 2) / math.sqrt(sizes.head), -np.inf)
-        weight = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = (weight / weight.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3).reshape(x.shape)
-        x = x + mixed @ w[f"{layer}.out"]
+        q, k, v = (h @ w[f"{layer}.{name}"] for name in ("query", "key", "value"))
+        x = x + causal_attention(q, k, v, rotation(ids.shape[1], sizes.head)) @ w[f"{layer}.out"]
         up, gate = np.split(norm(x, f"{layer}.norm2") @ w[f"{layer}.up_gate"], 2, axis=-1)
         x = x + (up * gate / (1 + np.exp(-gate))) @ w[f"{layer}.down"]
     logits: Array = norm(x, "norm")[:, -1] @ w["head"]
@@ -252,10 +233,7 @@ def reference_logits(sizes: Sizes, weights: dict[str, Array], ids: Array) -> Arr
 
 def reference_tokens(sizes: Sizes, weights: dict[str, Array], prompt: Array, count: int) -> Array:
     """Return the likeliest tokens after the prompt, each computed from all before it."""
-    ids = prompt
-    for _ in range(count):
-        ids = np.concatenate([ids, reference_logits(sizes, weights, ids).argmax(-1)[:, None]], axis=1)
-    return ids[:, prompt.shape[1] :]
+    return likeliest_tokens(lambda ids: reference_logits(sizes, weights, ids), prompt, count)
 
 
 if __name__ == "__main__":

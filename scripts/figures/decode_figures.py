@@ -16,6 +16,7 @@ from figures.record import Figure, step_turns_of
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import tiny_llama  # the examples are no package
+from reference_check import rotation
 
 __all__ = ["measure"]
 
@@ -104,7 +105,7 @@ class _Loops:
         self.device = label  # ONNX Runtime calls the memory of these devices the same
         sizes = decoder.sizes
         self.first = prompt.shape[1]
-        self.cos, self.sin = (table.astype(np.float32) for table in tiny_llama.rotation(sizes))
+        self.cos, self.sin = (table.astype(np.float32) for table in rotation(sizes.longest, sizes.head))
         feeds = {"ids": prompt.astype(np.int32), "cos": self.cos[: self.first], "sin": self.sin[: self.first]}
         _, self.token, *self.cache = decoder.prefill.run(feeds)
         self.names = [f"{name}{layer}" for layer in range(sizes.layers) for name in ("k", "v")]

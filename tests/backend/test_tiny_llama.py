@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tiny_llama
-from reference_check import relative_error
+from reference_check import relative_error, rotation
 
 from rlx_ort.device import Device
 from rlx_ort.execution.buckets import LayerKvCache
@@ -56,7 +56,7 @@ def test_the_likeliest_tokens_are_those_of_the_reference(weights: dict[str, tiny
 def test_a_cache_on_the_host_gives_the_same_logits(weights: dict[str, tiny_llama.Array]) -> None:
     """`LayerKvCache` carries the keys and values of both sequences from step to step."""
     decoder = tiny_llama.Decoder(SIZES, weights, "cpu")
-    cos, sin = (table.astype(np.float32) for table in tiny_llama.rotation(SIZES))
+    cos, sin = (table.astype(np.float32) for table in rotation(SIZES.longest, SIZES.head))
     count = PROMPT.shape[1]
     feeds = {"ids": PROMPT.astype(np.int32), "cos": cos[:count], "sin": sin[:count]}
     _, token, *flat = decoder.prefill.run(feeds)

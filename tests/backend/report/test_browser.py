@@ -5,21 +5,18 @@ from __future__ import annotations
 import base64
 import io
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from headless_chromium import headless_chromium, prefer_theme
 from sample_reports import sample_report
 
 from rlx_ort.report.page import rendered
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed")
 
 LAYERS, EACH = 125, 40
 LIMIT_S = 3.0
@@ -33,16 +30,8 @@ requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => done(pe
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Yield a Chromium without a window."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.add_argument("--window-size=1400,1100")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    found.set_script_timeout(60)
-    yield found
-    found.quit()
+    with headless_chromium("--window-size=1400,1100", recorded=True) as found:
+        yield found
 
 
 @pytest.fixture
@@ -52,19 +41,13 @@ def opened(browser: Any, tmp_path: Path) -> Any:
     def show(page: str) -> Any:
         path = tmp_path / "page.html"
         path.write_text(page, encoding="utf-8")
-        theme(browser, "light")
+        prefer_theme(browser, "light")
         browser.get(path.as_uri())
         ready = "return document.documentElement.dataset.ready"
         WebDriverWait(browser, 30).until(lambda found: found.execute_script(ready))  # on a busy machine `get` is early
         return browser
 
     return show
-
-
-def theme(browser: Any, name: str) -> None:
-    """Switch between the light and the dark theme, as the system does."""
-    feature = {"name": "prefers-color-scheme", "value": name}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
 
 def _pixels(browser: Any, element: str) -> np.ndarray:
@@ -175,7 +158,7 @@ def test_the_page_follows_a_dark_system(opened: Any) -> None:
     """The background and the graph turn dark while the page is open."""
     browser = opened(rendered([sample_report(2, 12)]))
     light = _pixels(browser, "body").mean()
-    theme(browser, "dark")
+    prefer_theme(browser, "dark")
     browser.execute_async_script("setTimeout(arguments[0], 300)")
     assert light > 200
     assert _pixels(browser, "body").mean() < 80

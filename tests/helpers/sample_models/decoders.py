@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from reference_check import causal_attention, likeliest_tokens, rotation
 
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
@@ -47,8 +48,8 @@ class Decoder:
         for name, shape in shapes.items():
             scale = 1.0 if name == "table" else 1 / math.sqrt(shape[0])
             self.weights[name] = (source.standard_normal(shape) * scale).astype(np.float32)
-        angles = np.arange(self.longest)[:, None] * 100.0 ** (-np.arange(self.head // 2) / (self.head // 2))
-        self.weights.update(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
+        cos, sin = rotation(self.longest, self.head, 100.0)
+        self.weights.update(cos=cos.astype(np.float32), sin=sin.astype(np.float32))
 
     @property
     def kv_heads(self) -> int:
@@ -58,33 +59,16 @@ class Decoder:
         """Return the logits after the last of tokens `(batch, count)`, computed from all of them in float64."""
         w = {name: array.astype(np.float64) for name, array in self.weights.items()}
         count = tokens.shape[1]
-        cos, sin = w["cos"][:count], w["sin"][:count]
-
-        def split(x: Any, heads: int) -> Any:
-            return x.reshape(*x.shape[:2], heads, self.head).transpose(0, 2, 1, 3)
-
-        def rotated(x: Any) -> Any:
-            first, second = np.split(x, 2, axis=-1)
-            return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
+        tables = w["cos"][:count], w["sin"][:count]
         x = w["table"][tokens]
         for layer in range(self.layers):
-            q = rotated(split(x @ w[f"q{layer}"], self.heads))
-            k = rotated(split(x @ w[f"k{layer}"], self.kv_heads)).repeat(self.shared_by, axis=1)
-            v = split(x @ w[f"v{layer}"], self.kv_heads).repeat(self.shared_by, axis=1)
-            scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(self.head)
-            weight = np.exp(np.where(np.tri(count, dtype=bool), scores, -np.inf))
-            mixed = (weight / weight.sum(-1, keepdims=True)) @ v
-            x = x + mixed.transpose(0, 2, 1, 3).reshape(x.shape)
+            x = x + causal_attention(*(x @ w[f"{name}{layer}"] for name in "qkv"), tables)
         found: npt.NDArray[np.float64] = x[:, -1] @ w["out"]
         return found
 
     def tokens(self, prompt: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
         """Return the `count` likeliest tokens after a prompt, `(batch, count)`."""
-        all_tokens = prompt
-        for _ in range(count):
-            all_tokens = np.concatenate([all_tokens, self.logits(all_tokens).argmax(-1)[:, None]], axis=1)
-        return all_tokens[:, prompt.shape[1] :]
+        return likeliest_tokens(self.logits, prompt, count)
 
 
 DECODER = Decoder()
