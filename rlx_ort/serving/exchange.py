@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import Awaitable, Sequence
 from typing import Any, cast
@@ -142,11 +143,15 @@ class Watch:
     def _tick(self) -> None:
         for task, request in self._older.items():
             self._watchers[task] = watcher = asyncio.ensure_future(_disconnected(request))
-            watcher.add_done_callback(lambda found, task=task: found.cancelled() or task.cancel())  # type: ignore[misc]
+            watcher.add_done_callback(functools.partial(self._gone, task))
         self._older, self._new = self._new, {}
         self._ticks = bool(self._older)
         if self._ticks:
             asyncio.get_running_loop().call_later(_WATCHED_FROM_S, self._tick)
+
+    def _gone(self, task: asyncio.Task[Any], watcher: asyncio.Task[None]) -> None:
+        if self._watchers.get(task) is watcher:  # else the request has its answer meanwhile
+            task.cancel()
 
 
 async def _disconnected(request: Request) -> None:
