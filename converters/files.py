@@ -13,13 +13,7 @@ from typing import BinaryIO, TypeAlias
 import onnx
 import psutil
 
-from rlx_ort.converters.bundle import (
-    ModelBundle,
-    bundle_from_graph,
-    external_tensors,
-    graph_from_bundle,
-    location_of,
-)
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, graph_from_bundle, location_of
 from rlx_ort.converters.from_onnx import Source, from_onnx
 from rlx_ort.converters.from_onnx.tensor_files import Folders
 from rlx_ort.converters.onnx_types import tensor_proto

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlx_ort.errors import ConversionError
@@ -127,6 +128,26 @@ def tensor_proto(data: TensorData, name: str = "") -> onnx.TensorProto:
     else:
         proto.raw_data = data.buffer.tobytes()
     return proto
+
+
+def relocated(
+    model: onnx.ModelProto | bytes, places: Mapping[str, tuple[str, int, int]], inside: Mapping[str, TensorData]
+) -> bytes:
+    """Return a copy of a model whose external weights refer to (file, offset, length), or are `inside`."""
+    import onnx
+
+    made = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.SerializeToString())
+    for tensor in made.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        if tensor.name in places:
+            del tensor.external_data[:]
+            for key, value in zip(("location", "offset", "length"), places[tensor.name], strict=True):
+                tensor.external_data.add(key=key, value=str(value))
+        elif tensor.name in inside:
+            tensor.CopyFrom(tensor_proto(inside[tensor.name], tensor.name))
+    data: bytes = made.SerializeToString(deterministic=True)
+    return data
 
 
 @functools.cache

@@ -32,14 +32,7 @@ from rlx_ort.converters.protos import bodies_of, copied, nodes_of, set_items
 from rlx_ort.converters.sources.npz import read_npz
 from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.transforms.opset import to_opset
-from rlx_ort.converters.transforms.scope import (
-    all_value_names,
-    dims_text,
-    label_of,
-    read_names,
-    selected,
-    typed_model,
-)
+from rlx_ort.converters.transforms.scope import all_value_names, dims_text, label_of, read_names, selected, typed_model
 from rlx_ort.errors import ConversionError, near_names
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, fits

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.onnx_types import tensor_proto
+from rlx_ort.converters.onnx_types import relocated
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES
 from rlx_ort.errors import ParamError
@@ -80,7 +80,7 @@ def prepare_weights(
         return payload, _borrow(options, given)  # an older core takes the buffers too, copies them, and up to 2 GB
     options.add_session_config_entry(_FOLDER_KEY, str(path.parent))
     places = {name: (path.name, *entry) for name, entry in entries.items()}
-    return _relocated(payload, places, {}), []
+    return relocated(payload, places, {}), []
 
 
 def write_weights_file(
@@ -143,7 +143,7 @@ def _from_files(options: Any, payload: bytes, tensors: Mapping[str, TensorData],
     for name, tensor in tensors.items():
         if tensor.source is not None:
             places[name] = (Path(tensor.source.path).name, tensor.source.offset, tensor.nbytes)
-    return _relocated(payload, places, {name: data for name, data in tensors.items() if name not in places})
+    return relocated(payload, places, {name: data for name, data in tensors.items() if name not in places})
 
 
 def _borrow(options: Any, buffers: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
@@ -184,24 +184,6 @@ def _holds(
 def _stamp(path: Path) -> tuple[int, ...]:
     status = path.stat()
     return (*FileRange.stamp_of(status), status.st_ctime_ns)
-
-
-def _relocated(model: bytes, places: Mapping[str, tuple[str, int, int]], inside: Mapping[str, TensorData]) -> bytes:
-    """Return the model with references to (file, offset, length), and with some tensors inside."""
-    import onnx
-
-    proto = onnx.ModelProto.FromString(model)
-    for tensor in proto.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        if tensor.name in places:
-            del tensor.external_data[:]
-            for key, value in zip(("location", "offset", "length"), places[tensor.name], strict=True):
-                tensor.external_data.add(key=key, value=str(value))
-        elif tensor.name in inside:
-            tensor.CopyFrom(tensor_proto(inside[tensor.name], tensor.name))
-    located: bytes = proto.SerializeToString(deterministic=True)
-    return located
 
 
 def _remove_unused(folder: Path) -> None:

@@ -346,10 +346,7 @@ class _OrtBoundRun(BoundRun):
     """One binding over fixed memory; the session's guard is held while it is made."""
 
     def __init__(
-        self,
-        session: OrtEngineSession,
-        inputs: Mapping[str, Any],
-        outputs: Mapping[str, npt.NDArray[Any] | str],
+        self, session: OrtEngineSession, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]
     ) -> None:
         self._session = session
         self._core = core = session.open_core()

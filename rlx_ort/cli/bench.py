@@ -52,11 +52,7 @@ def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str,
 )
 @page.html_and_open
 @page.trace
-@click.option(
-    "--faults",
-    is_flag=True,
-    help="Let each device fail on purpose, and time the answer and the way back.",
-)
+@click.option("--faults", is_flag=True, help="Let each device fail on purpose, and time the answer and the way back.")
 @options.as_json
 def command(
     model: Path,

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from rlx_ort.selection.policy import DevicePolicy
 
 
+_COLUMNS = (
+    *("variant", "device", "available", "blocker", "prefill_ns", "step_ns", "total_ns", "nodes", "cpu_nodes"),
+    *("cpu_compute", "engines", "not_genai", "profile_source"),
+)
 _BY = {"genai": "onnxruntime-genai", "rlx_ort": "the decode loop of rlx_ort"}
 
 
@@ -170,25 +174,7 @@ def _judged(row: GenaiCandidate) -> str:
 
 def _document(folder: Path, choice: Choice, max_length: int) -> dict[str, Any]:
     best = choice.ranked[0] if choice.ranked else None
-    rows = []
-    for row in choice.candidates:
-        rows.append(
-            {
-                "variant": row.variant,
-                "device": row.device.label,
-                "available": row.available,
-                "blocker": row.blocker,
-                "prefill_ns": row.prefill_ns,
-                "step_ns": row.step_ns,
-                "total_ns": row.total_ns,
-                "nodes": row.nodes,
-                "cpu_nodes": row.cpu_nodes,
-                "cpu_compute": list(row.cpu_compute),
-                "engines": list(row.engines),
-                "not_genai": row.not_genai,
-                "profile_source": row.profile_source,
-            }
-        )
+    rows = [{name: getattr(row, name) for name in _COLUMNS} | {"device": row.device.label} for row in choice.candidates]
     return {
         "folder": str(folder),
         "prompt_tokens": choice.sizes.prompt,

@@ -117,19 +117,6 @@ def referring_model(
 
     `places` are the offset and length of an initializer, `inside` has the data of those that go into the model.
     """
-    import onnx
+    from rlx_ort.converters.onnx_types import relocated
 
-    from rlx_ort.converters.onnx_types import tensor_proto
-
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for tensor in made.graph.initializer:
-        if tensor.name in places:
-            offset, length = places[tensor.name]
-            del tensor.external_data[:]
-            for key, value in (("location", DATA_FILE), ("offset", offset), ("length", length)):
-                tensor.external_data.add(key=key, value=str(value))
-        elif tensor.name in inside:
-            tensor.CopyFrom(tensor_proto(inside[tensor.name], tensor.name))
-    data: bytes = made.SerializeToString(deterministic=True)
-    return data
+    return relocated(model, {name: (DATA_FILE, *place) for name, place in places.items()}, inside)

@@ -66,10 +66,7 @@ class DeviceBenchResult:
 
 
 def benchmark_devices(
-    devices: Iterable[Device],
-    compile_on: Callable[[Device], CompiledGraph],
-    inputs: Mapping[str, Any],
-    runs: int,
+    devices: Iterable[Device], compile_on: Callable[[Device], CompiledGraph], inputs: Mapping[str, Any], runs: int
 ) -> list[DeviceBenchResult]:
     """Time a graph on one device after the other: one warm-up, then the median of `runs` runs on each.
 

@@ -243,7 +243,7 @@ class _Step:
         resident = frozenset(names[index] for index in device.values())
         self._loop = engine.binder.loop([*given, *self._held], [names[index] for index in wanted], resident)
         self._dtypes = [feeds[name].dtype for name in given]
-        self._dims = [_dims(types[name]) if _has_rank(types[name]) else None for name in given]
+        self._dims = [_dims(types[name]) for name in given]
         self._matches: Callable[[Sequence[Any]], bool] = lambda _: False
         places = {index: place for place, index in enumerate(wanted)}
         self._read = list(dict.fromkeys(indices))
@@ -256,10 +256,9 @@ class _Step:
         self._rules: list[tuple[int, tuple[Any, ...]]] = []
         self._alike: list[tuple[int, int]] = []
         for place, name in enumerate(self._held):
-            kind = types[name]
-            if not isinstance(kind, TensorType) or kind.shape is None:
+            dims = _dims(types[name])
+            if dims is None:
                 continue
-            dims = _dims(kind)
             if dims in first and None not in dims:
                 self._alike.append((place, first[dims]))
             else:
@@ -323,12 +322,8 @@ class _Step:
         return True
 
 
-def _has_rank(kind: ValueType) -> bool:
-    return isinstance(kind, TensorType) and kind.shape is not None
-
-
-def _dims(kind: ValueType) -> tuple[Any, ...]:
-    return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else ()
+def _dims(kind: ValueType) -> tuple[Any, ...] | None:
+    return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
 
 
 def _as_array(value: Any) -> Any:

@@ -50,7 +50,6 @@ class GenaiEngine:
 
     Attributes:
         model: onnxruntime-genai's own `Model`.
-        reported: the device that it says it is on.
 
     Raises:
         EngineError: onnxruntime-genai refuses the model, or runs it on the CPU in place of the device.
@@ -82,10 +81,10 @@ class GenaiEngine:
                     json.dumps({"model": {"decoder": {"session_options": _session_options(name, options)}}})
                 )
                 self.model = genai.Model(settings)
-                self.reported = str(self.model.device_type)
+                reported = str(self.model.device_type)
         except RuntimeError as err:
             raise EngineError(f"onnxruntime-genai did not open {config.folder}: {runtime.readable(err)}") from err
-        if self.reported == "CPU" and name not in _ON_HOST:
+        if reported == "CPU" and name not in _ON_HOST:
             raise EngineError(f"onnxruntime-genai runs {config.folder} on the CPU and not on {device.display}")
         self._genai = genai
         self._generator: Any = None

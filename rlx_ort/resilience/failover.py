@@ -221,12 +221,7 @@ class Failover:
         return outputs
 
     def _answer(
-        self,
-        call: _Call,
-        choose: Choose,
-        key: str,
-        began: int,
-        failed: tuple[Device, Exception] | None = None,
+        self, call: _Call, choose: Choose, key: str, began: int, failed: tuple[Device, Exception] | None = None
     ) -> list[Any]:
         """Try one device after the other, beginning after the one that has just failed, if any."""
         runner = call.runner
@@ -455,13 +450,7 @@ class Failover:
         self.forget_choices()
 
     def _keep(
-        self,
-        call: _Call,
-        key: str,
-        device: Device,
-        compiled: CompiledGraph | None,
-        revision: int,
-        routes: _Routes,
+        self, call: _Call, key: str, device: Device, compiled: CompiledGraph | None, revision: int, routes: _Routes
     ) -> None:
         """Let the next runs with such inputs go straight to the device, unless the graph has grown since.
 

@@ -149,10 +149,7 @@ class ServedModel:
         self.output_types = {name: datatype_of(kind, name) for name, kind in self.outputs.items()}
         self.left_out, self.batched_along = devices.left_out, devices.batched_along
         self.scheduler = Scheduler(
-            devices.lanes,
-            batched=self.batched_along is not None,
-            options=options.batch,
-            on_batch=self.statistics.ran,
+            devices.lanes, batched=self.batched_along is not None, options=options.batch, on_batch=self.statistics.ran
         )
 
     @property

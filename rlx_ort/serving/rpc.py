@@ -109,8 +109,7 @@ class Servicer:
         }
         found = {name: self._handler(name, method) for name, method in methods.items()}
         found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream,
-            response_serializer=messages.ModelStreamInferResponse.SerializeToString,
+            self._stream, response_serializer=messages.ModelStreamInferResponse.SerializeToString
         )
         health = {"Check": self._handler("HealthCheck", self._check)}
         return (
