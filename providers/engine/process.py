@@ -188,7 +188,7 @@ _live_lock = threading.RLock()  # reentrant: the callback of a weak reference ma
 def watch(session: _Stoppable, *, device: bool = False) -> None:
     """Stop a session's runs when the process ends, or now if it already does; keep it in forked children.
 
-    `device` says that it has a driver of a device other than the CPU loaded.
+    `device` is true if it loaded the driver of a device other than the CPU.
     """
     global _devices, _opened
     _opened = True

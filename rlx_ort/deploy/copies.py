@@ -1,4 +1,4 @@
-"""Which copies of a package were read whole on this machine, so that one that starts from the compile cache is, too.
+"""Which copies of a package were read whole on this machine; those that start from the compile cache are, too.
 
 A start from the cache reads no weights, so it would never find them damaged. A copy is known by its path and the stamps
 of its files, which a start compares. One that is not known is hashed once, in the background after its first answer.

@@ -1,4 +1,4 @@
-"""What the exported graph of a decoder says about its cache and its other inputs, for a loop token by token.
+"""The cache of a decoder and the meaning of its other inputs, read from its exported graph.
 
 A decoder takes tokens and the keys and values of the tokens before them, and returns logits and the keys and values
 with the new ones. What each input holds is found from the operators that read it, or else from its name, if that is one

@@ -40,7 +40,7 @@ class TextSizes:
 
     @classmethod
     def within(cls, context: int, prompt: int | None = None, new: int | None = None) -> TextSizes:
-        """Return these sizes, where one is None the default or as much less as the context of a model asks for.
+        """Return these sizes; for one that is None the default, or less where the context of a model is short.
 
         Raises:
             InputError: they are too large for it.

@@ -42,7 +42,7 @@ _OTHER_PARTS = ("encoder", "encoder_decoder_init", "embedding", "vision", "speec
 
 @dataclass(frozen=True, slots=True)
 class GenaiConfig:
-    """What a `genai_config.json` says about a decoder that reads text.
+    """The entries of a `genai_config.json` for a decoder that reads text.
 
     Attributes:
         folder: the folder of the file.
@@ -127,7 +127,7 @@ class GenaiConfig:
 
 
 def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) -> GenaiConfig:
-    """Return what the `genai_config.json` of a folder says.
+    """Return the entries of the `genai_config.json` of a folder.
 
     Args:
         folder: the folder of the file and of the model.
@@ -222,7 +222,7 @@ def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[st
 
 
 class _Entry:
-    """An object of the document, which knows where it is for messages."""
+    """An object of the document, with its place there for messages."""
 
     def __init__(self, path: Path, place: str, value: object) -> None:
         if not isinstance(value, dict):

@@ -64,7 +64,7 @@ class LanguageModel:
 
     @property
     def placement(self) -> Placement | None:
-        """Where each node is; None in onnxruntime-genai, which does not say."""
+        """Where each node is; None in onnxruntime-genai, which does not report it."""
         return self._engine.placement
 
     @property

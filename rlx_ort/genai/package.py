@@ -92,7 +92,7 @@ class GenaiEngine:
 
     @property
     def placement(self) -> None:
-        """Nothing: onnxruntime-genai does not say where nodes are."""
+        """None, as onnxruntime-genai does not report where nodes are."""
 
     def generate(self, prompt: Sequence[int]) -> Iterator[int]:
         """Yield the tokens after a prompt, the best each time; what the last text has in common is not run again."""
