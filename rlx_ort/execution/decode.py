@@ -76,6 +76,7 @@ class DecodeLoop:
         self._types = {name: kind for name, kind in types.items() if isinstance(kind, TensorType)}
         self._cache_bytes = self._interface.cache_bytes(max_length, batch)
         self._shape = (batch, max_length)
+        self._step_shape = (batch,)
         self._chunk = chunk or max_length
         self._may_share = in_place and self._interface.in_place
         self._lock = threading.RLock()
@@ -115,6 +116,7 @@ class DecodeLoop:
 
         Raises:
             InputError: the tokens are no integers of such a shape, or too many.
+            RunError: the graph is closed.
             EngineError: the run failed.
         """
         given = np.asarray(tokens)
@@ -123,6 +125,7 @@ class DecodeLoop:
         if not np.issubdtype(given.dtype, np.integer) or given.shape[:-1] != (self.batch,) or not given.size:
             raise InputError(f"prefill takes integers ({self.batch}, count), got {given.dtype.name} {given.shape}")
         with self._lock:
+            self._check_open()
             self._check_room(given.shape[1])
             if not self._length:
                 engine = self._compiled.engine(self)
@@ -143,13 +146,15 @@ class DecodeLoop:
 
         Raises:
             InputError: the cache is full, or the tokens are not `(batch,)` integers.
-            RunError: there was no `prefill`.
+            RunError: there was no `prefill`, or the graph is closed.
             EngineError: the run failed.
         """
-        given = np.asarray(tokens)
-        if given.shape != (self._shape[0],) or given.dtype.kind not in "iu":
+        given = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
+        if given.shape != self._step_shape or given.dtype.kind not in "iu":
             raise InputError(f"step takes integers ({self.batch},), got {given.dtype.name} {given.shape}")
         with self._lock:
+            if self._compiled.closed:
+                self._check_open()
             runs, length = self._runs, self._length
             if runs is None or not length:
                 raise RunError("a step follows the prompt; call prefill() with it first")
@@ -249,6 +254,11 @@ class DecodeLoop:
     def __repr__(self) -> str:
         where = f"on {self._compiled.device.label}, {self.length} of {self.max_length} tokens"
         return f"<DecodeLoop {where}, {self.batch} sequences, cache of {self.cache_bytes} bytes>"
+
+    def _check_open(self) -> None:
+        if self._compiled.closed:  # maybe by the runner that lent it
+            self.close()
+            self._compiled.engine()  # raises
 
     def _check_room(self, count: int) -> None:
         if self._length + count > self.max_length:

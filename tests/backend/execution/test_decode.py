@@ -17,6 +17,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import InputError, LegalizeError, RunError, TimeLimitError
 from rlx_ort.execution.decode import DecodeLoop
 from rlx_ort.execution.session import Session
+from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
@@ -305,6 +306,18 @@ def test_a_closed_graph_closes_its_loops() -> None:
     assert loop.length == 0
     with pytest.raises(RunError, match="closed"):
         loop.prefill(PROMPT)
+
+
+def test_a_closed_runner_closes_the_loops_of_its_graphs() -> None:
+    """A loop does not keep a session that the runner has closed."""
+    runner = GraphDevices(build(form="cached"))
+    loop = DecodeLoop(runner.compile("cpu"), 32)
+    loop.prefill(PROMPT)
+    runner.close()
+    for call in (lambda: loop.step([1]), lambda: loop.prefill(PROMPT)):
+        with pytest.raises(RunError, match="closed"):
+            call()
+    assert loop.length == 0
 
 
 def test_a_loop_with_tokens_ties_the_graph_to_its_device() -> None:
