@@ -108,7 +108,7 @@ def to_declared_types(arrays: Mapping[str, Array], wanted: Mapping[str, ValueTyp
 
 
 def made_up_inputs(
-    inputs: Sequence[Value], sizes: Mapping[str, int], seed: int
+    inputs: Sequence[Value], sizes: Mapping[str, int], seed: int = 0
 ) -> tuple[dict[str, Array], Mapping[str, int]]:
     """Return random inputs that most models take, and the sizes that were assumed for named dims without one.
 

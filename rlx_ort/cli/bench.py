@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.selection.policy import DevicePolicy
 
-_SEED = 0
-
 
 def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
@@ -44,12 +42,7 @@ def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str,
     "--shape", "shapes", multiple=True, metavar="NAME=SIZES", callback=_parse_shapes, help="An input's sizes."
 )
 @options.dims
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw rooflines, and predicted against measured times, to this file; needs the extra `plot`.",
-)
+@page.plot("rooflines, and predicted against measured times, to this file")
 @page.html_and_open
 @page.trace
 @click.option("--faults", is_flag=True, help="Let each device fail on purpose, and time the answer and the way back.")
@@ -91,7 +84,7 @@ def command(
         graph = runner.graph
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
-        feeds, assumed = made_up_inputs(graph.inputs, sizes, _SEED)
+        feeds, assumed = made_up_inputs(graph.inputs, sizes)
         used = dims_of(graph, feeds)
         devices = options.each_once(policy.allow or ()) if names else runner.devices()
         for device in devices:
@@ -114,7 +107,6 @@ def command(
         from rlx_ort.cli.plots import draw
 
         draw(graph, model.name, used, rows, plot_path)
-        note(f"drawn to {plot_path}")
     if as_json:
         print_json({"model": str(model), "dims": used, "runs": runs, "devices": rows})
     else:

@@ -1,4 +1,4 @@
-"""The options `--html`, `--open` and `--trace`, and what commands put into the page and the trace."""
+"""The options `--html`, `--open`, `--trace` and `--plot`, and what commands put into the page and the trace."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ html = click.option(
 trace = click.option(
     "--trace", "trace_path", type=_FILE, help="Write a trace of the run for Perfetto or chrome://tracing."
 )
+
+
+def plot(what: str) -> Callable[[Command], Command]:
+    """Return the option `--plot`, which draws this to a file."""
+    return click.option("--plot", "plot_path", type=_FILE, help=f"Draw {what}; needs the extra `plot`.")
 
 
 def html_and_open(command: Command) -> Command:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli.show import duration, replacing
+from rlx_ort.cli.show import duration, note, replacing
 from rlx_ort.errors import install_command
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def draw(graph: Graph, title: str, dims: Mapping[str, int], rows: Sequence[Mappi
         raise click.ClickException(f"{path.name} is of no known picture format; known are {known}")
     with replacing(path) as stream:
         figure.savefig(stream, format=kind, dpi=150)
+    note(f"drawn to {path}")
 
 
 def _roofline(

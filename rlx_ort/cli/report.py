@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.policy import DevicePolicy
 
-_SEED = 0
 _COLUMNS = (
     *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
     *("judged_by", "hardware"),
@@ -42,12 +41,7 @@ _COLUMNS = (
 @page.html
 @page.trace
 @click.option("--why", is_flag=True, help="Show the parts of each predicted time, and why the choice was made.")
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw a roofline for each device with the model's nodes on it; needs the extra `plot`.",
-)
+@page.plot("a roofline for each device with the model's nodes on it")
 @options.all_rows
 @click.option("--ops", "with_ops", is_flag=True, help="Show how each kind of op gets to the device.")
 @options.as_json
@@ -83,7 +77,7 @@ def command(
     graph, policy, compile_options = runner.graph, runner.policy, runner.options
     runs = html_path is not None or trace_path is not None
     if runs:
-        feeds, assumed = made_up_inputs(graph.inputs, compile_options.dims, _SEED)
+        feeds, assumed = made_up_inputs(graph.inputs, compile_options.dims)
     else:
         feeds, assumed = shaped_inputs(graph.inputs, compile_options.dims)
     views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
@@ -125,7 +119,6 @@ def command(
         from rlx_ort.cli.plots import draw
 
         draw(graph, model.name, {**assumed, **dims}, shown, plot_path)
-        note(f"drawn to {plot_path}")
     if as_json:
         for row in rows:
             if row.get("dispatch") is not None:
