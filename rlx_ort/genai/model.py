@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -159,7 +159,7 @@ class LanguageModel:
             if token in stops:
                 return
 
-    def _opened(self, choice: Choice, max_length: int) -> tuple[GenaiCandidate, str, _Engine]:
+    def _opened(self, choice: Choice, max_length: int) -> tuple[GenaiCandidate, str, _OwnEngine | GenaiEngine]:
         """Return the first candidate that opens, the name of its engine, and that.
 
         Raises:
@@ -181,19 +181,6 @@ class LanguageModel:
                     self.refused.append((row, name, str(err)))
         assert failure is not None  # noqa: S101  # a ranked candidate has an engine
         raise failure
-
-
-class _Engine(Protocol):
-    """Runs a decoder, with the cache of the last text."""
-
-    model: Any
-
-    @property
-    def placement(self) -> Placement | None: ...
-
-    def generate(self, prompt: Sequence[int]) -> Iterator[int]: ...
-
-    def close(self) -> None: ...
 
 
 class _OwnEngine:

@@ -395,7 +395,7 @@ class Scheduler:
     def _wait_ns(self, lane: Lane, first: _Waiting, queued: int, now_ns: int) -> float:
         """Return how long a free device should wait for more requests.
 
-        A run has a fixed part that does not depend on its rows. _Waiting for one more row pays while requests arrive
+        A run has a fixed part that does not depend on its rows. Waiting for one more row pays while requests arrive
         at shorter intervals than that part divided by the rows that wait. Clients that have just been answered are
         expected to come back as soon as they did before.
         """
