@@ -50,7 +50,8 @@ class DecodeLoop:
             `DecoderInterface.of` finds no cache, by its operators or by the usual names.
         in_place: whether the cache may be written in place; where the graph or the device does not allow it, it is not.
         chunk: how many tokens of a prompt are run at a time; None for all. Each run makes the logits of all its tokens,
-            which takes 1 GB for 2,048 tokens and a vocabulary of 128,000.
+            which takes 1 GB for 2,048 tokens and a vocabulary of 128,000. Where GroupQueryAttention extends several
+            sequences, tokens behind the first chunk are run one by one.
 
     Raises:
         InputError: the graph is no decoder with a cache, or cannot hold so many tokens or sequences.
@@ -133,10 +134,13 @@ class DecodeLoop:
                     self._runs = None  # frees its cache before another is allocated
                     self._runs = self._runs_on(engine)
             assert self._runs is not None  # noqa: S101  # there are tokens
-            for start in range(0, given.shape[1], self._chunk):
-                chunk = given[:, start : start + self._chunk]
-                logits = self._runs.prefill(chunk, self._length)
-                self._length += chunk.shape[1]
+            while given.shape[1]:
+                if self._length and self.batch > 1 and self._interface.steps_in_batches:
+                    count, logits = 1, self._runs.step(given[:, 0], self._length)
+                else:
+                    count, logits = self._chunk, self._runs.prefill(given[:, : self._chunk], self._length)
+                self._length += min(count, given.shape[1])
+                given = given[:, count:]
             return logits
 
     def step(self, tokens: npt.ArrayLike) -> Array:

@@ -81,6 +81,8 @@ class DecoderInterface:
         length_of_mask_is_free: whether a mask longer than the tokens, with zeros behind them, should give the same
             results, as its length reaches nothing but the attention's bound.
         longest: the number of positions that its tables of rotations have; None if it has none in its attentions.
+        steps_in_batches: whether several sequences take tokens behind others one by one only, as with
+            GroupQueryAttention.
     """
 
     roles: Mapping[str, Role]
@@ -88,6 +90,7 @@ class DecoderInterface:
     cache: tuple[CachePair, ...]
     length_of_mask_is_free: bool
     longest: int | None = None
+    steps_in_batches: bool = False
 
     @property
     def in_place(self) -> bool:
@@ -145,7 +148,9 @@ class DecoderInterface:
                 f"inputs are {', '.join(inputs)}, its outputs {', '.join(exported.output_types)}"
             )
         masks = [name for name, role in known.items() if role is Role.MASK]
-        return cls(known, logits, pairs, all(readers.only_bounds(mask) for mask in masks), _longest(exported))
+        only_bounds = all(readers.only_bounds(mask) for mask in masks)
+        has_gqa = any(node.op_type == _GQA for node in exported.nodes)
+        return cls(known, logits, pairs, only_bounds, _longest(exported), steps_in_batches=has_gqa)
 
 
 _GQA = "GroupQueryAttention"

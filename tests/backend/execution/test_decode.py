@@ -96,6 +96,18 @@ def test_a_prompt_may_be_run_in_chunks(form: str) -> None:
     np.testing.assert_array_equal(drawn(DecodeLoop(compiled("cpu", form), 32, chunk=4)), EXPECTED)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_two_sequences_go_on_in_chunks(device: Device, form: str, in_place: bool) -> None:
+    """GroupQueryAttention takes several tokens behind others for one sequence only, so they are run one by one."""
+    texts = np.random.default_rng(9).integers(0, DECODER.vocabulary, (2, 10))
+    loop = DecodeLoop(compiled(device, form), 24, batch=2, chunk=3, in_place=in_place)
+    loop.prefill(texts[:, :7])
+    logits = loop.prefill(texts[:, 7:])
+    assert loop.length == 10
+    np.testing.assert_array_equal(logits.argmax(-1), DECODER.logits(texts).argmax(-1))
+
+
 def test_two_sequences_are_decoded_together(device: Device) -> None:
     """Each row of a batch gets the tokens it would get alone."""
     prompts = np.random.default_rng(9).integers(0, DECODER.vocabulary, (2, 5))
