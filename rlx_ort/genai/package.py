@@ -89,6 +89,7 @@ class GenaiEngine:
         self._genai = genai
         self._generator: Any = None
         self._text: list[int] = []
+        self._in_cache = 0  # tokens of the text; the last one that was generated is not in it
 
     @property
     def placement(self) -> None:
@@ -98,17 +99,19 @@ class GenaiEngine:
         """Yield the tokens after a prompt, the best each time; what the last text has in common is not run again."""
         try:
             with self._turn():
-                kept = common_length(self._text, prompt)
+                kept = common_length(self._text[: self._in_cache], prompt)
                 if self._generator is None or not kept:
                     self._generator, kept = self._made(), 0
                 else:
                     self._generator.rewind_to(kept)
-                self._text = [*prompt]
+                self._text, self._in_cache = [*prompt], kept
                 self._generator.append_tokens(list(prompt[kept:]))
+                self._in_cache = len(prompt)
             while not self._generator.is_done():
                 with self._turn():
                     self._generator.generate_next_token()
                     token = int(self._generator.get_next_tokens()[0])
+                self._in_cache = len(self._text)
                 self._text.append(token)
                 yield token
         except RuntimeError as err:

@@ -84,6 +84,15 @@ def test_text_that_begins_like_the_last_one_goes_on_rightly(folder: Path, engine
         assert list(model.generate(PROMPT, 8)) == first
 
 
+def test_the_last_token_of_an_answer_counts_in_the_next_one(folder: Path, engine: str) -> None:
+    """The last token of an answer has not been run yet when the next prompt goes on from it."""
+    begun = [12, 18, 9]
+    with rlx_ort.genai.open(folder, device="cpu", engine=engine) as model:
+        assert list(model.generate(begun, 2)) == [10, 12]
+        for more in ([10, 12, 22, 4, 11, 19], [10, 12, 22, 4, 8, 13], [10, 12, 22, 4, 8, 13, 22]):
+            assert list(model.generate(begun + more, 2)) == greedy_tokens(begun + more, 2)
+
+
 def test_a_text_ends_at_a_stop_token(folder: Path, engine: str) -> None:
     """The stop token is the last one that is given."""
     expected = greedy_tokens(PROMPT, 40)
