@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort import environment
 from rlx_ort.deploy.names import is_package, required_key
 from rlx_ort.deploy.package import Package
-from rlx_ort.device import Device
+from rlx_ort.device import Device, as_devices
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
 from rlx_ort.execution.interface import Outputs
 from rlx_ort.graph_devices import GraphDevices, resilience_from_env
@@ -22,7 +22,7 @@ from rlx_ort.providers.engine.compiled.store import use_of
 from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rlx_ort.converters.from_onnx import Source
     from rlx_ort.converters.from_onnx.tensor_files import Folders
@@ -352,7 +352,7 @@ class WarmedDevice:
 
 def warm_package(
     path: str | os.PathLike[str],
-    devices: Sequence[Device] | None = None,
+    devices: Device | str | Iterable[Device | str] | None = None,
     progress: Callable[[Device], object] | None = None,
     *,
     require_signature: str | os.PathLike[str] | None = None,
@@ -375,11 +375,11 @@ def warm_package(
     Raises:
         PackageError: there is no package, or it needs newer versions.
         IntegrityError: its contents do not match its index, or it is not signed by the key.
-        DeviceParseError: one of the `RLX_*` variables does not parse.
+        DeviceParseError: a name is no known device, or one of the `RLX_*` variables does not parse.
     """
-    key = required_key(require_signature)
+    key, named = required_key(require_signature), None if devices is None else as_devices(devices)
     with Package(path, key=key, sha256=sha256, min_serial=min_serial) as package:
-        return warm_opened(package, devices, progress)
+        return warm_opened(package, named, progress)
 
 
 def warm_opened(

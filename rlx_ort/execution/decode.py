@@ -275,9 +275,10 @@ class DecodeLoop:
         sizes = _Sizes(self._interface, self._types, self.batch, self.max_length)
         if self._may_share and not self._compiled.provider.compiles and sizes.knows_logits:
             with _trial_lock:
-                if engine not in _trials:
-                    _trials[engine] = _tried(engine, sizes)
-            whole_mask = _trials[engine]
+                trials, key = _trials.setdefault(engine, {}), (self.batch, self._interface.cache)
+                if key not in trials:
+                    trials[key] = _tried(engine, sizes)
+            whole_mask = trials[key]
             if whole_mask is not None:
                 return _InPlace(engine, sizes, whole_mask)
         return _Moved(engine, sizes)
@@ -358,7 +359,7 @@ class _Feeds:
             np.add(first, past, out=array, casting="unsafe")
 
 
-_trials: weakref.WeakKeyDictionary[Engine, bool | None] = weakref.WeakKeyDictionary()
+_trials: weakref.WeakKeyDictionary[Engine, dict[Any, bool | None]] = weakref.WeakKeyDictionary()
 _trial_lock = threading.Lock()
 
 

@@ -14,7 +14,7 @@ from sample_packages.packages import SIZE, X, make, reference
 from rlx_ort.deploy.open import open_package, warm_package
 from rlx_ort.deploy.start import start_package
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceError, InputError, IntegrityError, NoViableDeviceError, PackageError
+from rlx_ort.errors import DeviceError, DeviceParseError, InputError, IntegrityError, NoViableDeviceError, PackageError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, WeightSharing
 from rlx_ort.providers.engine.compiled.models import watched
 from rlx_ort.providers.engine.compiled.store import default_store
@@ -61,6 +61,14 @@ def test_warming_without_devices_takes_those_of_the_policy(package):
     rows = warm_package(package)
     assert "cpu" in [row.device for row in rows]
     assert all(row.entry and not row.problem for row in rows)
+
+
+@pytest.mark.parametrize("named", ["cpu", ["cpu"], Device.CPU], ids=str)
+def test_devices_are_named_as_anywhere_else(package: Path, named: Device | str | list[str]) -> None:
+    """By a name, names or devices; a name that is none is refused before anything is compiled."""
+    assert [row.device for row in warm_package(package, named)] == ["cpu"]
+    with pytest.raises(DeviceParseError, match="cqu"):
+        warm_package(package, ["cqu"])
 
 
 def test_a_device_that_cannot_be_had_is_a_problem_and_not_the_end(package):
