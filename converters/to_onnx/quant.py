@@ -9,12 +9,12 @@ import numpy as np
 
 from rlx_ort.converters.to_onnx.dispatch import lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.gguf import Bytes, decode_blocks, scales_and_mins
+from rlx_ort.converters.to_onnx.gguf import Packed, decode_blocks
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
+from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, scales_and_mins
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import known_shape, tensor_input
 from rlx_ort.ir.ops.control import as_body
@@ -231,16 +231,16 @@ def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> A
     if op.gguf is None:
         scale, *rest = (emit.op("Transpose", item, perm=[1, 0]) for item in inputs[2:])
         flat = emit.cast(_nibbles(emit, inputs[1], k * n), DType.U8)
-        codes = Bytes(emit, emit.op("Transpose", emit.op("Reshape", flat, emit.i64([k, n])), perm=[1, 0]))
+        codes = Packed(emit, emit.op("Transpose", emit.op("Reshape", flat, emit.i64([k, n])), perm=[1, 0]))
         zero = emit.op("Cast", rest[0], to=compute) if rest else zero
     else:
-        raw = Bytes(emit, inputs[1]).reshape(-1, op.gguf.bytes)
+        raw = Packed(emit, inputs[1]).reshape(-1, op.gguf.bytes)
         if op.scheme == "q4_0":
-            codes, scale = raw[2:18].nibbles(), raw[0:2].halves()
+            codes, factors = raw[:, 2:18].nibbles(), raw[:, 0:2].halves()
         else:
-            codes = raw[16:144].reshape(-1, 4, 32).nibbles()
-            scale, mins = scales_and_mins(emit, raw)
-        scale = emit.op("Reshape", scale, emit.i64([n, k // block]))
+            codes = raw[:, 16:144].reshape(-1, 4, 32).nibbles()
+            factors, mins = scales_and_mins(raw)
+        scale = factors.reshape(n, k // block).value
     product = emit.op(
         "MatMulNBits",
         x,
@@ -257,7 +257,7 @@ def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> A
         # What a block's minimum takes off is that minimum times the sum of x over the block.
         split = emit.op("Reshape", x, emit.i64([*[0] * (known_shape(op, types[0], "x").rank - 1), k // block, block]))
         sums = emit.op("ReduceSum", split, emit.i64([-1]), keepdims=0)
-        by_block = emit.op("Transpose", emit.op("Reshape", mins, emit.i64([n, k // block])), perm=[1, 0])
+        by_block = emit.op("Transpose", mins.reshape(n, k // block).value, perm=[1, 0])
         product = emit.op("Sub", product, emit.op("MatMul", sums, emit.op("Cast", by_block, to=compute)))
     return product if compute is dtype else emit.op("Cast", product, to=dtype)
 
@@ -308,7 +308,7 @@ def _nibbles(emit: Emitter, data: ModelValue, count: int) -> Any:
     """Write packed half bytes, low half first, as `count` numbers; u4 is passed on unchanged."""
     if emit.input_dtype(1) is DType.U4:
         return data
-    flat = emit.op("Reshape", Bytes(emit, data).nibbles(-1).value, emit.i64([-1]))
+    flat = emit.op("Reshape", Packed(emit, data).nibbles(-1).value, emit.i64([-1]))
     if count % 2 == 0:
         return flat
     return emit.op("Slice", flat, emit.i64([0]), emit.i64([count]), emit.i64([0]))
@@ -325,7 +325,7 @@ def _fp8(emit: Emitter, data: ModelValue, dtype: DType, scheme: str) -> Any:
 
 def _nvfp4(emit: Emitter, inputs: Sequence[Any], types: Sequence[TensorType], k: int, n: int) -> Any:
     numbers = np.arange(16, dtype=np.uint8).view(DType.F4E2M1.numpy).astype(np.float32)
-    codes = emit.op("Cast", Bytes(emit, inputs[1]).nibbles(-1).value, to=DType.I32)
+    codes = emit.op("Cast", Packed(emit, inputs[1]).nibbles(-1).value, to=DType.I32)
     values = emit.op("Gather", emit.constant(numbers), codes)
     split = emit.i64([k // _NVFP4_BLOCK, _NVFP4_BLOCK, n])
     scale = emit.op("Unsqueeze", _fp8(emit, inputs[2], types[2].dtype, "fp8_e4m3"), emit.i64([1]))
@@ -334,7 +334,7 @@ def _nvfp4(emit: Emitter, inputs: Sequence[Any], types: Sequence[TensorType], k:
     return emit.op("Reshape", emit.op("Mul", scaled, whole), emit.i64([k, n]), allowzero=1)
 
 
-def _repacked(codes: Bytes, n: int, blocks: int, block: int) -> Any:
+def _repacked(codes: Packed, n: int, blocks: int, block: int) -> Any:
     """Pack neighbours of half bytes into bytes `(N, blocks, block / 2)`, the first of each two in the low half."""
     pairs = codes.reshape(n, blocks, block // 2, 2)
-    return (pairs[0:1] | pairs[1:2] << 4).reshape(n, blocks, block // 2).value
+    return (pairs[..., 0:1] | pairs[..., 1:2] << 4).reshape(n, blocks, block // 2).value

@@ -1,14 +1,17 @@
-"""The block formats of GGUF weight files, and their dequantisation in numpy.
+"""The block formats of GGUF weight files, and their dequantisation.
 
 A row of k weights is k / elements blocks, one after the other. The layouts are those of GGML's `block_*` structures:
 https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
+
+Each layout is written once, for bytes `(blocks, bytes)` with numpy's operators and the methods of `_Rows`: numpy arrays
+here, values of an ONNX graph in `rlx_ort.converters.to_onnx.gguf`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +19,17 @@ import numpy.typing as npt
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.op import known_name
 
-_Bytes: TypeAlias = npt.NDArray[np.uint8]
-_Floats: TypeAlias = npt.NDArray[np.float32]
+_PAIRS = np.array([0, 2, 4, 6], np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """How many weights a block holds, in how many bytes, and the function from blocks `(N, bytes)` to the weights."""
+    """How many weights a block holds, in how many bytes, and the function from blocks `(N, bytes)` to weights in f32."""
 
     name: str
     elements: int
     bytes: int
-    decode: Callable[[_Bytes], _Floats] = field(repr=False)
+    decode: Callable[[Any], Any] = field(repr=False)
 
     def row_bytes(self, k: int) -> int:
         """Return the bytes of a row of k weights."""
@@ -43,7 +45,7 @@ def block_format(name: str) -> BlockFormat:
     return GGUF_FORMATS[known_name("GGUF format", name, tuple(GGUF_FORMATS))]
 
 
-def dequantize_blocks(name: str, raw: npt.ArrayLike) -> _Floats:
+def dequantize_blocks(name: str, raw: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """Return the weights of packed rows as f32: uint8 `(..., row bytes)` -> `(..., k)`.
 
     Raises:
@@ -53,91 +55,112 @@ def dequantize_blocks(name: str, raw: npt.ArrayLike) -> _Floats:
     data = np.ascontiguousarray(raw, np.uint8)
     if data.ndim == 0 or data.shape[-1] % kind.bytes:
         raise GraphVerifyError(f"{kind.name} rows are multiples of {kind.bytes} bytes, got shape {data.shape}")
-    blocks = data.reshape(-1, kind.bytes)
-    values = kind.decode(blocks).astype(np.float32)
+    values = np.asarray(kind.decode(data.reshape(-1, kind.bytes).view(_Rows)), np.float32)
     return values.reshape(*data.shape[:-1], data.shape[-1] // kind.bytes * kind.elements)
 
 
-def _half(columns: _Bytes) -> _Floats:
-    """Return f16 numbers of two bytes each as f32, `(blocks, 1)`."""
-    return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
+class _Rows(np.ndarray[Any, np.dtype[Any]]):
+    """An array of bytes with what the layouts need beside numpy's operators."""
+
+    def join(self, other: Any) -> Any:
+        """Return both, one after the other along the last axis."""
+        return np.concatenate([self, other], axis=-1).view(_Rows)
+
+    def nibbles(self) -> Any:
+        """Return the low halves of bytes, then the high ones, along a new axis before the last."""
+        return np.stack([self & 15, self >> 4], axis=-2).view(_Rows)
+
+    def floats(self) -> Any:
+        """Return the bytes as f32."""
+        return self.astype(np.float32)
+
+    def signed(self) -> Any:
+        """Return the bytes, read as i8, as f32."""
+        return np.asarray(self).view(np.int8).astype(np.float32)
+
+    def halves(self) -> Any:
+        """Return two bytes, read as f16, as f32 `(blocks, 1)`."""
+        return np.ascontiguousarray(self).view("<f2").astype(np.float32)
+
+    def singles(self) -> Any:
+        """Return four bytes, read as f32, `(blocks, 1)`."""
+        return np.ascontiguousarray(self).view("<f4")
 
 
-def _nibbles(codes: _Bytes) -> _Bytes:
-    """Return the low halves of bytes, then the high ones, along a new axis before the last."""
-    return np.stack([codes & 15, codes >> 4], axis=-2)
+def _scaled(codes: Any, scales: Any, groups: int, mins: Any = None) -> Any:
+    """Return codes times scales, less the minima; `groups` scales of a block run over its 256 weights."""
+    split = codes.reshape(-1, groups, 256 // groups)
+    scales, mins = (None if item is None else item[..., None] for item in (scales, mins))
+    values = split * scales
+    return (values if mins is None else values - mins).reshape(-1, 256)
 
 
-def _spread(scales: npt.NDArray[np.float32], elements: int) -> _Floats:
-    """Repeat each scale for the elements it applies to."""
-    return np.repeat(scales, elements // scales.shape[1], axis=1)
+def _q4_0(blocks: Any) -> Any:
+    codes = blocks[:, 2:18].nibbles().reshape(-1, 32).floats()
+    return (codes - 8.0) * blocks[:, 0:2].halves()
 
 
-def _q4_0(blocks: _Bytes) -> _Floats:
-    codes = _nibbles(blocks[:, 2:]).reshape(-1, 32).astype(np.float32)
-    return (codes - np.float32(8)) * _half(blocks[:, :2])
+def _q8_0(blocks: Any) -> Any:
+    return blocks[:, 2:34].signed() * blocks[:, 0:2].halves()
 
 
-def _q8_0(blocks: _Bytes) -> _Floats:
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks[:, :2])
+def _four_bits(codes: Any, runs: int) -> Any:
+    """Return 256 numbers of 4 bits: in each run of bytes the low halves come before the high ones."""
+    return codes.reshape(-1, runs, 128 // runs).nibbles().reshape(-1, 256)
 
 
-def _q2_k(blocks: _Bytes) -> _Floats:
-    codes = _two_bits(blocks[:, 16:80]).astype(np.float32)
-    scales, mins = blocks[:, :16] & 15, blocks[:, :16] >> 4
-    low = _spread(_half(blocks[:, 82:84]) * mins.astype(np.float32), 256)
-    return _spread(_half(blocks[:, 80:82]) * scales.astype(np.float32), 256) * codes - low
-
-
-def _two_bits(codes: _Bytes) -> _Bytes:
+def _two_bits(codes: Any) -> Any:
     """Return 256 numbers of 2 bits: each half of 32 bytes holds four runs of 32, lowest bits first."""
-    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    pairs: _Bytes = (codes.reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)
-    return pairs.reshape(-1, 256)
+    return (codes.reshape(-1, 2, 1, 32) >> _PAIRS.reshape(1, 1, 4, 1) & 3).reshape(-1, 256)
 
 
-def _q3_k(blocks: _Bytes) -> _Floats:
-    codes = _two_bits(blocks[:, 32:96]).astype(np.float32)
-    bits = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    high = ((blocks[:, None, :32] >> bits) & 1).reshape(-1, 256).astype(np.float32)
-    packed = blocks[:, 96:108]
-    low = _nibbles(packed[:, :8]).reshape(-1, 16)
-    pairs = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
-    top = ((packed[:, None, 8:] >> pairs) & 3).reshape(-1, 16)
-    scales = (low | (top << 4)).astype(np.float32) - np.float32(32)
-    scaled = (_half(blocks[:, 108:110]) * scales).astype(np.float32, copy=False)
-    return _spread(scaled, 256) * (codes + 4 * high - np.float32(4))
+def _one_bits(codes: Any) -> Any:
+    """Return 256 single bits: 32 bytes hold eight runs of 32, lowest bit first."""
+    return (codes.reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1) & 1).reshape(-1, 256)
 
 
-def _with_minima(blocks: _Bytes, codes: npt.NDArray[np.integer[Any]]) -> _Floats:
-    """Return Q4_K or Q5_K weights: eight scales and eight minima of 6 bits are in 12 bytes after the two factors."""
+def _q2_k(blocks: Any) -> Any:
+    packed = blocks[:, 0:16]
+    scales = (packed & 15).floats() * blocks[:, 80:82].halves()
+    mins = (packed >> 4).floats() * blocks[:, 82:84].halves()
+    return _scaled(_two_bits(blocks[:, 16:80]).floats(), scales, 16, mins)
+
+
+def _q3_k(blocks: Any) -> Any:
+    codes = (_two_bits(blocks[:, 32:96]) | _one_bits(blocks[:, 0:32]) << 2).floats()
+    low = blocks[:, 96:104].nibbles().reshape(-1, 16)
+    top = (blocks[:, 104:108].reshape(-1, 1, 4) >> _PAIRS.reshape(1, 4, 1) & 3).reshape(-1, 16)
+    scales = ((low | top << 4).floats() - 32.0) * blocks[:, 108:110].halves()
+    return _scaled(codes - 4.0, scales, 16)
+
+
+def scales_and_mins(blocks: Any) -> tuple[Any, Any]:
+    """Return the eight scales and eight minima of each block of `q4_k` and `q5_k`: 6 bits each, in 12 bytes."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1).astype(np.float32)
-    mins = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1).astype(np.float32)
-    low = _spread(_half(blocks[:, 2:4]) * mins, 256)
-    return _spread(_half(blocks[:, :2]) * scales, 256) * codes.astype(np.float32) - low
+    scales = (first & 63).join(third & 15 | first >> 6 << 4)
+    mins = (second & 63).join(third >> 4 | second >> 6 << 4)
+    return scales.floats() * blocks[:, 0:2].halves(), mins.floats() * blocks[:, 2:4].halves()
 
 
-def _q4_k(blocks: _Bytes) -> _Floats:
-    return _with_minima(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256))
+def _q4_k(blocks: Any) -> Any:
+    scales, mins = scales_and_mins(blocks)
+    return _scaled(_four_bits(blocks[:, 16:144], 4).floats(), scales, 8, mins)
 
 
-def _q5_k(blocks: _Bytes) -> _Floats:
-    bits = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    high = ((blocks[:, None, 16:48] >> bits) & 1).reshape(-1, 256)
-    return _with_minima(blocks, _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 256) | (high << 4))
+def _q5_k(blocks: Any) -> Any:
+    scales, mins = scales_and_mins(blocks)
+    codes = _four_bits(blocks[:, 48:176], 4) | _one_bits(blocks[:, 16:48]) << 4
+    return _scaled(codes.floats(), scales, 8, mins)
 
 
-def _q6_k(blocks: _Bytes) -> _Floats:
-    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 256)
-    codes = (low | (_two_bits(blocks[:, 128:192]) << 4)).astype(np.float32) - np.float32(32)
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _spread(_half(blocks[:, 208:210]) * scales, 256) * codes
+def _q6_k(blocks: Any) -> Any:
+    codes = (_four_bits(blocks[:, 0:128], 2) | _two_bits(blocks[:, 128:192]) << 4).floats()
+    scales = blocks[:, 192:208].signed() * blocks[:, 208:210].halves()
+    return _scaled(codes - 32.0, scales, 16)
 
 
-def _q8_k(blocks: _Bytes) -> _Floats:
-    scale = np.ascontiguousarray(blocks[:, :4]).view("<f4")
-    return scale * blocks[:, 4:260].view(np.int8).astype(np.float32)
+def _q8_k(blocks: Any) -> Any:
+    return blocks[:, 4:260].signed() * blocks[:, 0:4].singles()
 
 
 GGUF_FORMATS = {
