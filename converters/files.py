@@ -16,7 +16,7 @@ import psutil
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, graph_from_bundle, location_of
 from rlx_ort.converters.from_onnx import Source, from_onnx
 from rlx_ort.converters.from_onnx.tensor_files import Folders
-from rlx_ort.converters.onnx_types import tensor_proto
+from rlx_ort.converters.onnx_types import refer, tensor_proto
 from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
 from rlx_ort.errors import ConversionError, WriteError
@@ -122,13 +122,6 @@ def _write_data(
         _copy(data, stream, progress)
         refer(tensor, name, offset, data.nbytes)
         offset += data.nbytes
-
-
-def refer(tensor: onnx.TensorProto, location: str, offset: int, nbytes: int) -> None:
-    """Point an external tensor at a range of bytes in a file beside the model."""
-    del tensor.external_data[:]
-    for key, value in (("location", location), ("offset", offset), ("length", nbytes)):
-        tensor.external_data.add(key=key, value=str(value))
 
 
 def _write_model(

@@ -130,6 +130,14 @@ def tensor_proto(data: TensorData, name: str = "") -> onnx.TensorProto:
     return proto
 
 
+def refer(tensor: onnx.TensorProto, location: str, offset: int, nbytes: int) -> None:
+    """Make a tensor a reference to a range of bytes in a file beside the model."""
+    tensor.data_location = tensor.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", offset), ("length", nbytes)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
 def relocated(
     model: onnx.ModelProto | bytes, places: Mapping[str, tuple[str, int, int]], inside: Mapping[str, TensorData]
 ) -> bytes:
@@ -141,9 +149,7 @@ def relocated(
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         if tensor.name in places:
-            del tensor.external_data[:]
-            for key, value in zip(("location", "offset", "length"), places[tensor.name], strict=True):
-                tensor.external_data.add(key=key, value=str(value))
+            refer(tensor, *places[tensor.name])
         elif tensor.name in inside:
             tensor.CopyFrom(tensor_proto(inside[tensor.name], tensor.name))
     data: bytes = made.SerializeToString(deterministic=True)

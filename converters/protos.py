@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.converters.onnx_types import known_type_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import onnx
 
 Message = TypeVar("Message")
+Value = TypeVar("Value")
 _SMALL_BYTES = 1024
 _LONGEST_VECTOR = 1 << 20
 
@@ -46,6 +47,12 @@ def set_items(field: Any, items: Iterable[Any]) -> None:
     kept = [copied(item) for item in items]  # clearing the field clears its messages
     del field[:]
     field.extend(kept)
+
+
+def trimmed(values: Sequence[Value]) -> list[Value]:
+    """Return a node's inputs or outputs without the absent ones at the end, which crash some fusions of the engine."""
+    present = [place for place, value in enumerate(values, 1) if value]
+    return list(values[: max(present, default=0)])
 
 
 def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

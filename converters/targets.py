@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rlx_ort.converters.bundle import ModelBundle, external_tensors, graph_from_bundle, location_of
-from rlx_ort.converters.files import EXTERNAL_ABOVE_BYTES, Progress, refer, refuse_existing, save_bundle, staging
+from rlx_ort.converters.files import EXTERNAL_ABOVE_BYTES, Progress, refuse_existing, save_bundle, staging
+from rlx_ort.converters.onnx_types import refer
 from rlx_ort.converters.protos import copied
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.device import Device

@@ -35,7 +35,7 @@ from typing import IO, Any
 import numpy as np
 import onnx
 
-from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, type_proto
+from rlx_ort.converters.onnx_types import dtype_of, elem_type, refer, tensor_proto, type_proto
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
@@ -319,9 +319,7 @@ def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constan
             elif fixed and isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static:
                 dims = kind.shape.static()
                 tensor = sheet.graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=dims)
-                tensor.data_location = onnx.TensorProto.EXTERNAL
-                for key, value in (("location", name), ("offset", 0), ("length", _ones(tensor).nbytes)):
-                    tensor.external_data.add(key=key, value=str(value))
+                refer(tensor, name, 0, _ones(tensor).nbytes)
             else:
                 sheet.graph.input.add(name=name, type=type_proto(kind))
         for place, kind in enumerate(question.outputs):

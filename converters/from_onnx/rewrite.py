@@ -6,6 +6,7 @@ from typing import Any
 
 from rlx_ort.converters.from_onnx.mapping import MappedNode, NodeView, mapped
 from rlx_ort.converters.from_onnx.operands import all_nodes
+from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
 from rlx_ort.converters.to_onnx.opset import NodeForm, obstacle
 from rlx_ort.errors import ConversionError, GraphVerifyError
@@ -96,9 +97,7 @@ def _mapping(graph: Graph, node: Node, op: OnnxNode, read: set[Ref]) -> tuple[Ma
 
 
 def _form(graph: Graph, node: Node, op: OnnxNode) -> NodeForm:
-    refs = list(node.inputs[: op.formal_inputs])
-    while refs and refs[-1] is None:
-        refs.pop()
+    refs = trimmed(node.inputs[: op.formal_inputs])
     inputs = [None if ref is None else graph.nodes[ref.node].types[ref.output] for ref in refs]
     outputs = [kind if name else None for kind, name in _results(node)]
     return NodeForm(op.op_type, op.attributes, inputs, outputs)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import schema_of
+from rlx_ort.converters.protos import trimmed
 
 if TYPE_CHECKING:
     import onnx
@@ -94,14 +95,6 @@ def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
         kinds,
         frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
     )
-
-
-def trimmed(names: Sequence[str]) -> list[str]:
-    """Return names without the empty ones at the end."""
-    count = len(names)
-    while count and not names[count - 1]:
-        count -= 1
-    return list(names[:count])
 
 
 def value_problem(attribute: onnx.AttributeProto) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.onnx_types import refer
 from rlx_ort.converters.protos import field_key, varint
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import FileRange
@@ -276,10 +277,8 @@ class _Reader:
             return self._bytes(span)
         import onnx
 
-        offset, length = raw[0], raw[1] - raw[0]
-        where = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
-        for key, value in (("location", self._mark), ("offset", str(offset)), ("length", str(length))):
-            where.external_data.add(key=key, value=value)
+        where = onnx.TensorProto()
+        refer(where, self._mark, raw[0], raw[1] - raw[0])
         reference: bytes = where.SerializeToString()
         return b"".join(parts) + reference
 

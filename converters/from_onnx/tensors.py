@@ -12,6 +12,7 @@ import numpy as np
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.onnx_types import dtype_of, text_of, type_of
 from rlx_ort.converters.protos import copied
+from rlx_ort.converters.to_onnx.model import ATTRIBUTE_FIELDS
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -27,7 +28,6 @@ _FIELDS = {
     DType.F32: "float_data", DType.C64: "float_data", DType.F64: "double_data", DType.C128: "double_data",
     DType.I64: "int64_data", DType.U32: "uint64_data", DType.U64: "uint64_data", DType.STRING: "string_data",
 }  # fmt: skip
-_ATTRIBUTE_FIELDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "TYPE_PROTO": "tp"}
 _ANY_FIELD = ("float_data", "double_data", "int64_data", "uint64_data", "int32_data", "string_data")
 
 
@@ -171,9 +171,9 @@ def attribute_value(
     """
     kind = _kind_names().get(attribute.type, "UNDEFINED")
     single = kind.removesuffix("S")
-    if single not in _ATTRIBUTE_FIELDS:
+    if single not in ATTRIBUTE_FIELDS:
         raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
-    items = getattr(attribute, _ATTRIBUTE_FIELDS[kind] if kind == single else kind.lower())
+    items = getattr(attribute, ATTRIBUTE_FIELDS[kind] if kind == single else kind.lower())
     match single:
         case "INT" | "FLOAT":
             return kind, items if kind == single else tuple(items)

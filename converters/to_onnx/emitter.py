@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap
@@ -156,7 +157,7 @@ class Emitter:
             for name, value in attributes.items()
             if value is not None
         }
-        node = ModelNode(domain, op_type, _trimmed(inputs), given, tuple([ModelValue() for _ in range(outputs)]))
+        node = ModelNode(domain, op_type, trimmed(inputs), given, tuple([ModelValue() for _ in range(outputs)]))
         self.append(node, max(version or 1, DEFAULT_OPSET if domain == "" else 1))
         for value, kind in zip(node.writes, types or (), strict=False):
             if kind is not None:
@@ -172,7 +173,7 @@ class Emitter:
         names, op_type = self._node.output_names, op.op_type if op.domain == "" else ""
         results = tuple(ModelValue(name=None if name else "") for name in names)
         present = max((index + 1 for index, name in enumerate(names) if name), default=0)
-        reads = _trimmed(inputs[: op.formal_inputs])
+        reads = trimmed(inputs[: op.formal_inputs])
         if op_type in {"Div", "Mod"} and reads[1] is not None and may_trap(self):
             reads[1], sign = divisor_and_sign(self, reads[1])
             if op_type == "Div":
@@ -458,9 +459,3 @@ class Emitter:
             frame = frame.outer
         if self._parent is not None:
             yield from self._parent._frames()
-
-
-def _trimmed(inputs: Sequence[ModelValue | None]) -> list[ModelValue | None]:
-    """Return the inputs without the absent ones at the end, which crash some of ONNX Runtime's fusions."""
-    present = [place for place, value in enumerate(inputs, 1) if value is not None]
-    return list(inputs[: max(present, default=0)])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx_ort.converters.onnx_types import elem_type, tensor_proto, text_of, type_proto
+from rlx_ort.converters.onnx_types import elem_type, refer, tensor_proto, text_of, type_proto
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import GraphCore, Node
@@ -32,12 +32,8 @@ if TYPE_CHECKING:
 INLINE_BYTES = 128
 """Tensors below this size are kept inside the model: ONNX Runtime copies them anyway."""
 _UNKNOWN = UnknownType()
-_FIELDS = {
-    "INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "TYPE_PROTO": "tp",
-    "INTS": "ints", "FLOATS": "floats", "STRINGS": "strings", "TENSORS": "tensors", "GRAPHS": "graphs",
-    "TYPE_PROTOS": "type_protos",
-}  # fmt: skip
-"""Kind of attribute -> the field of the protobuf that holds its value."""
+ATTRIBUTE_FIELDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "TYPE_PROTO": "tp"}
+"""Kind of attribute -> the field of the protobuf that holds its value; that of lists has the name of the kind."""
 
 
 class ModelValue:
@@ -357,7 +353,7 @@ def _write_attribute(
     kind, value = attribute.kind, attribute.value
     proto.name = attribute.name
     proto.type = onnx.AttributeProto.AttributeType.Value(kind)  # pyright: ignore[reportAttributeAccessIssue]
-    many, field = kind.endswith("S"), _FIELDS[kind]
+    many, field = kind.endswith("S"), ATTRIBUTE_FIELDS.get(kind) or kind.lower()
     if field in {"i", "ints", "f", "floats", "s", "strings"}:
         if kind.startswith("STRING"):
             value = list(map(_bytes, value)) if many else _bytes(value)
@@ -378,11 +374,8 @@ def _reference(name: str, weight: ExternalWeight) -> onnx.TensorProto:
 
     kind = weight.type
     sizes = () if kind.shape is None else kind.shape.static()
-    proto = onnx.TensorProto(
-        name=name, data_type=elem_type(kind.dtype), dims=sizes, data_location=onnx.TensorProto.EXTERNAL
-    )
-    for key, text in (("location", name), ("offset", "0"), ("length", str(kind.dtype.nbytes(math.prod(sizes))))):
-        proto.external_data.add(key=key, value=text)
+    proto = onnx.TensorProto(name=name, data_type=elem_type(kind.dtype), dims=sizes)
+    refer(proto, name, 0, kind.dtype.nbytes(math.prod(sizes)))
     return proto
 
 

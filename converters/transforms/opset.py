@@ -7,7 +7,7 @@ name the node that fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import onnx.version_converter
 
 from rlx_ort.converters.bundle import FREE_INITIALIZERS, ModelBundle, bundle_of
 from rlx_ort.converters.onnx_types import schema_of, tensor_type, type_proto
-from rlx_ort.converters.protos import bodies_of, copied, nodes_of, set_items
+from rlx_ort.converters.protos import bodies_of, copied, nodes_of, set_items, trimmed
 from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.to_onnx.opset import NodeForm, meaning_change, obsolete_attributes, obstacle
 from rlx_ort.converters.to_onnx.opset import ir_version as lowest_ir_version
@@ -272,8 +272,8 @@ class _Adapter:
                 if name not in fresh:
                     fresh[name] = self._values.unique(f"{first}/{name}")
         for node in graph.node:
-            node.input[:] = _trimmed([fresh.get(name, name) for name in node.input])
-            node.output[:] = _trimmed([fresh[name] for name in node.output])
+            node.input[:] = trimmed([fresh.get(name, name) for name in node.input])
+            node.output[:] = trimmed([fresh[name] for name in node.output])
             if node.op_type == origin.op_type:
                 node.name = origin.name
             elif origin.name:
@@ -304,8 +304,8 @@ class _Adapter:
 def _form(node: onnx.NodeProto, scope: Scope) -> NodeForm:
     """Return what the opset rules need to know of a node."""
 
-    def kinds(names: Iterable[str]) -> list[Any]:
-        return [scope.types.get(name, UnknownType()) if name else None for name in _trimmed([*names])]
+    def kinds(names: Sequence[str]) -> list[Any]:
+        return [scope.types.get(name, UnknownType()) if name else None for name in trimmed(names)]
 
     attributes = {attribute.name: _value(attribute) for attribute in node.attribute}
     return NodeForm(node.op_type, attributes, kinds(node.input), kinds(node.output))
@@ -323,7 +323,7 @@ def _value(attribute: onnx.AttributeProto) -> Any:
 def _same(made: onnx.NodeProto, node: onnx.NodeProto) -> bool:
     def key(item: onnx.NodeProto) -> Any:
         attributes = {found.name: found.SerializeToString(deterministic=True) for found in item.attribute}
-        return item.op_type, _trimmed([*item.input]), attributes
+        return item.op_type, trimmed(item.input), attributes
 
     return bool(key(made) == key(node))
 
@@ -392,10 +392,3 @@ def _with_defaults(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> onnx.Nod
             full.attribute.add().CopyFrom(attribute.default_value)
             full.attribute[-1].name = name
     return full
-
-
-def _trimmed(names: list[str]) -> list[str]:
-    """Return the list without empty names at the end; changes it in place."""
-    while names and not names[-1]:
-        names.pop()
-    return names

@@ -24,12 +24,7 @@ from rlx_ort.providers.engine.runtime import onnxruntime
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
-_FOREIGN = frozenset(
-    {
-        DType.BF16, DType.F8E4M3, DType.F8E4M3FNUZ, DType.F8E5M2, DType.F8E5M2FNUZ, DType.F8E8M0, DType.F4E2M1,
-        DType.I4, DType.U4, DType.I2, DType.U2,
-    }
-)  # fmt: skip
+_FOREIGN = frozenset(dtype for dtype in DType if dtype.numpy.isbuiltin == 2)  # 2: registered, by ml_dtypes
 _TENSORS = {type_proto_text(TensorType(dtype)): dtype for dtype in DType}
 
 _DLPACK_CPU = 1

@@ -24,7 +24,7 @@ _PAIRS = np.array([0, 2, 4, 6], np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """How many weights a block holds, in how many bytes, and the function from blocks `(N, bytes)` to weights in f32."""
+    """How many weights a block holds, in how many bytes, and what makes f32 of blocks `(N, bytes)`."""
 
     name: str
     elements: int
