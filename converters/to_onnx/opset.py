@@ -1,13 +1,12 @@
 """Chooses the opset of an exported model: the lowest that expresses every node, 21 unless a node needs another.
 
 A node that was written for one opset version may be stamped with another only if its operator means the same there:
-the schemas agree on everything the node uses, and no silent change of meaning (`BREAKS`) lies between. Most nodes are
-judged by a table (`WIDENING`) without ONNX's schemas, whose registry takes 7 MB once the first is looked up.
+the schemas agree on everything the node uses, and no silent change of meaning (`BREAKS`) lies between. What lowerings
+write is for opset 21, so most graphs need none of ONNX's schemas, whose registry takes 7 MB once one is looked up.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -106,16 +105,6 @@ BREAKS: dict[str, tuple[_Break, ...]] = {
 """Operator of ai.onnx -> where its meaning changed."""
 
 
-@functools.cache
-def only_widens(op_type: str, written: int, target: int) -> bool:
-    """Return whether a node written for one opset means the same in a later one, whatever it holds."""
-    known = WIDENING.get(op_type)
-    if known is None or written > target:
-        return False
-    steps = [(int(step.rstrip("+")), step.endswith("+")) for step in known.split()]
-    return steps[0][0] <= written and all(widens for version, widens in steps if written < version <= target)
-
-
 def _is_redundant(node: NodeForm, name: str) -> bool:
     """Return whether an attribute that later versions lack asks for what they do anyway.
 
@@ -178,17 +167,15 @@ def ir_version(types: Iterable[ValueType]) -> int:
 
 def obstacle(node: NodeForm, written: int, target: int) -> str:
     """Return why a node of ai.onnx written for one opset version must not be stamped with another; empty if it may."""
-    if only_widens(node.op_type, written, target):
+    if written == target:
         return ""
     old, new = schema_of(node.op_type, written), schema_of(node.op_type, target)
-    if old is None and node.op_type in _ENGINE_OPS:
-        return ""
     if old is None:
-        return "" if written == target else f"ai.onnx has no {node.op_type} in opset {written}"
+        return "" if node.op_type in _ENGINE_OPS else f"ai.onnx has no {node.op_type} in opset {written}"
+    if new is not None and old.since_version == new.since_version:
+        return ""
     if new is None or new.deprecated:
         return f"ai.onnx has no {node.op_type} in opset {target}"
-    if old.since_version == new.since_version:
-        return ""
     return (
         meaning_change(node, written, target) or _attribute_obstacle(node, old, new) or _value_obstacle(node, old, new)
     )
@@ -204,14 +191,12 @@ def meaning_change(node: NodeForm, written: int, target: int) -> str:
 
 def obsolete_attributes(op_type: str, names: Iterable[str], written: int, target: int) -> list[str]:
     """Return the attributes that the target version lacks; `obstacle` made sure that nothing is lost with them."""
-    if only_widens(op_type, written, target):
-        return []
-    new = schema_of(op_type, target)
-    return [] if new is None or written == target else [name for name in names if name not in new.attributes]
+    new = None if written == target else schema_of(op_type, target)
+    return [] if new is None else [name for name in names if name not in new.attributes and not _is_note(name)]
 
 
 def _obstacle(writer: ModelWriter, node: ModelNode, target: int) -> str:
-    if only_widens(node.op_type, node.written, target):
+    if node.written == target:
         return ""  # whatever its form is
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     inputs, outputs = types_of(node.reads, writer.types), types_of(node.writes, writer.types)
@@ -258,7 +243,7 @@ def _attribute_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.
             known = old.attributes.get(name)
             if known is not None and known.type != new.attributes[name].type:
                 return f"attribute {name} of {node.op_type} is of another kind in opset {new.since_version}"
-        elif not _is_default(node, name, old) and not _is_redundant(node, name):
+        elif not _is_note(name) and not _is_default(node, name, old) and not _is_redundant(node, name):
             return f"{node.op_type} has no attribute {name} in opset {new.since_version}"
     for name, attribute in new.attributes.items():
         if name in node.attributes:
@@ -269,6 +254,11 @@ def _attribute_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.
         if before is not None and before.default_value != attribute.default_value:
             return f"attribute {name} of {node.op_type} has another default in opset {new.since_version}"
     return ""
+
+
+def _is_note(name: str) -> bool:
+    """Return whether an attribute is none of the operator's: whoever wrote the model may add such."""
+    return name.startswith("__")
 
 
 def _is_default(node: NodeForm, name: str, schema: onnx.defs.OpSchema) -> bool:
@@ -329,57 +319,3 @@ def _dtypes(kind: ValueType) -> Iterable[DType]:
         case MapType():
             yield kind.key
             yield from _dtypes(kind.value)
-
-
-WIDENING: dict[str, str] = {
-    "Abs": "1 6 13+", "Acos": "7 22+", "Acosh": "9 22+", "Add": "1 6 7 13+ 14+", "AffineGrid": "20", "And": "1 7",
-    "ArgMax": "1 11+ 12+ 13+", "ArgMin": "1 11+ 12+ 13+", "Asin": "7 22+", "Asinh": "9 22+", "Atan": "7 22+",
-    "Atanh": "9 22+", "Attention": "23 24 25+", "AveragePool": "1 7 10+ 11+ 19+ 22+",
-    "BatchNormalization": "1 6 7 9 14 15+", "Bernoulli": "15 22+", "BitCast": "26", "BitShift": "11",
-    "BitwiseAnd": "18", "BitwiseNot": "18", "BitwiseOr": "18", "BitwiseXor": "18", "BlackmanWindow": "17",
-    "Cast": "1 6 9+ 13+ 19+ 21+ 23+ 24+ 25+", "CastLike": "15 19+ 21+ 23+ 24+ 25+", "Ceil": "1 6 13+", "Celu": "12",
-    "CenterCropPad": "18", "Clip": "1 6 11 12+ 13+", "Col2Im": "18", "Compress": "9 11+", "Concat": "1 4 11+ 13+",
-    "ConcatFromSequence": "11", "Constant": "1 9+ 11+ 12+ 13+ 19+ 21+ 23+ 24+ 25+",
-    "ConstantOfShape": "9 20+ 21+ 23+ 24+ 25+", "Conv": "1 11+ 22+", "ConvInteger": "10", "ConvTranspose": "1 11 22+",
-    "Cos": "7 22+", "Cosh": "9 22+", "CumProd": "26", "CumSum": "11 14+", "DFT": "17 20", "DeformConv": "19 22+",
-    "DepthToSpace": "1 11+ 13+", "DequantizeLinear": "10 13+ 19+ 21+ 23+ 24+ 25+", "Det": "11 22+",
-    "Div": "1 6 7 13+ 14+", "Dropout": "1 6 7 10 12 13+ 22+", "DynamicQuantizeLinear": "11", "Einsum": "12",
-    "Elu": "1 6 22+", "Equal": "1 7 11+ 13+ 19+", "Erf": "9 13", "Exp": "1 6 13+", "Expand": "8 13+",
-    "EyeLike": "9 22+", "Flatten": "1 9+ 11+ 13+ 21+ 23+ 24+ 25+", "Floor": "1 6 13+", "GRU": "1 3 7 14+ 22+",
-    "Gather": "1 11+ 13+", "GatherElements": "11 13+", "GatherND": "11 12+ 13+", "Gelu": "20",
-    "Gemm": "1 6+ 7 9+ 11 13+", "GlobalAveragePool": "1 22+", "GlobalLpPool": "1 2 22+", "GlobalMaxPool": "1 22+",
-    "Greater": "1 7 9+ 13+", "GreaterOrEqual": "12 16+", "GridSample": "16 20 22+", "GroupNormalization": "18 21",
-    "HammingWindow": "17", "HannWindow": "17", "HardSigmoid": "1 6 22+", "HardSwish": "14 22+", "Hardmax": "1 11+ 13",
-    "Identity": "1 13+ 14+ 16+ 19+ 21+ 23+ 24+ 25+", "If": "1 11+ 13+ 16+ 19+ 21+ 23+ 24+ 25+", "ImageDecoder": "20",
-    "InstanceNormalization": "1 6 22+", "IsInf": "10 20+", "IsNaN": "9 13+ 20+", "LRN": "1 13+", "LSTM": "1 7 14+ 22+",
-    "LayerNormalization": "17", "LeakyRelu": "1 6 16+", "Less": "1 7 9+ 13+", "LessOrEqual": "12 16+", "Log": "1 6 13+",
-    "LogSoftmax": "1 11+ 13", "Loop": "1 11 13+ 16+ 19+ 21+ 23+ 24+ 25+", "LpNormalization": "1 22+",
-    "LpPool": "1 2 11+ 18+ 22+", "MatMul": "1 9+ 13+", "MatMulInteger": "10", "Max": "1 6 8+ 12+ 13+",
-    "MaxPool": "1 8+ 10+ 11+ 12+ 22+", "MaxRoiPool": "1 22+", "MaxUnpool": "9 11+ 22+", "Mean": "1 6 8+ 13+",
-    "MeanVarianceNormalization": "9 13+", "MelWeightMatrix": "17", "Min": "1 6 8+ 12+ 13+", "Mish": "18 22+",
-    "Mod": "10 13+", "Mul": "1 6 7 13+ 14+", "Multinomial": "7 22+", "Neg": "1 6 13+",
-    "NegativeLogLikelihoodLoss": "12 13+ 22+", "NonMaxSuppression": "10 11+", "NonZero": "9 13+", "Not": "1",
-    "OneHot": "9 11+", "Optional": "15", "OptionalGetElement": "15 18+", "OptionalHasElement": "15 18", "Or": "1 7",
-    "PRelu": "1 6 7 9+ 16+", "Pad": "1 2 11 13+ 18+ 19+ 21+ 23+ 24+ 25+", "Pow": "1 7 12+ 13+ 15+", "QLinearConv": "10",
-    "QLinearMatMul": "10 21+", "QuantizeLinear": "10 13+ 19+ 21+ 23+ 24+ 25+", "RMSNormalization": "23",
-    "RNN": "1 7 14+ 22+", "RandomNormal": "1 22+", "RandomNormalLike": "1 22+", "RandomUniform": "1 22+",
-    "RandomUniformLike": "1 22+", "Range": "11", "Reciprocal": "1 6 13+", "ReduceL1": "1 11+ 13+ 18",
-    "ReduceL2": "1 11+ 13+ 18", "ReduceLogSum": "1 11+ 13+ 18", "ReduceLogSumExp": "1 11+ 13+ 18",
-    "ReduceMax": "1 11+ 12+ 13+ 18 20+", "ReduceMean": "1 11+ 13+ 18", "ReduceMin": "1 11+ 12+ 13+ 18 20+",
-    "ReduceProd": "1 11+ 13+ 18", "ReduceSum": "1 11+ 13", "ReduceSumSquare": "1 11+ 13+ 18", "RegexFullMatch": "20",
-    "Relu": "1 6 13+ 14+", "Reshape": "1 5 13+ 14+ 19+ 21+ 23+ 24+ 25+", "Resize": "10 11 13 18+ 19+",
-    "ReverseSequence": "10", "RoiAlign": "10 16 22+", "RotaryEmbedding": "23", "Round": "11 22+", "STFT": "17",
-    "Scan": "8 9 11+ 16+ 19+ 21+ 23+ 24+ 25+", "Scatter": "9 11", "ScatterElements": "11 13+ 16+ 18+",
-    "ScatterND": "11 13+ 16+ 18+", "Selu": "1 6 22+", "SequenceAt": "11", "SequenceConstruct": "11",
-    "SequenceEmpty": "11", "SequenceErase": "11", "SequenceInsert": "11", "SequenceLength": "11", "SequenceMap": "17",
-    "Shape": "1 13+ 15+ 19+ 21+ 23+ 24+ 25+", "Shrink": "9", "Sigmoid": "1 6 13+", "Sign": "9 13+", "Sin": "7 22+",
-    "Sinh": "9 22+", "Size": "1 13+ 19+ 21+ 23+ 24+ 25+", "Slice": "1 10 11+ 13+", "Softmax": "1 11+ 13",
-    "SoftmaxCrossEntropyLoss": "12 13+", "Softplus": "1 22+", "Softsign": "1 22+", "SpaceToDepth": "1 13+",
-    "Split": "1 2 11+ 13 18", "SplitToSequence": "11 24+", "Sqrt": "1 6 13+", "Squeeze": "1 11+ 13 21+ 23+ 24+ 25+",
-    "StringConcat": "20", "StringNormalizer": "10", "StringSplit": "20", "Sub": "1 6 7 13+ 14+", "Sum": "1 6 8+ 13+",
-    "Swish": "24", "Tan": "7 22+", "Tanh": "1 6 13+", "TensorScatter": "24", "TfIdfVectorizer": "9",
-    "ThresholdedRelu": "10 22+", "Tile": "1 6 13+", "TopK": "1 10 11+ 24+", "Transpose": "1 13+ 21+ 23+ 24+ 25+",
-    "Trilu": "14", "Unique": "11", "Unsqueeze": "1 11+ 13 21+ 23+ 24+ 25+", "Upsample": "1 7 9 10", "Where": "9 16+",
-    "Xor": "1 7",
-}  # fmt: skip
-"""Operator -> its versions; those with a plus take every node of the version before them unchanged."""
