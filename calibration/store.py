@@ -174,17 +174,12 @@ def locked(device: Device) -> Iterator[bool]:
         yield waited
 
 
-def _path(key: ProfileKey) -> Path:
-    """Return where a profile of the key lies or would lie; the folder is not made."""
-    return cache_root() / _FOLDER / key.file_name
-
-
 def _remembered(device: Device) -> _Memory:
     try:
         key = key_of(device)
     except CalibrationError as err:
         return _Memory(None, Found(None, str(err)))
-    path = _path(key)
+    path = cache_root() / _FOLDER / key.file_name  # the folder is not made
     stamp = None
     with contextlib.suppress(OSError):
         state = path.stat()

@@ -253,12 +253,9 @@ class _Taker:
         """Bring the data of tensors that are attributes inside."""
         for node in nodes:
             for attribute in node.attribute:
-                sparse = (
-                    attribute.sparse_tensor,
-                    *attribute.sparse_tensors,
-                )  # empty ones are read where there are none
+                sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
                 parts = (part for item in sparse for part in (item.values, item.indices))
-                for tensor in (attribute.t, *attribute.tensors, *parts):
+                for tensor in (attribute.t, *attribute.tensors, *parts):  # empty ones where there are none
                     self._bring_in(tensor)
 
     def _bring_in(self, tensor: onnx.TensorProto) -> None:
@@ -287,7 +284,7 @@ class BundleWeights:
     weights: Mapping[str, TensorData]
 
     def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[np.uint8], FileRange | None]:
-        """Return the bytes of a tensor, and where in a file they are if they are mapped."""
+        """Return the bytes of a weight; see `TensorFiles.read`."""
         data = self.weights.get(location_of(tensor))
         if data is None or data.nbytes != nbytes:
             found = "which is not there" if data is None else f"which has {data.nbytes} bytes"

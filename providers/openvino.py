@@ -86,11 +86,9 @@ class OpenVinoProvider(OrtProvider):
         chosen["precision"] = _PRECISIONS.get(options.precision, "f32")
         if target == "CPU":
             chosen["num_of_threads"] = str(options.intra_op_threads or budget().total)
-        return SessionRecipe(
-            self.ep_name,
+        return replace(
+            super().recipe(device, options),
             options=chosen,
-            option_keys=self.option_keys,
-            ep_devices=devices,
             cache_options=lambda folder: {"cache_dir": folder},
             spelled=lambda merged: _as_properties(merged, target.partition(".")[0]),
             rewritten=_unread_inputs_last,

@@ -73,12 +73,8 @@ def check_model(model: onnx.ModelProto) -> None:
             else:
                 total += 1
                 signature = signature_of(node.op_type, opsets[key[0]], key[0]) if key[0] in opsets else None
-                problem = (
-                    ""
-                    if signature is None
-                    else signature.problem(inputs, outputs, dict(zip(names, attributes, strict=True)))
-                )
-                if problem:
+                given = dict(zip(names, attributes, strict=True))
+                if signature is not None and (problem := signature.problem(inputs, outputs, given)):
                     raise ConversionError(f"{node_label(node)} {problem}")
             if attributes:
                 for body in bodies_of(node):

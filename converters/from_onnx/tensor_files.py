@@ -112,11 +112,7 @@ class ExternalFiles:
         self._maps: dict[Path, tuple[npt.NDArray[np.uint8], tuple[int, ...]]] = {}
 
     def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange]:
-        """Return the bytes of a tensor, as a view of the mapped file, and where in the file they are.
-
-        Raises:
-            ConversionError: the reference is no range of `nbytes` bytes of a file inside the model's folder.
-        """
+        """Return a view of the mapped file, which must be a file in the folder and long enough; see `TensorFiles`."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         what = f"tensor {tensor.name!r}"
         location = entries.get("location", "")
@@ -169,11 +165,7 @@ class MappedFiles:
     beside: ExternalFiles
 
     def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange | None]:
-        """Return the bytes of a tensor, as a view of the mapped file, and where in the file they are.
-
-        Raises:
-            ConversionError: the tensor needs another number of bytes than it has, or its file is not acceptable.
-        """
+        """Return a view of the mapped model file, or of a data file beside it; see `TensorFiles`."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if entries.get("location") != self.mark:
             return self.beside.read(tensor, nbytes)

@@ -94,7 +94,7 @@ class Dispatcher:
 
     def native(self, emit: Emitter, origin: int, op: Op, inputs: Sequence[Any]) -> Any | None:
         """Return the results of the native lowering, or None when the common one is to be used."""
-        load_family(type(op))
+        load_family(type(op).__module__)
         known = _natives.get(type(op))
         self.latest = None
         if known is None or not known.when(op):
@@ -130,7 +130,7 @@ def has_choice(graph: Graph) -> bool:
     if known is None or known[0] != graph.revision:
         kinds = {type(node.op) for node in graph.nodes}
         for kind in kinds:
-            load_family(kind)
+            load_family(kind.__module__)
         choosers = {kind for kind in kinds if kind in _natives or kind.bodies is not Op.bodies}
         ops = [node.op for node in graph.nodes if type(node.op) in choosers] if choosers else []
         natives = (native.when(op) for op in ops if (native := _natives.get(type(op))) is not None)
@@ -139,13 +139,9 @@ def has_choice(graph: Graph) -> bool:
     return known[1]
 
 
-def load_family(op: type[Op]) -> None:
-    """Import the lowerings, common and native, of the family an op belongs to; ops from outside bring their own."""
-    _load(op.__module__)
-
-
 @functools.cache
-def _load(module: str) -> None:
+def load_family(module: str) -> None:
+    """Import the lowerings, common and native, of the ops that a module defines; those from outside bring their own."""
     family = module.removeprefix(_OPS)
     if family == module or family in _WITHOUT:
         return

@@ -48,7 +48,7 @@ def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
 
 def lowering_of(op: Op) -> Lowering | None:
     """Return the lowering of an op, or None when it has none (leaves, `OnnxNode`, refused kinds)."""
-    load_family(type(op))
+    load_family(type(op).__module__)
     return _lowerings.get(type(op))
 
 

@@ -150,7 +150,6 @@ class Entry(NamedTuple):
     created_s: float
     used_s: float
     files: Mapping[str, Mapping[str, Any]] | None
-    extra: Mapping[str, Any]
 
     @property
     def nbytes(self) -> int:
@@ -210,7 +209,6 @@ def read_entry(folder: Path) -> Entry | None:
             float(document["created_s"]),
             used,
             document["files"],
-            dict(document["extra"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -275,13 +273,11 @@ class CompileStore:
         entry.touch()
         return entry
 
-    def make(
-        self, key: CacheKey, label: str, fill: Callable[[Path], Mapping[str, Any] | None], *, open_ended: bool = False
-    ) -> Entry:
+    def make(self, key: CacheKey, label: str, fill: Callable[[Path], None], *, open_ended: bool = False) -> Entry:
         """Return the entry of a key, made by `fill` if missing; other processes wait for it meanwhile.
 
-        `fill` gets an empty folder, writes the files, and returns what to note beside them. Afterwards the least
-        recently used entries are evicted. With `open_ended` the files are not described: the provider keeps writing.
+        `fill` gets an empty folder and writes the files. Afterwards the least recently used entries are evicted. With
+        `open_ended` the files are not described: the provider keeps writing.
         """
         import shutil
         import tempfile
@@ -295,10 +291,10 @@ class CompileStore:
             self._clear_parts(key.digest)
             part = Path(tempfile.mkdtemp(prefix=f"{_PART}{key.digest}-", dir=self.root))
             try:
-                extra = dict(fill(part) or {})
+                fill(part)
                 files = None if open_ended else describe_files(part)
                 now = time.time()
-                Entry(part, key.digest, dict(key.parts), label, now, now, files, extra).write_manifest()
+                Entry(part, key.digest, dict(key.parts), label, now, now, files).write_manifest()
                 self.drop(key.digest)  # it is damaged, or has no manifest
                 _renamed(part, self.root / key.digest)
             finally:

@@ -292,12 +292,9 @@ class ConvBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Convolve `(N, C, D, H, W)` with a weight `(C_out, C / groups, kD, kH, kW)`."""
-        step, pad, gap = (
-            counts("stride", stride, 3, 1),
-            counts("padding", padding, 3),
-            counts("dilation", dilation, 3, 1),
-        )
-        return self._add(Conv3d(step, pad, gap, groups), *self._like(x, weight, bias), **node)
+        step, pad = counts("stride", stride, 3, 1), counts("padding", padding, 3)
+        op = Conv3d(step, pad, counts("dilation", dilation, 3, 1), groups)
+        return self._add(op, *self._like(x, weight, bias), **node)
 
     def im2col(
         self,

@@ -148,7 +148,7 @@ def test_an_entry_that_the_engine_refuses_is_made_again(open_model, made):
     entry = made()[0]
     (entry.folder / MODEL_FILE).write_bytes(b"no model")
     (entry.folder / "entry.json").unlink()
-    entry._replace(created_s=1.0, files=describe_files(entry.folder), extra={}).write_manifest()
+    entry._replace(created_s=1.0, files=describe_files(entry.folder)).write_manifest()
     session = open_model(MATMUL, {"W": weight, "b": bias}, cache=CacheUse.ON)
     np.testing.assert_allclose(session.run(["y"], {"x": x})[0], wanted(x, weight, bias), rtol=1e-5, atol=1e-4)
     assert made()[0].created_s > 1.0
