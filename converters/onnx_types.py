@@ -90,32 +90,20 @@ def known_type_of(proto: onnx.TypeProto) -> ValueType:
         return UnknownType()
 
 
-def type_proto(value: ValueType, into: onnx.TypeProto | None = None) -> onnx.TypeProto:
-    """Return the ONNX type of an IR type, written to `into` if that is given."""
-    import onnx
+def type_proto(value: ValueType) -> onnx.TypeProto:
+    """Return the ONNX type of an IR type; empty when it is unknown."""
+    from onnx import TypeProto, helper
 
-    proto = onnx.TypeProto() if into is None else into
     match value:
         case TensorType():
-            proto.tensor_type.elem_type = elem_type(value.dtype)
-            if value.shape is not None:
-                proto.tensor_type.shape.SetInParent()
-                for dim in value.shape:
-                    entry = proto.tensor_type.shape.dim.add()
-                    if isinstance(dim, int):
-                        entry.dim_value = dim
-                    elif dim is not None:
-                        entry.dim_param = dim
+            return helper.make_tensor_type_proto(elem_type(value.dtype), value.shape)
         case SequenceType():
-            proto.sequence_type.SetInParent()
-            type_proto(value.element, proto.sequence_type.elem_type)
+            return helper.make_sequence_type_proto(type_proto(value.element))
         case OptionalType():
-            proto.optional_type.SetInParent()
-            type_proto(value.element, proto.optional_type.elem_type)
+            return helper.make_optional_type_proto(type_proto(value.element))
         case MapType():
-            proto.map_type.key_type = elem_type(value.key)
-            type_proto(value.value, proto.map_type.value_type)
-    return proto
+            return helper.make_map_type_proto(elem_type(value.key), type_proto(value.value))
+    return TypeProto()
 
 
 def tensor_proto(data: TensorData, name: str = "") -> onnx.TensorProto:

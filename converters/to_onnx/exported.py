@@ -182,11 +182,6 @@ class ExportedModel:
 
         return hashlib.sha256(self.skeleton).hexdigest()
 
-    def origin_of(self, session_node: str) -> str:
-        """Return the name of the user's node behind a node name of an open session, or an empty string."""
-        known = self.node_of(session_node)
-        return "" if known is None else self.origin_names.get(known.origin, "")
-
     def node_of(self, session_node: str) -> ExportedNode | None:
         """Return the exported node behind a node name of an open session, or None for one ONNX Runtime added.
 

@@ -328,7 +328,7 @@ def types_of(
 
 def _write_type(info: onnx.ValueInfoProto, kind: ValueType | None) -> None:
     if kind is not None and not isinstance(kind, UnknownType):
-        type_proto(kind, info.type)
+        info.type.CopyFrom(type_proto(kind))
 
 
 def _write_node(proto: onnx.NodeProto, node: ExportedNode, types: Mapping[ModelValue, ValueType]) -> None:
@@ -366,7 +366,7 @@ def _write_attribute(
         elif isinstance(item, ModelGraph):
             _write_graph(target, item, types)
         else:
-            type_proto(item, target)
+            target.CopyFrom(type_proto(item))
 
 
 def _reference(name: str, weight: ExternalWeight) -> onnx.TensorProto:

@@ -223,10 +223,6 @@ class GraphCore:
         """Return the handle of a stored reference, or of the first result of a node id."""
         return Value(self, ref if isinstance(ref, Ref) else Ref(ref))
 
-    def node_inputs(self, node: Node) -> tuple[Value | None, ...]:
-        """Return a node's inputs as handles."""
-        return tuple(None if ref is None else Value(self, ref) for ref in node.inputs)
-
     @property
     def outputs(self) -> list[Value]:
         """The graph's outputs, in order; assign a list of values to set them."""
