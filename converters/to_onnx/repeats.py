@@ -2,8 +2,7 @@
 
 What is written for a node depends on its op and on the types it reads and makes, unless its lowering reads something
 else: the data of a constant, the size of a named dimension, a body. Such a node, and one whose op cannot be compared
-exactly, is lowered each time. If a lowering reads only element types and ranks and writes one node, its result is
-reused for nodes of all sizes.
+exactly, is lowered each time.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import enum
 import functools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, ModelWriter, names_of, types_of
+from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, ModelWriter, names_of
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op
@@ -33,13 +32,6 @@ _PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | N
 """Declarations of fields of which equal values are identical."""
 
 
-@dataclass(slots=True, eq=False)
-class _Mark:
-    """Stands for what a lowering may read of a value; `rough` for the same with ranks in place of sizes."""
-
-    rough: object
-
-
 _Line: TypeAlias = tuple[ModelNode, str, tuple[int, ...], slice]
 """One node of a `_Form`: its pattern, the suffix of its name, the places of what it reads and of its results."""
 
@@ -49,16 +41,16 @@ class _Form(NamedTuple):
 
     Places are those of a pool: the inputs of the node, then `fixed`, then the results of each line. `fixed` has
     constants, which the whole model shares, and None for an absent input. `inner` has the places of the values that are
-    no results, with their types where known, and `marks` those of the results. `decision` is the chosen form of an op
-    that has two, as `Dispatcher.latest`. `single` means one node that reads inputs of the node alone and whose output
-    is the result.
+    no results, with their types where known, and `marks` what stands for the results in keys. `decision` is the chosen
+    form of an op that has two, as `Dispatcher.latest`. `single` means one node that reads inputs of the node alone and
+    whose output is the result.
     """
 
     lines: tuple[_Line, ...]
     fixed: tuple[ModelValue | None, ...]
     results: tuple[int, ...]
     inner: tuple[tuple[int, ValueType | None], ...]
-    marks: tuple[_Mark, ...]
+    marks: tuple[object, ...]
     decision: str | None
     single: bool
 
@@ -72,10 +64,8 @@ class Repeats:
         self._value_name, self._node_name = writer.value_names.unique, writer.node_names.unique
         self._seen: set[Hashable] = set()
         self._forms: dict[_Key, _Form | None] = {}  # None: what was written cannot be reused
-        self._sizeless: dict[_Key | None, _Form] = {}  # what was written for nodes of any size
-        self._marks: dict[int, tuple[_Mark, ...]] = {}  # node -> those of its results
-        self._known: dict[Hashable, _Mark] = {}
-        self._rough: dict[Hashable, object] = {}
+        self._marks: dict[int, tuple[object, ...]] = {}  # node -> those of its results
+        self._known: dict[Hashable, object] = {}
 
     def find(self, node: Node, inputs: Sequence[ModelValue | None]) -> tuple[_Key | None, _Form | None]:
         """Return the key of a node, see `key_of`, and what was written for nodes like it, None if nothing is known."""
@@ -83,7 +73,7 @@ class Repeats:
         if key is None:
             return None, None
         try:
-            return key, self._forms.get(key) or self._resized(key, node, inputs)
+            return key, self._forms.get(key)
         except TypeError:  # an op was made with an attribute that its class does not declare
             return None, None
 
@@ -106,11 +96,7 @@ class Repeats:
         for kind, value in zip(node.types, results, strict=False):
             declared, known = _look(kind), types.get(value)
             look = (constant, declared, declared if known is kind else _look(known), value.name == "")
-            mark = self._known.get(look)
-            if mark is None:
-                rough = (constant, _rank(declared), _rank(look[2]), look[3])
-                mark = self._known[look] = _Mark(self._rough.setdefault(rough, object()))
-            marks.append(mark)
+            marks.append(self._known.setdefault(look, object()))
         self._marks[node.id] = tuple(marks)
 
     def learn(
@@ -122,17 +108,10 @@ class Repeats:
         records: Sequence[ExportedNode],
         constants: Sequence[ModelValue],
         decision: str | None,
-        *,
-        any_size: bool = False,
     ) -> None:
-        """Cache what was written for a node on its second occurrence, if it reads only the node's inputs and constants.
-
-        `any_size`: whether the lowering read no sizes.
-        """
-        sizeless = self._sizeless_key(key) if any_size else None
-        seen = sizeless or key
-        if seen not in self._seen or key in self._forms:
-            self._seen.add(seen)
+        """Cache what was written for a node on its second occurrence, if that reads only its inputs and constants."""
+        if key not in self._seen or key in self._forms:
+            self._seen.add(key)
             return
         self._forms[key] = None
         if not set(constants).isdisjoint(inputs):
@@ -152,7 +131,7 @@ class Repeats:
             reads = tuple([places[value] for value in written.reads])
             lines.append((written, f"/{written.op_type}" if lines else "", reads, slice(start, end)))
             start = end
-        form = self._forms[key] = _Form(
+        self._forms[key] = _Form(
             tuple(lines),
             fixed,
             tuple([places[value] for value in results]),
@@ -161,28 +140,6 @@ class Repeats:
             decision,
             len(made) == len(lines) == 1 and list(results) == made and max(lines[0][2], default=0) < len(inputs),
         )
-        if sizeless is not None and form.single:
-            self._sizeless[sizeless] = form
-
-    def _resized(self, key: _Key, node: Node, inputs: Sequence[ModelValue | None]) -> _Form | None:
-        """Return the form of a node that differs only by sizes from one with a cached form, None without any."""
-        known = self._sizeless.get(self._sizeless_key(key))
-        if known is None:
-            return None
-        ((like, suffix, order, outputs),), fixed, results, inner, (mark,), decision, single = known
-        pattern = like.alike(types_of([inputs[at] for at in order], self._writer.types), node.types)
-        look = key[2][0]
-        mark = self._known.setdefault((False, look, look, False), _Mark(mark.rough))
-        lines = ((pattern, suffix, order, outputs),)
-        form = self._forms[key] = _Form(lines, fixed, results, inner, (mark,), decision, single)
-        return form
-
-    def _sizeless_key(self, key: _Key) -> _Key | None:
-        """Return a key without sizes, None unless the node has one result of known type and rank."""
-        made = key[2]
-        if len(made) != 1 or type(made[0]) is not tuple or made[0][1] is None:
-            return None
-        return (key[0], tuple([mark and mark.rough for mark in key[1]]), _rank(made[0]), *key[3:])
 
     def repeat(
         self, form: _Form, node: Node, inputs: Sequence[Any], names: Mapping[int, str]
@@ -231,11 +188,6 @@ class Repeats:
 def _look(kind: ValueType | None) -> Hashable:
     """Return a key of a type that is quicker to compare than the type."""
     return (id(kind.dtype), kind.shape) if type(kind) is TensorType else kind
-
-
-def _rank(look: Hashable) -> Hashable:
-    """Return the key that `_look` gives, with the rank instead of the sizes."""
-    return (look[0], None if look[1] is None else len(look[1])) if type(look) is tuple else look
 
 
 def exact_op(op: Op) -> Hashable | None:
