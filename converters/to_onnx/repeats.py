@@ -28,8 +28,6 @@ _Key: TypeAlias = tuple[Any, ...]
 _OWN_OPS = "rlx_ort.ir.ops."
 _PLAIN = frozenset({str, int, bool, NoneType, DType, bytes, TensorType})
 """Types of which equal values are identical; 0.0 and -0.0 are not."""
-_PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | None", "DType | None"})
-"""Declarations of fields of which equal values are identical."""
 
 
 _Line: TypeAlias = tuple[ModelNode, str, tuple[int, ...], slice]
@@ -42,8 +40,7 @@ class _Form(NamedTuple):
     Places are those of a pool: the inputs of the node, then `fixed`, then the results of each line. `fixed` has
     constants, which the whole model shares, and None for an absent input. `inner` has the places of the values that are
     no results, with their types where known, and `marks` what stands for the results in keys. `decision` is the chosen
-    form of an op that has two, as `Dispatcher.latest`. `single` means one node that reads inputs of the node alone and
-    whose output is the result.
+    form of an op that has two, as `Dispatcher.latest`.
     """
 
     lines: tuple[_Line, ...]
@@ -52,7 +49,6 @@ class _Form(NamedTuple):
     inner: tuple[tuple[int, ValueType | None], ...]
     marks: tuple[object, ...]
     decision: str | None
-    single: bool
 
 
 class Repeats:
@@ -68,27 +64,19 @@ class Repeats:
         self._known: dict[Hashable, object] = {}
 
     def find(self, node: Node, inputs: Sequence[ModelValue | None]) -> tuple[_Key | None, _Form | None]:
-        """Return the key of a node, see `key_of`, and what was written for nodes like it, None if nothing is known."""
-        key = self.key_of(node, inputs)
-        if key is None:
-            return None, None
-        try:
-            return key, self._forms.get(key)
-        except TypeError:  # an op was made with an attribute that its class does not declare
-            return None, None
+        """Return what a node's lowering depends on, and what was written for nodes like it.
 
-    def key_of(self, node: Node, inputs: Sequence[ModelValue | None]) -> _Key | None:
-        """Return what a node's lowering depends on, None if it cannot be compared."""
+        The first is None if it cannot be compared, the second if nothing is known.
+        """
         exact = exact_op(node.op)
         if exact is None or "" in node.output_names:
-            return None
+            return None, None
         marks = self._marks
         read = tuple([None if ref is None else marks[ref.node][ref.output] for ref in node.inputs])
-        kind = node.types[0] if len(node.types) == 1 else None
-        made = ((id(kind.dtype), kind.shape),) if type(kind) is TensorType else tuple(map(_look, node.types))
-        if len(inputs) > 1 and (inputs[0] is inputs[1] or (len(inputs) > 2 and len(set(inputs)) < len(inputs))):
-            return (exact, read, made, tuple(map(inputs.index, inputs)))
-        return (exact, read, made)
+        key: _Key = (exact, read, tuple(map(_look, node.types)))
+        if len(set(inputs)) < len(inputs):  # one value twice
+            key += (tuple(map(inputs.index, inputs)),)
+        return key, self._forms.get(key)
 
     def mark(self, node: Node, results: Sequence[ModelValue]) -> None:
         """Record what lowerings may read of a node's results, for the keys of nodes that read them."""
@@ -138,7 +126,6 @@ class Repeats:
             tuple([(places[value], self._writer.types.get(value)) for value in made if value not in results]),
             self._marks[node.id],
             decision,
-            len(made) == len(lines) == 1 and list(results) == made and max(lines[0][2], default=0) < len(inputs),
         )
 
     def repeat(
@@ -147,20 +134,9 @@ class Repeats:
         """Write a node in the form of one like it and return the results; `names` as in `Emitter.lower`."""
         writer, unique = self._writer, self._value_name
         types, origin, source = writer.types, writer.origin, writer.source
-        lines, fixed, places, inner, self._marks[node.id], decision, single = form
+        lines, fixed, places, inner, self._marks[node.id], decision = form
         if decision is not None:
             writer.dispatcher.decide(origin, decision)
-        if single:  # most nodes, so without a pool
-            pattern, _, order, _ = lines[0]
-            name = names[0] if names else unique(node.output_names[0])
-            value = ModelValue(name, pattern)
-            if type(node.types[0]) is not UnknownType:
-                types[value] = node.types[0]
-            reads = tuple(["" if (read := inputs[at]) is None else read.name for at in order])
-            record = ExportedNode(pattern, origin, source, self._node_name(node.name), reads, (name,))
-            writer.records.append(record)
-            self._nodes.append(record)
-            return (value,)
         pool: list[Any] = [*inputs, *fixed]
         for pattern, *_ in lines:
             pool += [ModelValue(None, pattern) for _ in pattern.writes]
@@ -193,24 +169,19 @@ def _look(kind: ValueType | None) -> Hashable:
 def exact_op(op: Op) -> Hashable | None:
     """Return a key that only ops of the same class with identical attributes have, None where there is no such key."""
     kind: Any = type(op)
-    getter, is_plain = _reading(kind)
-    if is_plain:
-        return (kind, getter(op))
     try:
-        return (kind, _exact(getter(op)))
+        return (kind, _exact(_reading(kind)(op)))
     except TypeError:
         return None
 
 
 @functools.cache
-def _reading(kind: type[Op]) -> tuple[Callable[[Any], Any], bool]:
-    """Return what reads the attributes of an op, and whether equal ones are identical."""
+def _reading(kind: type[Op]) -> Callable[[Any], Any]:
+    """Return what reads the attributes of an op."""
     if not kind.__module__.startswith(_OWN_OPS):
-        return lambda op: NotImplemented, False  # an op from outside may depend on more than its fields
+        return lambda op: NotImplemented  # an op from outside may depend on more than its fields
     names = [item.name for item in fields(kind)]
-    if not names:
-        return lambda op: None, True
-    return operator.attrgetter(*names), all(str(item.type) in _PLAIN_FIELDS for item in fields(kind))
+    return operator.attrgetter(*names) if names else lambda op: None
 
 
 def _exact(value: Any) -> Hashable:
