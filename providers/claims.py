@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, TypeAlias
 from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType, ValueType, elements
 from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.engine.values import element_dtypes, elements
+from rlx_ort.providers.engine.values import element_dtypes
 
 _Types: TypeAlias = Sequence[ValueType | None]
 _OPEN_END = 2147483647  # INT_MAX in KernelDef

@@ -16,7 +16,7 @@ from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
 from rlx_ort.converters.to_onnx.model import ModelWriter, types_of
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from rlx_ort.ir.types import TensorType, ValueType, elements
 
 if TYPE_CHECKING:
     import onnx
@@ -161,7 +161,7 @@ def choose_imports(writer: ModelWriter, wanted: int | None = None) -> dict[str, 
 
 def ir_version(types: Iterable[ValueType]) -> int:
     """Return the lowest IR version that has every element type, 10 at least; ONNX Runtime 1.24 reads 10."""
-    dtypes = {dtype for kind in types for dtype in ((kind.dtype,) if type(kind) is TensorType else _dtypes(kind))}
+    dtypes = {dtype for kind in types for dtype in ((kind.dtype,) if type(kind) is TensorType else elements(kind))}
     return max((_NEWER_TYPES.get(dtype, _IR_VERSION) for dtype in dtypes), default=_IR_VERSION)
 
 
@@ -308,14 +308,3 @@ def _allowed(schema: onnx.defs.OpSchema, formal: onnx.defs.OpSchema.FormalParame
         if constraint.type_param_str == formal.type_str:
             return frozenset(constraint.allowed_type_strs)
     return frozenset({formal.type_str})
-
-
-def _dtypes(kind: ValueType) -> Iterable[DType]:
-    match kind:
-        case TensorType():
-            yield kind.dtype
-        case SequenceType() | OptionalType():
-            yield from _dtypes(kind.element)
-        case MapType():
-            yield kind.key
-            yield from _dtypes(kind.value)

@@ -17,7 +17,7 @@ from rlx_ort.converters.onnx_types import dtype_of, elem_type, type_proto_text
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType, elements
 from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.providers.engine.runtime import onnxruntime
 
@@ -68,18 +68,6 @@ def refined(found: ValueType, declared: ValueType | None) -> ValueType:
 def element_dtypes(texts: Iterable[Any]) -> frozenset[DType]:
     """Return the element types that type strings mention, at any depth."""
     return frozenset[DType]().union(*(elements(value_type(str(text))) for text in texts))
-
-
-def elements(kind: ValueType | None) -> frozenset[DType]:
-    """Return the element types of a value, at any depth; none for an unknown or absent type."""
-    match kind:
-        case TensorType(dtype=dtype):
-            return frozenset((dtype,))
-        case SequenceType(element=element) | OptionalType(element=element):
-            return elements(element)
-        case MapType(key=key, value=value):
-            return frozenset((key,)) | elements(value)
-    return frozenset()
 
 
 def has_foreign_dtype(kind: ValueType) -> bool:

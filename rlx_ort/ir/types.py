@@ -171,3 +171,15 @@ class UnknownType:
 
 
 ValueType: TypeAlias = TensorType | SequenceType | OptionalType | MapType | UnknownType
+
+
+def elements(kind: ValueType | None) -> frozenset[DType]:
+    """Return the element types of a value, at any depth; none for an unknown or absent type."""
+    match kind:
+        case TensorType(dtype=dtype):
+            return frozenset((dtype,))
+        case SequenceType(element=element) | OptionalType(element=element):
+            return elements(element)
+        case MapType(key=key, value=value):
+            return frozenset((key,)) | elements(value)
+    return frozenset()
