@@ -299,6 +299,8 @@ class _Reader:
         nodes = outline.nodes
         # Values that are not known when the session is opened.
         self.run_time = {*outline.input_types, *chain.from_iterable([node.output_names for node in nodes])}
+        self._facts: dict[object, Fact] = {}  # equal types have one
+        self._fact_of: dict[int, Fact] = {}  # by identity: the model keeps its types alive
 
     def read(self) -> Workload:
         """Return the work of the outline."""
@@ -327,7 +329,17 @@ class _Reader:
 
     def facts(self, kinds: Iterable[ValueType | None]) -> list[Fact]:
         """Return what pricing needs of types."""
-        return [self._fact(kind) for kind in kinds]
+        known = self._fact_of
+        return [known.get(id(kind)) or self._new(kind) for kind in kinds]
+
+    def _new(self, kind: ValueType | None) -> Fact:
+        """Return the facts of a type that is asked for the first time; another equal one may have been."""
+        look = (id(kind.dtype), kind.shape) if type(kind) is TensorType else None
+        found = self._facts.get(look)
+        if found is None:
+            found = self._facts[look] = self._fact(kind)
+        self._fact_of[id(kind)] = found
+        return found
 
     def _fact(self, kind: ValueType | None) -> Fact:
         if not isinstance(kind, TensorType):

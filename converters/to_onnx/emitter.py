@@ -68,11 +68,9 @@ class _Frame:
 class Emitter:
     """Writes the ONNX nodes of one graph (or body), and answers what a lowering asks about the node being lowered.
 
-    `node` is the IR node that is being lowered; `node.types` are the types its results must have. Inputs that are asked
-    for by type must be tensors.
+    Inputs that are asked for by type must be tensors. A lowering that reads only element types, ranks and names is not
+    repeated for nodes of other sizes.
     """
-
-    node: Node
 
     def __init__(self, writer: ModelWriter, parent: Emitter | None = None) -> None:
         self.nodes: list[ExportedNode] = []  # written so far, without those of bodies
@@ -82,27 +80,33 @@ class Emitter:
         self._repeats = Repeats(writer, self.nodes)
         self._constants: list[ModelValue] = []  # that the node being lowered has asked for
         self._frame: _Frame
+        self._node: Node
         self._asks_around = False  # whether its lowering depends on more than the node itself
+        self._asks_sizes = False  # whether it may depend on more of the node's types than element types and ranks
+
+    @property
+    def node(self) -> Node:
+        """The IR node that is being lowered; `node.types` are the types its results must have."""
+        self._asks_sizes = True
+        return self._node
 
     def input_type(self, index: int) -> TensorType:
         """Return the IR type of input `index`."""
-        kind = self._type(index)
-        if not isinstance(kind, TensorType):
-            raise GraphVerifyError(f"{self.node} needs a tensor as input {index}, got {kind or 'nothing'}")
-        return kind
+        self._asks_sizes = True
+        return self._tensor(index)
 
     @property
     def input_types(self) -> list[TensorType]:
         """The IR types of all inputs."""
-        return [self.input_type(index) for index in range(len(self.node.inputs))]
+        return [self.input_type(index) for index in range(len(self._node.inputs))]
 
     def input_dtype(self, index: int) -> DType:
         """Return the element type of input `index`."""
-        return self.input_type(index).dtype
+        return self._tensor(index).dtype
 
     def input_rank(self, index: int, name: str) -> int:
         """Return the rank of input `index`, which must be known; messages call the input `name`."""
-        return known_shape(self.node.op, self.input_type(index), name).rank
+        return known_shape(self._node.op, self._tensor(index), name).rank
 
     def known_dtype(self, index: int) -> DType | None:
         """Return the element type of input `index`, None for one that is absent or no tensor."""
@@ -111,12 +115,18 @@ class Emitter:
 
     def _source(self, index: int) -> tuple[Node, int] | None:
         """Return the node that input `index` is a result of, and which; None for an absent input."""
-        ref = self.node.inputs[index] if index < len(self.node.inputs) else None
+        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
         return None if ref is None else (self._frame.graph.nodes[ref.node], ref.output)
 
     def _type(self, index: int) -> ValueType | None:
         source = self._source(index)
         return None if source is None else source[0].types[source[1]]
+
+    def _tensor(self, index: int) -> TensorType:
+        kind = self._type(index)
+        if not isinstance(kind, TensorType):
+            raise GraphVerifyError(f"{self._node} needs a tensor as input {index}, got {kind or 'nothing'}")
+        return kind
 
     def input_data(self, index: int) -> TensorData | None:
         """Return the data of input `index` if it is a constant, else None."""
@@ -160,7 +170,7 @@ class Emitter:
             name: attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: self.subgraph(body, inputs))
             for name, value in op.attributes.items()
         }
-        names, op_type = self.node.output_names, op.op_type if op.domain == "" else ""
+        names, op_type = self._node.output_names, op.op_type if op.domain == "" else ""
         results = tuple(ModelValue(name=None if name else "") for name in names)
         present = max((index + 1 for index, name in enumerate(names) if name), default=0)
         reads = trimmed(inputs[: op.formal_inputs])
@@ -196,7 +206,7 @@ class Emitter:
         """Append a finished node whose form belongs to opset version `written` of its domain."""
         writer = self._writer
         if not name:
-            name = f"{self.node.name}/{node.op_type}" if self._frame.named else self.node.name
+            name = f"{self._node.name}/{node.op_type}" if self._frame.named else self._node.name
             self._frame.named = True
         node.name = writer.node_names.unique(name + self._mark())
         node.written, node.imported, node.depth = written, imported, self._depth
@@ -208,7 +218,7 @@ class Emitter:
         """Return a constant (an initializer), one for equal data; Python floats are f32 by default."""
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             dtype = DType.F32 if np.asarray(data).dtype == np.float64 else None
-        value = self._writer.constant(TensorData.from_array(data, dtype), f"{self.node.name}/constant")
+        value = self._writer.constant(TensorData.from_array(data, dtype), f"{self._node.name}/constant")
         self._constants.append(value)
         return value
 
@@ -258,9 +268,9 @@ class Emitter:
     def inline(self, body: Graph, inputs: Sequence[ModelValue]) -> tuple[ModelValue, ...]:
         """Lower a body into this graph with its `Input` leaves replaced by `inputs`; captures resolve as well."""
         self._asks_around = True
-        frame, node = self._frame, self.node
+        frame, node = self._frame, self._node
         results = self.lower(body, inputs, frame.current, outer=frame)
-        self._frame, self.node = frame, node
+        self._frame, self._node = frame, node
         return results
 
     def subgraph(self, body: Graph, node_inputs: Sequence[ModelValue | None]) -> ModelGraph:
@@ -285,10 +295,10 @@ class Emitter:
         """
         self._asks_around = True
         inner = Emitter(self._writer, parent=self)
-        inner.node = self.node
+        inner._node = self._node
         inner._frame = _Frame(self._frame.graph, current=self._frame.current, named=True)
-        formal = [self._writer.value(f"{self.node.name}/{label}", kind) for label, kind in inputs]
-        results = [inner.output(value, f"{self.node.name}/{name}") for value in build(inner, formal)]
+        formal = [self._writer.value(f"{self._node.name}/{label}", kind) for label, kind in inputs]
+        results = [inner.output(value, f"{self._node.name}/{name}") for value in build(inner, formal)]
         inner._name_results(0)
         return ModelGraph(formal, results, nodes=inner.nodes, name=name)
 
@@ -323,7 +333,7 @@ class Emitter:
             elif kind is Param:
                 values[place] = (writer.param(cast(Param, node.op)),)
             elif not main:
-                self._frame, self.node = frame, node
+                self._frame, self._node = frame, node
                 self._lower_node(node, captured, _NOTHING)
                 continue
             else:
@@ -364,16 +374,17 @@ class Emitter:
         """Lower a node of the main graph, and cache how it was written for nodes like it."""
         writer, repeats, dispatcher = self._writer, self._repeats, self._writer.dispatcher
         start, refused = len(writer.records), len(dispatcher.refused)
-        self.node = node
+        self._node = node
         self._constants.clear()
-        self._asks_around = False
+        self._asks_around = self._asks_sizes = False
         dispatcher.latest = None
         self._lower_node(node, (), names)
         results = self._frame.values[node.id]
         repeats.mark(node, results)
         # A refusal names each node, so each is lowered.
         if key is not None and not self._asks_around and len(dispatcher.refused) == refused:
-            repeats.learn(key, node, inputs, results, writer.records[start:], self._constants, dispatcher.latest)
+            records, any_size = writer.records[start:], not self._asks_sizes
+            repeats.learn(key, node, inputs, results, records, self._constants, dispatcher.latest, any_size=any_size)
 
     def _lower_node(self, node: Node, captured: Sequence[ModelValue | None], names: Mapping[int, str]) -> None:
         frame, start = self._frame, len(self.nodes)
@@ -392,14 +403,14 @@ class Emitter:
         """Return what follows an @ in the name of the node around a body, by which its nodes are placed like it."""
         if self._parent is None:
             return ""
-        return self._parent._mark() or "".join(self._parent.node.name.partition("@")[1:])
+        return self._parent._mark() or "".join(self._parent._node.name.partition("@")[1:])
 
     def _name_results(self, start: int) -> None:
         """Name the results, which have no name yet, of the nodes from `start` on."""
         for written in self.nodes[start:]:
             for value in written.pattern.writes:
                 if value.name is None:
-                    value.name = self._writer.value_names.unique(f"{self.node.name}/{written.op_type}")
+                    value.name = self._writer.value_names.unique(f"{self._node.name}/{written.op_type}")
 
     def _results(self, node: Node, captured: Sequence[ModelValue | None]) -> Sequence[ModelValue]:
         op = node.op
@@ -426,7 +437,7 @@ class Emitter:
     def _symbol(self, name: Dim) -> ModelValue:
         """Return the size of a named dimension as an int64 vector of one element."""
         if name is None:
-            raise ConversionError(f"{self.node} needs, at run time, a dimension nothing is known about; name it")
+            raise ConversionError(f"{self._node} needs, at run time, a dimension nothing is known about; name it")
         self._asks_around = True
         for frame in self._frames():  # innermost first: a body may use a name for another size than its surroundings
             if str(name) in frame.symbols:
@@ -438,7 +449,7 @@ class Emitter:
                     size: ModelValue = self.op("Shape", value, start=axis, end=axis + 1, types=[kind])
                     self._frame.symbols[str(name)] = size
                     return size
-        raise ConversionError(f"{self.node} needs the size of dimension {name!r}, which no earlier value has")
+        raise ConversionError(f"{self._node} needs the size of dimension {name!r}, which no earlier value has")
 
     def _frames(self) -> Iterator[_Frame]:
         """Yield the graphs being lowered, from the innermost out."""

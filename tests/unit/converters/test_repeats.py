@@ -32,7 +32,7 @@ TIMES = 4
 def each_alone() -> Iterator[None]:
     """Let every node be lowered, whatever is known of others."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Repeats, "find", lambda self, node, inputs: (None, None))
+        patch.setattr(Repeats, "key_of", lambda self, node, inputs: None)
         yield
 
 
@@ -151,8 +151,24 @@ def widening(*steps: Callable[[Graph, Value], Value]) -> Graph:
     return graph
 
 
-def test_nodes_of_other_sizes_are_lowered_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a lowering writes may depend on them."""
+def dense(graph: Graph, x: Value) -> Value:
+    """Return a layer whose ops are written by element types and ranks alone."""
+    return graph.softmax(graph.relu(x) / (x + graph.tanh(x)), -1)
+
+
+def test_nodes_that_differ_by_sizes_alone_repeat_one_another() -> None:
+    """A lowering that asks for element types and ranks is not asked again; each node keeps its own types."""
+    graph = widening(*[dense] * 5)
+    with counted() as repeated:
+        model = export_model(graph)
+    assert len(repeated) == 3 * 6
+    assert [node.outputs for node in model.nodes] == [graph.nodes[node.origin].types for node in model.nodes]
+    with each_alone():
+        assert description(export_model(graph)) == description(model)
+
+
+def test_a_lowering_that_asks_for_sizes_is_asked_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes may depend on them."""
 
     def parity(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
         width = emit.input_type(0).shape[-1]
