@@ -132,7 +132,8 @@ class Resident:
         weights: bytes of its weights; 0 before it was opened under a budget.
         at_opening: bytes that opening its session takes; 0 if unknown.
         in_runs: bytes that its runs add, in the arena.
-        most: bytes that it took for a moment while it was opened and in its first runs.
+        most: bytes that it took for a moment while it was opened.
+        most_in_runs: bytes that its runs have added for a moment.
         freed: how much of that the last shrinking of the arena has freed.
         sure: whether two measurements of both agree, with nothing else running; each opening is measured until then.
         sessions: its sessions that exist.
@@ -148,7 +149,7 @@ class Resident:
     def __init__(self, provider: Provider, device: Device, graph: Graph) -> None:
         self.device = device
         self.model = graph.name
-        self.weights = self.at_opening = self.in_runs = self.most = 0
+        self.weights = self.at_opening = self.in_runs = self.most = self.most_in_runs = 0
         self.sessions = self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
         self.sure = self.governed = self.cached = False
@@ -173,12 +174,12 @@ class Resident:
     @property
     def expected(self) -> int:
         """The bytes that its session took, or that another session of the graph did on the device; 0 if unknown."""
-        return max(self.at_opening + self.in_runs, self.most) or self._sizes.get(self.device, 0)
+        return self._largest_use or self._sizes.get(self.device, 0)
 
     @property
     def reserved(self) -> int:
-        """The bytes that its first run is expected to add; 0 after that run."""
-        return self.in_runs if self._new else 0
+        """The bytes that its first run is expected to add, at most for a moment; 0 after that run."""
+        return max(self.in_runs, self.most_in_runs) if self._new else 0
 
     @property
     def idle_arena(self) -> bool:
@@ -231,12 +232,12 @@ class Resident:
             before = 0 if self._new else self.in_runs - self.freed
             if sure or self._last == _NEVER:
                 self.in_runs = max(0, before + nbytes)
-                self.most = max(self.most, self.at_opening + before + most)
+                self.most_in_runs = max(self.most_in_runs, before + most)
             self._largest = max(fed, self._largest)
             self._new, self.freed = False, 0
             self._to_measure = max(0, self._to_measure - 1)
             self._undisturbed = self._undisturbed and sure
-            self._sizes[self.device] = max(self.at_opening + self.in_runs, self.most)
+            self._sizes[self.device] = self._largest_use
             if first:
                 self.compare(self.nbytes)
 
@@ -282,6 +283,10 @@ class Resident:
                 return False
         self.evictions += bool(holders)
         return bool(holders)
+
+    @property
+    def _largest_use(self) -> int:
+        return max(self.most, self.at_opening + max(self.in_runs, self.most_in_runs))
 
     def _gone(self) -> None:
         with self._lock:

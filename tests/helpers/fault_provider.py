@@ -75,6 +75,7 @@ class FaultProvider(Provider):
         stubborn: whether a run that hangs cannot be stopped.
         sizes: graph -> bytes that its session takes once it is open, and that its first run adds to its arena.
         spikes: graph -> bytes that its session takes beside those while it is opened.
+        run_spikes: graph -> bytes that its session takes beside those in its first run.
         capacity: bytes that all sessions may take before one of them runs out of memory; None for no limit.
         whole: whether readings of the memory are of sessions alone.
         peak: the most bytes that all sessions took together.
@@ -105,6 +106,7 @@ class FaultProvider(Provider):
         self.stubborn = False
         self.sizes: dict[str, tuple[int, int]] = {}
         self.spikes: dict[str, int] = {}
+        self.run_spikes: dict[str, int] = {}
         self.capacity: int | None = None
         self.whole = False
         self.peak = 0
@@ -136,11 +138,9 @@ class FaultProvider(Provider):
         session = _FaultSession(self, self.inner.open(dataclasses.replace(request, device=Device.CPU, model=model)))
         name = request.model.model.graph.name
         at_opening, session.arena = self.sizes.get(name, (0, 0))
+        session.spike = self.run_spikes.get(name, 0)
         self.take(session, at_opening)
-        if spike := self.spikes.get(name, 0):
-            self.take(session, spike)
-            time.sleep(0.03)  # long enough to be seen
-            self.take(session, -spike)
+        self.take_for_a_moment(session, self.spikes.get(name, 0))
         self.opened += 1
         self.requests.append(request)
         return session
@@ -161,6 +161,13 @@ class FaultProvider(Provider):
             self.taken[session] = self.taken.get(session, 0) + nbytes
             self.peak = max(self.peak, used + nbytes)
 
+    def take_for_a_moment(self, session: _FaultSession, nbytes: int) -> None:
+        """Give memory to a session and take it back, after long enough to be seen."""
+        if nbytes:
+            self.take(session, nbytes)
+            time.sleep(0.03)
+            self.take(session, -nbytes)
+
     def default_profile(self, device: Device) -> CostProfile | None:
         """Return a profile that makes it the automatic choice."""
         return CostProfile(1e6, 1e6, 1e6, 1.0, 1.0, 1e6, 1e6)
@@ -171,7 +178,7 @@ class _FaultSession:
         self._provider = provider
         self._inner = inner
         self._closed = False
-        self.arena = 0  # bytes that the first run adds
+        self.arena = self.spike = 0  # bytes that the first run adds, and takes for a moment
         self._grown = 0
         self._arena_lock = threading.Lock()
 
@@ -205,6 +212,8 @@ class _FaultSession:
             if provider.memory_bytes is not None and fed > provider.memory_bytes:
                 raise EngineError(OUT_OF_MEMORY.format(fed))
             with self._arena_lock:
+                spike, self.spike = self.spike, 0
+                provider.take_for_a_moment(self, spike)
                 if self.arena and not self._grown:
                     provider.take(self, self.arena)
                     self._grown = self.arena

@@ -118,6 +118,24 @@ def test_room_is_made_for_what_opening_takes_for_a_moment(fault: FaultProvider, 
     assert fault.peak <= 250
 
 
+def test_what_a_first_run_takes_for_a_moment_stays_free_until_then(
+    fault: FaultProvider, budget: Callable[[str], None]
+) -> None:
+    """The first run of `a` takes 80 bytes for a moment; while it is still to come, `b` finds no room beside it."""
+    runners = models(fault, dict.fromkeys("ab", (100, 0)))
+    fault.whole, fault.run_spikes = True, {"a": 80}
+    budget("fault=250")
+    run(runners["a"])
+    run(runners["b"])
+    runners["b"].compile("fault")._slot.release()
+    compiled = runners["a"].compile("fault")
+    compiled._slot.release()
+    compiled.open()
+    run(runners["b"])
+    run(runners["a"])
+    assert fault.peak <= 250
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_least_recently_used_session_is_closed(
     whole: bool, fault: FaultProvider, budget: Callable[[str], None]
