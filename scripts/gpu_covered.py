@@ -2,6 +2,8 @@
 
 A change that computes the same on the same terms keeps the record; `covered_digest` sees through names and the order of
 nodes, and does not look at the source.
+
+    python scripts/gpu_covered.py        print it
 """
 
 from __future__ import annotations
@@ -101,3 +103,7 @@ def _attribute(attribute: onnx.AttributeProto, values: Mapping[str, str]) -> str
 
 def _hash(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{covered_digest()}\n")

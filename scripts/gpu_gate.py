@@ -1,7 +1,7 @@
 """The GPU gate: what CI cannot see, run on a machine with a GPU in one go or part by part.
 
     python scripts/gpu_gate.py --out FOLDER [--commit HASH] [--device cuda] [--limits suite=270,webgpu=150]
-    python scripts/gpu_gate.py --out FOLDER --parts webgpu,figures --record FOLDER/gpu-gate.json
+    python scripts/gpu_gate.py --out FOLDER --parts webgpu,figures --record FOLDER/gpu-gate.json --covered DIGEST
 
 Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
 on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, the tests that
@@ -56,6 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="", help="the commit that is tested, where git is not at hand")
+    parser.add_argument("--covered", default="", help="what gpu_covered.py prints, to save the time on the GPU machine")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parts", default=",".join(LIMITS_S))
     parser.add_argument("--limits", default="", metavar="PART=SECONDS,...", help=f"other than {LIMITS_S}")
@@ -70,7 +71,7 @@ def main() -> int:
         parser.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(LIMITS_S)}")
     record: dict[str, Any] = {
         "commit": options.commit or _git_commit(),
-        "covered": covered_digest(),
+        "covered": options.covered or covered_digest(),
         "device": options.device,
         "machine": machine(options.device),
     }
@@ -165,7 +166,9 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
     start = time.perf_counter()
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", name, "--device", device, "--shard", shard]
     command += [f"--junitxml={report}", "--tb=short", "-o", "faulthandler_timeout=60"]
-    code, out, err = _run(command, deadline - time.monotonic())
+    # In the folder that pytest uses by default, processes remove old folders while others list them.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
+        code, out, err = _run([*command, f"--basetemp={own}/tests"], deadline - time.monotonic())
     text = f"{out[-TAIL:]}{err[-TAIL:]}"
     found: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own

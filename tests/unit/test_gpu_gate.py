@@ -90,6 +90,14 @@ def test_parts_about_two_states_of_the_code_make_no_record(
         call("--commit", "b", "--parts", "checks", "--record", str(tmp_path / "gpu-gate.json"))
 
 
+def test_the_digest_may_come_from_elsewhere(
+    gate: ModuleType, call: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the same on any machine, so time on a GPU machine need not go into it."""
+    monkeypatch.setattr(gate, "covered_digest", lambda: pytest.fail("it is given"))
+    assert call("--commit", "a", "--parts", "suite", "--covered", "abc")["covered"] == "abc"
+
+
 def test_a_part_that_fails_leaves_the_record_of_those_before(
     gate: ModuleType, call: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
