@@ -68,7 +68,8 @@ def main() -> None:
         arguments = [*VARIANTS[variant], "-i", str(checkpoint), "-o", str(folder), "-c", str(options.folder / "cache")]
         subprocess.run([sys.executable, "-m", "onnxruntime_genai.models.builder", *arguments], check=True)
     shutil.rmtree(options.folder / "cache", ignore_errors=True)
-    packages = ("torch", "transformers", "tokenizers", "onnx-ir", "onnxruntime-genai")
+    (genai,) = set(importlib.metadata.packages_distributions()["onnxruntime_genai"])  # a package for each engine
+    packages = ("torch", "transformers", "tokenizers", "onnx-ir", genai)
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
     lines = [
         f"# {options.name}",
