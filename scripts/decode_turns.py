@@ -1,6 +1,7 @@
 """Tokens per second of one decoder in turns: `DecodeLoop`, onnxruntime-genai, and ONNX Runtime with a shared cache.
 
     python scripts/decode_turns.py FOLDER [--device cuda] [--prompt 16] [--steps 128] [--threads 1] [--texts 8]
+    python scripts/decode_turns.py FOLDER --handles      and handles of `CompiledGraph`, whose cache moves in each step
 
 FOLDER holds a model of onnxruntime-genai's builder for the device, the CPU or CUDA (`scripts/make_genai_models.py`
 makes them). All ways write the same text at a time, by turns of 16 tokens in an order that changes, so that they share
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--texts", type=int, default=8)
+    parser.add_argument("--handles", action="store_true")
     given = parser.parse_args()
     config = json.loads((given.folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
     prompt = np.random.default_rng(0).integers(2, config["vocab_size"], (1, given.prompt))
@@ -58,6 +60,8 @@ def main() -> int:
         "onnxruntime-genai": _genai(*sizes, prompt),
         "ONNX Runtime, shared cache": _plain(*sizes, prompt),
     }
+    if given.handles:
+        ways["rlx_ort handles"] = _handles(*sizes, prompt)
     rates: dict[str, list[float]] = {name: [] for name in ways}
     differ = False
     for text in range(given.texts + 1):
@@ -97,6 +101,34 @@ def _ours(folder: Path, config: Any, longest: int, given: argparse.Namespace, pr
         loop.reset()
         for token in loop.generate(prompt):
             yield int(token[0])
+
+    return run
+
+
+def _handles(folder: Path, config: Any, longest: int, given: argparse.Namespace, prompt: Any) -> Loop:
+    compiled = Session(given.device, CompileOptions(intra_op_threads=given.threads)).compile(
+        rlx_ort.from_onnx(folder / "model.onnx")
+    )
+    outputs: list[str] = list(compiled.output_specs)
+    types: Any = compiled.input_specs
+    feeds = {
+        f"past_key_values.{layer}.{part}": f"present.{layer}.{part}"
+        for layer in range(config["decoder"]["num_hidden_layers"])
+        for part in ("key", "value")
+    }
+    shape = (1, config["decoder"]["num_key_value_heads"], 0, config["decoder"]["head_size"])
+    ones, logits = np.ones((1, longest), np.int64), [outputs.index("logits")]
+
+    def run() -> Iterator[int]:
+        for past, present in feeds.items():
+            compiled.bind_gpu_handle(past, np.zeros(shape, types[past].dtype.numpy))
+            compiled.set_gpu_handle_feed(past, outputs.index(present))
+        ids = prompt
+        for length in range(prompt.shape[1], longest + 1):
+            inputs = {"input_ids": ids, "attention_mask": ones[:, :length]}
+            (found,) = compiled.run_read_outputs(inputs, logits)
+            ids = np.array([[found[0, -1].argmax()]], np.int64)
+            yield int(ids[0, 0])
 
     return run
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import sys
+import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +25,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, DeviceTensor, Loop, RunSlots, Slots
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
-from rlx_ort.providers.engine.recordings import NotRecordedError
+from rlx_ort.providers.engine.recordings import PLAIN_RUNS, TIMED_PAIRS, NotRecordedError, check_replay, check_worth
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
     DLPACK_DEVICE,
@@ -34,10 +37,14 @@ from rlx_ort.providers.engine.values import (
 )
 
 if TYPE_CHECKING:
+    from rlx_ort.providers.engine.recordings import Recordings
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 _COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
+_CHECKED_RUNS = PLAIN_RUNS + TIMED_PAIRS  # of a bound run: its replays then take the place of runs
 _MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
+
+_log = logging.getLogger(__name__)
 
 
 class OrtBinder(Binder):
@@ -343,7 +350,11 @@ class _OrtLoop:
 
 
 class _OrtBoundRun(BoundRun):
-    """One binding over fixed memory; the session's guard is held while it is made."""
+    """One binding over fixed memory; the session's guard is held while it is made.
+
+    Where the session records launches, the third run is recorded. The next ones are run plainly and replayed: only if
+    all these replays give the same, over other inputs than those that were recorded, do replays take the place of runs.
+    """
 
     def __init__(
         self, session: OrtEngineSession, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]
@@ -363,6 +374,14 @@ class _OrtBoundRun(BoundRun):
                 self._kept[name] = value = to_ort_value(session.engine, name, place, session.output_types[name])
                 self._io.bind_ortvalue_output(name, value[0])
         self._unguarded = _needs_no_guard(session) and not self._sent
+        self._memory = inputs, outputs
+        self._given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
+        self._results = {name: place for name, place in outputs.items() if isinstance(place, np.ndarray)}
+        self._recordings = core.recordings
+        self._replay: Any = None
+        self._end_replay: Callable[[], object] = _nothing
+        self._runs = 0
+        self._least_ns = [1 << 62, 1 << 62]  # of runs and of replays
 
     def run(self) -> None:
         session = self._session
@@ -373,16 +392,50 @@ class _OrtBoundRun(BoundRun):
                 raise running_error(err, session.device) from err
             return
         with session.guarded():
+            recordings, options = self._recordings, self._core.options
+            if recordings is not None and self._runs == _CHECKED_RUNS and options is recordings.shared:
+                for place, found in zip(self._results.values(), self._replay.run(self._given), strict=True):
+                    place[...] = found
+                return
+            begun_ns = time.perf_counter_ns()
             for name, (array, value) in self._sent.items():
                 if value is None:
                     self._bind(name, array)
                 else:
                     value.update_inplace(array)
-            self._call(self._binding, self._core.options)
+            self._call(self._binding, options)
+            if recordings is not None and self._runs < _CHECKED_RUNS:
+                self._check_replay(recordings, time.perf_counter_ns() - begun_ns)
 
     def replace(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._session.guarded():
+            self._refuse(f"{name!r} changes from run to run")
             self._bind(name, array)
+
+    def _check_replay(self, recordings: Recordings, took_ns: int) -> None:
+        """Record the run that has just ended, or replay it and compare."""
+        self._runs += 1
+        try:
+            if self._runs == PLAIN_RUNS:
+                self._replay = recordings.record_bound(*self._memory)
+                self._end_replay = end = weakref.finalize(self, self._replay.close)
+                end.atexit = False
+            elif self._replay is not None:
+                begun_ns = time.perf_counter_ns()
+                found = self._replay.run(self._given)
+                now = took_ns, time.perf_counter_ns() - begun_ns
+                self._least_ns = [min(pair) for pair in zip(self._least_ns, now, strict=True)]
+                check_replay(list(self._results), list(self._results.values()), found)
+                if self._runs == _CHECKED_RUNS:
+                    check_worth(*self._least_ns)
+        except NotRecordedError as err:
+            self._refuse(str(err))
+
+    def _refuse(self, reason: str) -> None:
+        if self._recordings is not None:
+            _log.info("steps are not replayed: %s", reason)
+        self._end_replay()
+        self._recordings = self._replay = None
 
     def _bind(self, name: str, value: Any) -> None:
         session = self._session
@@ -400,6 +453,10 @@ class _OrtBoundRun(BoundRun):
             self._sent[name] = value, found[0]
         self._kept[name] = found
         self._io.bind_ortvalue_input(name, found[0])
+
+
+def _nothing() -> None:
+    """There is no replay to end."""
 
 
 def _needs_no_guard(session: OrtEngineSession) -> bool:

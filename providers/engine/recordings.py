@@ -5,9 +5,12 @@ session's arena that ONNX Runtime treats as free. So no tensor may stay there: o
 copied to memory of their own until the session has stopped recording. All runs of a session launch on one stream, with
 library handles that ONNX Runtime shares between them, so runs are serialised, recorded or not.
 
-Device tensors that were the same in the last plain runs, such as parameters, are recorded in place. Others, such as the
-state of a decode loop, are copied on the device to the recording's own inputs before each replay, and so are those that
-change later.
+Device tensors that were the same in the last plain runs, such as parameters, are recorded in place. Others, such as a
+state that is an output of the last run, are copied on the device to the recording's own inputs before each replay, and
+so are those that change later.
+
+Runs over fixed memory (`record_bound`), such as the steps of a decode loop, read and write a state in place. Some of
+their nodes may run on the CPU, if they only compute with shapes, which are the same in each replay.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrit
 PLAIN_RUNS = 3  # of a signature before it is recorded
 MOST_RECORDINGS = 4
 MOST_SIGNATURES = 32  # counted but not recorded yet
-MOST_EVICTIONS = 16
+FIRST_TRIES = 20  # to record a signature, which takes about ten runs
+RUNS_PER_TRY = 256  # plain runs that allow another try, so that tries take at most 4 % of them
 MOST_RUNS_WITHOUT = 64  # plain runs after which a session without recordings gives up
 MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
 MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs on the device, which a recording allocates a second time
@@ -78,8 +82,8 @@ class Recordings:
 
     `plain` runs the session: `(names, feeds, options)`. `bind` makes a `BoundRun` for inputs and outputs like the given
     ones, and `fresh` a tensor on the device like an array, outside of the session's arena. All runs of the session hold
-    `lock`. `shared` are the RunOptions of runs that are not stopped one by one. With `required`, a signature that
-    cannot be recorded is an error.
+    `lock`. `shared` are the RunOptions of runs that are not stopped one by one: only these are replayed. With
+    `required`, a signature that cannot be recorded is an error.
 
     `active` is true if anything is recorded, or may be; `broken` if a failed recording left the session in an unknown
     state.
@@ -89,7 +93,7 @@ class Recordings:
         self,
         driver: Recorder,
         plain: Callable[..., list[Any]],
-        bind: Callable[[Mapping[str, npt.NDArray[Any] | OrtTensor], Arrays], BoundRun],
+        bind: Callable[[Mapping[str, npt.NDArray[Any] | OrtTensor], Mapping[str, npt.NDArray[Any] | str]], BoundRun],
         fresh: Callable[[npt.NDArray[Any]], OrtTensor],
         lock: Any,
         shared: Any,
@@ -104,7 +108,7 @@ class Recordings:
         self._bind = bind
         self._fresh = fresh
         self._lock = lock
-        self._shared = shared
+        self.shared = shared
         self._required = required
         self._errors: tuple[type[Exception], ...] = (*errors, EngineError, NotRecordedError)
         self._recorded: OrderedDict[_Key, _Replay] = OrderedDict()
@@ -112,20 +116,27 @@ class Recordings:
         self._counts: OrderedDict[_Key, tuple[int, dict[str, weakref.ref[Any]]]] = OrderedDict()
         self._refused: OrderedDict[_Key, str] = OrderedDict()
         self._changing: dict[_Key, set[str]] = {}  # inputs that are copied, since they were not the same for ever
-        self._evictions = 0
+        self._credit = FIRST_TRIES * RUNS_PER_TRY
         self._runs_without = 0
         self._copied_out = 0  # runs in a row
         self._reason = ""
+        self._bound: weakref.WeakSet[_Replay] = weakref.WeakSet()
+        self._bound_refusal = ""
+
+    @property
+    def uses_arena(self) -> bool:
+        """Whether replays use memory of the session's arena, now or later."""
+        return self.active or bool(self._bound)
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run, by a replay where there is a recording, and return new arrays."""
         with self._lock:
-            if not self.active or options is not self._shared:
+            if not self.active or options is not self.shared:
                 return self._plain(names, feeds, options)
             found = self._found(0, names, feeds)
             if found is not None:
                 return [view.copy() for view in found.run(feeds)]
-            return self._run_plain(0, names, feeds, partial(self._plain, names, feeds, self._shared))
+            return self._run_plain(0, names, feeds, partial(self._plain, names, feeds, self.shared))
 
     def run_slots(
         self, owner: int, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]] | None
@@ -134,7 +145,7 @@ class Recordings:
 
         Each owner, a number above 0, has recordings of its own; `plain` runs without one, if it is given.
         """
-        plain = plain or partial(self._plain, names, feeds, self._shared)
+        plain = plain or partial(self._plain, names, feeds, self.shared)
         with self._lock:
             if not self.active:
                 return plain()
@@ -170,8 +181,49 @@ class Recordings:
                 self.give_up(LEFT_ON_DEVICE)
             return results
 
+    def kept(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of a plain run, with copies of what it left where a replay of a bound run may write."""
+        return self._copied(results) if self._bound else results
+
+    def record_bound(
+        self, inputs: Mapping[str, npt.NDArray[Any] | OrtTensor], outputs: Mapping[str, npt.NDArray[Any] | str]
+    ) -> _Replay:
+        """Record a run that reads and writes fixed memory; the session's guard is held.
+
+        The run is repeated on what the inputs hold now, which must change nothing: a step writes its keys and values to
+        the same place again.
+
+        Args:
+            inputs: arrays, which are copied to the device in each replay, and tensors, which stay where they are.
+            outputs: arrays like those that a replay returns, and names of inputs that the others are written to.
+
+        Raises:
+            NotRecordedError: the launches cannot be recorded, or a replay of them would not be faster.
+        """
+        arrays = {name: place for name, place in outputs.items() if not isinstance(place, str)}
+        try:
+            if self._bound_refusal:
+                raise NotRecordedError(self._bound_refusal)
+            bound = self._bind(inputs, outputs)
+            self._check_launches(bound)
+            found = _Replay(self._driver, bound, (0, tuple(arrays), ()), inputs, arrays)
+        except BrokenSessionError as err:
+            self.broken = True
+            self.give_up(str(err))
+            raise NotRecordedError(str(err)) from err
+        except NotRecordedError:
+            raise
+        except self._errors as err:
+            raise NotRecordedError(f"{type(err).__name__}: {err}") from err
+        self._bound.add(found)
+        return found
+
+    def refuse_bound(self, reason: str) -> None:
+        """Record no bound run from now on."""
+        self._bound_refusal = reason
+
     def give_up(self, reason: str) -> None:
-        """Drop every recording and record no more."""
+        """Drop every recording but those of bound runs, and record no more by signature."""
         with self._lock:
             if self.active:
                 self._reason = reason
@@ -185,10 +237,16 @@ class Recordings:
                 RecordedRun({name: _text(*facts) for name, *facts in key[2]}, key[1], found.nbytes)
                 for key, found in self._recorded.items()
             ]
+            waits = f"more than {MOST_RECORDINGS} input signatures take turns: one in {RUNS_PER_TRY} runs is recorded"
+            waiting = {key: waits for key, (count, _) in self._counts.items() if count >= PLAIN_RUNS}
             refused = {
                 ", ".join(f"{name} {_text(*facts)}" for name, *facts in key[2]): reason
-                for key, reason in self._refused.items()
+                for key, reason in (self._refused | waiting).items()
             }
+            for found in self._bound:
+                recorded.append(RecordedRun(found.inputs, tuple(found.outputs), found.nbytes))
+            if self._bound_refusal:
+                refused["steps over fixed memory"] = self._bound_refusal
             return DeviceGraphReport(tuple(recorded), refused, self._reason)
 
     def close(self) -> None:
@@ -240,14 +298,17 @@ class Recordings:
         self._runs_without += 1
         count, seen = self._counts.pop(key, (0, {}))
         count += 1
-        if count < PLAIN_RUNS:
+        self._credit = min(self._credit + 1, FIRST_TRIES * RUNS_PER_TRY)
+        if count < PLAIN_RUNS or (self._credit < RUNS_PER_TRY and not self._required):
             tensors = {name: weakref.ref(value) for name, value in feeds.items() if not isinstance(value, np.ndarray)}
             self._counts[key] = count, tensors
             while len(self._counts) > MOST_SIGNATURES:
                 self._counts.popitem(last=False)
-            if not self._recorded and self._runs_without >= MOST_RUNS_WITHOUT and not self._required:
+            rare = count < PLAIN_RUNS and self._runs_without >= MOST_RUNS_WITHOUT
+            if rare and not self._recorded and not self._required:
                 self.give_up(f"no input signature came {PLAIN_RUNS} times in {self._runs_without} runs")
             return results
+        self._credit -= RUNS_PER_TRY
         try:
             changing = self._changing.get(key, ())
             held = {name: feeds[name] for name, tensor in seen.items() if tensor() is feeds[name]}
@@ -298,15 +359,11 @@ class Recordings:
         total = sum(on_device) - sum(_like(tensor).nbytes for tensor in held.values())
         if total > MOST_DEVICE_BYTES and not self._required:
             raise NotRecordedError(f"another {total >> 20} MB would be needed on the device")
-        if self._evictions >= MOST_EVICTIONS and not self._required:
-            raise NotRecordedError(f"more than {MOST_RECORDINGS} input signatures take turns")
         replay: Callable[[], list[Any]]
         recording = None
         try:
             bound = self._bind(ins, outs)
-            launch_ns, run_ns = bound.warm_up(self._driver.wait)
-            if launch_ns < HOST_BOUND * run_ns and not self._required:
-                raise NotRecordedError(f"of {run_ns / 1e3:.0f} us, launching takes {launch_ns / 1e3:.0f} us")
+            self._check_launches(bound)
             recording = _Replay(self._driver, bound, key, ins, outs)
             if isinstance(key[0], int):
                 replay = partial(recording.run, feeds)
@@ -324,8 +381,13 @@ class Recordings:
         self._recorded[key] = self._last = recording
         self._runs_without = 0
         if len(self._recorded) > MOST_RECORDINGS:
-            self._evictions += 1
             self._recorded.popitem(last=False)[1].close()
+
+    def _check_launches(self, bound: BoundRun) -> None:
+        """Warm up, and refuse a run whose time the device takes."""
+        launch_ns, run_ns = bound.warm_up(self._driver.wait)
+        if launch_ns < HOST_BOUND * run_ns and not self._required:
+            raise NotRecordedError(f"of {run_ns / 1e3:.0f} us, launching takes {launch_ns / 1e3:.0f} us")
 
     def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], list[Any]], *, copies: bool) -> None:
         """Compare the minimum times of interleaved replays and plain runs, and refuse a replay that is not faster."""
@@ -338,8 +400,7 @@ class Recordings:
                 if copies:
                     view.copy()
             least = [min(least[0], middle - start), min(least[1], now() - middle)]
-        if least[1] > WORTH * least[0]:
-            raise NotRecordedError(f"a replay takes {least[1] / 1e3:.1f} us, a plain run {least[0] / 1e3:.1f} us")
+        check_worth(*least)
 
 
 def not_recorded(reason: str) -> EngineError:
@@ -411,8 +472,9 @@ class BrokenSessionError(Exception):
 class BoundRun:
     """A run over tensors at fixed addresses on the device, outside of the session's arena.
 
-    Inputs that are tensors are bound as they are; for arrays there are tensors of their own. `options` are the
-    RunOptions of runs that wait for the device and of those that do not.
+    Inputs that are tensors are bound as they are; for arrays there are tensors of their own, with what the arrays hold.
+    Outputs are tensors of their own as well, or inputs, by name. `options` are the RunOptions of runs that wait for the
+    device and of those that do not.
     """
 
     def __init__(
@@ -423,7 +485,7 @@ class BoundRun:
         options: tuple[Any, Any],
         errors: tuple[type[Exception], ...],
         inputs: Mapping[str, npt.NDArray[Any] | OrtTensor],
-        outputs: Arrays,
+        outputs: Mapping[str, npt.NDArray[Any] | str],
     ) -> None:
         self._io = session.io_binding()
         self._session = session
@@ -434,22 +496,25 @@ class BoundRun:
             make(list(given.shape), given.dtype, *memory) if isinstance(given, np.ndarray) else given.value
             for given in inputs.values()
         ]
-        self._outputs = [make(list(array.shape), array.dtype, *memory) for array in outputs.values()]
-        for name, value in zip(inputs, self._inputs, strict=True):
+        self._outputs = []
+        bound = dict(zip(inputs, self._inputs, strict=True))
+        for name, value in bound.items():
             self._io.bind_ortvalue_input(name, value)
-        for name, value in zip(outputs, self._outputs, strict=True):
-            self._io.bind_ortvalue_output(name, value)
+        for name, place in outputs.items():
+            if not isinstance(place, str):
+                self._outputs.append(make(list(place.shape), place.dtype, *memory))
+            self._io.bind_ortvalue_output(name, bound[place] if isinstance(place, str) else self._outputs[-1])
         for value, given in zip(self._inputs, inputs.values(), strict=True):
             if isinstance(given, np.ndarray):
-                value.update_inplace(np.zeros(given.shape, given.dtype))
+                value.update_inplace(np.array(given, order="C"))
 
     @property
     def addresses(self) -> tuple[list[int], list[int]]:
-        """The addresses of the inputs and of the outputs."""
+        """The addresses of the inputs, and of the outputs that are no inputs."""
         return [value.data_ptr() for value in self._inputs], [value.data_ptr() for value in self._outputs]
 
     def warm_up(self, wait: Callable[[], None]) -> tuple[int, int]:
-        """Run on zeros until everything that a run allocates or tunes once exists.
+        """Run until everything that a run allocates or tunes once exists.
 
         Returns:
             The least times of `WARM_RUNS` runs to launch one, and in all, in ns; `wait` waits for the device. One run
@@ -506,6 +571,7 @@ class _Replay:
         self.key = key
         self.outputs = list(outs)
         self._names = list(ins)
+        self.inputs = {name: _text(*_facts(given)) for name, given in ins.items()}
         self._facts = [_facts(given) for given in ins.values()]
         on_device, resident = (frozenset[str](), frozenset[str]()) if isinstance(key[0], int) else key[0]
         arrays = {name: given for name, given in ins.items() if isinstance(given, np.ndarray)}
@@ -568,6 +634,21 @@ class _Replay:
 
     def close(self) -> None:
         self.driver.drop(self.handle)
+        del self.bound, self._play  # the session must end before its stream does
+
+
+_SHAPE_ARITHMETIC = {"Shape", "Size", "Constant", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Cast"}
+_SHAPE_ARITHMETIC |= {"Add", "Sub", "Mul", "Div"}
+
+
+def without_shape_arithmetic(assignments: Iterable[NodeAssignment]) -> list[NodeAssignment]:
+    """Return the nodes but those on the CPU that may be there for the sizes of tensors.
+
+    If they depend on values after all, those are copied from the device in the middle of the run, which cannot be
+    recorded.
+    """
+    cpu = "CPUExecutionProvider"
+    return [node for node in assignments if node.provider != cpu or node.op_type not in _SHAPE_ARITHMETIC]
 
 
 def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], session: Any) -> str:
@@ -606,6 +687,12 @@ def unrecordable(nodes: Iterable[NodeAssignment | ExportedNode | ModelNode], typ
         if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or has_foreign_dtype(kind):
             return f"{name!r} is {kind}, and only tensors of types that numpy has can be recorded"
     return ""
+
+
+def check_worth(plain_ns: int, replay_ns: int) -> None:
+    """Refuse a replay that is not faster than a plain run."""
+    if replay_ns > WORTH * plain_ns:
+        raise NotRecordedError(f"a replay takes {replay_ns / 1e3:.1f} us, a plain run {plain_ns / 1e3:.1f} us")
 
 
 def check_replay(names: Sequence[str], wanted: Sequence[npt.NDArray[Any]], found: Sequence[npt.NDArray[Any]]) -> None:

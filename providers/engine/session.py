@@ -30,6 +30,7 @@ from rlx_ort.providers.engine.recordings import (
     host_work,
     not_recorded,
     unrecordable,
+    without_shape_arithmetic,
 )
 from rlx_ort.providers.engine.runtime import onnxruntime, running_error
 from rlx_ort.providers.engine.stopping import held_stop
@@ -206,7 +207,7 @@ class OrtEngineSession:
         node. Not possible with recorded launches, which use arena memory that ONNX Runtime holds for free.
         """
         core = self._core
-        if core is None or self.recipe.device_graph or (core.recordings is not None and core.recordings.active):
+        if core is None or self.recipe.device_graph or (core.recordings is not None and core.recordings.uses_arena):
             return False
         options = self.engine.RunOptions()
         options.terminate, options.log_severity_level = True, _FATAL
@@ -283,14 +284,16 @@ class OrtEngineSession:
     ) -> list[Any]:
         """Run on arrays and device tensors by a replay, or by `plain` where there is none; the guard is held."""
         recordings = core.recordings
-        if recordings is None or not recordings.active:
+        if recordings is None:
             return plain()
+        if not recordings.active:
+            return list(recordings.kept(plain()))
         here = self.recipe.memory == HOST_MEMORY
         for value in feeds.values():
             if not (isinstance(value, np.ndarray) or (isinstance(value, OrtTensor) and value.on_host == here)):
                 if resident:
                     recordings.give_up(LEFT_ON_DEVICE)
-                return plain()
+                return list(recordings.kept(plain()))
         return recordings.run_values(names, feeds, resident, plain)
 
     def device_graph_report(self) -> DeviceGraphReport:
@@ -307,7 +310,8 @@ class OrtEngineSession:
             return
         reason = host_work(recipe.ep_name, recipe.memory[0], self.assignments, core.session)
         types = {**self.input_types, **self.output_types}
-        self._reason = self._reason or reason or unrecordable(self.assignments, types)
+        unfit = self._reason or unrecordable(self.assignments, types)
+        self._reason = self._reason or reason or unfit
         required = recipe.recording is not None and recipe.recording.required
         if core.recorder is not None:
             capturing = self.engine.RunOptions()
@@ -329,6 +333,8 @@ class OrtEngineSession:
             core.call = core.recordings.run
             if self._reason:
                 core.recordings.give_up(self._reason)
+            nodes = without_shape_arithmetic(self.assignments)
+            core.recordings.refuse_bound(unfit or host_work(recipe.ep_name, recipe.memory[0], nodes, core.session))
         if required and (why := self._reason):
 
             def refuse(*arguments: Any) -> Any:  # holds no session, or the core would keep it alive

@@ -11,12 +11,15 @@ import numpy as np
 import onnx.parser
 import pytest
 from doubles.fake_recorder import FakeRecorder
+from sample_models.decoders import DECODER, build
 from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
+from rlx_ort.execution import decode
 from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.decode import DecodeLoop
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
@@ -26,6 +29,7 @@ from rlx_ort.providers.engine.recipe import Recording
 from rlx_ort.providers.registry import default_registry
 
 RNG = np.random.default_rng(17)
+PROMPT = np.random.default_rng(7).integers(0, DECODER.vocabulary, (1, 6))
 
 
 @pytest.fixture
@@ -115,6 +119,77 @@ def test_a_loop_over_device_handles_is_replayed(recorders: list[FakeRecorder]) -
     assert recorders[0].replays >= 5
     assert len(compiled.device_graph_report().recorded) == 1
     np.testing.assert_array_equal(compiled.read_gpu_handle("out0"), plain.read_gpu_handle("out0"))
+
+
+@pytest.mark.parametrize("form", ["cached", "masked"])
+def test_steps_of_a_decode_loop_are_replayed(recorders: list[FakeRecorder], form: str) -> None:
+    """The third step is recorded, five are run and replayed, and the others only replayed, in every text."""
+    loop = DecodeLoop(Session("cpu").compile(build(form=form)), 32)
+    for seed in (7, 8):
+        prompt = np.random.default_rng(seed).integers(0, DECODER.vocabulary, (1, 6))
+        loop.reset()
+        found = np.stack(list(loop.generate(prompt, 16)), axis=1)
+        np.testing.assert_array_equal(found, DECODER.tokens(prompt, 16))
+    assert recorders[0].made == 1
+    assert recorders[0].replays == 2 * 15 - recordings.PLAIN_RUNS
+    (report,) = loop._compiled.device_graph_report().recorded
+    assert report.inputs["input_ids"] == "int64[1, 1]"
+    del loop
+    gc.collect()
+    assert (recorders[0].dropped, recorders[0].closed) == ([1], True)
+
+
+def test_a_step_whose_replay_differs_is_run_plainly(recorders: list[FakeRecorder]) -> None:
+    """The first comparison finds it, and the recording is dropped."""
+    compiled = Session("cpu").compile(build(form="cached"))
+    compiled.open()
+    recorders[0].spoil = 1
+    found = np.stack(list(DecodeLoop(compiled, 32).generate(PROMPT, 16)), axis=1)
+    np.testing.assert_array_equal(found, DECODER.tokens(PROMPT, 16))
+    assert (recorders[0].replays, recorders[0].dropped) == (1, [1])
+
+
+def test_steps_whose_mask_grows_are_not_recorded(
+    recorders: list[FakeRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask of just the tokens there are has another shape in each step."""
+    monkeypatch.setattr(decode, "_tried", lambda engine, sizes: False)
+    loop = DecodeLoop(Session("cpu").compile(build(form="masked")), 32)
+    found = np.stack(list(loop.generate(PROMPT, 16)), axis=1)
+    np.testing.assert_array_equal(found, DECODER.tokens(PROMPT, 16))
+    assert recorders[0].made == 0
+
+
+def test_what_other_runs_leave_on_the_device_is_out_of_the_way_of_replayed_steps(recorders: list[FakeRecorder]) -> None:
+    """Also once no other runs are recorded any more."""
+    compiled = Session("cpu").compile(build(form="cached"))
+    loop = DecodeLoop(compiled, 32)
+    list(loop.generate(PROMPT, 16))
+    inputs = {
+        name: np.zeros([dim if isinstance(dim, int) else 1 for dim in kind.shape], kind.dtype.numpy)
+        for name, kind in compiled.input_specs.items()
+    }
+    compiled.engine().session._core.recordings.give_up("for the test")
+    before = recorders[0].moved
+    compiled.run_dlpack(inputs)
+    assert recorders[0].moved == before + len(compiled.output_specs)
+    del loop
+    gc.collect()
+    compiled.run_dlpack(inputs)
+    assert recorders[0].moved == before + len(compiled.output_specs)
+
+
+def test_the_arena_is_not_shrunk_under_replayed_steps(recorders: list[FakeRecorder]) -> None:
+    """Replays write to blocks of it that look free, also once no other runs are recorded."""
+    compiled = Session("cpu").compile(build(form="cached"))
+    loop = DecodeLoop(compiled, 32)
+    list(loop.generate(PROMPT, 16))
+    session = compiled.engine().session
+    session._core.recordings.give_up("for the test")
+    assert session.shrink_arena() is False
+    del loop
+    gc.collect()
+    assert session.shrink_arena() is True
 
 
 def test_a_mutable_parameter_is_recorded_where_it_is(recorders: list[FakeRecorder]) -> None:

@@ -314,6 +314,22 @@ def test_the_recording_used_longest_ago_makes_room() -> None:
     assert [one.inputs["x"] for one in found.report().recorded] == [f"float32[{n}]" for n in (3, 4, 1, 5)]
 
 
+def test_signatures_that_take_turns_are_seldom_recorded_until_one_of_them_stays() -> None:
+    """A server with one client after many: whatever its batch size is, it is recorded at most 256 runs later."""
+    found, session, driver = made()
+    for _ in range(200):
+        for rows in range(1, 9):
+            run(found, rows)
+    assert driver.made <= recordings.FIRST_TRIES + session.runs / recordings.RUNS_PER_TRY
+    assert "take turns" in "".join(found.report().refused.values())
+    for rows in range(1, 9):
+        for _ in range(recordings.RUNS_PER_TRY):
+            run(found, rows)
+        before = session.runs
+        run(found, rows)
+        assert session.runs == before
+
+
 def test_recording_ends_where_no_signature_comes_again() -> None:
     """A session whose shapes change with each run does not look at them for ever."""
     found, _, _ = made()
