@@ -112,21 +112,46 @@ function graphPanel(view, color) {
   const legend = el("span", {});
   const button = (text, act) => el("button", { type: "button", onclick: act }, text);
 
+  // Edges take cytoscape most of its time, so those of a large graph that cost nothing are lines on a canvas under it.
+  const large = nodes.length > 1000;
+  const canvas = el("canvas", { className: "lines" });
+  let lines = [];
+  const before = new Map(), after = new Map(); // node -> the first one that it reads from, and that reads it
+  function drawLines() {
+    const scale = devicePixelRatio, zoom = cy.zoom() * scale, pan = cy.pan();
+    canvas.width = cy.width() * scale;
+    canvas.height = cy.height() * scale;
+    const pen = canvas.getContext("2d");
+    pen.setTransform(zoom, 0, 0, zoom, pan.x * scale, pan.y * scale);
+    pen.strokeStyle = css("--dim");
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    for (const [from, to] of lines) {
+      pen.moveTo(from.x, from.y);
+      pen.lineTo(to.x, to.y);
+    }
+    pen.stroke();
+  }
+
   const cy = cytoscape({
     container: box, elements: [], layout: { name: "preset" }, minZoom: 0.01, maxZoom: 3, boxSelectionEnabled: false,
-    autoungrabify: true, selectionType: "single", userZoomingEnabled: false, textureOnViewport: nodes.length > 1000, hideEdgesOnViewport: nodes.length > 1000,
+    autoungrabify: true, selectionType: "single", userZoomingEnabled: false, textureOnViewport: large,
     style: [
       { selector: "node", style: { shape: "round-rectangle", ...NODE, label: "data(label)", "background-color": "data(color)", color: css("--text"), "text-valign": "center", "font-size": 11, "min-zoomed-font-size": 6, "border-width": 1, "border-color": css("--line"), "z-index-compare": "manual", "z-index": 2 } },
       { selector: "node[w]", style: { width: "data(w)", height: "data(h)" } },
       { selector: "node[kind = 'group']", style: { "border-width": 3, "border-style": "double", "text-wrap": "wrap" } },
       { selector: "node[kind = 'box']", style: { "background-opacity": 0.25, "text-valign": "top", "text-margin-y": 14, "z-index": 0, "border-style": "dashed" } },
       { selector: "node:selected", style: { "border-width": 4, "border-color": css("--link") } },
-      { selector: "edge", style: { width: 1.5, "line-color": css("--dim"), "curve-style": nodes.length > 1000 ? "haystack" : "straight", "target-arrow-shape": "triangle", "target-arrow-color": css("--dim"), "arrow-scale": 0.7, "z-index-compare": "manual", "z-index": 1 } },
+      { selector: "edge", style: { width: 1.5, "line-color": css("--dim"), "curve-style": "straight", "target-arrow-shape": "triangle", "target-arrow-color": css("--dim"), "arrow-scale": 0.7, "z-index-compare": "manual", "z-index": 1 } },
       { selector: "edge[crosses]", style: { width: 3, "line-color": css("--cross"), "target-arrow-color": css("--cross") } },
       { selector: "edge[price]", style: { label: "data(price)", color: css("--cross"), "font-size": 11, "text-background-color": css("--panel"), "text-background-opacity": 0.85, "min-zoomed-font-size": 6 } },
     ],
   });
 
+  if (large) {
+    box.prepend(canvas);
+    cy.on("render", drawLines);
+  }
   const worth = (id) => sum(members(id).map((node) => node[mode.value]));
   function shades(ids) {
     if (mode.value === "device") {
@@ -194,7 +219,14 @@ function graphPanel(view, color) {
       if (crossing >= 0) drawn.get(key).over.add(crossing);
     }
     const priced = new Set(); // a value is copied once, however many nodes read it
+    const places = new Map(made.map(({ data, position }) => [data.id, position]));
+    before.clear();
+    after.clear();
+    lines = [];
     drawn.forEach(({ source, target, over }) => {
+      if (!after.has(source)) after.set(source, target);
+      if (!before.has(target)) before.set(target, source);
+      if (large && !over.size) return lines.push([places.get(source), places.get(target)]);
       const fresh = [...over].filter((at) => !priced.has(at));
       fresh.forEach((at) => priced.add(at));
       const cost = over.size ? { crosses: 1 } : {};
@@ -260,7 +292,7 @@ function graphPanel(view, color) {
     return row.sort((a, b) => sign * (a.position("x") - b.position("x")))[0];
   }
   const keys = {
-    ArrowDown: (node) => node.outgoers("node")[0], ArrowUp: (node) => node.incomers("node")[0],
+    ArrowDown: (node) => cy.$id(after.get(node.id())), ArrowUp: (node) => cy.$id(before.get(node.id())),
     ArrowRight: (node) => beside(node, 1), ArrowLeft: (node) => beside(node, -1),
     Enter: (node) => toggle(node.id()), " ": (node) => toggle(node.id()),
     "+": () => cy.zoom({ level: cy.zoom() * 1.3, renderedPosition: { x: cy.width() / 2, y: cy.height() / 2 } }),

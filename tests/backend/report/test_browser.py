@@ -74,6 +74,18 @@ def test_five_thousand_nodes_are_drawn_in_three_seconds(opened: Any, browser: An
     assert {metric["name"]: metric["value"] for metric in metrics}["TaskDuration"] <= LIMIT_S
 
 
+def test_a_large_graph_has_its_edges(opened: Any) -> None:
+    """They are lines under the nodes; arrows move along them."""
+    from selenium.webdriver.common.keys import Keys
+
+    browser = opened(rendered([sample_report(30, 40)]))
+    assert _share(_pixels(browser, ".graph"), "#5b6470") > 0.0005
+    graph = browser.find_element("css selector", ".graph")
+    for key in (Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_UP):
+        graph.send_keys(key)
+    assert browser.find_element("css selector", ".details strong").text == "repeat 2 of 30"
+
+
 def test_the_page_is_quiet_and_asks_for_nothing(opened: Any) -> None:
     """No message on the console, and no request but that of the file."""
     page = rendered([sample_report(3, 12)])
