@@ -89,8 +89,8 @@ def test_ten_nodes_take_at_most_the_limit() -> None:
     """With what the last one takes too long."""
     measured("cpu", NODES[:1])
     start = time.perf_counter()
-    measured("cpu", NODES[:10], 0.3)
-    assert time.perf_counter() - start < 0.4
+    measured("cpu", NODES[:10], 0.05)
+    assert time.perf_counter() - start < 0.4  # without a limit 0.54 s on a quick machine
 
 
 @pytest.mark.webgpu
