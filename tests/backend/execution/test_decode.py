@@ -20,6 +20,7 @@ from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.ort_binding import OrtBinder
 from rlx_ort.resilience.limits import limited
@@ -88,6 +89,19 @@ def test_an_engine_that_loses_tokens_in_place_is_found_out(monkeypatch: pytest.M
     loop = DecodeLoop(compiled("cpu", "cached"), 32)
     np.testing.assert_array_equal(drawn(loop), EXPECTED)
     assert loop.in_place is False
+
+
+def test_a_step_may_differ_from_a_run_of_several_tokens(device: Device) -> None:
+    """Kernels for one row round otherwise than those for several; the cache is shared all the same."""
+    graph = build(form="cached")
+    (shape,) = graph.onnx_node("Shape", [graph.inputs[0]], types=[TensorType(DType.I64, Shape([2]))])
+    new = graph.gather(shape, np.array(1, np.int64)).cast("f32")
+    several = graph.minimum(new - np.float32(1), np.float32(1))
+    logits, *cache = graph.outputs
+    graph.set_outputs([logits * (np.float32(1) + several * np.float32(0.05)), *cache], graph.output_names)
+    loop = DecodeLoop(Session(device, CompileOptions(placement=PlacementRule.ASSISTED)).compile(graph), 32)
+    np.testing.assert_array_equal(drawn(loop), EXPECTED)
+    assert loop.in_place is True
 
 
 @pytest.mark.parametrize("form", FORMS)
