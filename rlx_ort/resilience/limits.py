@@ -6,8 +6,10 @@ A call is handed to a worker thread, because a thread that is inside an engine c
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, TypeVar
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _IDLE_S = 5.0
+_PIECE_S = 0.2
 
 
 class CancelToken:
@@ -75,7 +78,7 @@ def limited(
 ) -> T:
     """Return the result of any call of this package, made in a worker thread and ended at a limit.
 
-    At the limit, at a cancellation, and at Ctrl-C (on Windows, only once the call has ended) the run in the engine
+    At the limit, at a cancellation, and at Ctrl-C, which is looked for every 0.2 s, the run in the engine
     ends at its next node, a session that opens ends at its next step, and later ones do not begin. Sessions stay
     usable, and handles keep their values. The first use lets every later run of the process look for what stops it,
     which costs up to 0.2 us.
@@ -142,7 +145,7 @@ def run_limited(
                 watched.enter_context(cancel.waking(changed))
             if outer is not None:
                 watched.enter_context(outer.ends(changed.set))
-            changed.wait(timeout_s)
+            _wait(changed, timeout_s)
     finally:
         back = future.done()
         if not back:
@@ -161,6 +164,13 @@ def run_limited(
     if cancelled or timeout_s is None:  # None: the process ends
         raise CancelledRunError(f"the run was cancelled{ended}")
     raise TimeLimitError(f"the run took longer than {timeout_s:g} s and was stopped{ended}") from error
+
+
+def _wait(event: threading.Event, timeout_s: float | None) -> None:
+    """Wait in pieces: on Windows no signal ends a wait, and elsewhere one that comes as it begins may not."""
+    until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not event.wait(min(_PIECE_S, max(0.0, until_s - time.monotonic()))) and time.monotonic() < until_s:
+        pass
 
 
 def in_background(call: Callable[[], T]) -> Future[T]:
