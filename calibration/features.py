@@ -20,7 +20,7 @@ from rlx_ort.converters.to_onnx.model import ModelNode
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, key_of_value
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.recordings import unrecordable
+from rlx_ort.providers.engine.recordable import unrecordable
 
 DEFAULT_DIM = 32
 """The size a dimension without one is taken to have: between one sequence and a batch of long ones."""

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.providers.engine.recordings import Copy, NotRecordedError, Recorder
+from rlx_ort.providers.engine.replays import Copy, NotRecordedError, Recorder
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32

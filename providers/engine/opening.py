@@ -22,7 +22,8 @@ from rlx_ort.providers.engine.compiled.models import open_cached, use_for
 from rlx_ort.providers.engine.injection import prepare_weights
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end
 from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
-from rlx_ort.providers.engine.recordings import NotRecordedError, Recorder, unrecordable
+from rlx_ort.providers.engine.recordable import unrecordable
+from rlx_ort.providers.engine.replays import NotRecordedError, Recorder
 from rlx_ort.providers.engine.runtime import PLUGIN_VERSION, opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
 from rlx_ort.providers.engine.stopping import stoppable

@@ -13,7 +13,7 @@ from rlx_ort.errors import EngineError, near_names
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.providers.engine.recordings import Recorder
+    from rlx_ort.providers.engine.replays import Recorder
 
 HOST_MEMORY = ("cpu", 0)
 """ONNX Runtime's name and index of ordinary host memory."""

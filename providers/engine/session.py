@@ -22,16 +22,9 @@ from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.engine.process import watch, watched_sessions
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
-from rlx_ort.providers.engine.recordings import (
-    LEFT_ON_DEVICE,
-    BoundRun,
-    Recorder,
-    Recordings,
-    host_work,
-    not_recorded,
-    unrecordable,
-    without_shape_arithmetic,
-)
+from rlx_ort.providers.engine.recordable import host_work, unrecordable, without_shape_arithmetic
+from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
+from rlx_ort.providers.engine.replays import FixedRun, Recorder
 from rlx_ort.providers.engine.runtime import onnxruntime, running_error
 from rlx_ort.providers.engine.stopping import held_stop
 from rlx_ort.providers.engine.values import (
@@ -318,7 +311,7 @@ class OrtEngineSession:
             for key, value in recipe.run_config.items():
                 capturing.add_run_config_entry(key, value)
             options = (shared, capturing)
-            bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, options, self.errors)
+            bind = functools.partial(FixedRun, self.engine, core.session, recipe.memory, options, self.errors)
             link = weakref.ref(self)
 
             def fresh(like: npt.NDArray[Any]) -> OrtTensor:

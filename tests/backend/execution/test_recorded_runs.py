@@ -24,7 +24,7 @@ from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.engine import recordings
+from rlx_ort.providers.engine import recordings, replays
 from rlx_ort.providers.engine.recipe import Recording
 from rlx_ort.providers.registry import default_registry
 
@@ -48,7 +48,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[FakeRecorder]:
         return dataclasses.replace(original(self, device, options), recording=recording)
 
     monkeypatch.setattr(CpuProvider, "recipe", recipe)
-    monkeypatch.setattr(recordings, "WORTH", 1e9)
+    monkeypatch.setattr(replays, "WORTH", 1e9)
     return made
 
 
@@ -144,6 +144,16 @@ def test_a_step_whose_replay_differs_is_run_plainly(recorders: list[FakeRecorder
     compiled = Session("cpu").compile(build(form="cached"))
     compiled.open()
     recorders[0].spoil = 1
+    found = np.stack(list(DecodeLoop(compiled, 32).generate(PROMPT, 16)), axis=1)
+    np.testing.assert_array_equal(found, DECODER.tokens(PROMPT, 16))
+    assert (recorders[0].replays, recorders[0].dropped) == (1, [1])
+
+
+def test_a_step_whose_replay_fails_while_it_is_checked_is_run_plainly(recorders: list[FakeRecorder]) -> None:
+    """The plain run had its result before, so the failure is a reason and no error."""
+    compiled = Session("cpu").compile(build(form="cached"))
+    compiled.open()
+    recorders[0].failure = "the replay failed"
     found = np.stack(list(DecodeLoop(compiled, 32).generate(PROMPT, 16)), axis=1)
     np.testing.assert_array_equal(found, DECODER.tokens(PROMPT, 16))
     assert (recorders[0].replays, recorders[0].dropped) == (1, [1])
@@ -296,7 +306,7 @@ def cuda(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     if device.kind != "cuda":
         pytest.skip("only CUDA records launches")
     monkeypatch.setattr(recordings, "HOST_BOUND", 0.0)
-    monkeypatch.setattr(recordings, "WORTH", 1e9)
+    monkeypatch.setattr(replays, "WORTH", 1e9)
     return device
 
 
@@ -479,13 +489,13 @@ def test_cuda_slots_give_what_runs_give(cuda: Device, how: Any) -> None:
 
 def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture that is ended in the middle of a run gives a reason, and later runs are right."""
-    original = recordings.BoundRun.launch
+    original = replays.FixedRun.launch
 
-    def launch(self: recordings.BoundRun) -> None:
+    def launch(self: replays.FixedRun) -> None:
         original(self)
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
+    monkeypatch.setattr(replays.FixedRun, "launch", launch)
     compiled, plain = _pair(cuda, _chain(), "auto")
     for _ in range(6):
         inputs = _x()
@@ -496,10 +506,10 @@ def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypa
 def test_a_wait_within_a_capture_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime's own failure inside a capture is survived as well."""
 
-    def launch(self: recordings.BoundRun) -> None:
+    def launch(self: replays.FixedRun) -> None:
         self._session.run_with_iobinding(self._io, self._options)  # waits for the device, which no capture allows
 
-    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
+    monkeypatch.setattr(replays.FixedRun, "launch", launch)
     compiled, plain = _pair(cuda, _chain(), "auto")
     for _ in range(6):
         inputs = _x()

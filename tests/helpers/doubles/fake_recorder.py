@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.providers.engine.recordings import Copy, NotRecordedError
+from rlx_ort.providers.engine.replays import Copy, NotRecordedError
 
 
 class FakeRecorder:
@@ -16,6 +16,7 @@ class FakeRecorder:
 
     Attributes:
         refusal: what recording fails with, if anything.
+        failure: what replays fail with, if anything.
         spoil: added to the first element of the first output of each replay.
         replays: how many there were.
         moved: copies within the device.
@@ -27,7 +28,7 @@ class FakeRecorder:
     options: Mapping[str, str] = {}
 
     def __init__(self) -> None:
-        self.refusal = ""
+        self.refusal = self.failure = ""
         self.spoil = 0
         self.replays = 0
         self.moved = 0
@@ -57,6 +58,8 @@ class FakeRecorder:
 
         def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
             self.replays += 1
+            if self.failure:
+                raise RuntimeError(self.failure)
             self.move(before)
             for device, host, size in copies_in:
                 ctypes.memmove(device, host, size)

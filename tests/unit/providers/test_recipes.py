@@ -21,7 +21,7 @@ from rlx_ort.providers.cuda import CudaProvider, cuda_options
 from rlx_ort.providers.directml import DirectMlProvider
 from rlx_ort.providers.engine import cuda_driver
 from rlx_ort.providers.engine.recipe import SessionRecipe
-from rlx_ort.providers.engine.recordings import NotRecordedError
+from rlx_ort.providers.engine.replays import NotRecordedError
 from rlx_ort.providers.mlx import MlxProvider
 from rlx_ort.providers.openvino import OpenVinoProvider
 from rlx_ort.providers.ort_provider import OrtProvider

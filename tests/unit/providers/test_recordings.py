@@ -14,15 +14,10 @@ from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.base import NodeAssignment
-from rlx_ort.providers.engine import recordings
-from rlx_ort.providers.engine.recordings import (
-    BrokenSessionError,
-    NotRecordedError,
-    Recordings,
-    check_replay,
-    host_work,
-    unrecordable,
-)
+from rlx_ort.providers.engine import recordings, replays
+from rlx_ort.providers.engine.recordable import host_work, unrecordable
+from rlx_ort.providers.engine.recordings import Recordings
+from rlx_ort.providers.engine.replays import BrokenSessionError, NotRecordedError, check_replay
 
 SHARED = object()
 EP = "CUDAExecutionProvider"
@@ -84,7 +79,7 @@ class Doubling:
 @pytest.fixture(autouse=True)
 def always_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep recordings whatever the clock says; one test sets the limit itself."""
-    monkeypatch.setattr(recordings, "WORTH", 1e9)
+    monkeypatch.setattr(replays, "WORTH", 1e9)
     monkeypatch.setattr(recordings, "TIMED_PAIRS", 1)
 
 
@@ -237,7 +232,7 @@ def test_a_wrong_replay_is_refused_with_the_reason() -> None:
 
 def test_a_replay_that_is_not_faster_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording that saves nothing would cost memory and make runs take turns for nothing."""
-    monkeypatch.setattr(recordings, "WORTH", 0.0)
+    monkeypatch.setattr(replays, "WORTH", 0.0)
     found, _, driver = made()
     for _ in range(3):
         run(found, 4)

@@ -1,0 +1,204 @@
+"""Slots of an ONNX Runtime session: buffers that stay bound, so that a run copies arrays and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.ir.types import ValueType
+from rlx_ort.providers.engine.binding import Arrays, Loop, Slots
+from rlx_ort.providers.engine.ort_loops import COPY_AT_MOST_BYTES, binding_call
+from rlx_ort.providers.engine.replays import NotRecordedError
+from rlx_ort.providers.engine.runtime import running_error
+from rlx_ort.providers.engine.values import from_ort_value, to_ort_value
+
+if TYPE_CHECKING:
+    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
+
+_MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
+_owners = itertools.count(1)
+
+
+class LoopSlots(Slots):
+    """Slots of a provider with its own memory: a loop writes to fixed tensors there, and its outputs are new arrays."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Run on one array per input; see `Slots.run`."""
+        return self._loop(arrays)
+
+
+class HostSlots(Slots):
+    """Slots in host memory, read and written in place; inputs that the provider copies are bound in each run."""
+
+    def __init__(
+        self,
+        session: OrtEngineSession,
+        types: Mapping[str, ValueType],
+        inputs: Arrays,
+        outputs: Arrays,
+        fixed: Collection[str],
+    ) -> None:
+        self._session = session
+        self._core = session.open_core()
+        self._types = types
+        self._io = self._core.session.io_binding()
+        self._kept: list[Any] = []
+        self._copied: list[tuple[int, npt.NDArray[Any]]] = []
+        self._bound: dict[str, tuple[int, Any]] = {}
+        self._varying = [name for name in outputs if name not in fixed]
+        for index, (name, like) in enumerate(inputs.items()):
+            if like.nbytes > COPY_AT_MOST_BYTES or session.bound_memory(name) is None:
+                self._bound[name] = (index, None)
+                continue
+            buffer = np.empty_like(like, order="C")
+            self._bind(self._io.bind_ortvalue_input, name, buffer)
+            self._copied.append((index, buffer))
+        self._places = {name: np.array(like, order="C") for name, like in outputs.items() if name in fixed}
+        for name, place in self._places.items():
+            self._bind(self._io.bind_ortvalue_output, name, place)
+        self._results = list(self._places.values())
+        self._names = list(outputs)
+        self._simple = not self._bound and not self._varying
+        self._call, self._binding = binding_call(self._core.session, self._io)
+        self._copy = _copier([buffer for _, buffer in self._copied])
+        self._errors = session.errors
+
+    @property
+    def bound(self) -> Arrays:
+        """The buffers of outputs that stay; see `Slots.bound`."""
+        return self._places
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Run on one array per input; see `Slots.run`."""
+        try:
+            if self._simple:
+                self._copy(arrays)
+                self._call(self._binding, self._core.options)
+                return self._results
+            return self._run_all(arrays)
+        except self._errors as err:
+            raise running_error(err, self._session.device) from err
+
+    def _run_all(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        for index, buffer in self._copied:
+            buffer[...] = arrays[index]
+        for name, (index, _) in self._bound.items():
+            value = to_ort_value(self._session.engine, name, arrays[index], self._types[name])
+            self._io.bind_ortvalue_input(name, value[0])
+            self._bound[name] = (index, value)  # borrowed until the next run
+        for name in self._varying:
+            self._io.bind_output(name, "cpu", 0)
+        self._call(self._binding, self._core.options)
+        if not self._varying:
+            return self._results
+        values = dict(zip(self._names, self._io.get_outputs(), strict=True))
+        return [
+            self._places[name] if name in self._places else from_ort_value(values[name], name) for name in self._names
+        ]
+
+    def _bind(self, bind: Any, name: str, buffer: npt.NDArray[Any]) -> None:
+        value, memory = to_ort_value(self._session.engine, name, buffer, self._types[name])
+        bind(name, value)
+        self._kept.append((value, memory))
+
+
+class PlainSlots(Slots):
+    """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded.
+
+    Outputs of known shapes are pinned buffers; copies to other memory take twice as long, and a new array each time.
+    Inputs are read in place: copying them to pinned memory costs as much as it saves. `host` is the engine's device
+    object of host memory, None where the outputs are new arrays in plain runs.
+    """
+
+    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: Arrays, host: Any) -> None:
+        self._session = session
+        self._before = session.recipe.before_run
+        self._errors = session.errors
+        self._owner = next(_owners)
+        self._inputs = inputs
+        self._outputs = list(outputs)
+        self._pinned: _PinnedOutputs | None = None
+        if host is not None:
+            with contextlib.suppress(NotRecordedError):
+                self._pinned = _PinnedOutputs(session, host, inputs, outputs)
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Run on one array per input; see `Slots.run`."""
+        core, pinned = self._session.open_core(), self._pinned
+        try:
+            if self._before is not None:
+                self._before()
+            recordings = core.recordings
+            if recordings is None and pinned is not None:
+                return pinned.run(core, arrays)
+            feeds = dict(zip(self._inputs, arrays, strict=True))
+            if recordings is None or (pinned is None and not recordings.active):
+                found: list[npt.NDArray[Any]] = core.call(self._outputs, feeds, core.options)
+                return found
+            plain = None if pinned is None else partial(pinned.run, core, arrays)
+            return recordings.run_slots(self._owner, self._outputs, feeds, plain)
+        except self._errors as err:
+            raise running_error(err, self._session.device) from err
+
+
+class _PinnedOutputs:
+    """Runs to pinned buffers, by ONNX Runtime's vectors of values.
+
+    A binding would keep the session alive, and block other threads of Python while it copies inputs. Making it raises
+    `NotRecordedError` where the outputs are too large, or the engine has no vectors.
+    """
+
+    def __init__(self, session: OrtEngineSession, host: Any, inputs: list[str], outputs: Arrays) -> None:
+        make = session.recipe.pinned
+        inner: Any = type(getattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue", None))
+        vector = getattr(sys.modules.get(inner.__module__), "OrtValueVector", None)
+        if make is None or vector is None or sum(like.nbytes for like in outputs.values()) > _MOST_PINNED_BYTES:
+            raise NotRecordedError("its outputs cannot be pinned")
+        self._value, self._vector, self._host = inner.ortvalue_from_numpy, vector, host
+        self._inputs, self._outputs = inputs, list(outputs)
+        self._places = [make(like) for like in outputs.values()]
+        self._hosts = [host] * len(self._places)
+        self._fetches = vector()
+        for place in self._places:
+            self._fetches.push_back(self._value(place, host))
+
+    def run(self, core: SessionCore, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        ready = [array if array.flags.c_contiguous else array.copy() for array in arrays]  # values borrow them
+        feeds = self._vector()
+        for array in ready:
+            feeds.push_back(self._value(array, self._host))
+        core.session.run_with_ortvaluevector(
+            core.options, self._inputs, feeds, self._outputs, self._fetches, self._hosts
+        )
+        return self._places
+
+
+def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], object]:
+    """Return a function that copies arrays into buffers; without a loop, which costs as much again, for one and two."""
+    if len(buffers) == 1:
+        (only,) = buffers
+
+        def copy_one(arrays: Sequence[npt.NDArray[Any]]) -> None:
+            only[...] = arrays[0]
+
+        return copy_one
+    puts = [buffer.__setitem__ for buffer in buffers]
+    if len(puts) == 2:
+        first, second = puts
+        return lambda arrays: (first(..., arrays[0]), second(..., arrays[1]))
+
+    def copy_all(arrays: Sequence[npt.NDArray[Any]]) -> None:
+        for put, array in zip(puts, arrays, strict=True):
+            put(..., array)
+
+    return copy_all

@@ -1,0 +1,75 @@
+"""What can be recorded: why the launches of a session, or the nodes of a model, cannot be replayed as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlx_ort.converters.to_onnx.exported import ExportedNode
+from rlx_ort.converters.to_onnx.model import ModelNode
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.providers.base import NodeAssignment
+from rlx_ort.providers.engine.values import has_foreign_dtype
+
+_CONTROL_FLOW = "is control flow, which the host decides"
+_UNRECORDABLE: dict[str, str] = {
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL_FLOW),
+    **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), "draws random numbers"),
+    **dict.fromkeys(("Multinomial", "Bernoulli", "Sampling"), "draws random numbers"),
+    **dict.fromkeys(
+        ("NonZero", "Compress", "Unique", "NonMaxSuppression", "BeamSearch", "GreedySearch", "WhisperBeamSearch"),
+        "has outputs whose shapes depend on values",
+    ),
+}
+_KNOWN_DOMAINS = frozenset({"", "ai.onnx", "com.microsoft", "com.ms.internal.nhwc"})
+_SHAPE_ARITHMETIC = {"Shape", "Size", "Constant", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Cast"}
+_SHAPE_ARITHMETIC |= {"Add", "Sub", "Mul", "Div"}
+
+
+def without_shape_arithmetic(assignments: Iterable[NodeAssignment]) -> list[NodeAssignment]:
+    """Return the nodes but those on the CPU that may be there for the sizes of tensors.
+
+    If they depend on values after all, those are copied from the device in the middle of the run, which cannot be
+    recorded.
+    """
+    cpu = "CPUExecutionProvider"
+    return [node for node in assignments if node.provider != cpu or node.op_type not in _SHAPE_ARITHMETIC]
+
+
+def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], session: Any) -> str:
+    """Return why the host takes part in a session's runs beyond launching kernels, or an empty string.
+
+    All nodes must be on the provider, and all inputs and outputs in its memory.
+    """
+    for node in assignments:
+        if node.provider != ep_name:
+            return f"node {node.name or node.op_type!r} ({node.op_type}) runs on {node.provider}"
+        if _UNRECORDABLE.get(node.op_type) == _CONTROL_FLOW:
+            return f"node {node.name or node.op_type!r} ({node.op_type}) {_CONTROL_FLOW}"
+    if memory == "cpu":
+        return ""
+    for side in ("input", "output"):
+        ask = getattr(session, f"get_{side}_memory_infos", None)
+        if ask is None:
+            return f"this ONNX Runtime does not report where {side}s are; 1.23 or newer does"
+        values = session.get_inputs() if side == "input" else session.get_outputs()
+        for value, info in zip(values, ask(), strict=True):
+            # The device's own memory has no name, or the provider's, and the default type.
+            if info.name.lower() == "cpu" or int(info.device_mem_type) != 0:
+                return f"{side} {value.name!r} is in host memory"
+    return ""
+
+
+def unrecordable(nodes: Iterable[NodeAssignment | ExportedNode | ModelNode], types: Mapping[str, ValueType]) -> str:
+    """Return why no run of a model can be recorded, judged by its nodes and inputs and outputs, or an empty string."""
+    for node in nodes:
+        what = _UNRECORDABLE.get(node.op_type, "")
+        if not what and node.domain not in _KNOWN_DOMAINS:
+            what = f"is of the domain {node.domain}"
+        if what:
+            return f"node {node.name or node.op_type!r} ({node.op_type}) {what}"
+    for name, kind in types.items():
+        if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or has_foreign_dtype(kind):
+            return f"{name!r} is {kind}, and only tensors of types that numpy has can be recorded"
+    return ""
