@@ -121,7 +121,8 @@ def command(
     try:
         from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
-        from rlx_ort.serving.models import Repository, ServeOptions
+        from rlx_ort.serving.models import ServeOptions
+        from rlx_ort.serving.repository import Repository
         from rlx_ort.serving.rest import HttpOptions
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:

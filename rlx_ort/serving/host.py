@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx_ort.errors import ServingError
-from rlx_ort.serving.models import Repository
+from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import ConnectionLimits, HttpOptions, create_app
 
 if TYPE_CHECKING:

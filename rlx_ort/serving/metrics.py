@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
-    from rlx_ort.serving.models import Repository
+    from rlx_ort.serving.repository import Repository
 
 _SPANS = {
     "success": ("request_success", "request_duration_us", "answered requests", "time of answered requests"),

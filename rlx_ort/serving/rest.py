@@ -23,8 +23,9 @@ from rlx_ort.errors import InputError, MemoryBudgetError, NoViableDeviceError, R
 from rlx_ort.serving.access import Logged, Receive, Scope, Send
 from rlx_ort.serving.exchange import ClientGoneError, Refusal, Reply, Request, Watch
 from rlx_ort.serving.lanes import Answer
-from rlx_ort.serving.models import Repository, ServedModel, Statistics
+from rlx_ort.serving.models import ServedModel, Statistics
 from rlx_ort.serving.protocol import InferRequest, answer, parse_document, parse_request
+from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.tracing import Traced
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")

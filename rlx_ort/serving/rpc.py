@@ -14,7 +14,7 @@ from rlx_ort.errors import ServingError
 from rlx_ort.serving import access, tracing
 from rlx_ort.serving.lanes import Answer
 from rlx_ort.serving.messages import messages
-from rlx_ort.serving.models import Repository, ServedModel
+from rlx_ort.serving.models import ServedModel
 from rlx_ort.serving.protocol import (
     Array,
     InferRequest,
@@ -26,6 +26,7 @@ from rlx_ort.serving.protocol import (
     checked_shape,
     request_of,
 )
+from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import INLINE_BYTES, HttpOptions, described, server_metadata, statistics_of
 
 SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"

@@ -27,7 +27,8 @@ from rlx_ort.cli import main
 from rlx_ort.errors import ServingError
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import Repository, ServeOptions
+from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.repository import Repository
 
 BODY = json.dumps(GOOD).encode()
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -169,7 +170,7 @@ def _options_of(models: Path, *arguments: str) -> ServeOptions:
         raise ServingError("stop here")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlx_ort.serving.models.Repository", repository)
+        patch.setattr("rlx_ort.serving.repository.Repository", repository)
         CliRunner().invoke(main, ["serve", str(models), *arguments])
     return given[0]
 

@@ -25,10 +25,11 @@ from rlx_ort.deploy.quick import QuickSession
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, ServingError
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving import models
+from rlx_ort.serving import repository
 from rlx_ort.serving.host import HostOptions, serve
 from rlx_ort.serving.messages import messages
-from rlx_ort.serving.models import Repository, ServeOptions
+from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import HttpOptions
 
 CPU = DevicePolicy.only("cpu")
@@ -257,7 +258,7 @@ def warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_warmed_package_answers_before_it_is_opened_in_full(warmed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ready after a run of its golden inputs from the compile cache; its devices and batches follow."""
     runs, opening = list[Any](), threading.Event()
-    run, package = QuickSession.run, models._package
+    run, package = QuickSession.run, repository._package
 
     def watched(self: QuickSession, inputs: Any) -> Any:
         runs.append(inputs["x"].shape)
@@ -268,7 +269,7 @@ def test_a_warmed_package_answers_before_it_is_opened_in_full(warmed: Path, monk
         return package(*args, **expected)
 
     monkeypatch.setattr(QuickSession, "run", watched)
-    monkeypatch.setattr(models, "_package", held)
+    monkeypatch.setattr(repository, "_package", held)
     served, thread = started(warmed, HttpOptions(), ServeOptions())
     assert runs == [(3, SIZE)]
     model = served.repository.find("small")
@@ -310,8 +311,8 @@ def test_a_package_that_cannot_be_opened_in_full_is_unloaded(warmed: Path) -> No
 
 def test_a_package_that_may_not_run_on_the_cpu_does_not_start_there(warmed: Path) -> None:
     """Packages that refuse the CPU themselves cannot be warmed for it."""
-    assert models._started(warmed, ServeOptions(policy=DevicePolicy.only("webgpu"))) is None
-    found = models._started(warmed, ServeOptions(policy=CPU))
+    assert repository._started(warmed, ServeOptions(policy=DevicePolicy.only("webgpu"))) is None
+    found = repository._started(warmed, ServeOptions(policy=CPU))
     assert found is not None
     found.close()
 

@@ -1,0 +1,277 @@
+"""The models that a server holds by name: finding, opening, loading and unloading them.
+
+A warmed package answers from the compile cache first, on the CPU and one request at a time. Meanwhile it is opened in
+full: what that imports is imported then, since the process has to wait for every import before it is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import re
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx_ort.deploy.names import required_key
+from rlx_ort.deploy.start import StartedPackage, quick_start
+from rlx_ort.device import Device
+from rlx_ort.errors import ConversionError, RlxError, ServingError
+from rlx_ort.serving.models import ServedModel, ServeOptions
+
+if TYPE_CHECKING:
+    from rlx_ort.deploy.open import PackageDevices
+    from rlx_ort.graph_devices import GraphDevices
+
+_NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
+_MODEL_SUFFIXES = (".onnx", ".ortpackage")  # of models in folders; a graph's JSON is served if it is named itself
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Entry:
+    """A model of a repository: where its versions are, and those that are loaded.
+
+    Attributes:
+        paths: version -> its file or folder.
+        loaded: version -> the model that answers.
+        reason: why it is not loaded, empty if it is.
+    """
+
+    paths: dict[str, Path]
+    loaded: dict[str, ServedModel] = field(default_factory=dict)
+    reason: str = ""
+
+
+class Repository:
+    """The models that an operator named. No name of a request ever becomes a path.
+
+    Args:
+        sources: model files, packages, and folders that hold them; a folder may have Triton's layout,
+            NAME/VERSION/model.onnx.
+        options: how they are served.
+
+    Raises:
+        ConversionError: a source is no model, or two models have one name.
+    """
+
+    def __init__(self, sources: Sequence[Path], options: ServeOptions | None = None) -> None:
+        self.options = options or ServeOptions()
+        self._sources = list(sources)
+        self._changing = asyncio.Lock()
+        self._draining = False
+        self._closing: set[asyncio.Future[None]] = set()
+        self.entries: dict[str, Entry] = {}
+        for name, version, path in self._found():
+            entry = self.entries.setdefault(name, Entry({}))
+            if version in entry.paths:
+                raise ConversionError(f"{path} and {entry.paths[version]} are both version {version} of {name!r}")
+            entry.paths[version] = path
+        if not self.entries:
+            raise ConversionError(f"there is no model in {', '.join(map(str, sources)) or 'what was named'}")
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model that was named is loaded, and the server is not ending."""
+        return not self._draining and all(entry.loaded for entry in self.entries.values())
+
+    def drain(self) -> None:
+        """Be not ready, and load no further model; those that are loaded answer until `close`."""
+        self._draining = True
+
+    async def load_all(self, *, complete: bool = True) -> None:
+        """Load every model; one that fails keeps its reason, and the others are loaded.
+
+        Without `complete`, packages that were started are opened in full once `complete` is called.
+        """
+        for name in list(self.entries):
+            try:
+                await self._shielded(self._load(name, complete))
+            except RlxError as err:
+                _log.error("%s is not served: %s", name, err)
+
+    async def load(self, name: str) -> None:
+        """Load the versions of a model that are on disk now; requests go to the old ones until then.
+
+        Raises:
+            ServingError: there is no such model (404), or it is refused.
+            RlxError: it cannot be opened.
+        """
+        await self._shielded(self._load(name))
+
+    def complete(self) -> None:
+        """Begin to open packages in full that were started from the compile cache."""
+        for entry in self.entries.values():
+            for model in entry.loaded.values():
+                model.complete(functools.partial(self._refused, entry, model))
+
+    async def _shielded(self, change: Coroutine[Any, Any, None]) -> None:
+        """Wait for a change, which a caller that goes away does not leave half made."""
+        await asyncio.shield(asyncio.ensure_future(change))
+
+    async def _load(self, name: str, complete: bool = True) -> None:
+        async with self._changing:
+            if self._draining:
+                raise ServingError("the server is ending", 503)
+            paths = {version: path for found, version, path in self._found() if found == name}
+            if not paths:
+                raise ServingError(f"there is no model {name!r} in the repository", 404)
+            entry = self.entries.setdefault(name, Entry(paths))
+            made: dict[str, ServedModel] = {}
+            try:
+                for version, path in paths.items():
+                    made[version] = await asyncio.to_thread(self._opened, name, version, path)
+            except Exception as err:  # raised again, once the versions that were opened are closed
+                entry.reason = str(err)
+                for model in made.values():
+                    await model.close()
+                raise
+            old, entry.paths, entry.loaded, entry.reason = entry.loaded, paths, made, ""
+        if complete:
+            self.complete()
+        for model in old.values():
+            await model.close()
+
+    def _refused(self, entry: Entry, model: ServedModel, error: Exception) -> None:
+        """Unload a package that cannot be opened in full."""
+        _log.error("%s is not served any more: %s", model.name, error)
+        if entry.loaded.get(model.version) is model:
+            del entry.loaded[model.version]
+            entry.reason = str(error)
+            self._closing.add(closing := asyncio.ensure_future(model.close()))
+            closing.add_done_callback(self._closing.discard)
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model once the requests that were accepted are answered.
+
+        Raises:
+            ServingError: there is no such model (404).
+        """
+        await self._shielded(self._unload(name))
+
+    async def _unload(self, name: str) -> None:
+        async with self._changing:
+            entry = self.entries.get(name)
+            if entry is None:
+                raise ServingError(f"there is no model {name!r} in the repository", 404)
+            old, entry.loaded, entry.reason = entry.loaded, {}, "unloaded"
+        for model in old.values():
+            await model.close()
+
+    async def close(self) -> None:
+        """Drain and close every model."""
+        self.drain()
+        for name in list(self.entries):
+            await self.unload(name)
+        await asyncio.gather(*self._closing)
+
+    def find(self, name: str, version: str = "") -> ServedModel:
+        """Return a loaded model, its newest version by default.
+
+        Raises:
+            ServingError: there is none of that name or version (404), or it is not loaded (503).
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise ServingError(f"there is no model {name!r}; known: {', '.join(self.entries) or 'none'}", 404)
+        if not entry.loaded:
+            raise ServingError(f"model {name!r} is not ready: {entry.reason or 'it is being loaded'}", 503)
+        if version and version not in entry.loaded:
+            raise ServingError(f"model {name!r} has no version {version!r}; it has {', '.join(entry.loaded)}", 404)
+        return entry.loaded[version or max(entry.loaded, key=_version_order)]
+
+    def index(self, *, ready_only: bool = False) -> list[dict[str, str]]:
+        """Return the repository index of Triton's extension."""
+        rows = []
+        for name, entry in self.entries.items():
+            for version in entry.paths:
+                loaded = version in entry.loaded
+                if loaded or not ready_only:
+                    state = {"state": "READY" if loaded else "UNAVAILABLE", "reason": "" if loaded else entry.reason}
+                    rows.append({"name": name, "version": version, **state})
+        return rows
+
+    def models(self) -> Iterator[ServedModel]:
+        """Yield every loaded version of every model."""
+        for entry in self.entries.values():
+            yield from entry.loaded.values()
+
+    def _found(self) -> Iterator[tuple[str, str, Path]]:
+        """Yield name, version and path of every model of the sources."""
+        for source in self._sources:
+            if source.is_file() or source.suffix == ".ortpackage":
+                yield _model_name(source), "1", source
+                continue
+            if not source.is_dir():
+                raise ConversionError(f"{source} is neither a model nor a folder of models")
+            for path in sorted(source.iterdir()):
+                if path.suffix in _MODEL_SUFFIXES:
+                    yield _model_name(path), "1", path
+                elif path.is_dir():
+                    for version in sorted(path.iterdir()):
+                        file = next(
+                            (version / f"model{end}" for end in _MODEL_SUFFIXES if (version / f"model{end}").exists()),
+                            None,
+                        )
+                        if re.fullmatch(r"[0-9]{1,18}", version.name) and file is not None:
+                            yield _model_name(path), version.name, file
+
+    def _opened(self, name: str, version: str, path: Path) -> ServedModel:
+        options = self.options
+        opened: GraphDevices | StartedPackage
+        if path.suffix == ".ortpackage":
+            if options.signed_only and options.require_signature is None:
+                raise ServingError(f"{path.name}: only signed packages are served; give the key with --key", 403)
+            opened = _started(path, options) or _package(options, path)
+        elif options.signed_only:
+            raise ServingError(f"{path.name} is no package; only signed packages are served", 403)
+        else:
+            opened = _file(options, path)
+        try:
+            return ServedModel(name, version, opened, options)
+        except BaseException:
+            opened.close()
+            raise
+
+
+def _started(path: Path, options: ServeOptions) -> StartedPackage | None:
+    """Return a package started from the compile cache; None if it was not warmed or must be opened in full first."""
+    if required_key(options.require_signature) is not None or options.resilience is not None:
+        return None
+    if options.policy is not None and not options.policy.allows(Device.CPU):
+        return None
+    return quick_start(path, pack=False, opens=functools.partial(_package, options))
+
+
+def _package(options: ServeOptions, path: Path, **expected: Any) -> PackageDevices:
+    """Return a package opened in full."""
+    from rlx_ort.deploy.open import open_package
+    from rlx_ort.resilience.options import Resilience
+
+    resilience = options.resilience or Resilience()
+    key = options.require_signature
+    return open_package(path, options.policy, require_signature=key, resilience=resilience, **expected)
+
+
+def _file(options: ServeOptions, path: Path) -> GraphDevices:
+    """Return the graph of a file on its devices."""
+    from rlx_ort.deploy.open import load
+    from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
+    from rlx_ort.resilience.options import Resilience
+
+    precision = Precision(options.precision)
+    compiled = CompileOptions(precision=precision, placement=PlacementRule.ASSISTED, spinning=False)
+    return load(path, options.policy, compiled, resilience=options.resilience or Resilience())
+
+
+def _model_name(path: Path) -> str:
+    name = path.stem if path.is_file() or path.suffix in _MODEL_SUFFIXES else path.name
+    if not _NAME.fullmatch(name):
+        raise ConversionError(f"{path}: a served model is named by letters, digits, '.', '_' and '-'; rename it")
+    return name
+
+
+def _version_order(version: str) -> tuple[int, str]:
+    return int(version), version
