@@ -16,7 +16,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType, UnknownType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
-from rlx_ort.providers import asking, registry
+from rlx_ort.providers import asking_child, registry
 from rlx_ort.providers.asking import ask, asking_options
 from rlx_ort.providers.base import EngineSession, KernelLimit, Provider, SessionRequest
 from rlx_ort.providers.cuda import CudaProvider
@@ -170,7 +170,7 @@ def test_a_crash_is_not_asked_for_again(machine: Any, monkeypatch: pytest.Monkey
     assert "ended the process" in first.unsupported[0].reason
     draft = drafted(unary("abs"), PLAIN, None)
     found = groups_of(draft, PLAIN, whole=True, shapes=False)
-    monkeypatch.setattr(asking, "_child", lambda: pytest.fail("another child was asked"))
+    monkeypatch.setattr(asking_child, "_child", lambda: pytest.fail("another child was asked"))
     answers = answers_for(provider, device, found, draft, PLAIN)
     assert "ended the process" in answers[found[0].key]
 
