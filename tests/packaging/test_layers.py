@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +18,20 @@ FOLDERS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 ]
 
 
-def _modules() -> Iterator[tuple[str, Path]]:
-    """Yield (installed name, file) of every module."""
+@functools.cache
+def _modules() -> list[tuple[str, Path]]:
+    """Return (installed name, file) of every module."""
+    found = []
     for package, folder in FOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            yield ".".join([package, *(part for part in parts if part != "__init__")]), path
+            found.append((".".join([package, *(part for part in parts if part != "__init__")]), path))
+    return found
 
 
-def _imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield (module, whether it is imported at run time) for every import, those in functions too."""
+@functools.cache
+def _imports(path: Path) -> list[tuple[str, bool]]:
+    """Return (module, whether it is imported at run time) for every import, those in functions too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {
         id(inner)
@@ -35,6 +39,7 @@ def _imports(path: Path) -> Iterator[tuple[str, bool]]:
         if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
         for inner in ast.walk(node)
     }
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -43,8 +48,8 @@ def _imports(path: Path) -> Iterator[tuple[str, bool]]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        for name in names:
-            yield name, id(node) not in typing_only
+        found += [(name, id(node) not in typing_only) for name in names]
+    return found
 
 
 def _is_in(module: str, package: str) -> bool:

@@ -7,8 +7,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -221,6 +223,15 @@ def test_a_thousand_cancelled_runs_leave_nothing_behind(make: Any, fault: Any) -
     assert fault.opened == opened
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let SIGINT raise `KeyboardInterrupt`; a shell's background jobs inherit that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_the_run(runner: Any, fault: Any) -> None:
     """Also where the signal does not end the wait, as on Windows; the run ends before the interrupt is raised."""
     hang(fault)
