@@ -49,7 +49,10 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(tmp_path: Path) -> None:
     )
     program = program.replace("rlx_ort.genai.open(", "rlx_ort.genai.open(max_length=1 << 20, folder=")
     (tmp_path / "chat.py").write_text(program, encoding="utf-8")
-    started = [sys.executable, "-u", str(tmp_path / "chat.py"), str(tmp_path)]
+    # A shell's background jobs inherit that SIGINT is ignored.
+    heard = "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    heard += "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+    started = [sys.executable, "-u", "-c", heard, str(tmp_path / "chat.py"), str(tmp_path)]
     with subprocess.Popen(started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
