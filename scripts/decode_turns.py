@@ -72,9 +72,9 @@ def main() -> int:
         for text in range(given.texts + 1):
             tokens = _written(ways, given.steps // TURN, rates if text else None)  # the first one warms up
             expected = tokens["rlx_ort DecodeLoop"]
-            for name, found in tokens.items():
-                if found != expected:
-                    differ[name] = sum(itertools.takewhile(bool, map(int.__eq__, found, expected)))
+            for name, chosen in tokens.items():
+                if chosen != expected:
+                    differ[name] = sum(itertools.takewhile(bool, map(int.__eq__, chosen, expected)))
         del ways
     first = rates["rlx_ort DecodeLoop"]
     versions = f"onnxruntime {onnxruntime.__version__}, onnxruntime-genai {genai.__version__}"
