@@ -217,6 +217,8 @@ class Provider(abc.ABC):
         limits: forms that kernels accept and do not compute.
         distrusted_kernels: (domain, operator) of fused kernels with wrong results; an op that has a basic form is never
             written as one of these.
+        work_space_bytes: what libraries may allocate in a run of a session that has not run in the thread or has not
+            recorded launches before; kept free under a memory budget.
     """
 
     name: ClassVar[str]
@@ -230,6 +232,7 @@ class Provider(abc.ABC):
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset()
     limits: ClassVar[Sequence[KernelLimit]] = ()
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
+    work_space_bytes: ClassVar[int] = 0
 
     @abc.abstractmethod
     def probe(self, device: Device) -> Availability:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.engine import EngineSlot
     from rlx_ort.execution.placement import Placement
-    from rlx_ort.execution.residency import Resident
+    from rlx_ort.execution.resident import Resident
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
 

@@ -24,7 +24,8 @@ import numpy.typing as npt
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, EngineError, PlacementError, RunError
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
-from rlx_ort.execution.residency import Resident, residency
+from rlx_ort.execution.residency import residency
+from rlx_ort.execution.resident import Resident
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.leaf import Input, Param
@@ -292,7 +293,7 @@ class EngineSlot:
             else:
                 self.governed = engine = None  # lets go of stale weights before new ones are loaded
                 engine = self._open(rule)
-                self.resident.hold(engine)
+                self.resident.hold(engine, residency)
             self.keep(engine)
             if self.closed:  # meanwhile; see `close`
                 self.let_go()

@@ -16,7 +16,7 @@ from fault_provider import FaultProvider, _FaultSession, doubled, until
 from rlx_ort import CompileOptions, Resilience, environment, memory_use
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceParseError, EngineError, MemoryBudgetError, TimeLimitError
-from rlx_ort.execution import residency
+from rlx_ort.execution import residency, resident
 from rlx_ort.execution.residency import Residency, budget_of, parse_budgets
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
@@ -134,6 +134,23 @@ def test_what_a_first_run_takes_for_a_moment_stays_free_until_then(
     run(runners["b"])
     run(runners["a"])
     assert fault.peak <= 250
+
+
+def test_room_is_made_for_work_space_that_a_run_may_take(
+    fault: FaultProvider, budget: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries may take 60 bytes in one of the first runs, so `a` makes room for those of `b`, for no later one."""
+    runners = models(fault, dict.fromkeys("ab", (100, 0)))
+    fault.whole = True
+    monkeypatch.setattr(fault, "work_space_bytes", 60)
+    budget("fault=250")
+    for name in ("a", *"bbbb"):
+        run(runners[name])
+    assert [each.sessions for each in memory_use()[0].models] == [1, 0]
+    fault.sizes["a"] = (150, 0)  # beside `b`, nothing more would fit
+    runners["a"].compile("fault").open()
+    run(runners["b"])
+    assert [each.sessions for each in memory_use()[0].models] == [1, 1]
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -274,13 +291,13 @@ def test_what_the_heap_keeps_of_a_shrunk_arena_is_given_back(
     kept: list[Callable[[], object]] = []
     shrink = _FaultSession.shrink_arena
     monkeypatch.setattr(_FaultSession, "shrink_arena", lambda session: kept.append(lambda: shrink(session)) or True)
-    monkeypatch.setattr(residency, "release_free_heap", lambda: [kept.pop()() for _ in kept.copy()])
+    monkeypatch.setattr(resident, "release_free_heap", lambda: [kept.pop()() for _ in kept.copy()])
     budget("fault=250")
     runner = models(fault, {"a": (100, 100)})["a"]
     run(runner)
-    (resident,) = sessions.residents()
-    assert resident.shrink()
-    assert (resident.freed, memory_use()[0].used_bytes) == (100, 100)
+    (found,) = sessions.residents()
+    assert found.shrink()
+    assert (found.freed, memory_use()[0].used_bytes) == (100, 100)
 
 
 def test_without_a_reading_weights_are_counted(fault: FaultProvider, budget: Callable[[str], None]) -> None:
@@ -399,13 +416,18 @@ def test_health_has_the_memory_of_each_device(fault: FaultProvider, make: Callab
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_ten_models_share_a_third_of_the_memory_they_need(
-    whole: bool, fault: FaultProvider, sessions: Residency, budget: Callable[[str], None]
+    whole: bool,
+    fault: FaultProvider,
+    sessions: Residency,
+    budget: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Random requests of four threads stay within the budget, and every result is right."""
+    """Random requests of four threads stay within it, also where arenas are shrunk, and every result is right."""
     sessions.longest_wait_s = 30.0
+    monkeypatch.setattr(residency, "_PATIENCE_S", 30.0)
     fault.whole = whole
     names = [f"m{number}" for number in range(10)]
-    runners = models(fault, {name: (80 + 5 * number, 10) for number, name in enumerate(names)})
+    runners = models(fault, {name: (80 + 5 * number, 60) for number, name in enumerate(names)})
     budget("fault=1G")
     for runner in runners.values():
         run(runner)  # from here on their sizes are known
@@ -433,4 +455,4 @@ def test_ten_models_share_a_third_of_the_memory_they_need(
     (found,) = memory_use()
     assert found.budget_bytes is not None
     assert sum(each.evictions for each in found.models) > 20
-    assert fault.peak <= found.budget_bytes + 4 * 10  # what a shrunk arena takes again is seen after the run
+    assert fault.peak <= found.budget_bytes
