@@ -43,7 +43,6 @@ class Resident:
         most_in_runs: bytes that its runs have added for a moment.
         freed: how much of that the last shrinking of the arena has freed.
         sure: whether two measurements of both agree, with nothing else running; each opening is measured until then.
-        sessions: its sessions that exist.
         opened: how often a session was opened.
         evictions: how often it was closed to make room.
         used_s: when it was used last, on the monotonic clock.
@@ -57,7 +56,7 @@ class Resident:
         self.device = device
         self.model = graph.name
         self.weights = self.at_opening = self.in_runs = self.most = self.most_in_runs = 0
-        self.sessions = self.opened = self.evictions = 0
+        self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
         self.sure = self.governed = self.cached = False
         self.slots: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
@@ -73,7 +72,13 @@ class Resident:
         self.freed = self._regrows = 0  # bytes; the second are promised to a run that takes them again
         self._threads: set[int] = set()  # that have run the open session: each may take work space of its own
         self._new = True  # not run since it was opened
-        self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
+        self._open: weakref.WeakSet[EngineSession] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    @property
+    def sessions(self) -> int:
+        """How many of its sessions something still refers to: a device tensor keeps one, for example."""
+        return len(self._open)
 
     @property
     def nbytes(self) -> int:
@@ -122,15 +127,14 @@ class Resident:
             engine.run = self._measured(engine.run, residency)
 
     def count(self, session: EngineSession) -> None:
-        """Count a new session until nothing refers to it: a device tensor keeps one from being freed, for example."""
+        """Count a new session until nothing refers to it."""
         with self._lock:
-            self.sessions += 1
+            self._open.add(session)
             self.opened += 1
             self._new, self.freed, self._regrows = True, 0, 0
             self._threads.clear()
             if self._to_measure:
                 self._to_measure = _FIRST_RUNS
-        weakref.finalize(session, self._gone).atexit = False
 
     def note_opening(self, nbytes: int, most: int, sure: bool) -> None:
         """Note what opening has taken, and at most for a moment; the next run is measured as well."""
@@ -212,10 +216,6 @@ class Resident:
     def _grown(self) -> int:
         """The bytes that runs of the open session have added and that are in use."""
         return 0 if self._new else self.in_runs - self.freed - self._regrows
-
-    def _gone(self) -> None:
-        with self._lock:
-            self.sessions -= 1
 
     def _enter(self, fed: int) -> int:
         """Begin a run, for whose length the arena is not shrunk; or return the bytes to promise it before that."""
