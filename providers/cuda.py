@@ -43,9 +43,9 @@ class CudaProvider(OrtProvider):
     genai_name: ClassVar[str] = "cuda"
     title: ClassVar[str] = "CUDA"
     extra: ClassVar[str] = "cuda"
-    # cuBLAS takes 32 MiB for a handle on Hopper and Blackwell, 4 MiB on others, and so does each further stream of it
-    # (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace). A run in another thread than the session was opened in
-    # took 64 MiB on an H200, a recording 32 MiB. See docs/results/h200-2026-11-24/.
+    # A session that one thread had opened and another one ran first took 64 MiB more on an H200, a recording 32 MiB;
+    # see docs/results/h200-2026-11-24/. cuBLAS recommends 32 MiB of work space on Hopper, 4 MiB on earlier GPUs
+    # (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace).
     work_space_bytes: ClassVar[int] = 64 << 20
     # https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#configuration-options
     option_keys: ClassVar[frozenset[str] | None] = names(
