@@ -459,9 +459,12 @@ class GraphDevices:
         cancel: CancelToken | None = None,
     ) -> Outputs:
         """Run on the device given, else `RLX_DEVICE`, else the fastest for these inputs that takes the graph."""
+        failover = self._failover
         if device is None:
-            return self._run_choice(inputs, GraphDevices._resolved, "resolved", timeout_s, cancel)
-        if self._failover is None and (timeout_s is not None or cancel is not None):
+            if failover is not None:
+                return failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")
+            return self._run_choice(inputs, GraphDevices._resolved, timeout_s, cancel)
+        if failover is None and (timeout_s is not None or cancel is not None):
             return self._limited(lambda: self.run_resolved(inputs, device), timeout_s, cancel)
         return self.run(self.resolve(device), inputs, timeout_s=timeout_s, cancel=cancel)
 
@@ -476,7 +479,10 @@ class GraphDevices:
             NoViableDeviceError: no device takes the graph; it lists the reasons.
             RunError: the run failed; without `resilience` no other device is tried then, see `run_try`.
         """
-        return self._run_choice(inputs, _predicted, "fastest", timeout_s, cancel)
+        failover = self._failover
+        if failover is not None:
+            return failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest")
+        return self._run_choice(inputs, _predicted, timeout_s, cancel)
 
     def run_resolved_with_inputs(
         self,
@@ -527,11 +533,11 @@ class GraphDevices:
             assert last.device is not None  # noqa: S101  # a run that returns was answered by a device
             if follower is not None:
                 follower.note(last.device, int(last.seconds * 1e9))
-            return last.device, self._named(outputs)
+            return last.device, outputs
         compiled = self._open_first(choose)
         begun = time.perf_counter_ns()
         try:
-            outputs = compiled.run(inputs)
+            outputs = self._named(compiled.run(inputs))
         except Exception as err:  # raised again unless the device is at fault
             if follower is None or compiled.device == follower.home or not is_device_failure(err):
                 raise
@@ -539,7 +545,7 @@ class GraphDevices:
             return self.run_chosen(inputs)
         if follower is not None:
             follower.note(compiled.device, time.perf_counter_ns() - begun)
-        return compiled.device, self._named(outputs)
+        return compiled.device, outputs
 
     def run_try(
         self,
@@ -765,15 +771,12 @@ class GraphDevices:
             self.last_attempts = tuple(self._refusals(self._by_name).items())
 
     def _run_choice(
-        self, inputs: Mapping[str, Any], choose: Choose, key: str, timeout_s: float | None, cancel: CancelToken | None
+        self, inputs: Mapping[str, Any], choose: Choose, timeout_s: float | None, cancel: CancelToken | None
     ) -> Outputs:
-        """Run on the first choice that takes the graph; see `Failover.run` for the arguments."""
-        if self._failover is not None:
-            outputs = self._failover.run(self, inputs, choose, timeout_s, cancel, key)
-        elif timeout_s is not None or cancel is not None:
-            return self._limited(lambda: self._run_choice(inputs, choose, key, None, None), timeout_s, cancel)
-        else:
-            outputs = self._open_first(lambda: choose(self, inputs)).run(inputs)
+        """Run on the first choice that takes the graph."""
+        if timeout_s is not None or cancel is not None:
+            return self._limited(lambda: self._run_choice(inputs, choose, None, None), timeout_s, cancel)
+        outputs = self._open_first(lambda: choose(self, inputs)).run(inputs)
         return self._named(outputs)  # not sooner: a graph that has grown is followed first
 
     def _limited(self, run: Callable[[], T], timeout_s: float | None, cancel: CancelToken | None) -> T:

@@ -267,8 +267,8 @@ class CompiledGraph:
         """Return what `run_checked` takes: inputs of the kind of these; None if it would not take these."""
         return None if self._many else self._inputs.kind_of(inputs)
 
-    def run_checked(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """Run as `run` does, on inputs of a kind that `kind_of` has returned, which are not checked again."""
+    def run_checked(self, inputs: Mapping[str, Any]) -> Outputs:
+        """Run on inputs of a kind that `kind_of` has returned, which are not checked again; return named outputs."""
         engine = self._slot.current
         if (
             engine is None
@@ -276,10 +276,10 @@ class CompiledGraph:
             or engine.files
             or not (self._plain and (engine.strict_ok or not self._strict))
         ):
-            return self.run(inputs)
+            return self._named(self.run(inputs))
         outputs = engine.run(self._output_names, inputs)
         self._last = (None, outputs)
-        return outputs.copy()
+        return self._named(outputs)
 
     def run_read_outputs(self, inputs: Mapping[str, Any], indices: Sequence[int] | None = None) -> list[Any]:
         """Run once and return only the listed outputs, in the listed order, duplicates kept; None means all.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -19,6 +19,8 @@ import numpy as np
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, StateLossError
+from rlx_ort.execution.interface import Outputs
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.resilience.faults import Fault, fault_of
@@ -30,28 +32,33 @@ from rlx_ort.resilience.trial import Answer, Choose, Trials, in_cache
 
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.execution.inputs import Kind
     from rlx_ort.graph_devices import GraphDevices
-    from rlx_ort.ir.graph import Graph
 
 _log = logging.getLogger(__name__)
 _RENEW_NS = 1_000_000_000
 
-_Route: TypeAlias = "tuple[Device, Callable[[Mapping[str, Any]], list[Any]], Graph, CompiledGraph]"
-"""A device, `run` or `run_checked` of the compiled graph there, the graph, and the compiled graph."""
-_Latest: TypeAlias = "tuple[str | None, list[str], Callable[[Collection[Any]], bool], _Route | None]"
+_Run: TypeAlias = "Callable[[Mapping[str, Any]], Outputs]"
+_Route: TypeAlias = "tuple[Device, _Run, Graph, int, CompiledGraph | None]"
+"""A device, a run of the compiled graph there, the graph, its revision when it was chosen, and the compiled graph."""
+_Latest: TypeAlias = "tuple[str, Kind, Device, _Run, Graph, int, CompiledGraph | None]"
+"""The key of a run, the kind of its inputs, and its route."""
+_NOWHERE: _Route = (Device.CPU, lambda _: Outputs(), Graph(), -1, None)  # never taken: the graph is not at -1
 
 
 class _Routes(dict[Any, _Route]):
     """Choices that were made, by `_place`.
 
     Attributes:
-        latest: the key of a run, the kind of its inputs (see `InputPlan.kind_of`), and its route. Inputs of that kind
-            take the route without another check.
+        latest: inputs of that kind take that route without another check.
         place: the last that was looked up.
     """
 
-    latest: _Latest = (None, [], lambda _: False, None)
     place: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: _Latest = ("", lambda _: False, *_NOWHERE)
 
 
 class Attempt(NamedTuple):
@@ -143,7 +150,7 @@ class Failover:
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
         key: str = "",
-    ) -> list[Any]:
+    ) -> Outputs:
         """Run on the chosen device, or on the next one that answers, and return the outputs; see `last_run`.
 
         Args:
@@ -161,25 +168,23 @@ class Failover:
             DeviceFallbackError: several devices were tried and failed.
             RlxError: the only device that was tried failed; this is its error.
         """
-        began = self._clock()
+        clock = self._clock
+        began = clock()
         if began < self._renew_ns and timeout_s is None and cancel is None:
-            routes = self._routes
-            last, names, fit, route = routes.latest
-            if last != key or inputs.__class__ is not dict or list(inputs) != names or not fit(inputs.values()):
-                route = self._looked_up(routes, key, inputs)
-            if route is not None:
-                device, run, graph, compiled = route
-                if graph.revision == self._revision:
-                    try:
-                        outputs = run(inputs)
-                    except Exception as err:  # judged by the table
-                        call = _Call(runner, inputs, None, None)
-                        # Closed by its caller, or by another thread that closed the runner.
-                        if compiled.closed or freed_after(err, runner, device):
-                            return self._answer(call, choose, key, began)
-                        return self._answer(call, choose, key, began, (device, err))
-                    self._thread.last = device, began, self._clock()
-                    return outputs
+            last, is_like, device, run, graph, revision, compiled = self._routes.latest
+            if last != key or not is_like(inputs):
+                device, run, graph, revision, compiled = self._looked_up(key, inputs)
+            if graph.revision == revision:
+                try:
+                    outputs = run(inputs)
+                except Exception as err:  # judged by the table
+                    call = _Call(runner, inputs, None, None)
+                    # Closed by its caller, or by another thread that closed the runner.
+                    if compiled is None or compiled.closed or freed_after(err, runner, device):
+                        return self._answer(call, choose, key, began)
+                    return self._answer(call, choose, key, began, (device, err))
+                self._thread.last = device, began, clock()
+                return outputs
         if timeout_s is not None:
             check_timeout(timeout_s)
         limit = self.options.timeout_s if timeout_s is None else timeout_s
@@ -222,7 +227,7 @@ class Failover:
 
     def _answer(
         self, call: _Call, choose: Choose, key: str, began: int, failed: tuple[Device, Exception] | None = None
-    ) -> list[Any]:
+    ) -> Outputs:
         """Try one device after the other, beginning after the one that has just failed, if any."""
         runner = call.runner
         runner._follow_graph()
@@ -256,7 +261,7 @@ class Failover:
                     self._trials.open_behind(runner, choose, chosen, answer)
             self._keep(call, key, device, compiled, revision, routes)
             self._trials.note(runner, answer)
-            return outputs
+            return runner._named(outputs)
         self._thread.last = (None, began, self._clock(), began, attempts)
         if len(errors) == 1 or (errors and len(doubted) == len(errors)):
             raise errors[0]  # the only device, or a failure that all share, which may be the model's
@@ -265,19 +270,20 @@ class Failover:
                  if self.quarantine.is_out(found) and found not in dict(rows)]  # fmt: skip
         raise DeviceFallbackError(rows) from (errors[-1] if errors else None)
 
-    def _looked_up(self, routes: _Routes, key: str, inputs: Mapping[str, Any]) -> _Route | None:
+    def _looked_up(self, key: str, inputs: Mapping[str, Any]) -> _Route:
         """Return the route of inputs of such sizes; if it is the last one again, it is `latest` from now on."""
+        routes = self._routes
         place = self._place(key, inputs)
-        route = routes.get(place)
-        if route is None or routes.place != place:
+        route = routes.get(place, _NOWHERE)
+        if routes.place != place:
             routes.place = place
             return route
-        device, _, graph, compiled = route
-        kind = compiled.kind_of(inputs)
-        if kind is None:
+        device, _, graph, revision, compiled = route
+        kind = None if compiled is None else compiled.kind_of(inputs)
+        if kind is None or compiled is None:
             return route
-        known = device, compiled.run_checked, graph, compiled
-        routes.latest = (key, *kind, known)
+        known = device, compiled.run_checked, graph, revision, compiled
+        routes.latest = key, kind, *known
         return known
 
     def _place(self, key: str, inputs: Mapping[str, Any]) -> Any:
@@ -467,7 +473,9 @@ class Failover:
             self._revision, self._sized = revision, names[0] if len(names) == 1 else names
         self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
         if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
-            routes[self._place(key, call.inputs)] = device, compiled.run, graph, compiled
+            named, run = call.runner._named, compiled.run
+            route = device, lambda inputs: named(run(inputs)), graph, revision, compiled
+            routes[self._place(key, call.inputs)] = route
 
 
 _STATE = (
