@@ -441,9 +441,10 @@ class GraphDevices:
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
     ) -> Outputs:
-        """Run as `run_resolved` and return the outputs where they are: objects with `__dlpack__`, without a host copy.
+        """Run on the device of `run_resolved` and return outputs that stay there: objects with `__dlpack__`.
 
-        `torch.from_dlpack(outputs["y"])` makes a tensor of one; see `CompiledGraph.run_dlpack`.
+        `torch.from_dlpack(outputs["y"])` makes a tensor of one; see `CompiledGraph.run_dlpack`. Also with `resilience`
+        no other device answers where that one fails: the caller's next step needs the outputs on the same device.
         """
         if timeout_s is not None or cancel is not None:
             return self._limited(lambda: self.run_dlpack(inputs, device), timeout_s, cancel)
