@@ -39,7 +39,8 @@ class BatchOptions:
 
     Attributes:
         max_batch: the most rows of a batch; 1 for none.
-        delay_s: how long a request may wait for others while a device is free, in seconds.
+        delay_s: how long a request waits for others while a device is free, in seconds, also where that is predicted
+            not to pay.
         queue_limit: the most requests that wait; more are refused with status 429.
         timeout_s: how long a request may wait, in seconds; None for no limit.
     """
@@ -100,8 +101,8 @@ class Scheduler:
         self._dispatching = False
         self._arrived_ns = time.perf_counter_ns()
         self._answered_ns = 0
-        self._gap_ns = self._return_ns = math.inf
-        self._returning = 0
+        self._gap_ns = self._return_ns = self._back_ns = math.inf
+        self._returning = self._returned = 0
 
     @property
     def depth(self) -> int:
@@ -397,11 +398,17 @@ class Scheduler:
 
         A run has a fixed part that does not depend on its rows. Waiting for one more row pays while requests arrive
         at shorter intervals than that part divided by the rows that wait. Clients that have just been answered are
-        expected to come back as soon as they did before.
+        expected to come back as soon as they did before. Other devices than the CPU stand still meanwhile, so they wait
+        only if all clients are back within the fixed part; the CPU reads and answers their requests.
         """
         fixed_ns = 2 * lane.expected_ns(queued) - lane.expected_ns(2 * queued)
         waits_ns = now_ns - max(first.arrived_ns, lane.free_since_ns)
         least_ns = self.options.delay_s * 1e9 - (now_ns - first.arrived_ns)
+        if self._returning and lane.device != Device.CPU:
+            back_ns = self._back_ns * max(queued, self._returning)
+            if back_ns < fixed_ns <= waits_ns + back_ns:
+                self._returning = 0  # they have not come
+            return max(least_ns, fixed_ns - waits_ns - back_ns)
         # Twice the interval: times that are off must not make the only client wait for others.
         gap_ns = self._return_ns if self._returning else 2 * self._gap_ns
         if not (gap_ns * queued < fixed_ns and waits_ns < fixed_ns):
@@ -412,11 +419,12 @@ class Scheduler:
         return max(least_ns, min(_GAPS * gap_ns, fixed_ns / queued) - quiet_ns)
 
     def _note_arrival(self, now_ns: int) -> None:
-        """Keep the mean interval of arrivals, and that of arrivals after answers."""
+        """Keep the mean interval of arrivals, that of arrivals after answers, and how many came since the last."""
         self._gap_ns = _mean_of(self._gap_ns, now_ns - self._arrived_ns)
         self._return_ns = _mean_of(self._return_ns, now_ns - max(self._arrived_ns, self._answered_ns))
         self._arrived_ns = now_ns
         self._returning = max(self._returning - 1, 0)
+        self._returned += 1
 
     def _again_in(self, wait_ns: float) -> None:
         if wait_ns < _TIMER_NS:
@@ -476,7 +484,11 @@ class Scheduler:
             self._on_batch(lane.device, sum(request.rows for request in batch), len(done), done[0].times)
         if failed:
             self._move(lane, failed)
+        if self._returned and self._answered_ns:
+            each_ns = (self._arrived_ns - self._answered_ns) / self._returned  # with the time to send the answers
+            self._back_ns = _mean_of(self._back_ns, each_ns)
         self._answered_ns = time.perf_counter_ns()
+        self._returned = 0
         self._returning += len(batch)
 
     def _move(self, lane: Lane, failed: Sequence[tuple[_Waiting, Exception]]) -> None:

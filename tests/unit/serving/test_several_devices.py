@@ -1,4 +1,4 @@
-"""Requests over several devices, in simulated time: together they are not slower than the better one alone."""
+"""Clients that each wait for their answer, in simulated time: no device stands still, and several harm none."""
 
 from __future__ import annotations
 
@@ -107,9 +107,14 @@ def served(
     predicted: Callable[[Device, int], float] | None = None,
     batched: bool = True,
     think_ns: float = 20_000,
+    host_ns: int = 0,
+    leaving: int = 0,
     broken_s: float = 0.0,
 ) -> tuple[float, dict[Device, Fake]]:
-    """Return the requests a second of clients that each wait for their answer, and the devices."""
+    """Return the requests a second of clients that each wait for their answer, and the devices.
+
+    The server takes `host_ns` to read a request and to send its answer. `leaving` more clients ask only once.
+    """
     fakes = {device: Fake(clock, cost) for device, cost in devices.items()}
     lanes = []
     for device, fake in fakes.items():
@@ -131,12 +136,15 @@ def served(
         nonlocal done
         draw = random.Random(number)
         while clock.ns < until_ns:
+            clock.ns += host_ns // 2
             await scheduler.submit({"x": data})
+            clock.ns += host_ns // 2
             done += clock.ns < until_ns
             await asyncio.sleep(draw.expovariate(1e9 / think_ns))
 
     async def work() -> None:
-        await asyncio.gather(*(client(number) for number in range(clients)))
+        once = [scheduler.submit({"x": data}) for _ in range(leaving)]
+        await asyncio.gather(*once, *(client(number) for number in range(clients)))
         await scheduler.close()
 
     loop = Loop(clock)
@@ -155,6 +163,37 @@ def proportional(ns: float) -> Cost:
 def gpu(base_ns: float, row_ns: float) -> Cost:
     """Return the cost of a device with a fixed part."""
     return lambda rows: base_ns + row_ns * rows
+
+
+@pytest.mark.parametrize(
+    ("clients", "base_ns", "row_ns", "host_ns"),
+    [(16, 1e6, 6e4, 100_000), (64, 1e6, 1e4, 50_000), (64, 1e6, 6.2e4, 60_000), (64, 5e6, 5e4, 100_000)],
+)
+def test_a_device_does_not_stand_still_until_all_clients_are_back(
+    clock: Clock, clients: int, base_ns: float, row_ns: float, host_ns: int
+) -> None:
+    """Two batches that take turns are faster than one of all clients, if these take longer than a run's fixed part.
+
+    Then either the device or the server is always busy, whichever takes longer for a turn of all clients.
+    """
+    turn_ns = max(2 * base_ns + clients * row_ns, clients * host_ns)
+    found = served(clock, {CUDA: gpu(base_ns, row_ns)}, clients, host_ns=host_ns)[0]
+    assert found >= 0.92 * clients / turn_ns * 1e9
+
+
+def test_a_device_waits_for_clients_that_are_back_within_the_fixed_part(clock: Clock) -> None:
+    """One batch of all clients is then faster than two; the device stands still while they come back."""
+    clients, base_ns, row_ns, host_ns = 64, 20e6, 3e5, 100_000
+    turn_ns = base_ns + clients * (row_ns + host_ns)
+    found = served(clock, {CUDA: gpu(base_ns, row_ns)}, clients, host_ns=host_ns, seconds=4)[0]
+    assert found >= 0.92 * clients / turn_ns * 1e9
+
+
+def test_clients_that_leave_do_not_hold_up_the_others(clock: Clock) -> None:
+    """A device waits once for those that do not come back."""
+    costs = {CUDA: gpu(2e6, 2e4)}
+    alone = served(clock, costs, 8)[0]
+    assert served(clock, costs, 8, leaving=8)[0] >= 0.95 * alone
 
 
 @pytest.mark.parametrize("clients", [1, 4, 16, 64])
