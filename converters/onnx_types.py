@@ -90,8 +90,9 @@ def known_type_of(proto: onnx.TypeProto) -> ValueType:
         return UnknownType()
 
 
+@functools.lru_cache(maxsize=1024)
 def type_proto(value: ValueType) -> onnx.TypeProto:
-    """Return the ONNX type of an IR type; empty when it is unknown."""
+    """Return the ONNX type of an IR type, to copy: it is kept. Empty when the type is unknown."""
     from onnx import TypeProto, helper
 
     match value:
