@@ -102,7 +102,7 @@ class Scheduler:
         self._arrived_ns = time.perf_counter_ns()
         self._answered_ns = 0
         self._gap_ns = self._return_ns = self._back_ns = math.inf
-        self._returning = self._returned = 0
+        self._returning = self._returned = self._answered = 0
 
     @property
     def depth(self) -> int:
@@ -489,7 +489,9 @@ class Scheduler:
             self._back_ns = _mean_of(self._back_ns, each_ns)
         self._answered_ns = time.perf_counter_ns()
         self._returned = 0
-        self._returning += len(batch)
+        # Clients that have not come back while a batch ran are not expected any more.
+        self._returning = min(self._returning, self._answered) + len(batch)
+        self._answered = len(batch)
 
     def _move(self, lane: Lane, failed: Sequence[tuple[_Waiting, Exception]]) -> None:
         """Queue requests that a device failed again, for the other devices; the last device's error is raised."""
