@@ -6,12 +6,14 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, near_names
 from rlx_ort.options.dispatch import KernelDispatch
 from rlx_ort.options.precision import PrecisionPolicy
+
+_Enum = TypeVar("_Enum", bound=enum.Enum)
 
 
 class PlacementRule(enum.Enum):
@@ -72,6 +74,8 @@ class Precision(enum.Enum):
 class CompileOptions:
     """How to compile a graph. Frozen: `with_` returns a changed copy.
 
+    Fields that hold a member of an enum take its value as well, such as `precision="tf32"`.
+
     Attributes:
         precision: the arithmetic asked for.
         precisions: device label or kind -> the arithmetic on that device, where it is not `precision`; a label such as
@@ -109,7 +113,7 @@ class CompileOptions:
 
     Raises:
         DeviceParseError: `precisions` names no known device.
-        InputError: `precisions` has a value that is no `Precision`.
+        InputError: a field of an enum, or an entry of `precisions`, has a value that the enum lacks.
     """
 
     precision: Precision = Precision.F32
@@ -133,8 +137,15 @@ class CompileOptions:
     opset: int | None = None
 
     def __post_init__(self) -> None:
+        for name, kind in _ENUMS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                object.__setattr__(self, name, _member(kind, value, name))
         if self.precisions:
-            given = {Device(name).label: _precision(name, value) for name, value in self.precisions.items()}
+            given = {
+                Device(name).label: _member(Precision, value, f"precisions[{name!r}]")
+                for name, value in self.precisions.items()
+            }
             object.__setattr__(self, "precisions", MappingProxyType(given))
 
     def __repr__(self) -> str:
@@ -176,14 +187,21 @@ class CompileOptions:
         return replace(self, **changes)  # type: ignore[arg-type]  # dataclass checks the names
 
 
-def _precision(device: str, value: Precision | str) -> Precision:
+def _member(kind: type[_Enum], value: object, field_name: str) -> _Enum:
     try:
-        return Precision(value)
+        return kind(value)
     except ValueError as err:
-        hint = near_names(str(value), [known.value for known in Precision])
-        raise InputError(f"precisions gives {device!r} the precision {value!r}, which does not exist; {hint}") from err
+        hint = near_names(str(value), [str(known.value) for known in kind])
+        raise InputError(f"CompileOptions: {field_name} is {value!r}, which does not exist; {hint}") from err
 
 
+_ENUMS: dict[str, type[enum.Enum]] = {
+    "precision": Precision,
+    "placement": PlacementRule,
+    "sharing": WeightSharing,
+    "optimization": OptimizationLevel,
+    "cache": CacheUse,
+}
 _LONG = 80  # characters
 _MAPPINGS = ("precisions", "dims", "provider_options", "session_config")
 _USUAL: dict[str, object] = {"kernel_dispatch": KernelDispatch(), **dict.fromkeys(_MAPPINGS, MappingProxyType({}))}

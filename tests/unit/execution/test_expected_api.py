@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import pickle
 import subprocess
@@ -30,6 +31,7 @@ from rlx_ort.errors import (
 from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
+from rlx_ort.options import compile_options
 
 MODEL = """
 <ir_version: 8, opset_import: ["": 18]>
@@ -263,6 +265,23 @@ def test_precisions_take_names_and_values() -> None:
         rlx_ort.CompileOptions(precisions={"cpuu": rlx_ort.Precision.F16})
     with pytest.raises(InputError, match="did you mean 'f16'"):
         rlx_ort.CompileOptions(precisions={"cpu": "f17"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "typo", "hint"),
+    [
+        ("precision", rlx_ort.Precision.TF32, "tf23", "tf32"),
+        ("placement", compile_options.PlacementRule.ASSISTED, "asisted", "assisted"),
+        ("sharing", compile_options.WeightSharing.RAW, "rwa", "raw"),
+        ("optimization", compile_options.OptimizationLevel.LAYOUT, "layuot", "layout"),
+        ("cache", compile_options.CacheUse.FOUND, "fuond", "found"),
+    ],
+)
+def test_options_of_an_enum_take_their_values(name: str, value: enum.Enum, typo: str, hint: str) -> None:
+    """A value is its member, never ignored; what is neither is refused with the nearest one."""
+    assert getattr(rlx_ort.CompileOptions(**{name: value.value}), name) is value  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"{name} is '{typo}'.*did you mean '{hint}'"):
+        rlx_ort.CompileOptions(**{name: typo})  # type: ignore[arg-type]
 
 
 def test_warming_reports_its_progress(runner: Any) -> None:
