@@ -144,7 +144,7 @@ def say(what: Any) -> None:
 def server_role(settings: Mapping[str, Any]) -> None:
     """Serve a folder until the parent closes the input."""
     from rlx_ort.selection.policy import DevicePolicy
-    from rlx_ort.serving import lanes, scheduler
+    from rlx_ort.serving import lanes, model_devices, scheduler
     from rlx_ort.serving.host import HostOptions, serve
     from rlx_ort.serving.models import ServeOptions
     from rlx_ort.serving.repository import Repository
@@ -153,8 +153,13 @@ def server_role(settings: Mapping[str, Any]) -> None:
     batch = scheduler.BatchOptions(
         settings.get("max_batch", 256), settings.get("delay_s", 0.0), settings.get("queue", 4096)
     )
-    if settings.get("fixed"):  # what an operator would set by hand: the largest batch is always wanted
-        setattr(lanes.Lane, "cap", lambda lane: lane._most)  # noqa: B010  # the type of a method cannot be assigned
+    if settings.get("fixed"):  # what an operator would set by hand: up to the largest batch, all that waits, as it is
+        for owner, name, simple in (
+            (lanes.Lane, "cap", lambda lane: lane._most),
+            (scheduler.Scheduler, "_share", lambda self, lane, queued: queued),
+            (model_devices, "_padding", lambda runner, device: "never"),
+        ):
+            setattr(owner, name, simple)
     if settings.get("faults"):
         add_faulty_device()
     options = ServeOptions(DevicePolicy.only(settings["devices"]), batch, precision=settings["precision"])

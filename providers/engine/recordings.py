@@ -45,7 +45,7 @@ from rlx_ort.providers.engine.values import OrtTensor
 LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrite them"
 
 PLAIN_RUNS = 3  # of a signature before it is recorded
-MOST_RECORDINGS = 4
+MOST_RECORDINGS = 16  # served batches alone come in nine sizes
 MOST_SIGNATURES = 32  # counted but not recorded yet
 FIRST_TRIES = 20  # to record a signature, which takes about ten runs
 RUNS_PER_TRY = 256  # plain runs that allow another try, so that tries take at most 4 % of them

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from rlx_ort.execution.background import Workers
 Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]
 """Runs inputs on one device and returns the outputs with these names, or all."""
+Padding: TypeAlias = Literal["never", "joined", "always"]
+"""Which batches are padded to a power of two rows: none, those of several requests, or all of them."""
 
 _NEARLY = 1.08  # a smaller batch is taken if its rows cost this factor of the cheapest ones
 _LEARNING = 0.2  # weight of a new time in the mean of those of a batch size
@@ -72,6 +74,7 @@ class Lane:
         predict: rows -> the predicted time of a run in ns, or None where there is none.
         most: the most rows of a batch.
         probe: runs on the device before it is used again after a failure, and raises if it is still at fault.
+        padding: which batches are padded, since a device that compiles or records each size should see few sizes.
     """
 
     def __init__(
@@ -81,10 +84,12 @@ class Lane:
         predict: Callable[[int], float | None],
         most: int,
         probe: Callable[[], object] | None = None,
+        padding: Padding = "never",
     ) -> None:
         self.device = device
         self.run = run
         self.probe = probe
+        self.padding: Padding = padding
         self.busy_until_ns = 0
         self.idle = True
         self.free_since_ns = 0
@@ -102,7 +107,7 @@ class Lane:
     def expected_ns(self, rows: int) -> float:
         """Return the time of a run with so many rows; infinity before anything is known of it."""
         learned, octave = self._learned, octave_of(rows)
-        predicted = self._predict(rows)
+        predicted = self._predict(rows if self.padding == "never" else self._padded(rows))
         if not learned:
             return math.inf if predicted is None else predicted
         ratio = learned.get(octave)
@@ -121,6 +126,21 @@ class Lane:
                 self._cap *= 2
             self._judged = dict(self._learned)
         return self._cap
+
+    def taken(self, rows: int) -> int:
+        """Return how many of the rows that wait to run: all, padded, or fewer without padding if a row costs less."""
+        if self.padding == "never" or rows == (padded := self._padded(rows)):
+            return rows
+        fewer = 1 << (octave_of(rows) - 1)
+        return rows if fewer * self.expected_ns(padded) <= rows * self.expected_ns(fewer) else fewer
+
+    def size_of(self, rows: int, requests: int) -> int:
+        """Return the rows that a batch of so many rows and requests runs with."""
+        padded = self.padding == "always" or (self.padding == "joined" and requests > 1)
+        return self._padded(rows) if padded else rows
+
+    def _padded(self, rows: int) -> int:
+        return max(min(1 << octave_of(rows), self._most), rows)
 
     def learn(self, rows: int, took_ns: int) -> None:
         """Correct the predictions by a run."""
@@ -180,13 +200,15 @@ def executed(lane: Lane, batch: Sequence[Rows]) -> Sequence[Answer | Exception]:
 def _run_joined(lane: Lane, batch: Sequence[Rows]) -> list[Answer]:
     begun_ns = time.perf_counter_ns()
     inputs: Mapping[str, Array] = batch[0].inputs
-    if len(batch) > 1:
-        inputs = {name: np.concatenate([request.inputs[name] for request in batch]) for name in inputs}
+    rows = [request.rows for request in batch]
+    padding = lane.size_of(sum(rows), len(rows)) - sum(rows)
+    if len(batch) > 1 or padding:
+        inputs = {name: _joined([request.inputs[name] for request in batch], padding) for name in inputs}
     wanted = _all_wanted(batch)
     joined_ns = time.perf_counter_ns()
     outputs = lane.run(inputs, wanted)
     ran_ns = time.perf_counter_ns()
-    pieces = _split(outputs, [request.rows for request in batch])
+    pieces = _split(outputs, rows, padding)
     ended_ns = time.perf_counter_ns()
     spans = (joined_ns - begun_ns, ran_ns - joined_ns, ended_ns - ran_ns)
     return [
@@ -201,10 +223,15 @@ def _all_wanted(batch: Sequence[Rows]) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(name for request in batch for name in request.wanted or ()))
 
 
-def _split(outputs: dict[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
-    if len(rows) == 1:
+def _joined(arrays: list[Array], padding: int) -> Array:
+    """Return arrays as one, with the last row repeated, since a model takes its values."""
+    return np.concatenate([*arrays, *[arrays[-1][-1:]] * padding])
+
+
+def _split(outputs: dict[str, Array], rows: Sequence[int], padding: int) -> list[dict[str, Array]]:
+    if len(rows) == 1 and not padding:
         return [outputs]
-    total = sum(rows)
+    total = sum(rows) + padding
     for name, array in outputs.items():
         if array.shape[:1] != (total,):
             raise InputError(f"output {name!r} has shape {array.shape} for {total} rows; the model cannot be batched")

@@ -15,9 +15,10 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, NoViableDeviceError, RlxError, ServingError
+from rlx_ort.execution.session import working_provider
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.serving.lanes import Array, Lane
+from rlx_ort.serving.lanes import Array, Lane, Padding
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.start import StartedPackage
@@ -96,6 +97,7 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
             again = _timed(lane, 1, made_up)
             constant = {name: array for name, array in again.items() if _close(opening[name], array)}
             lane.probe = functools.partial(_probe, runner, lane, made_up, constant)
+            lane.padding = _padding(runner, device)
         except InputError:
             pass  # made-up inputs do not fit; the first request warms it
         except RlxError as err:
@@ -130,6 +132,13 @@ def _predictor(
     if dim is None:
         return lambda rows: once_ns
     return batch_curve(graph, device, dim, options).ns
+
+
+def _padding(runner: GraphDevices, device: Device) -> Padding:
+    """Return which batches are padded: all if the device compiles each size, joined ones if it records launches."""
+    if working_provider(device).compiles_per_shape:
+        return "always"
+    return "joined" if runner.compile(device).device_graph_report().recorded else "never"
 
 
 def _run(

@@ -1,8 +1,9 @@
 """Batches and devices for the requests of one model, by the predicted time of each batch size on each device.
 
-A device that becomes free takes what waits, up to the size at which a row is cheapest. A slower device takes requests
-only if it ends before the fastest one would. Times that runs took correct the predictions. Batches that take less time
-than handing them to a thread run on the event loop.
+A device that becomes free takes what waits, up to the size at which a row is cheapest. A GPU leaves half of that for
+its next run if this keeps it busy while the clients of the other half are answered. A slower device takes requests only
+if it ends before the fastest one would. Times that runs took correct the predictions. Batches that take less time than
+handing them to a thread run on the event loop.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _GAPS = 3  # a free device waits for so many mean intervals without an arrival
 _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
 _LEAST_SHARE = 0.1  # a device with less than this share of the fastest one's rate answers where that one fails only
+_WORTH = 0.9  # two batches of half the clients must take less than this share of the time for one of all
 _LAST_PRIORITY = 1 << 62
 _PIECES_A_LANE = 2  # of a large request that wait or run at a time: one runs while the next one waits
 _log = logging.getLogger(__name__)
@@ -153,7 +155,7 @@ class Scheduler:
         """Return the answer of an accepted request, or of a piece of one."""
         loop = asyncio.get_running_loop()
         request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), loop.create_future())
-        self._note_arrival(request.arrived_ns)
+        self._note_arrival(request.arrived_ns, rows)
         timer = None
         if timeout_s or self.options.timeout_s:
             limit_s = min(limit for limit in (timeout_s, self.options.timeout_s) if limit)
@@ -314,7 +316,8 @@ class Scheduler:
                     if wait_ns > 0:
                         self._again_in(wait_ns)
                         break
-                self._start(lane, self._pop(group, rows, now_ns))
+                most = lane.taken(min(rows, self._share(lane, queued)))
+                self._start(lane, self._pop(group, most, now_ns))
                 now_ns = time.perf_counter_ns()
                 if now_ns - begun_ns > _INLINE_TURN_NS:
                     self._soon()
@@ -399,16 +402,20 @@ class Scheduler:
         A run has a fixed part that does not depend on its rows. Waiting for one more row pays while requests arrive
         at shorter intervals than that part divided by the rows that wait. Clients that have just been answered are
         expected to come back as soon as they did before. Other devices than the CPU stand still meanwhile, so they wait
-        only if all clients are back within the fixed part; the CPU reads and answers their requests.
+        only if all clients are back within the time that one batch of all saves over two of half; the CPU reads and
+        answers their requests.
         """
-        fixed_ns = 2 * lane.expected_ns(queued) - lane.expected_ns(2 * queued)
         waits_ns = now_ns - max(first.arrived_ns, lane.free_since_ns)
         least_ns = self.options.delay_s * 1e9 - (now_ns - first.arrived_ns)
         if self._returning and lane.device != Device.CPU:
-            back_ns = self._back_ns * max(queued, self._returning)
-            if back_ns < fixed_ns <= waits_ns + back_ns:
+            clients = min(queued + self._returning, self._cap(lane))
+            saved_ns = 2 * lane.expected_ns((clients + 1) // 2) - lane.expected_ns(clients)
+            if self._back_ns * clients >= saved_ns:
+                return least_ns
+            if waits_ns >= saved_ns:
                 self._returning = 0  # they have not come
-            return max(least_ns, fixed_ns - waits_ns - back_ns)
+            return max(least_ns, saved_ns - waits_ns)
+        fixed_ns = 2 * lane.expected_ns(queued) - lane.expected_ns(2 * queued)
         # Twice the interval: times that are off must not make the only client wait for others.
         gap_ns = self._return_ns if self._returning else 2 * self._gap_ns
         if not (gap_ns * queued < fixed_ns and waits_ns < fixed_ns):
@@ -418,13 +425,27 @@ class Scheduler:
             self._returning = 0
         return max(least_ns, min(_GAPS * gap_ns, fixed_ns / queued) - quiet_ns)
 
-    def _note_arrival(self, now_ns: int) -> None:
-        """Keep the mean interval of arrivals, that of arrivals after answers, and how many came since the last."""
+    def _share(self, lane: Lane, queued: int) -> int:
+        """Return how many of the rows that wait a free device should take at the most.
+
+        It runs half of its clients' rows while the other half is answered and sends the next requests, unless one batch
+        of all takes about as long together with the time that the device then stands still. The CPU does the answering.
+        """
+        clients = queued + self._returning
+        half = (clients + 1) // 2
+        if queued <= half or lane.device == Device.CPU or not math.isfinite(self._back_ns):
+            return queued
+        back_ns = self._back_ns * clients
+        halves_ns = max(2 * lane.expected_ns(half), back_ns)
+        return half if halves_ns < _WORTH * (lane.expected_ns(clients) + back_ns) else queued
+
+    def _note_arrival(self, now_ns: int, rows: int) -> None:
+        """Keep the mean interval of arrivals, that of arrivals after answers, and how many rows came since the last."""
         self._gap_ns = _mean_of(self._gap_ns, now_ns - self._arrived_ns)
         self._return_ns = _mean_of(self._return_ns, now_ns - max(self._arrived_ns, self._answered_ns))
         self._arrived_ns = now_ns
-        self._returning = max(self._returning - 1, 0)
-        self._returned += 1
+        self._returning = max(self._returning - rows, 0)
+        self._returned += rows
 
     def _again_in(self, wait_ns: float) -> None:
         if wait_ns < _TIMER_NS:
@@ -478,10 +499,11 @@ class Scheduler:
             elif not request.answer.done():
                 request.answer.set_exception(result)
         done = [result for result in results if isinstance(result, Answer)]
+        rows = sum(request.rows for request in batch)
         if done and len(done) == len(batch):
-            lane.learn(sum(request.rows for request in batch), done[0].times.infer_ns)
+            lane.learn(lane.size_of(rows, len(batch)), done[0].times.infer_ns)
         if done:
-            self._on_batch(lane.device, sum(request.rows for request in batch), len(done), done[0].times)
+            self._on_batch(lane.device, rows, len(done), done[0].times)
         if failed:
             self._move(lane, failed)
         if self._returned and self._answered_ns:
@@ -490,8 +512,8 @@ class Scheduler:
         self._answered_ns = time.perf_counter_ns()
         self._returned = 0
         # Clients that have not come back while a batch ran are not expected any more.
-        self._returning = min(self._returning, self._answered) + len(batch)
-        self._answered = len(batch)
+        self._returning = min(self._returning, self._answered) + rows
+        self._answered = rows
 
     def _move(self, lane: Lane, failed: Sequence[tuple[_Waiting, Exception]]) -> None:
         """Queue requests that a device failed again, for the other devices; the last device's error is raised."""

@@ -297,27 +297,27 @@ def test_a_session_that_a_recording_broke_is_marked(refusal: str) -> None:
 
 
 def test_the_recording_used_longest_ago_makes_room() -> None:
-    """There are at most four; the fifth frees one, and its signature runs plainly again."""
+    """There are at most 16; another one frees one, and its signature runs plainly again."""
     found, _, driver = made(required=True)
-    for rows in (1, 2, 3, 4):
+    for rows in range(1, 17):
         for _ in range(3):
             run(found, rows)
     run(found, 1)
     for _ in range(3):
-        run(found, 5)
+        run(found, 17)
     assert driver.dropped == [2]
-    assert [one.inputs["x"] for one in found.report().recorded] == [f"float32[{n}]" for n in (3, 4, 1, 5)]
+    assert [one.inputs["x"] for one in found.report().recorded] == [f"float32[{n}]" for n in (*range(3, 17), 1, 17)]
 
 
 def test_signatures_that_take_turns_are_seldom_recorded_until_one_of_them_stays() -> None:
     """A server with one client after many: whatever its batch size is, it is recorded at most 256 runs later."""
     found, session, driver = made()
     for _ in range(200):
-        for rows in range(1, 9):
+        for rows in range(1, 25):
             run(found, rows)
     assert driver.made <= recordings.FIRST_TRIES + session.runs / recordings.RUNS_PER_TRY
     assert "take turns" in "".join(found.report().refused.values())
-    for rows in range(1, 9):
+    for rows in range(1, 25):
         for _ in range(recordings.RUNS_PER_TRY):
             run(found, rows)
         before = session.runs

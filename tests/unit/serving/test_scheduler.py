@@ -14,7 +14,7 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError, ServingError
-from rlx_ort.serving.lanes import Answer, Array, Lane
+from rlx_ort.serving.lanes import Answer, Array, Lane, Padding, Rows, executed
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
 CUDA = Device("cuda")
@@ -112,6 +112,52 @@ def test_a_batch_ends_where_rows_get_no_cheaper() -> None:
     assert lane(Fake(lambda rows: rows * 1e6)).cap() == 1
     assert lane(Fake(lambda rows: 1e6)).cap() == 64
     assert lane(Fake(lambda rows: 1e6 if rows <= 8 else rows * 125e3)).cap() == 8
+
+
+@pytest.mark.parametrize(
+    ("padding", "counts", "ran"),
+    [
+        ("never", [2, 1, 2], 5),
+        ("joined", [2, 1, 2], 8),
+        ("joined", [5], 5),
+        ("always", [5], 8),
+        ("always", [4], 4),
+        ("always", [20, 20], 48),
+    ],
+)
+def test_batches_are_padded_to_powers_of_two(padding: Padding, counts: list[int], ran: int) -> None:
+    """Or to the largest batch; each request gets the rows that are its own, and the padding repeats real rows."""
+    seen: list[Array] = []
+
+    def doubled(inputs: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+        seen.append(inputs["x"])
+        return {"y": inputs["x"] * 2}
+
+    device = Lane(CUDA, doubled, lambda rows: 1e6, 48, padding=padding)
+    given = [np.arange(count, dtype=np.float32)[:, None] + 100 * at for at, count in enumerate(counts)]
+    answers = executed(device, [Rows({"x": array}, None, len(array), 0) for array in given])
+    for array, answer in zip(given, answers, strict=True):
+        assert isinstance(answer, Answer)
+        np.testing.assert_array_equal(answer.outputs["y"], 2 * array)
+    [inputs] = seen
+    assert len(inputs) == ran
+    assert set(inputs[sum(counts) :, 0]) <= {given[-1][-1, 0]}
+
+
+def test_texts_are_padded() -> None:
+    """The last text is repeated; a model of texts takes no other filling."""
+    device = Lane(CUDA, lambda inputs, _: {"y": inputs["x"]}, lambda rows: 1e6, 64, padding="always")
+    [answer] = executed(device, [Rows({"x": np.array(["a", "b", "c"], object)}, None, 3, 0)])
+    assert isinstance(answer, Answer)
+    assert list(answer.outputs["y"]) == ["a", "b", "c"]
+
+
+def test_padding_is_weighed_against_a_smaller_batch() -> None:
+    """Of a cost of 1 ms and 0.1 ms a row, 6 rows run as 8, 33 rows as 32 and one later; without padding all run."""
+    device = Lane(CUDA, Fake(), lambda rows: 1e6 + 1e5 * rows, 64, padding="joined")
+    assert [device.taken(rows) for rows in (1, 5, 6, 8, 33, 60)] == [1, 4, 6, 8, 32, 60]
+    device = Lane(CUDA, Fake(), lambda rows: 1e6 + 1e5 * rows, 64)
+    assert device.taken(33) == 33
 
 
 def test_requests_of_other_shapes_are_not_joined() -> None:

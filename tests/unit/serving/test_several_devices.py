@@ -17,7 +17,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.serving import lanes as lane_module
 from rlx_ort.serving import scheduler as scheduling
-from rlx_ort.serving.lanes import Array, Lane
+from rlx_ort.serving.lanes import Array, Lane, Padding
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
 CPU, CUDA, SECOND = Device.CPU, Device("cuda:0"), Device("cuda:1")
@@ -110,6 +110,7 @@ def served(
     host_ns: int = 0,
     leaving: int = 0,
     broken_s: float = 0.0,
+    padding: Padding = "never",
 ) -> tuple[float, dict[Device, Fake]]:
     """Return the requests a second of clients that each wait for their answer, and the devices.
 
@@ -119,7 +120,7 @@ def served(
     lanes = []
     for device, fake in fakes.items():
         guess = fake.cost if predicted is None else (lambda rows, of=device: predicted(of, rows))
-        lane = Lane(device, fake, guess, 64)
+        lane = Lane(device, fake, guess, 64, padding=padding)
         lane.worker = fake  # type: ignore[assignment]
         lane._inline_from_ns = 1 << 62
         lane.learn(1, round(fake.cost(1)))  # as the run that warms a device does
@@ -187,6 +188,34 @@ def test_a_device_waits_for_clients_that_are_back_within_the_fixed_part(clock: C
     turn_ns = base_ns + clients * (row_ns + host_ns)
     found = served(clock, {CUDA: gpu(base_ns, row_ns)}, clients, host_ns=host_ns, seconds=4)[0]
     assert found >= 0.92 * clients / turn_ns * 1e9
+
+
+@pytest.mark.parametrize("padding", ["never", "joined"])
+@pytest.mark.parametrize(
+    ("clients", "row_ns", "host_ns"), [(16, 6e4, 100_000), (48, 6e4, 100_000), (64, 6e4, 40_000), (64, 6e4, 200_000)]
+)
+def test_half_of_the_clients_wait_while_the_others_are_answered(
+    clock: Clock, clients: int, row_ns: float, host_ns: int, padding: Padding
+) -> None:
+    """At least 0.93 of the rate of two halves in turns, from clients that all begin at the same time."""
+    cost = gpu(1e6, row_ns)
+    half = 1 << (clients // 2 - 1).bit_length() if padding == "joined" else clients // 2
+    turn_ns = max(2 * cost(half), clients * host_ns)
+    found = served(clock, {CUDA: cost}, clients, host_ns=host_ns, padding=padding)[0]
+    assert found >= 0.93 * clients / turn_ns * 1e9
+
+
+def test_a_device_that_records_each_size_sees_few_sizes(clock: Clock) -> None:
+    """Of 50 clients that come back at random, batches have at most seven sizes, the powers of two."""
+    sizes = set()
+
+    def cost(rows: int) -> float:
+        sizes.add(rows)
+        return 1e6 + 6e4 * rows
+
+    guess = gpu(1e6, 6e4)
+    served(clock, {CUDA: cost}, 50, think_ns=2e6, padding="joined", predicted=lambda _, rows: guess(rows))
+    assert sizes <= {1, 2, 4, 8, 16, 32, 64}
 
 
 @pytest.mark.parametrize("leaving", [8, 64])
