@@ -32,6 +32,12 @@ from rlx_ort.serving.rpc import HEALTH, SERVICE, Guard, Servicer
 
 NAME = "rlx_ort"
 """The name of the application and of its deployment."""
+OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+"""Variables for a cluster that is started here, unless they are set.
+
+Before it lets the first driver in, Ray starts an idle worker for each CPU, and waits for ever if one takes more than a
+minute: https://github.com/ray-project/ray/issues/40131.
+"""
 
 _GPU_KINDS = ("cuda", "rocm", "gpu", "directx", "metal", "opengl", "amdgpu")
 _UNHIDDEN_KINDS = ("gpu", "directx", "opengl")  # Ray hides GPUs from CUDA and ROCm alone
@@ -297,7 +303,8 @@ def run(
         raise ServingError("Ray's proxies always answer REST; give --http a port")
     ray, serve = _libraries()
     app = build(sources, options, place.guarded, scale, drain_s=place.drain_s)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in OWN_CLUSTER.items():
+        os.environ.setdefault(name, value)
     started = not ray.is_initialized()
     if started:
         own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}

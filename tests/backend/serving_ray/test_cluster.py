@@ -24,7 +24,7 @@ from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from rlx_ort.serving.host import HostOptions
-from rlx_ort.serving.ray import NAME, RayOptions, build, run
+from rlx_ort.serving.ray import NAME, OWN_CLUSTER, RayOptions, build, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 _CLIENTS = 8
@@ -73,7 +73,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Ite
 
     folder = tmp_path_factory.mktemp("models")
     save_product(folder / "product.onnx")
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RLX_CACHE_DIR=str(cache_folder))
+    os.environ.update(OWN_CLUSTER, RLX_CACHE_DIR=str(cache_folder))
     ray.init(num_cpus=4, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
     place = HostOptions("0.0.0.0", _free_port(), _free_port())
     stop, ready = threading.Event(), threading.Event()
@@ -83,9 +83,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Ite
 
     def end() -> None:
         stop.set()
-        thread.join(60)
+        thread.join(90)
 
-    assert ready.wait(60)
+    assert ready.wait(180)
     yield Cluster(folder, f"127.0.0.1:{place.http_port}", f"127.0.0.1:{place.grpc_port}", ray, serve, end)
     end()
     serve.shutdown()
@@ -93,7 +93,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Ite
     assert not thread.is_alive()
 
 
-def _until(what: Callable[[], bool], seconds: float = 30) -> None:
+def _until(what: Callable[[], bool], seconds: float = 90) -> None:
     until = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < until

@@ -14,6 +14,7 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError, ServingError
+from rlx_ort.serving import model_devices
 from rlx_ort.serving.lanes import Answer, Array, Lane, Padding, Rows, executed
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
@@ -142,6 +143,20 @@ def test_batches_are_padded_to_powers_of_two(padding: Padding, counts: list[int]
     [inputs] = seen
     assert len(inputs) == ran
     assert set(inputs[sum(counts) :, 0]) <= {given[-1][-1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("compiles", "recorded", "wanted"), [(False, 0, "never"), (False, 1, "joined"), (True, 0, "always")]
+)
+def test_devices_that_compile_or_record_each_size_get_few_sizes(
+    monkeypatch: pytest.MonkeyPatch, compiles: bool, recorded: int, wanted: Padding
+) -> None:
+    """What the provider states counts, and whether the runs at loading were recorded."""
+    provider = SimpleNamespace(compiles_per_shape=compiles)
+    monkeypatch.setattr(model_devices, "working_provider", lambda device: provider)
+    report = SimpleNamespace(recorded=[None] * recorded)
+    runner: Any = SimpleNamespace(compile=lambda device: SimpleNamespace(device_graph_report=lambda: report))
+    assert model_devices._padding(runner, CUDA) == wanted
 
 
 def test_texts_are_padded() -> None:
