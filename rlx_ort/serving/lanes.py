@@ -90,7 +90,7 @@ class Lane:
         self.run = run
         self.probe = probe
         self.padding: Padding = padding
-        self.busy_until_ns = self.started_ns = 0
+        self.busy_until_ns = 0
         self.idle = True
         self.free_since_ns = 0
         self.out_until_ns = 0

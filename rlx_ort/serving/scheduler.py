@@ -474,7 +474,6 @@ class Scheduler:
             lane.ran_inline(now_ns, time.perf_counter_ns())
             return
         lane.idle = False
-        lane.started_ns = now_ns
         expected_ns = lane.expected_ns(rows)
         lane.busy_until_ns = now_ns + round(expected_ns if math.isfinite(expected_ns) else 1e9)
         self._running += 1
@@ -482,18 +481,14 @@ class Scheduler:
         lane.worker.submit(lambda: loop.call_soon_threadsafe(self._finish, lane, batch, executed(lane, batch)))
 
     def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
-        now_ns = time.perf_counter_ns()
-        lane.idle, lane.free_since_ns = True, now_ns
+        lane.idle = True
+        lane.free_since_ns = time.perf_counter_ns()
         self._running -= 1
-        # The hand-over to the thread and back belongs to a batch; one on the CPU may run on the event loop without it.
-        took_ns = None if lane.device == Device.CPU else now_ns - lane.started_ns
-        self._settle(lane, batch, results, took_ns)
+        self._settle(lane, batch, results)
         self._dispatch()
 
-    def _settle(
-        self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception], took_ns: int | None = None
-    ) -> None:
-        """Give the requests of a batch their answers, and learn its time: as measured around the run, or as given."""
+    def _settle(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
+        """Give the requests of a batch their answers."""
         failed = []
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, Answer):
@@ -506,7 +501,7 @@ class Scheduler:
         done = [result for result in results if isinstance(result, Answer)]
         rows = sum(request.rows for request in batch)
         if done and len(done) == len(batch):
-            lane.learn(lane.size_of(rows, len(batch)), took_ns or done[0].times.infer_ns)
+            lane.learn(lane.size_of(rows, len(batch)), done[0].times.infer_ns)
         if done:
             self._on_batch(lane.device, rows, len(done), done[0].times)
         if failed:
