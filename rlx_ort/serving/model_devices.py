@@ -15,7 +15,6 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, NoViableDeviceError, RlxError, ServingError
-from rlx_ort.execution.session import working_provider
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.serving.lanes import Array, Lane, Padding
@@ -136,7 +135,10 @@ def _predictor(
 
 def _padding(runner: GraphDevices, device: Device) -> Padding:
     """Return which batches are padded: all if the device compiles each size, joined ones if it records launches."""
-    if working_provider(device).compiles_per_shape:
+    from rlx_ort.providers.registry import provider_of  # the server is ready sooner without what this imports
+
+    provider = provider_of(device)
+    if provider is not None and provider.compiles_per_shape:
         return "always"
     return "joined" if runner.compile(device).device_graph_report().recorded else "never"
 

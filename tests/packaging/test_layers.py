@@ -205,10 +205,17 @@ def test_no_module_imports_a_private_name_of_another() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("statement", ["import rlx_ort", "import rlx_ort.ir.graph", "import rlx_ort.cli"])
+@pytest.mark.parametrize(
+    "statement",
+    ["import rlx_ort", "import rlx_ort.ir.graph", "import rlx_ort.cli", "import rlx_ort.serving.repository"],
+)
 def test_importing_the_package_loads_no_engine(statement: str, tmp_path: Path) -> None:
-    """A process that only imports the package has loaded no ONNX Runtime, no ONNX and no rich."""
+    """A process that only imports the package has loaded no ONNX Runtime, no ONNX and no rich; nor has one that serves.
+
+    A warmed package is served before the modules that open others are loaded.
+    """
     heavy = "onnxruntime onnx onnx_ir rich safetensors google.protobuf"
+    heavy += " rlx_ort.execution.compiled rlx_ort.execution.session rlx_ort.converters.to_onnx rlx_ort.graph_devices"
     program = f"{statement}\nimport sys\nprint(*(name for name in {heavy.split()!r} if name in sys.modules))"
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", check=False

@@ -14,6 +14,7 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError, ServingError
+from rlx_ort.providers import registry
 from rlx_ort.serving import model_devices
 from rlx_ort.serving.lanes import Answer, Array, Lane, Padding, Rows, executed
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
@@ -153,7 +154,7 @@ def test_devices_that_compile_or_record_each_size_get_few_sizes(
 ) -> None:
     """What the provider states counts, and whether the runs at loading were recorded."""
     provider = SimpleNamespace(compiles_per_shape=compiles)
-    monkeypatch.setattr(model_devices, "working_provider", lambda device: provider)
+    monkeypatch.setattr(registry, "provider_of", lambda device: provider)
     report = SimpleNamespace(recorded=[None] * recorded)
     runner: Any = SimpleNamespace(compile=lambda device: SimpleNamespace(device_graph_report=lambda: report))
     assert model_devices._padding(runner, CUDA) == wanted
