@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import nox
+from filelock import FileLock
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["lint", "types", "pyright", "tests"]
@@ -28,11 +29,15 @@ DEVICE_TESTS = ("tests/backend/ops", "tests/backend/execution", "tests/backend/p
 
 
 def build_wheel(session: nox.Session) -> str:
-    """Build the wheel through the sdist, as a release does, and return its path."""
+    """Build the wheel through the sdist, as a release does, and return its path.
+
+    Sessions that run beside each other build one after the other: setuptools writes into the checkout.
+    """
     folder = Path(session.create_tmp()) / "dist"
     for old in folder.glob("*"):
         old.unlink()
-    session.run("uv", "build", "--quiet", "--out-dir", str(folder), str(ROOT), external=True)
+    with FileLock(folder.parents[2] / "build.lock"):
+        session.run("uv", "build", "--quiet", "--out-dir", str(folder), str(ROOT), external=True)
     return str(next(folder.glob("*.whl")))
 
 
