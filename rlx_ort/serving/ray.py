@@ -35,8 +35,8 @@ NAME = "rlx_ort"
 OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
 """Variables for a cluster that is started here, unless they are set.
 
-Before it lets the first driver in, Ray starts an idle worker for each CPU, and waits for ever if one takes more than a
-minute: https://github.com/ray-project/ray/issues/40131.
+Before it lets the first driver in, Ray starts an idle worker for each CPU, and waits for ever for those that do not
+start: https://github.com/ray-project/ray/issues/40131. Without them, Ray reports workers that do not start.
 """
 
 _GPU_KINDS = ("cuda", "rocm", "gpu", "directx", "metal", "opengl", "amdgpu")
@@ -315,12 +315,15 @@ def run(
         rest = {"host": place.host, "port": place.http_port, "ssl_certfile": certificate, "ssl_keyfile": key}
         rpc = {"port": place.grpc_port, "grpc_servicer_functions": [f"{__name__}.add_servicer"]}
         with _signals(signal.default_int_handler):  # Ray's own handler of SIGTERM would abort
-            serve.start(
-                proxy_location="EveryNode",
-                http_options=rest,
-                grpc_options=None if place.grpc_port is None else {**rpc, "enable_reflection": False},
-                logging_config={"enable_access_log": False},
-            )
+            try:
+                serve.start(
+                    proxy_location="EveryNode",
+                    http_options=rest,
+                    grpc_options=None if place.grpc_port is None else {**rpc, "enable_reflection": False},
+                    logging_config={"enable_access_log": False},
+                )
+            except ray.exceptions.RayError as err:
+                raise ServingError(f"Ray could not start Ray Serve: {err}") from err
             try:
                 serve.run(app, name=NAME, route_prefix="/")
             except RuntimeError as err:
