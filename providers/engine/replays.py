@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.numerics import agree, relative_error
 from rlx_ort.providers.engine.binding import Arrays
 from rlx_ort.providers.engine.values import OrtTensor
 
@@ -251,16 +252,9 @@ def check_replay(names: Sequence[str], wanted: Sequence[npt.NDArray[Any]], found
     for name, want, got in zip(names, wanted, found, strict=True):
         if want.shape != got.shape or want.dtype != got.dtype:
             raise NotRecordedError(f"a replay gave output {name!r} as {got.dtype}{got.shape}")
-        if np.array_equal(want, got, equal_nan=want.dtype.kind in "fc"):
-            continue
-        if want.dtype.kind not in "fc":
-            raise NotRecordedError(f"a replay gave another output {name!r} than a plain run")
-        with np.errstate(all="ignore"):
-            error = np.abs(got.astype(np.complex128 if want.dtype.kind == "c" else np.float64) - want)
-            scale = float(np.abs(want[np.isfinite(want)]).max(initial=0.0))
-        same = (want == got) | (np.isnan(want) & np.isnan(got)) | (error <= 32 * np.finfo(want.dtype).eps * scale)
-        if not same.all():
-            raise NotRecordedError(f"a replay gave output {name!r} with an error of {float(np.nanmax(error)):.1e}")
+        if not agree(got, want, epsilons=32):
+            error = relative_error(got, want)
+            raise NotRecordedError(f"a replay gave output {name!r} with a relative error of {error:.1e}")
 
 
 def described(dtype: Any, shape: tuple[int, ...]) -> str:

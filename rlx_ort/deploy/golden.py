@@ -10,18 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, NoViableDeviceError, PackageError, RlxError, RunError
+from rlx_ort.numerics import relative_error
 from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
@@ -85,31 +83,6 @@ class DeviceParity:
         return f"{what}; in {self.precision} at most {self.tolerance:.3g} is right"
 
 
-def compare(found: npt.ArrayLike, expected: npt.NDArray[Any]) -> float:
-    """Return the error of an output; infinity if its shape or dtype differs.
-
-    Floats: the largest absolute difference over the largest absolute expected value, which is how errors of sums grow.
-    Infinities and NaN must be in the same places. Other types: the share of elements that differ. Computed in float64.
-    """
-    values = np.asarray(found)
-    if values.shape != expected.shape or values.dtype != expected.dtype:
-        return math.inf
-    if not expected.size:
-        return 0.0
-    if expected.dtype.kind in "biuO" or "int" in expected.dtype.name:
-        return float(np.mean(values != expected))
-    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
-    got, want = values.astype(wide), expected.astype(wide)
-    usual = np.isfinite(want)
-    if not np.array_equal(np.isfinite(got), usual) or not np.array_equal(got[~usual], want[~usual], equal_nan=True):
-        return math.inf
-    if not usual.any():
-        return 0.0
-    scale = float(np.max(np.abs(want[usual])))
-    difference = float(np.max(np.abs(got[usual] - want[usual])))
-    return difference / scale if scale else (0.0 if difference == 0 else math.inf)
-
-
 def check_device(
     package: Package, runner: GraphDevices, device: Device, compile: Callable[[], CompiledGraph] | None = None
 ) -> DeviceParity:
@@ -134,7 +107,7 @@ def check_device(
             for name, expected in package.arrays(case.outputs).items():
                 if name not in got:
                     raise PackageError(f"golden case {number} of {package.path} names {name!r}, which is no output")
-                error = compare(got[name], expected)
+                error = relative_error(got[name], expected)
                 outputs.append(OutputParity(name, number, error, error <= tolerance))
     except PackageError:
         raise

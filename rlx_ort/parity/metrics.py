@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.ir.types import TensorType
+from rlx_ort.numerics import is_exact
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -121,7 +122,7 @@ def difference(reference: Array, value: Array) -> Difference:
         differing = int(np.count_nonzero(reference.astype(np.str_) != value.astype(np.str_)))
         return Difference(float(differing > 0), float(differing > 0), float(not differing), 0, differing, value.size)
     left, right = _flat(reference), _flat(value)
-    exact = _is_exact(left) and _is_exact(right)
+    exact = is_exact(left.dtype) and is_exact(right.dtype)
     scale = _largest(left, right) if np.float64 in (left.dtype, right.dtype) else 1.0
     differing = nonfinite = 0
     max_abs = delta = dot = norm_left = norm_right = 0.0
@@ -152,10 +153,6 @@ def _flat(array: Array) -> Array:
     """Return the elements in one row, the parts of complex numbers as two."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.real(flat).dtype) if flat.dtype.kind == "c" else flat
-
-
-def _is_exact(array: Array) -> bool:
-    return array.dtype.kind in "biu" or "int" in array.dtype.name
 
 
 def _largest(left: Array, right: Array) -> float:

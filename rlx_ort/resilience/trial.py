@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError, RunError
 from rlx_ort.execution.background import copied_arrays
+from rlx_ort.numerics import agree, epsilon_of, is_exact, relative_error
 from rlx_ort.options.compile_options import CacheUse, CompileOptions
 from rlx_ort.options.precision import OpClass
 from rlx_ort.providers.engine.process import watch
@@ -279,17 +280,12 @@ def _difference(wanted: Any, got: Any, tolerance: float) -> str:
         return "" if wanted == got else "the values differ"
     if (wanted.shape, wanted.dtype) != (got.shape, got.dtype):
         return f"{got.dtype}{list(got.shape)} in place of {wanted.dtype}{list(wanted.shape)}"
-    try:
-        epsilon = float(ml_dtypes.finfo(wanted.dtype).eps)  # type: ignore[no-untyped-call]  # of ml_dtypes
-    except ValueError:  # no float
-        return "" if np.array_equal(wanted, got) else "the values differ"
-    wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
-    left, right = wanted.astype(wide), got.astype(wide)
-    finite = np.abs(left[np.isfinite(left)])
-    allowed = max(tolerance, _EPSILONS * epsilon) * (float(finite.max()) if finite.size else 0.0)
-    if np.isclose(right, left, rtol=0.0, atol=allowed, equal_nan=True).all():
+    if agree(got, wanted, tolerance, epsilons=_EPSILONS):
         return ""
-    with np.errstate(invalid="ignore"):
-        largest = float(np.nanmax(np.abs(right - left), initial=0.0))
-    strange = int(np.count_nonzero(np.isnan(left) != np.isnan(right)))
-    return f"differs by up to {largest:.3g}, {allowed:.3g} allowed" + (f"; {strange} values are NaN" if strange else "")
+    if is_exact(wanted.dtype):
+        return "the values differ"
+    error = relative_error(got, wanted)
+    if math.isinf(error):
+        return "NaN or infinities are in other places, or all is 0 where the other is not"
+    allowed = max(tolerance, _EPSILONS * epsilon_of(wanted.dtype))
+    return f"differs by up to {error:.3g} of the largest value, {allowed:.3g} allowed"

@@ -17,6 +17,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import InputError, NoViableDeviceError, RlxError, ServingError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.numerics import agree
 from rlx_ort.serving.lanes import Array, Lane, Padding
 
 if TYPE_CHECKING:
@@ -224,10 +225,5 @@ def _rows_are_independent(lane: Lane, kinds: Mapping[str, ValueType]) -> bool:
 
 
 def _close(one: Array, other: Array, tolerance: float = _TOLERANCE) -> bool:
-    if one.shape != other.shape:
-        return False
-    if one.dtype == object or one.dtype.kind in "biu":
-        return bool(np.array_equal(one, other))
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    scale = max(float(np.max(np.abs(one), initial=0.0)), 1e-30)
-    return bool(np.allclose(one, other, rtol=0, atol=tolerance * scale, equal_nan=True))
+    """Return whether an array agrees with `one`, to a share of the largest value in that."""
+    return agree(other, one, tolerance)
