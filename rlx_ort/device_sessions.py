@@ -32,6 +32,7 @@ class DeviceSessions:
         self._slots: dict[Device, EngineSlot] = {}
         self._lent: dict[tuple[Device, PlacementRule], CompiledGraph] = {}
         self._closed = False
+        self.ended = False  # by `close` of the runner, so that runs that wait end, too
 
     @property
     def devices(self) -> list[Device]:

@@ -22,6 +22,7 @@ from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import (
+    CancelledRunError,
     DeviceError,
     DeviceFallbackError,
     DeviceParseError,
@@ -407,7 +408,7 @@ class GraphDevices:
         elif timeout_s is not None or cancel is not None:
             return self._limited(lambda: self.run(device, inputs), timeout_s, cancel)
         else:
-            outputs = self.compile(device).run(inputs)
+            outputs = self._again_if_closed(lambda: self.compile(device).run(inputs))
         return self._named(outputs)
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:
@@ -448,8 +449,13 @@ class GraphDevices:
         """
         if timeout_s is not None or cancel is not None:
             return self._limited(lambda: self.run_dlpack(inputs, device), timeout_s, cancel)
-        compiled = self._open_first(lambda: self._resolved(inputs)) if device is None else self.compile_resolved(device)
-        return self._named(compiled.run_dlpack(inputs))
+
+        def run() -> list[Any]:
+            if device is None:
+                return list(self._open_first(lambda: self._resolved(inputs)).run_dlpack(inputs))
+            return list(self.compile_resolved(device).run_dlpack(inputs))
+
+        return self._named(self._again_if_closed(run))
 
     def run_resolved(
         self,
@@ -535,10 +541,15 @@ class GraphDevices:
             if follower is not None:
                 follower.note(last.device, int(last.seconds * 1e9))
             return last.device, outputs
+        sessions = self._sessions
         compiled = self._open_first(choose)
         begun = time.perf_counter_ns()
         try:
             outputs = self._named(compiled.run(inputs))
+        except CancelledRunError:
+            if not self._replaced(sessions):
+                raise
+            return self.run_chosen(inputs)
         except Exception as err:  # raised again unless the device is at fault
             if follower is None or compiled.device == follower.home or not is_device_failure(err):
                 raise
@@ -651,13 +662,20 @@ class GraphDevices:
             forget(graph)
 
     def set_policy(self, policy: DevicePolicy) -> None:
-        """Replace the policy and forget what the old one decided; see `invalidate_cache`."""
+        """Replace the policy and forget what the old one decided; see `invalidate_cache`.
+
+        Raises:
+            DeviceParseError: it is no `DevicePolicy`.
+        """
+        if not isinstance(policy, DevicePolicy):
+            raise DeviceParseError(repr(policy), f"a policy is a DevicePolicy, such as DevicePolicy.only({policy!r})")
         with self._lock:
             self._policy = policy
             self.invalidate_cache()
 
     def close(self) -> None:
         """Close every session; runs in other threads finish first. The runner stays usable and compiles again."""
+        self._sessions.ended = True
         self.invalidate_cache()
 
     def __enter__(self) -> GraphDevices:
@@ -681,7 +699,7 @@ class GraphDevices:
         graph = self.graph
         if graph.revision != self._revision:
             with self._lock:
-                self.close()
+                self.invalidate_cache()
                 self._revision = graph.revision
                 self._named = outputs_class(graph.output_names)
                 self.weights.declare_from(graph)
@@ -752,6 +770,23 @@ class GraphDevices:
 
         return refusals(self.graph, options)
 
+    def _replaced(self, sessions: DeviceSessions) -> bool:
+        """Return whether another thread has made the runner forget these sessions, without closing it."""
+        return self._sessions is not sessions and not sessions.ended
+
+    def _again_if_closed(self, run: Callable[[], T]) -> T:
+        """Return the result of a run, made again where its session was closed before it began.
+
+        `invalidate_cache` and `set_policy` of another thread close the sessions; `close` ends the runs that wait.
+        """
+        while True:
+            sessions = self._sessions
+            try:
+                return run()
+            except CancelledRunError:
+                if not self._replaced(sessions):
+                    raise
+
     def _first_of(self, chain: Devices, work: Callable[[Device], T]) -> tuple[Device, T]:
         """Return the first device of a chain on which the work succeeds, and its result; keep the attempts."""
         from rlx_ort.selection.resolve import run_with_fallback
@@ -767,7 +802,7 @@ class GraphDevices:
         from rlx_ort.selection.resolve import open_first
 
         try:
-            return open_first(choose, self._opened)
+            return self._again_if_closed(lambda: open_first(choose, self._opened))
         finally:
             self.last_attempts = tuple(self._refusals(self._by_name).items())
 
@@ -777,7 +812,7 @@ class GraphDevices:
         """Run on the first choice that takes the graph."""
         if timeout_s is not None or cancel is not None:
             return self._limited(lambda: self._run_choice(inputs, choose, None, None), timeout_s, cancel)
-        outputs = self._open_first(lambda: choose(self, inputs)).run(inputs)
+        outputs = self._again_if_closed(lambda: self._open_first(lambda: choose(self, inputs)).run(inputs))
         return self._named(outputs)  # not sooner: a graph that has grown is followed first
 
     def _limited(self, run: Callable[[], T], timeout_s: float | None, cancel: CancelToken | None) -> T:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, EngineError, PlacementError, RunError
+from rlx_ort.errors import CancelledRunError, EngineError, PlacementError
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import residency
 from rlx_ort.execution.resident import Resident
@@ -278,11 +278,13 @@ class EngineSlot:
         """Return an open engine with the newest weights whose placement keeps the rule; opens one if needed.
 
         Raises:
-            RunError: the slot is closed; see `CompiledGraph.open` for the others.
+            CancelledRunError: the slot is closed; see `CompiledGraph.open` for the others.
         """
         with self.lock:
             if self.closed:
-                raise RunError(f"the compiled graph on {self.device.display} is closed; compile the graph again")
+                raise CancelledRunError(
+                    f"the compiled graph on {self.device.display} is closed; compile the graph again"
+                )
             if self.placement is not None:
                 enforce(self.placement, rule, self.device)
             engine = self.current or self.governed

@@ -381,7 +381,7 @@ class Failover:
     def _attempt(self, call: _Call, device: Device, *, named: bool) -> tuple[CompiledGraph | None, list[Any]]:
         """Run on a device, and once more if it ran out of memory and some could be freed; see `_attempt_once`."""
         try:
-            return self._attempt_once(call, device, named=named)
+            return call.runner._again_if_closed(lambda: self._attempt_once(call, device, named=named))
         except Exception as err:  # raised again unless memory was freed
             if not freed_after(err, call.runner, device):
                 raise

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from rlx_ort.graph_devices import GraphDevices, graph_param_names
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.resilience.options import Resilience
 from rlx_ort.selection.policy import DevicePolicy
 
 ONES = np.ones((4, 3), np.float32)
@@ -467,3 +470,40 @@ def test_closing_a_runner_closes_every_session(providers: Any, runner: GraphDevi
         runner.warm_all()
     assert [provider.sessions for provider in providers.values()] == [0, 0, 0]
     np.testing.assert_array_equal(runner.run("cpu", INPUTS)[0], Y)
+
+
+@pytest.mark.parametrize("resilience", [None, Resilience()], ids=["plain", "resilient"])
+@pytest.mark.parametrize("forget", ["invalidate_cache", "set_policy"])
+def test_runs_answer_while_another_thread_forgets_the_sessions(
+    providers: Any, matmul_graph: Build, forget: str, resilience: Resilience | None
+) -> None:
+    """Every run is right, and the device that was closed under it is not noted as refusing the graph."""
+    policy = DevicePolicy.only("cpu")
+    runner = GraphDevices(matmul_graph(ONES), policy, resilience=resilience)
+    done = threading.Event()
+    ways = (runner.run_resolved, runner.run_fastest, lambda inputs: runner.run("cpu", inputs), _chosen(runner))
+
+    def go(run: Callable[[Any], Any]) -> None:
+        while not done.is_set():
+            np.testing.assert_array_equal(run(INPUTS)[0], Y)
+
+    with ThreadPoolExecutor(len(ways)) as pool:
+        futures = [pool.submit(go, run) for run in ways]
+        for _ in range(100):
+            runner.invalidate_cache() if forget == "invalidate_cache" else runner.set_policy(policy)
+            time.sleep(0.002)
+        done.set()
+        for future in futures:
+            future.result(10)
+    assert runner.devices() == [CPU]
+
+
+def _chosen(runner: GraphDevices) -> Callable[[Any], Any]:
+    return lambda inputs: runner.run_chosen(inputs)[1]
+
+
+def test_a_policy_is_no_name(runner: GraphDevices) -> None:
+    """A name in place of a policy is refused, and the old policy stays."""
+    with pytest.raises(DeviceParseError, match=r"DevicePolicy\.only"):
+        runner.set_policy("cpu")  # type: ignore[arg-type]  # what is tested
+    assert runner.policy == DevicePolicy()
