@@ -35,7 +35,7 @@ _BUILT_IN_KINDS = (
     DeviceKind("mlx", "MLX"),
     DeviceKind("ane", "ANE", ("neural-engine", "coreml")),
     DeviceKind("cuda", "CUDA", ("nvidia",), covers=("tensorrt", "nv-tensorrt-rtx")),
-    DeviceKind("rocm", "ROCm", ("hip", "amd", "migraphx")),
+    DeviceKind("rocm", "ROCm", ("hip", "amd", "migraphx"), covers=("amdgpu",)),
     DeviceKind("tpu", "TPU"),
     DeviceKind("gpu", "GPU (wgpu)", ("wgpu",), covers=("vulkan", "webgpu")),
     DeviceKind("vulkan", "Vulkan", ("vk",), covers=("gpu", "webgpu")),
@@ -46,7 +46,7 @@ _BUILT_IN_KINDS = (
     DeviceKind("tensorrt", "TensorRT", ("trt",)),
     DeviceKind("nv-tensorrt-rtx", "TensorRT RTX", ("tensorrt-rtx", "trt-rtx")),
     DeviceKind("qnn", "Qualcomm QNN", ("hexagon", "htp")),
-    DeviceKind("amdgpu", "AMD GPU"),
+    DeviceKind("amdgpu", "AMD GPU", covers=("rocm",)),
 )
 
 # Platform priority, best first, before any cost model speaks. The compilers that share a GPU or NPU with a plainer

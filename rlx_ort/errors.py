@@ -92,9 +92,16 @@ class NoViableDeviceError(DeviceError):
 
 
 class DeviceFallbackError(DeviceError):
-    """Every device of a chain refused or failed; `attempts` holds one (device, reason) per entry, in order."""
+    """Every device of a chain refused or failed; `attempts` holds one (device, reason) per entry, in order.
 
-    def __init__(self, attempts: Iterable[tuple[Device, str]]) -> None:
+    A text in place of the attempts is the message.
+    """
+
+    def __init__(self, attempts: Iterable[tuple[Device, str]] | str) -> None:
+        self.attempts: tuple[tuple[Device, str], ...] = ()
+        if isinstance(attempts, str):
+            super().__init__(attempts)
+            return
         self.attempts = tuple(attempts)
         lines = ["all devices of the chain failed:"]
         lines += [f"  {device.label}: {reason}" for device, reason in self.attempts]
@@ -102,7 +109,7 @@ class DeviceFallbackError(DeviceError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, so that the error crosses a process pool."""
-        return type(self), (self.attempts,)
+        return type(self), (self.attempts or str(self),)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceFallbackError):

@@ -16,7 +16,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from rlx_ort import environment
 from rlx_ort.device import Device
@@ -683,6 +683,14 @@ class GraphDevices:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: object, /) -> NoReturn:
+        """Refuse to be copied or pickled: a copy would share the sessions, and closing it would close these.
+
+        Raises:
+            RunError: always.
+        """
+        raise RunError("a runner is neither copied nor pickled; make another with GraphDevices(graph, weights=weights)")
 
     def __repr__(self) -> str:
         return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._sessions.devices)}>"

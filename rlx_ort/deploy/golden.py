@@ -16,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, NoViableDeviceError, PackageError, RlxError, RunError
 from rlx_ort.numerics import relative_error

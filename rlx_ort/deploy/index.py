@@ -88,7 +88,8 @@ class Settings:
         policy: which devices may run it.
         dims: sizes of named dims.
         buckets: a named dim and half-open ranges of lengths that share a compiled graph, or None.
-        tolerances: precision -> largest error of a golden output; see `numerics.relative_error` and `golden.TOLERANCES`.
+        tolerances: precision -> largest error of a golden output; see `numerics.relative_error` and
+                `golden.TOLERANCES`.
         verify_on_first_use: whether a machine runs the golden cases before it trusts a device.
         license: an SPDX expression, or any text.
         provenance: the origin of the model, as free entries.

@@ -6,12 +6,12 @@ import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import InputError
+from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
 from rlx_ort.execution.handles import Handles
 from rlx_ort.execution.inputs import (
@@ -255,6 +255,14 @@ class CompiledGraph:
             outputs = engine.run(self._output_names, given)
         self._last = (None, outputs)
         return outputs.copy()
+
+    def __reduce_ex__(self, protocol: object, /) -> NoReturn:
+        """Refuse to be copied or pickled: a copy would share the session, and closing it would close this one.
+
+        Raises:
+            RunError: always.
+        """
+        raise RunError("a compiled graph is neither copied nor pickled; clone() it, or compile the graph again")
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:
         """Run on inputs by name, `compiled(x=array)`, or on a dict of them, and return outputs that have names.

@@ -205,7 +205,10 @@ def _stats(routed: Sequence[npt.NDArray[np.generic]], masks: Sequence[Mask]) -> 
 
 
 def _checked(given: MaskLike) -> Mask:
-    mask = np.asarray(given)
+    try:
+        mask = np.asarray(given)
+    except ValueError as err:  # a ragged list
+        raise InputError(f"a mask of experts is one row of booleans: {err}") from err
     if mask.ndim != 1 or (mask.size and mask.dtype != np.bool_):
         raise InputError(f"a mask of experts is one row of booleans, got {mask.dtype} of shape {mask.shape}")
     return mask.astype(bool)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, near_names
@@ -148,6 +148,12 @@ class CompileOptions:
             }
             object.__setattr__(self, "precisions", MappingProxyType(given))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the fields, with mappings as dicts: a read-only view of a dict cannot be pickled."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        views = [name for name, value in values.items() if isinstance(value, MappingProxyType)]
+        return _restored, ({**values, **{name: dict(values[name]) for name in views}}, views)
+
     def __repr__(self) -> str:
         import reprlib  # not needed by a start from the compile cache
 
@@ -185,6 +191,10 @@ class CompileOptions:
     def with_(self, **changes: object) -> CompileOptions:
         """Return a copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]  # dataclass checks the names
+
+
+def _restored(values: Mapping[str, Any], views: Sequence[str]) -> CompileOptions:
+    return CompileOptions(**{**values, **{name: MappingProxyType(values[name]) for name in views}})
 
 
 def _member(kind: type[_Enum], value: object, field_name: str) -> _Enum:

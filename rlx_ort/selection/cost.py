@@ -148,7 +148,7 @@ def completed(model: BasicCostModel) -> BackendCostModel:
 
     What the rates leave out is assumed: convolutions run at the rate of a product of size 512, transfers are free.
     """
-    if hasattr(model, "price"):
+    if getattr(type(model), "price", None) not in (None, BackendCostModel.price):  # not the protocol's own
         return cast(BackendCostModel, model)
     device = model.device() if callable(model.device) else model.device
     conv, nothing = model.sgemm_gflops(512, 512, 512), 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias, TypeVar
@@ -15,6 +16,14 @@ Devices: TypeAlias = Device | str | Iterable[Device | str]
 """Devices or their names, or one string that lists some, as in `"cuda,cpu"`."""
 
 _UNRANKED = 255
+
+
+def _whole(runs: object) -> int:
+    """Return a number of runs; raises `DeviceParseError` if it is not whole."""
+    try:
+        return operator.index(runs)  # type: ignore[arg-type]  # what is checked
+    except TypeError as err:
+        raise DeviceParseError(repr(runs), f"runs are a whole number, such as 5, not {runs!r}") from err
 
 
 class DevicePickStrategy:
@@ -38,7 +47,7 @@ class Benchmark(DevicePickStrategy):
     runs: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "runs", max(self.runs, 1))
+        object.__setattr__(self, "runs", max(_whole(self.runs), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class Adaptive(DevicePickStrategy):
     runs: int = 5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "runs", max(self.runs, 1))
+        object.__setattr__(self, "runs", max(_whole(self.runs), 1))
 
 
 DevicePickStrategy.COST_MODEL = CostModel()
@@ -89,8 +98,10 @@ class DevicePolicy:
     def __post_init__(self) -> None:
         if self.allow is not None:
             object.__setattr__(self, "allow", as_devices(self.allow))
-        object.__setattr__(self, "deny", as_devices(self.deny))
-        object.__setattr__(self, "prefer", as_devices(self.prefer))
+        object.__setattr__(self, "deny", as_devices(() if self.deny is None else self.deny))
+        object.__setattr__(self, "prefer", as_devices(() if self.prefer is None else self.prefer))
+        if not isinstance(self.pick, DevicePickStrategy):
+            raise DeviceParseError(repr(self.pick), f"a pick is a strategy such as Benchmark(5), not {self.pick!r}")
 
     @classmethod
     def all(cls) -> DevicePolicy:
