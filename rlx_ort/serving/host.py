@@ -119,7 +119,10 @@ async def serve(
             ends.append(rpc.stop(options.drain_s))
         await asyncio.gather(*ends, return_exceptions=True)
         await loading
-        await repository.close()
+        try:
+            await asyncio.wait_for(repository.close(), options.drain_s)
+        except TimeoutError:
+            _log.error("runs that did not end within %g s were given up", options.drain_s)
         for number in handled:
             asyncio.get_running_loop().remove_signal_handler(number)
 
