@@ -59,8 +59,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body_bytes = self._other_bytes = 0
         self._stalled_since_s: float | None = None
         if len(self.connections) > self.limits.most:
-            others = [other for other in self.connections if isinstance(other, LimitedProtocol) and other._is_waiting]
-            min(others, key=lambda other: other._since_s, default=self).transport.abort()
+            # Those that were aborted stay listed until the next turn of the loop, and are not ended again.
+            live = [
+                other
+                for other in self.connections
+                if isinstance(other, LimitedProtocol) and not other.transport.is_closing()
+            ]
+            if len(live) > self.limits.most:
+                others = [other for other in live if other._is_waiting]
+                min(others, key=lambda other: other._since_s, default=self).transport.abort()
 
     @property
     def _is_waiting(self) -> bool:
@@ -79,6 +86,11 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._since_s = self.loop.time()
         self._in_head = self._begun = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; a trailer behind a body is none, as it was not there when the caller was checked."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start the time of the body."""

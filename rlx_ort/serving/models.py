@@ -217,6 +217,19 @@ class ServedModel:
             },
         }
 
+    def described_devices(self, named: Sequence[Device] = ()) -> str:
+        """Return the model with its devices, and why those of `named` that do not run it are not used."""
+        running = [lane.device for lane in self.scheduler.lanes]
+        text = f"{self.name} on {', '.join(device.label for device in running)}"
+        reasons = dict(self.left_out)
+        others = []
+        for device in named:
+            if device in running:
+                continue
+            otherwise = "being opened" if not self.is_complete else "the same device as another, or one too many"
+            others.append(f"not {device.label}: {' '.join(reasons.get(device, otherwise).split())}")
+        return f"{text} ({'; '.join(others)})" if others else text
+
     async def config(self) -> dict[str, Any]:
         """Return the model's configuration in the form of Triton's extension, once it is complete."""
         await self.completed()
