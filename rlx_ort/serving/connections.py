@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,6 +158,11 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._is_waiting and waited_s > limits.idle_s:
             self.transport.close()
 
+    def end_if_incomplete(self) -> None:
+        """Close the connection if a request is being read, since the server ends."""
+        if not self.transport.is_closing() and (self._begun or not self._in_head):
+            self._refuse(b"503 Service Unavailable", "the server is ending")
+
     def _refuse(self, status: bytes, text: str) -> None:
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             body = b'{"error": "%s"}' % text.encode()
@@ -174,6 +180,20 @@ class LimitedServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Install no handlers."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for what runs; requests that are not complete soon are refused."""
+        ending = asyncio.ensure_future(self._end_incomplete())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_incomplete(self) -> None:
+        limited = [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]
+        await asyncio.sleep(max((each.limits.ending_s for each in limited), default=0.0))
+        for connection in limited:
+            connection.end_if_incomplete()
 
     async def on_tick(self, counter: int) -> bool:
         """Close slow connections twice a second."""

@@ -104,6 +104,7 @@ class ConnectionLimits:
         head_s: how long the headers may take, in seconds.
         body_s: how long the body may take before `body_rate` counts, in seconds.
         body_rate: bytes a second that a body must have.
+        ending_s: how long a request that is incomplete may still take once the server ends, in seconds.
         write_s: how long a client may leave an answer unread, in seconds.
         head_bytes: the most bytes of a request that are neither body nor a complete head.
     """
@@ -113,6 +114,7 @@ class ConnectionLimits:
     head_s: float = 10.0
     body_s: float = 20.0
     body_rate: int = 16 << 10
+    ending_s: float = 3.0
     write_s: float = 60.0
     head_bytes: int = 64 << 10
 
