@@ -129,6 +129,8 @@ def command(
         gc.enable()
         raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
 
+    if ctx.get_parameter_source("only") is ParameterSource.DEFAULT:
+        policy = _narrowed(policy)
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
     served = ServeOptions(policy, batch, None if key is None else str(key), signed_only, precision=precision)
     hosts = frozenset(map(str.lower, allow_host)) or None
@@ -160,10 +162,10 @@ def command(
         repository = Repository(models, served)
 
         def loaded() -> None:
-            names = [name for name, entry in repository.entries.items() if entry.loaded]
+            names = [model.described_devices(policy.allow or ()) for model in repository.models()]
             gc.freeze()
             gc.enable()
-            failed = len(repository.entries) - len(names)
+            failed = sum(not entry.loaded for entry in repository.entries.values())
             note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
 
         await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded)
@@ -174,6 +176,28 @@ def command(
         asyncio.run(run())
     finally:
         gc.enable()
+
+
+def _narrowed(policy: DevicePolicy) -> DevicePolicy:
+    """Return the policy with the devices of RLX_DEVICE_CHAIN, else of RLX_DEVICE, as the only ones.
+
+    Raises:
+        NoViableDeviceError: RLX_DEVICE names a device that the other variables or options do not allow.
+    """
+    from dataclasses import replace
+
+    from rlx_ort.errors import NoViableDeviceError
+    from rlx_ort.selection.policy import device_chain_from_env, device_from_env
+
+    chain, device = device_chain_from_env(), device_from_env()
+    if chain:
+        return replace(policy, allow=tuple(each for each in chain if policy.allows(each))).with_prefer(chain)
+    if device is None:
+        return policy
+    if (refusal := policy.refusal(device)) is not None:
+        message = "RLX_DEVICE names a device that may not be used; change it, or give --device:"
+        raise NoViableDeviceError(message, [(device, refusal)])
+    return replace(policy, allow=(device,))
 
 
 def _serve_on_ray(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,8 +60,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body_bytes = self._other_bytes = 0
         self._stalled_since_s: float | None = None
         if len(self.connections) > self.limits.most:
-            others = [other for other in self.connections if isinstance(other, LimitedProtocol) and other._is_waiting]
-            min(others, key=lambda other: other._since_s, default=self).transport.abort()
+            # Those that were aborted stay listed until the next turn of the loop, and are not ended again.
+            live = [
+                other
+                for other in self.connections
+                if isinstance(other, LimitedProtocol) and not other.transport.is_closing()
+            ]
+            if len(live) > self.limits.most:
+                others = [other for other in live if other._is_waiting]
+                min(others, key=lambda other: other._since_s, default=self).transport.abort()
 
     @property
     def _is_waiting(self) -> bool:
@@ -79,6 +87,11 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._since_s = self.loop.time()
         self._in_head = self._begun = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; a trailer behind a body is none, as it was not there when the caller was checked."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start the time of the body."""
@@ -145,6 +158,11 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._is_waiting and waited_s > limits.idle_s:
             self.transport.close()
 
+    def end_if_incomplete(self) -> None:
+        """Close the connection if a request is being read, since the server ends."""
+        if not self.transport.is_closing() and (self._begun or not self._in_head):
+            self._refuse(b"503 Service Unavailable", "the server is ending")
+
     def _refuse(self, status: bytes, text: str) -> None:
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             body = b'{"error": "%s"}' % text.encode()
@@ -162,6 +180,20 @@ class LimitedServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Install no handlers."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for what runs; requests that are not complete soon are refused."""
+        ending = asyncio.ensure_future(self._end_incomplete())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_incomplete(self) -> None:
+        limited = [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]
+        await asyncio.sleep(max((each.limits.ending_s for each in limited), default=0.0))
+        for connection in limited:
+            connection.end_if_incomplete()
 
     async def on_tick(self, counter: int) -> bool:
         """Close slow connections twice a second."""

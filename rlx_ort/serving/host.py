@@ -8,10 +8,11 @@ import importlib
 import logging
 import signal
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx_ort.errors import ServingError
 from rlx_ort.serving.repository import Repository
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _DRAIN_S = 30
 _GRPC_WAITS_S = 0.5
+_SELDOM_S, _MOST_MESSAGES = 10.0, 100
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _GRPC_OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -66,6 +68,25 @@ class HostOptions:
         return replace(self.http, hosts=frozenset(_LOOPBACK) | (self.http.hosts or frozenset()))
 
 
+class SeldomLogged:
+    """An exception handler of an event loop that logs each message once in some seconds.
+
+    Without descriptors, asyncio reports every connection that it cannot accept, thousands a second.
+    """
+
+    def __init__(self) -> None:
+        self._logged_s: dict[str, float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an event unless one of the same message was logged a moment ago."""
+        message, now_s = str(context.get("message")), time.monotonic()
+        if now_s - self._logged_s.get(message, -_SELDOM_S) >= _SELDOM_S:
+            if len(self._logged_s) >= _MOST_MESSAGES:
+                self._logged_s.clear()
+            self._logged_s[message] = now_s
+            loop.default_exception_handler(context)
+
+
 async def serve(
     repository: Repository,
     options: HostOptions | None = None,
@@ -90,6 +111,9 @@ async def serve(
     _check_certificate(options)
     stop = stop or asyncio.Event()
     handled = _on_signals(stop)
+    loop = asyncio.get_running_loop()
+    if loop.get_exception_handler() is None:
+        loop.set_exception_handler(SeldomLogged())
     http_address = grpc_address = None
     rpc = http = http_task = None
     loading = asyncio.create_task(repository.load_all(complete=False))
@@ -119,7 +143,10 @@ async def serve(
             ends.append(rpc.stop(options.drain_s))
         await asyncio.gather(*ends, return_exceptions=True)
         await loading
-        await repository.close()
+        try:
+            await asyncio.wait_for(repository.close(), options.drain_s)
+        except TimeoutError:
+            _log.error("runs that did not end within %g s were given up", options.drain_s)
         for number in handled:
             asyncio.get_running_loop().remove_signal_handler(number)
 

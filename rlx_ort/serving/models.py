@@ -19,7 +19,8 @@ from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import tracing
 from rlx_ort.serving.lanes import Answer, Times
-from rlx_ort.serving.model_devices import started_devices, tried_devices
+from rlx_ort.serving.model_devices import ModelDevices, started_devices, tried_devices
+from rlx_ort.serving.opening import Opening
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
@@ -44,6 +45,7 @@ class ServeOptions:
         devices: how many devices of the ranking run a model at the same time.
         resilience: time limits and memory budgets of runs; other devices answer where one fails in any case. None
             for the defaults of `Resilience`.
+        load_limit_s: how long each version of a model may take to open and run on its devices, in seconds.
         precision: in which the f32 parts of ONNX files are computed, as `Precision` names it; packages have their own.
     """
 
@@ -53,6 +55,7 @@ class ServeOptions:
     signed_only: bool = False
     devices: int = 8
     resilience: Resilience | None = None
+    load_limit_s: float = 600.0
     precision: str = "f32"
 
 
@@ -123,6 +126,7 @@ class ServedModel:
         self.statistics = Statistics()
         self._opened, self._options = opened, options
         self._completing: asyncio.Task[None] | None = None
+        self._opening = Opening()
         self.inputs: Mapping[str, ValueType]
         self.outputs: Mapping[str, ValueType]
         if isinstance(opened, StartedPackage):
@@ -160,7 +164,11 @@ class ServedModel:
 
     async def _completed(self, package: StartedPackage, on_error: Callable[[Exception], object]) -> None:
         try:
-            devices = await asyncio.to_thread(lambda: tried_devices(self.name, package.runner, self._options))
+            devices = await self._opening.run(
+                lambda: tried_devices(self.name, package.runner, self._options),
+                self._options.load_limit_s,
+                _closed_lanes,
+            )
         except Exception as err:  # whatever it is, the model is not what its package is said to be
             on_error(err)
             return
@@ -209,6 +217,19 @@ class ServedModel:
             },
         }
 
+    def described_devices(self, named: Sequence[Device] = ()) -> str:
+        """Return the model with its devices, and why those of `named` that do not run it are not used."""
+        running = [lane.device for lane in self.scheduler.lanes]
+        text = f"{self.name} on {', '.join(device.label for device in running)}"
+        reasons = dict(self.left_out)
+        others = []
+        for device in named:
+            if device in running:
+                continue
+            otherwise = "being opened" if not self.is_complete else "the same device as another, or one too many"
+            others.append(f"not {device.label}: {' '.join(reasons.get(device, otherwise).split())}")
+        return f"{text} ({'; '.join(others)})" if others else text
+
     async def config(self) -> dict[str, Any]:
         """Return the model's configuration in the form of Triton's extension, once it is complete."""
         await self.completed()
@@ -242,8 +263,15 @@ class ServedModel:
     async def close(self) -> None:
         """Answer the requests that were accepted, then close the sessions."""
         await self.scheduler.close()
+        self._opening.end()
         await self.completed()
         await asyncio.to_thread(self._opened.close)
+
+    def discard(self) -> None:
+        """Close a model that was never served; from any thread."""
+        for lane in self.scheduler.lanes:
+            lane.worker.close()
+        self._opened.close()
 
     def _check(self, request: InferRequest) -> None:
         missing = [name for name in self.inputs if name not in request.inputs]
@@ -270,6 +298,11 @@ class ServedModel:
         for output in request.outputs or ():
             if output.name not in self.outputs:
                 raise ServingError(f"{self.name} has no output {output.name!r}; it has {', '.join(self.outputs)}", 400)
+
+
+def _closed_lanes(devices: ModelDevices) -> None:
+    for lane in devices.lanes:
+        lane.worker.close()
 
 
 def _type_of(declared: Interface) -> TensorType:

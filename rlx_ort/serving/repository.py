@@ -20,6 +20,7 @@ from rlx_ort.deploy.start import StartedPackage, quick_start
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, RlxError, ServingError
 from rlx_ort.serving.models import ServedModel, ServeOptions
+from rlx_ort.serving.opening import Opening
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.open import PackageDevices
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _MODEL_SUFFIXES = (".onnx", ".ortpackage")  # of models in folders; a graph's JSON is served if it is named itself
+_PATIENCE_S = 5.0  # a model that takes longer does not keep the ones behind it waiting
 _log = logging.getLogger(__name__)
 
 
@@ -38,11 +40,20 @@ class Entry:
         paths: version -> its file or folder.
         loaded: version -> the model that answers.
         reason: why it is not loaded, empty if it is.
+        changing: held while it is loaded or unloaded.
+        openings: what is being opened now.
     """
 
     paths: dict[str, Path]
     loaded: dict[str, ServedModel] = field(default_factory=dict)
     reason: str = ""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    openings: set[Opening] = field(default_factory=set)
+
+    def end_openings(self) -> None:
+        """Give up what is being opened."""
+        for opening in self.openings:
+            opening.end()
 
 
 class Repository:
@@ -54,21 +65,23 @@ class Repository:
         options: how they are served.
 
     Raises:
-        ConversionError: a source is no model, or two models have one name.
+        ConversionError: a source is no model, or its name cannot be served; or there is no model.
     """
 
     def __init__(self, sources: Sequence[Path], options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
         self._sources = list(sources)
-        self._changing = asyncio.Lock()
         self._draining = False
         self._closing: set[asyncio.Future[None]] = set()
         self.entries: dict[str, Entry] = {}
+        self._skipped: set[Path] = set()
+        for source in self._sources:
+            if _is_named_model(source):
+                _model_name(source)
+            elif not source.is_dir():
+                raise ConversionError(f"{source} is neither a model nor a folder of models")
         for name, version, path in self._found():
-            entry = self.entries.setdefault(name, Entry({}))
-            if version in entry.paths:
-                raise ConversionError(f"{path} and {entry.paths[version]} are both version {version} of {name!r}")
-            entry.paths[version] = path
+            self.entries.setdefault(name, Entry({})).paths.setdefault(version, path)
         if not self.entries:
             raise ConversionError(f"there is no model in {', '.join(map(str, sources)) or 'what was named'}")
 
@@ -80,17 +93,30 @@ class Repository:
     def drain(self) -> None:
         """Be not ready, and load no further model; those that are loaded answer until `close`."""
         self._draining = True
+        for entry in self.entries.values():
+            entry.end_openings()
 
     async def load_all(self, *, complete: bool = True) -> None:
         """Load every model; one that fails keeps its reason, and the others are loaded.
 
+        One that takes longer than some seconds is opened beside those behind it.
+
         Without `complete`, packages that were started are opened in full once `complete` is called.
         """
+        loads = []
         for name in list(self.entries):
-            try:
-                await self._shielded(self._load(name, complete))
-            except RlxError as err:
-                _log.error("%s is not served: %s", name, err)
+            loads.append(load := asyncio.ensure_future(self._tried(name, complete)))
+            await asyncio.wait((load,), timeout=_PATIENCE_S)
+        await asyncio.gather(*loads)
+
+    async def _tried(self, name: str, complete: bool) -> None:
+        """Load a model, or log why it is not served."""
+        try:
+            await self._load(name, complete)
+        except RlxError as err:
+            _log.error("%s is not served: %s", name, err)
+        except Exception as err:  # whatever it is, the others are loaded
+            _log.error("%s is not served", name, exc_info=err)
 
     async def load(self, name: str) -> None:
         """Load the versions of a model that are on disk now; requests go to the old ones until then.
@@ -112,19 +138,20 @@ class Repository:
         await asyncio.shield(asyncio.ensure_future(change))
 
     async def _load(self, name: str, complete: bool = True) -> None:
-        async with self._changing:
-            if self._draining:
-                raise ServingError("the server is ending", 503)
-            paths = {version: path for found, version, path in self._found() if found == name}
-            if not paths:
-                raise ServingError(f"there is no model {name!r} in the repository", 404)
-            entry = self.entries.setdefault(name, Entry(paths))
-            made: dict[str, ServedModel] = {}
+        entry = self.entries.get(name)
+        if entry is None:
+            self._paths_of(name)
+            entry = self.entries.setdefault(name, Entry({}))
+        made: dict[str, ServedModel] = {}
+        async with entry.changing:
             try:
+                if self._draining:
+                    raise ServingError("the server is ending", 503)
+                paths = self._paths_of(name)
                 for version, path in paths.items():
-                    made[version] = await asyncio.to_thread(self._opened, name, version, path)
+                    made[version] = await self._opened_in_time(entry, name, version, path)
             except Exception as err:  # raised again, once the versions that were opened are closed
-                entry.reason = str(err)
+                entry.reason = str(err) or type(err).__name__
                 for model in made.values():
                     await model.close()
                 raise
@@ -133,6 +160,33 @@ class Repository:
             self.complete()
         for model in old.values():
             await model.close()
+
+    def _paths_of(self, name: str) -> dict[str, Path]:
+        """Return the versions of a model that are on disk now.
+
+        Raises:
+            ServingError: there is none (404).
+            ConversionError: two files are the same version.
+        """
+        paths: dict[str, Path] = {}
+        for found, version, path in self._found():
+            if found != name:
+                continue
+            if version in paths:
+                raise ConversionError(f"{path} and {paths[version]} are both version {version} of {name!r}")
+            paths[version] = path
+        if not paths:
+            raise ServingError(f"there is no model {name!r} in the repository", 404)
+        return paths
+
+    async def _opened_in_time(self, entry: Entry, name: str, version: str, path: Path) -> ServedModel:
+        entry.openings.add(opening := Opening())
+        try:
+            return await opening.run(
+                functools.partial(self._opened, name, version, path), self.options.load_limit_s, ServedModel.discard
+            )
+        finally:
+            entry.openings.discard(opening)
 
     def _refused(self, entry: Entry, model: ServedModel, error: Exception) -> None:
         """Unload a package that cannot be opened in full."""
@@ -152,10 +206,11 @@ class Repository:
         await self._shielded(self._unload(name))
 
     async def _unload(self, name: str) -> None:
-        async with self._changing:
-            entry = self.entries.get(name)
-            if entry is None:
-                raise ServingError(f"there is no model {name!r} in the repository", 404)
+        entry = self.entries.get(name)
+        if entry is None:
+            raise ServingError(f"there is no model {name!r} in the repository", 404)
+        entry.end_openings()
+        async with entry.changing:
             old, entry.loaded, entry.reason = entry.loaded, {}, "unloaded"
         for model in old.values():
             await model.close()
@@ -163,8 +218,7 @@ class Repository:
     async def close(self) -> None:
         """Drain and close every model."""
         self.drain()
-        for name in list(self.entries):
-            await self.unload(name)
+        await asyncio.gather(*map(self.unload, list(self.entries)))
         await asyncio.gather(*self._closing)
 
     def find(self, name: str, version: str = "") -> ServedModel:
@@ -199,26 +253,41 @@ class Repository:
             yield from entry.loaded.values()
 
     def _found(self) -> Iterator[tuple[str, str, Path]]:
-        """Yield name, version and path of every model of the sources."""
+        """Yield name, version and path of every model of the sources; what cannot be served is logged once."""
         for source in self._sources:
-            if source.is_file() or source.suffix == ".ortpackage":
-                yield _model_name(source), "1", source
-                continue
-            if not source.is_dir():
-                raise ConversionError(f"{source} is neither a model nor a folder of models")
-            for path in sorted(source.iterdir()):
-                if path.suffix in _MODEL_SUFFIXES:
-                    yield _model_name(path), "1", path
+            named = _is_named_model(source)
+            for path in (source,) if named else self._listed(source):
+                if named or path.suffix in _MODEL_SUFFIXES:
+                    found = [("1", path)]
                 elif path.is_dir():
-                    for version in sorted(path.iterdir()):
-                        file = next(
-                            (version / f"model{end}" for end in _MODEL_SUFFIXES if (version / f"model{end}").exists()),
-                            None,
-                        )
-                        if re.fullmatch(r"[0-9]{1,18}", version.name) and file is not None:
-                            yield _model_name(path), version.name, file
+                    found = [(version.name, file) for version in self._listed(path) for file in _file_of(version)]
+                else:
+                    found = []
+                if not found:
+                    continue
+                try:
+                    name = _model_name(path)
+                except ConversionError as err:
+                    self._skip(path, err)
+                    continue
+                for version, file in found:
+                    yield name, version, file
+
+    def _listed(self, folder: Path) -> list[Path]:
+        try:
+            return sorted(folder.iterdir())
+        except OSError as err:  # it went away, or may not be read
+            self._skip(folder, err)
+            return []
+
+    def _skip(self, path: Path, why: Exception) -> None:
+        if path not in self._skipped:
+            self._skipped.add(path)
+            _log.warning("%r is not served: %s", str(path), ascii(str(why))[1:-1])
 
     def _opened(self, name: str, version: str, path: Path) -> ServedModel:
+        if not path.is_file() and not (path.is_dir() and path.suffix == ".ortpackage"):
+            raise ConversionError(f"{path} is no regular file; a pipe, a device or a folder is not read")
         options = self.options
         opened: GraphDevices | StartedPackage
         if path.suffix == ".ortpackage":
@@ -264,6 +333,18 @@ def _file(options: ServeOptions, path: Path) -> GraphDevices:
     precision = Precision(options.precision)
     compiled = CompileOptions(precision=precision, placement=PlacementRule.ASSISTED, spinning=False)
     return load(path, options.policy, compiled, resilience=options.resilience or Resilience())
+
+
+def _is_named_model(source: Path) -> bool:
+    """Return whether a source is a model; of files any is, since it was named."""
+    return source.suffix == ".ortpackage" or source.is_file()
+
+
+def _file_of(version: Path) -> Iterator[Path]:
+    """Yield the model of a folder that is a version."""
+    if re.fullmatch(r"[0-9]{1,18}", version.name):
+        files = [file for end in _MODEL_SUFFIXES if (file := version / f"model{end}").exists()]
+        yield from files[:1]
 
 
 def _model_name(path: Path) -> str:

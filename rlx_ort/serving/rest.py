@@ -104,6 +104,7 @@ class ConnectionLimits:
         head_s: how long the headers may take, in seconds.
         body_s: how long the body may take before `body_rate` counts, in seconds.
         body_rate: bytes a second that a body must have.
+        ending_s: how long a request that is incomplete may still take once the server ends, in seconds.
         write_s: how long a client may leave an answer unread, in seconds.
         head_bytes: the most bytes of a request that are neither body nor a complete head.
     """
@@ -113,6 +114,7 @@ class ConnectionLimits:
     head_s: float = 10.0
     body_s: float = 20.0
     body_rate: int = 16 << 10
+    ending_s: float = 3.0
     write_s: float = 60.0
     head_bytes: int = 64 << 10
 
@@ -282,11 +284,11 @@ class _Rest:
         if hosts is not None and _name_of(host) not in hosts:
             raise ServingError(f"this server is not {host!r}; --allow-host adds a name", 421)
         if b"origin" in headers:
-            origin = request.header(b"origin")
+            origin = request.once(b"origin") or ""
             given = origin.partition("://")[2]
             if given != host and (hosts is None or _name_of(given) not in hosts):
                 raise ServingError(f"pages of {origin!r} may not use this server; --allow-host adds a name", 403)
-        self._options.check_token(headers.get(b"authorization", b""))
+        self._options.check_token((request.once(b"authorization") or "").encode("latin-1"))
 
     def _model(self, request: Request) -> ServedModel:
         return self._repository.find(request.model, request.version)
@@ -380,7 +382,10 @@ class _Rest:
         return _json(model.metadata(list(self._repository.entries[model.name].loaded)))
 
     async def config(self, request: Request) -> Reply:
-        return _json(await self._model(request).config())
+        model = self._model(request)
+        found = await model.config()
+        reasons = {f"not_used.{device.label}": {"string_value": reason} for device, reason in model.left_out}
+        return _json({**found, "parameters": reasons} if reasons else found)
 
     async def statistics(self, request: Request) -> Reply:
         models = [self._model(request)] if request.model else list(self._repository.models())

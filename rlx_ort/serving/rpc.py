@@ -70,7 +70,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no 
         """Return the handler of a call, or one that refuses it."""
         if call.method not in _OPEN:
             try:
-                self._options.check_token(dict(call.invocation_metadata or ()).get("authorization", ""))
+                given = [value for key, value in call.invocation_metadata or () if key == "authorization"]
+                self._options.check_token(given[0] if len(given) == 1 else "")
             except ServingError:
                 return grpc.stream_unary_rpc_method_handler(_refuse_caller)  # one that reads no message
         return await continuation(call)

@@ -30,7 +30,8 @@ _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter w
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
 _LEAST_SHARE = 0.1  # a device with less than this share of the fastest one's rate answers where that one fails only
 _WORTH = 0.9  # two batches of half the clients must take less than this share of the time for one of all
-_LAST_PRIORITY = 1 << 62
+_LAST_PRIORITY = 30  # of requests without one, and of larger ones
+_AGE_NS = 1_000_000_000  # a request that waited for so long counts as one of the next priority
 _PIECES_A_LANE = 2  # of a large request that wait or run at a time: one runs while the next one waits
 _log = logging.getLogger(__name__)
 
@@ -124,7 +125,8 @@ class Scheduler:
         Args:
             inputs: name -> data; with batches, the first dim counts the rows.
             wanted: names of outputs; None for all.
-            priority: 1 runs first, larger ones later, 0 last.
+            priority: 1 runs first, larger ones later, 0 and those from 30 on last. Each second of waiting counts as
+                one priority, so that no request waits without end behind earlier ones.
             timeout_s: how long the request may wait in the queue, in seconds.
 
         Raises:
@@ -161,7 +163,8 @@ class Scheduler:
             limit_s = min(limit for limit in (timeout_s, self.options.timeout_s) if limit)
             request.deadline_ns = request.arrived_ns + limit_s * 1e9
             timer = loop.call_later(limit_s, self._expire, request)
-        self._push(priority or _LAST_PRIORITY, request)
+        level = min(priority or _LAST_PRIORITY, _LAST_PRIORITY)
+        self._push(request.arrived_ns + level * _AGE_NS, request)
         self._soon()
         try:
             return await request.answer
@@ -218,11 +221,11 @@ class Scheduler:
         self._batched = batched and self.options.max_batch > 1
         waiting = sorted(entry for group in self._groups.values() for entry in group.heap)
         self._groups = {}
-        for priority, _, request in waiting:
+        for due_ns, _, request in waiting:
             if not request.answer.done():  # else it has left the queue, or is about to
                 self._waiting -= 1
                 request.rows = next(iter(request.inputs.values())).shape[0] if self._batched else 1
-                self._push(priority, request)
+                self._push(due_ns, request)
         self._soon()
 
     async def close(self) -> None:
@@ -238,14 +241,14 @@ class Scheduler:
 
     # --- the queue
 
-    def _push(self, priority: int, request: _Waiting) -> None:
+    def _push(self, due_ns: int, request: _Waiting) -> None:
         key = None
         if self._batched:
             key = tuple([(name, array.shape[1:], array.dtype) for name, array in request.inputs.items()])
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group()
-        heapq.heappush(group.heap, (priority, next(self._order), request))
+        heapq.heappush(group.heap, (due_ns, next(self._order), request))
         group.rows += request.rows
         request.group = group
         self._waiting += 1

@@ -191,3 +191,23 @@ def test_grpc_refuses_before_it_reads(strict: Served) -> None:
             with pytest.raises(grpc.RpcError) as large:
                 channel.unary_unary(path)(bytes(2 << 20), metadata=token, timeout=10, **given)
             assert large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_of_two_tokens_none_counts(strict: Served) -> None:
+    """A proxy may have checked the other one."""
+    token = "Authorization: Bearer secret"
+    assert ask(strict.http, request(BODY, "Authorization: Bearer wrong", token))[0] == 400
+    metadata = [("authorization", "Bearer wrong"), ("authorization", "Bearer secret")]
+    with grpc.insecure_channel(strict.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")(b"", metadata=metadata, timeout=5)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_trailer_is_no_header(strict: Served) -> None:
+    """A token behind the body is not looked at, even where the request before it is still under way."""
+    body = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer secret\r\n\r\n" % (len(BODY), BODY)
+    sent = request(body, "Transfer-Encoding: chunked", length=None)
+    assert ask(strict.http, sent)[0] == 401
+    good_one = request(body, "Authorization: Bearer secret", "Transfer-Encoding: chunked", length=None)
+    assert ask(strict.http, request(b"", method="GET", path="/v2/health/live", length=None) + sent)[0] == 200
+    assert ask(strict.http, good_one)[0] == 200

@@ -7,6 +7,7 @@ import datetime
 import http.client
 import ipaddress
 import json
+import os
 import signal
 import socket
 import ssl
@@ -211,3 +212,41 @@ def test_wrong_options_end_the_command(models: Path, arguments: list[str], messa
     assert isinstance(result.exception, SystemExit)
     assert result.exit_code != 0
     assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--device", "cuda,cpu"], {}),
+        ([], {"RLX_DEVICE_CHAIN": "cuda,cpu"}),
+    ],
+    ids=["option", "chain"],
+)
+def test_the_ready_line_names_devices_and_why_others_are_not_used(
+    models: Path, arguments: list[str], environment: dict[str, str]
+) -> None:
+    """Of those that were named; without CUDA the CPU does not answer without a word."""
+    line = _ready_line([str(models), *arguments], environment)
+    if "on cuda" in line:
+        pytest.skip("this machine has CUDA")
+    assert "ready: product on cpu (not cuda: " in line
+
+
+def test_a_single_device_of_the_environment_is_the_only_one(models: Path) -> None:
+    """RLX_DEVICE names it; another one does not answer."""
+    line = _ready_line([str(models)], {"RLX_DEVICE": "cuda"})
+    if "on cuda" in line:
+        pytest.skip("this machine has CUDA")
+    assert "ready: no model; 1 failed" in line
+
+
+def _ready_line(arguments: list[str], environment: dict[str, str]) -> str:
+    """Return the line of a server that is then ended."""
+    command = [sys.executable, "-c", "from rlx_ort.cli import main; main()", "serve", *arguments]
+    command += ["--http", "0", "--grpc", "0"]
+    environment = {**os.environ, **environment, "PYTHONUTF8": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment) as process:
+        assert process.stderr is not None
+        line = next((line for line in process.stderr if "ready:" in line), "")
+        process.kill()
+    return line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -368,3 +369,19 @@ def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
     host = HostOptions(certificate=tmp_path / "cert.pem", private_key=tmp_path / "cert.pem")
     with pytest.raises(ServingError, match="no certificate"):
         asyncio.run(serve(Repository([tmp_path]), host))
+
+
+def test_the_end_does_not_wait_for_a_body_that_does_not_come(tmp_path: Path) -> None:
+    """Its client gets status 503 after some seconds, not after the time of requests that run."""
+    save_product(tmp_path / "product.onnx")
+    served, thread = started(tmp_path, HttpOptions(), ServeOptions(policy=CPU))
+    host, _, port = served.http.rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.sendall(request(json.dumps(GOOD).encode())[:-10])
+        time.sleep(0.3)
+        begun_s = time.monotonic()
+        served.end()
+        assert connection.recv(100).startswith(b"HTTP/1.1 503")
+        thread.join(20)
+        assert not thread.is_alive()
+        assert time.monotonic() - begun_s < 8

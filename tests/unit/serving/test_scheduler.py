@@ -490,3 +490,30 @@ def test_what_waits_moves_to_the_lanes_that_replace_others() -> None:
         assert scheduler.lanes[0].run is new
 
     run(work)
+
+
+def test_a_request_that_waited_long_comes_before_new_ones_of_a_higher_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that low priorities do not wait without end."""
+    monkeypatch.setattr("rlx_ort.serving.scheduler._AGE_NS", 1_000_000)
+
+    async def work() -> None:
+        fake = Fake()
+        scheduler = Scheduler([lane(fake, most=1)], batched=True)
+        first = await held(fake, scheduler)
+        order: list[int] = []
+
+        async def ask(priority: int) -> None:
+            await scheduler.submit(rows(1), priority=priority)
+            order.append(priority)
+
+        later = [asyncio.create_task(ask(0))]
+        await asyncio.sleep(0.1)  # more than the 30 ms that are between the first and the last priority here
+        later.append(asyncio.create_task(ask(1)))
+        await asyncio.sleep(0.005)
+        assert fake.gate is not None
+        fake.gate.set()
+        await asyncio.gather(first, *later)
+        assert order == [0, 1]
+        await scheduler.close()
+
+    run(work)

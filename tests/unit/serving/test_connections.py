@@ -1,0 +1,48 @@
+"""The limit of open connections."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httptools")
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from rlx_ort.serving.connections import limited
+from rlx_ort.serving.rest import ConnectionLimits
+
+
+class Transport:
+    """A transport whose end is noted by the loop's next turn only, as asyncio's is."""
+
+    def __init__(self) -> None:
+        self.closing = False
+
+    def is_closing(self) -> bool:
+        """Return whether it was ended."""
+        return self.closing
+
+    def abort(self) -> None:
+        """End it."""
+        self.closing = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return nothing."""
+        return default
+
+
+def test_each_connection_beyond_the_limit_ends_another_one() -> None:
+    """Also where all come within one turn of the event loop, before any has noticed its end."""
+    config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)
+    config.load()
+    state, transports, clock = ServerState(), [], iter(range(1000))
+    made = limited(ConnectionLimits(most=5))
+    for _ in range(50):
+        connection = made(config, state, {}, SimpleNamespace(time=lambda: float(next(clock))))
+        transports.append(Transport())
+        connection.connection_made(transports[-1])
+    assert [transport.closing for transport in transports] == [True] * 45 + [False] * 5
