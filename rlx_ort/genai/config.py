@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,22 @@ _SESSION_OPTIONS = names(
     enable_cpu_mem_arena enable_mem_pattern graph_optimization_level provider_options
     """
 )
+# Options whose value is a file, a folder, a library, or an address in this process, by the words of their names:
+# QNN's backend_path and op_packages, OpenVINO's load_config, TensorRT's trt_extra_plugin_lib_paths, caches of engines.
+_FILE_WORDS = names(
+    """
+    path paths file files filepath folder dir dirs directory lib libs library libraries dll plugin plugins package
+    packages xclbin
+    """
+)
+_FILE_OPTIONS = names(
+    """
+    load_config user_compute_stream gpu_external_alloc gpu_external_free gpu_external_empty_cache webgpuinstance
+    webgpudevice dawnproctable
+    """
+)
+_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+_LIBRARY = re.compile(r"\.(?:dll|so(?:\.\d+)*|dylib)$", re.IGNORECASE)
 _TEXT_INPUTS = ("input_ids", "attention_mask", "position_ids")
 _OTHER_PARTS = ("encoder", "encoder_decoder_init", "embedding", "vision", "speech")
 
@@ -200,7 +217,12 @@ def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[st
             f"{session.where('custom_ops_library')} names a library, which is native code that would run in this "
             "process; if you trust it, take the entry out and name it in CompileOptions(custom_op_libraries=...)"
         )
-    for key in session.value:
+    for key, value in session.value.items():
+        if _names_file(key, value):
+            raise ConversionError(
+                f"{session.where(key)} is {value!r}: a file or an address that the folder names and ONNX Runtime would "
+                "use unchecked; take the entry out"
+            )
         if key not in _SESSION_OPTIONS and key not in KNOWN_CONFIG_KEYS:
             near = near_names(key, [*_SESSION_OPTIONS, *KNOWN_CONFIG_KEYS])
             notes.append(f"{session.where(key)} is no option of ONNX Runtime and has no effect; {near}")
@@ -217,8 +239,27 @@ def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[st
             )
         if not isinstance(options, dict):
             raise ConversionError(f"{session.where('provider_options')}: the options of {name!r} are no object")
+        for key, value in options.items():
+            if _names_file(key, value):
+                raise ConversionError(
+                    f"{session.where('provider_options')}: {key!r} of {name!r} is {value!r}, a file, library or address "
+                    "that the provider would load into this process; if you trust it, take the entry out and give it "
+                    f"in CompileOptions(provider_options={{{key!r}: ...}})"
+                )
         found.append((lowered, {key: value for key, value in options.items() if isinstance(value, str)}))
     return tuple(found)
+
+
+def _names_file(key: str, value: object) -> bool:
+    """Return whether an option is a file, a library or an address, by its name or by its value."""
+    last = key.rpartition(".")[2]
+    if last.lower() in _FILE_OPTIONS or not _FILE_WORDS.isdisjoint(word.lower() for word in _WORD.findall(last)):
+        return True
+    if not isinstance(value, str):
+        return False
+    windows = PureWindowsPath(value)
+    rooted = windows.drive or windows.root or PurePosixPath(value).root
+    return bool(rooted or ".." in windows.parts or _LIBRARY.search(value))
 
 
 class _Entry:
