@@ -22,6 +22,7 @@ from rlx_ort.errors import ConversionError, near_names
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.recipe import KNOWN_CONFIG_KEYS, names
+from rlx_ort.storage import read_regular
 
 CONFIG = "genai_config.json"
 _SUFFIX = "executionprovider"
@@ -53,6 +54,7 @@ _FILE_OPTIONS = names(
 )
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 _LIBRARY = re.compile(r"\.(?:dll|so(?:\.\d+)*|dylib)$", re.IGNORECASE)
+_MOST_LAYERS = 1 << 14  # each has two inputs and two outputs of the model, whose names are built from it
 _TEXT_INPUTS = ("input_ids", "attention_mask", "position_ids")
 _OTHER_PARTS = ("encoder", "encoder_decoder_init", "embedding", "vision", "speech")
 
@@ -159,9 +161,7 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
     if not path.exists():
         raise ConversionError(f"{base} has no {CONFIG}; give the folder that onnxruntime-genai's builder wrote")
     try:
-        document = json.loads(
-            file_inside(base, CONFIG, f"the config of {base} is", trusted).read_text(encoding="utf-8")
-        )
+        document = json.loads(read_regular(file_inside(base, CONFIG, f"the config of {base} is", trusted)))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as err:
         raise ConversionError(f"{path} is no JSON file: {err}") from err
     at = _Entry(path, "", document)
@@ -193,7 +193,7 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
         context_length=model.size("context_length"),
         head_size=decoder.size("head_size"),
         heads=decoder.size("num_key_value_heads"),
-        layers=decoder.size("num_hidden_layers"),
+        layers=decoder.size("num_hidden_layers", _MOST_LAYERS),
         inputs={
             **{key: inputs.text(key, key) for key in _TEXT_INPUTS},
             "past_key_names": inputs.text("past_key_names", "past_key_values.%d.key"),
@@ -284,10 +284,12 @@ class _Entry:
             raise ConversionError(f"{self.where(key)} is {value!r}, no text")
         return value
 
-    def size(self, key: str) -> int:
+    def size(self, key: str, most: int = 2**31 - 1) -> int:
         value = self._get(key, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConversionError(f"{self.where(key)} is {value!r}, no whole number above 0")
+        if value > most:
+            raise ConversionError(f"{self.where(key)} is above {most}, which no model needs")
         return value
 
     def tokens(self, key: str) -> frozenset[int]:

@@ -91,6 +91,8 @@ def test_a_model_that_is_no_decoder_of_text_is_refused(tmp_path: Path, entries: 
         ({"filename": "../model.onnx"}, "must be a relative path inside the folder"),
         ({"filename": "absent.onnx"}, "cannot be read"),
         ({"pipeline": [{"embedding": {"filename": "e.onnx"}}]}, "pipeline of several models"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers is above 16384"),
+        ({"head_size": 10**40}, "head_size is above"),
         ({"head_size": True}, "head_size is True, no whole number"),
         ({"inputs": {"input_ids": 3}}, "input_ids is 3, no text"),
         ({"session_options": {"provider_options": {"cuda": {}}}}, "is not a list of objects"),
