@@ -7,7 +7,6 @@ written as objects with one key that begins with `$`.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import os
@@ -292,6 +291,9 @@ class _Reader:
 
     def tensor_type(self, content: Any, where: str) -> TensorType:
         name, dims = _two(content, where)
+        for dim in () if dims is None else _typed(dims, list, where):
+            if not isinstance(dim, int | str | None):
+                _fail(where, f"a dimension is a size, a symbol or null, not {dim!r}")
         try:
             return TensorType(_read_dtype(name, where), None if dims is None else Shape(_typed(dims, list, where)))
         except (ValueError, TypeError) as err:
@@ -314,7 +316,7 @@ class _Reader:
                 texts = [_typed(text, str, f"{where}.strings") for text in _get(item, "strings", list, where)]
                 return TensorData(dtype, shape, np.array(texts, dtype=object))
             return TensorData(dtype, shape, np.frombuffer(_read_bytes(_get(item, "data", str, where), where), np.uint8))
-        except ValueError as err:
+        except (ValueError, OverflowError) as err:
             raise ConversionError(f"{where}: {err}") from err
 
 
@@ -383,7 +385,7 @@ def _one_of(item: Any, known: Any, where: str) -> str:
 def _read_bytes(item: Any, where: str) -> bytes:
     try:
         return base64.b64decode(_typed(item, str, where), validate=True)
-    except binascii.Error as err:
+    except ValueError as err:  # binascii.Error, or characters that are not ASCII
         raise ConversionError(f"{where}: {err}") from err
 
 
