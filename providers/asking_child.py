@@ -129,7 +129,7 @@ def _child() -> _Child:
 def _import_path() -> list[str]:
     """Return this process's import path; the current folder is in it only if this package was imported from there."""
     home = str(Path(__file__).resolve().parents[2])
-    here = os.getcwd() if "" in sys.path else ""
+    here = str(Path.cwd()) if "" in sys.path else ""
     return [path or here for path in sys.path if path or os.path.realpath(here) == home]
 
 

@@ -70,7 +70,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # before it is opened, which has effects on some devices
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
-    stream = open(path, "rb", opener=_unblocked)  # noqa: PTH123, SIM115  # the caller closes it
+    stream = open(path, "rb", opener=_unblocked)  # noqa: SIM115  # the caller closes it
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))

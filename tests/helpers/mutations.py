@@ -18,7 +18,7 @@ _HOSTILE: tuple[Any, ...] = (
 
 def mutated_json(document: Any, seed: int, count: int) -> Iterator[str]:
     """Yield `count` mutated texts of a document, the same for the same seed."""
-    source = random.Random(seed)  # noqa: S311  # reproducible, not secret
+    source = random.Random(seed)  # reproducible, not secret
     for _ in range(count):
         changed = copy.deepcopy(document)
         for _ in range(source.choice((1, 1, 1, 2, 3))):

@@ -151,9 +151,7 @@ def test_numbers_of_the_file_size_the_cache(tmp_path: Path) -> None:
         ("cuda", {"an_option_of_tomorrow": "x/../../evil"}),
     ],
 )
-def test_provider_options_that_name_files_are_refused(
-    tmp_path: Path, provider: str, options: dict[str, Any]
-) -> None:
+def test_provider_options_that_name_files_are_refused(tmp_path: Path, provider: str, options: dict[str, Any]) -> None:
     """A provider would load them as native code, or use the address, whatever the file of a stranger says."""
     with pytest.raises(ConversionError, match=rf"provider_options.*{next(iter(options))}.*CompileOptions"):
         read_config(write_folder(tmp_path, providers=[{provider: options}]))
