@@ -242,7 +242,7 @@ def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[st
         for key, value in options.items():
             if _names_file(key, value):
                 raise ConversionError(
-                    f"{session.where('provider_options')}: {key!r} of {name!r} is {value!r}, a file, library or address "
+                    f"{session.where('provider_options')}: {key!r} of {name!r} is {value!r}, a file or an address "
                     "that the provider would load into this process; if you trust it, take the entry out and give it "
                     f"in CompileOptions(provider_options={{{key!r}: ...}})"
                 )
