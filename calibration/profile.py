@@ -137,8 +137,12 @@ class CalibrationProfile:
             document = json.loads(text)
             if document["schema"] != SCHEMA:
                 raise CalibrationError(f"the profile has schema {document['schema']}, this version reads {SCHEMA}")
+            key = ProfileKey(**document["key"])
+            texts = [value for name, value in asdict(key).items() if name != "threads"]
+            if type(key.threads) is not int or not all(isinstance(text, str) for text in texts):
+                raise CalibrationError(f"the profile has the key {key}, whose entries are texts and a number")
             return cls(
-                key=ProfileKey(**document["key"]),
+                key=key,
                 rows=tuple(_row(*row) for row in document["rows"]),
                 machine=str(document["machine"]),
                 measured=str(document["measured"]),
@@ -146,11 +150,13 @@ class CalibrationProfile:
                 elapsed_s=float(document["elapsed_s"]),
                 skipped={str(name): str(reason) for name, reason in document["skipped"].items()},
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as err:
             raise CalibrationError(f"the text is no calibration profile: {err!r}") from err
 
 
 def _row(kernel: str, size: list[int], ns: float, dtype: str, spread: float, repeats: int) -> Row:
     if not 0 <= ns < math.inf:
         raise ValueError(f"{ns} is no time")
+    if not 0 <= spread < math.inf or repeats < 1 or any(number < 0 for number in size):
+        raise ValueError(f"the row of {kernel} has size {size}, spread {spread} and {repeats} repeats")
     return Row(str(kernel), tuple(map(int, size)), float(ns), str(dtype), float(spread), int(repeats))

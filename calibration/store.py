@@ -15,7 +15,7 @@ from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
 from rlx_ort.providers.base import Availability
-from rlx_ort.storage import cache_folder, cache_root, write_atomic
+from rlx_ort.storage import cache_folder, cache_root, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.model import MeasuredCostModel
@@ -200,7 +200,7 @@ def _remembered(device: Device) -> _Memory:
 
 def _read(path: Path, key: ProfileKey) -> Found:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
     except FileNotFoundError:
         return Found(None, _why_none(path, key))
     except (OSError, UnicodeDecodeError) as err:
@@ -217,7 +217,7 @@ def _why_none(path: Path, key: ProfileKey) -> str:
     """Return how another profile of the device differs, or that there is none."""
     for other in sorted(path.parent.glob(f"{path.name.rsplit('-', 1)[0]}-*.json"))[:3]:
         with contextlib.suppress(OSError, UnicodeDecodeError, CalibrationError):
-            profile = CalibrationProfile.from_json(other.read_text(encoding="utf-8"))
+            profile = CalibrationProfile.from_json(read_regular(other).decode("utf-8"))
             return f"the profile {other.name} is of another machine or version: {key.difference(profile.key)}"
     return "it was never calibrated here; `rlx-ort calibrate` does it"
 

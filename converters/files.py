@@ -24,7 +24,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.storage import replacing, unfinished
+from rlx_ort.storage import open_regular, replacing, unfinished
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
@@ -259,7 +259,7 @@ def load_graph(source: Source, *, trusted_links: Folders = ()) -> Graph:
     if not file.is_file():
         raise ConversionError(f"{file} is no file; give the path of a model, such as an .onnx file")
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             head = stream.read(64)
     except OSError as err:
         raise ConversionError(f"{file} cannot be read: {err}") from err

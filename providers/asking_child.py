@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 _IDLE_S = 10.0  # of a child before it is ended: starting one takes half a second
@@ -59,7 +60,8 @@ class _Child:
     """A process that answers questions, task after task, until its input ends. Only its parent uses and ends it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-c", "from rlx_ort.providers.asking import answer_tasks; answer_tasks()"]
+        # `-P` keeps the current folder from the path, so that no package that lies there is executed.
+        command = [sys.executable, "-P", "-c", "from rlx_ort.providers.asking import answer_tasks; answer_tasks()"]
         self.environment = environment
         self.parent = os.getpid()
         self._patience_s = _START_S
@@ -116,12 +118,19 @@ def _child() -> _Child:
     global _current
     if _timer is not None:
         _timer.cancel()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONUTF8": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path()), "PYTHONUTF8": "1"}
     if _current is None or not _current.alive or _read_by_us(_current.environment) != _read_by_us(environment):
         if _current is not None:
             _current.end()
         _current = _Child(environment)
     return _current
+
+
+def _import_path() -> list[str]:
+    """Return this process's import path; the current folder is in it only if this package was imported from there."""
+    home = str(Path(__file__).resolve().parents[2])
+    here = str(Path.cwd()) if "" in sys.path else ""
+    return [path or here for path in sys.path if path or os.path.realpath(here) == home]
 
 
 def _read_by_us(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Execution providers that come as packages of their own and are registered with ONNX Runtime once a process.
 
 A plugin is native code, so only libraries that belong to an installed distribution are loaded, never a path from a
-model or a setting. Libraries are never unregistered: doing so under a live session crashes the process.
+model or a setting, and nothing from the current folder, which Python puts on its path in many ways of starting it.
+Libraries are never unregistered: doing so under a live session crashes the process.
 
 Windows ML shares providers between the programs of a Windows 11 machine, as signed packages of its store that Windows
 updates. They are found by `windowsml`, which is no dependency (`pip install windowsml`). What is there already is used
@@ -13,14 +14,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.machinery
 import importlib.metadata
+import importlib.util
 import logging
+import os
 import re
+import site
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rlx_ort.errors import EngineError
@@ -116,7 +123,7 @@ def _register(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) 
 
 def _distributions() -> Iterator[tuple[importlib.metadata.Distribution, str]]:
     seen = set()
-    for dist in importlib.metadata.distributions():
+    for dist in importlib.metadata.distributions(path=_installed_path()):
         folder = getattr(dist, "_path", None)  # NAME-VERSION.dist-info; parsing the metadata of all takes 0.1 s
         name = normal_name(dist.metadata["Name"] or "" if folder is None else folder.name.partition("-")[0])
         if name in seen or not _LIKELY.search(name):
@@ -131,10 +138,51 @@ def _distributions() -> Iterator[tuple[importlib.metadata.Distribution, str]]:
             yield dist, module
 
 
+def _installed_path() -> list[str]:
+    """Return Python's path without the current folder, unless packages are installed in it."""
+    return [entry for entry in sys.path if not _is_current_folder(entry)]
+
+
+def _is_current_folder(folder: str | Path) -> bool:
+    try:
+        here = Path.cwd().resolve()
+        if Path(folder).resolve() != here:
+            return False
+    except (OSError, RuntimeError):  # the current folder was removed, or a loop of links
+        return not str(folder)
+    homes = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()]
+    return not any(os.path.realpath(home) == str(here) for home in homes)
+
+
+def _import(name: str) -> ModuleType:
+    """Return a top-level module from where distributions are installed, imported if it is not yet.
+
+    Raises:
+        ImportError: there is none, it does not import, or the program has imported one from the current folder.
+    """
+    if name not in sys.modules:
+        path, pathfinder = _installed_path(), importlib.machinery.PathFinder
+        found = (finder.find_spec(name, path if finder is pathfinder else None) for finder in sys.meta_path)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is None or spec.loader is None:
+            raise ModuleNotFoundError(f"no installed module {name!r}", name=name)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(name, None)
+            raise
+    module = sys.modules[name]
+    file = getattr(module, "__file__", None)
+    if file and _is_current_folder(Path(file).parents[1 if hasattr(module, "__path__") else 0]):
+        raise ImportError(f"{file} lies in the current folder; install the package with pip to have it loaded")
+    return module
+
+
 def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
     found = functools.partial(Plugin, dist.metadata["Name"], dist.version)
     try:
-        module = importlib.import_module(module_name)
+        module = _import(module_name)
     except (ImportError, OSError) as err:
         return found(problem=f"its module {module_name} does not import: {err}")
     path = getattr(module, "get_library_path", None) or getattr(module, "library_path", None)

@@ -7,7 +7,9 @@ disk, then renamed. Readers see the old file or the new one, and a process that 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -58,6 +60,35 @@ def write_atomic(path: Path, data: bytes) -> None:
 def partial_path(path: Path) -> Path:
     """Return an unpredictable name beside a path, for what is not complete yet: `.NAME.<hex>.partial`."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading that must be a regular one: pipes block, and devices may have no end.
+
+    Raises:
+        OSError: it is something else, or cannot be opened.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # before it is opened, which has effects on some devices
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    stream = open(path, "rb", opener=_unblocked)  # noqa: SIM115  # the caller closes it
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    return stream
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        OSError: it is something else, or cannot be read.
+    """
+    with open_regular(path) as stream:
+        return stream.read()
+
+
+def _unblocked(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe put there meanwhile does not block either
 
 
 def cache_root() -> Path:

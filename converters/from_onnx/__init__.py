@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from rlx_ort.converters.protos import paused_collector
 from rlx_ort.errors import ConversionError, GraphVerifyError
+from rlx_ort.storage import read_regular
 
 if TYPE_CHECKING:
     import onnx
@@ -38,9 +38,7 @@ def read_model(source: Source, base_dir: str | os.PathLike[str] | None) -> tuple
         return parsed_model(bytes(source), "the bytes"), folder
     path = Path(source)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ConversionError(f"{path} is no regular file; give the path of an .onnx file")
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err
     return parsed_model(data, str(path)), folder or path.parent

@@ -25,6 +25,7 @@ from rlx_ort.converters.onnx_types import refer
 from rlx_ort.converters.protos import field_key, varint
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import FileRange
+from rlx_ort.storage import open_regular
 
 if TYPE_CHECKING:
     import onnx
@@ -139,10 +140,8 @@ class ExternalFiles:
 
 def _mapped(path: Path, what: str) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())  # of the file that was opened, whatever the name points to by now
-            if not stat.S_ISREG(status.st_mode):
-                raise ConversionError(f"{what} is in {path}, which is no regular file")
             data = np.memmap(file, np.uint8, "r") if status.st_size else np.empty(0, np.uint8)
             return data, FileRange.stamp_of(status)
     except OSError as err:
@@ -206,10 +205,10 @@ def read_mapped(path: Path, trusted: Sequence[Path] = ()) -> tuple[onnx.ModelPro
         ConversionError: there is no such file, or it is no ONNX model.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or not status.st_size:
-                raise ConversionError(f"{path} is {'empty' if stat.S_ISREG(status.st_mode) else 'no regular file'}")
+            if not status.st_size:
+                raise ConversionError(f"{path} is empty")
             data = np.memmap(file, np.uint8, "r")
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err

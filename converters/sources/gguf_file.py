@@ -24,6 +24,7 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
 from rlx_ort.ir.tensor import FileRange, TensorData
+from rlx_ort.storage import open_regular
 
 _PLAIN = {
     "F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F64,
@@ -103,7 +104,7 @@ def _check_header(path: Path, blocks: Mapping[int, tuple[int, int]]) -> None:
     `blocks` has the weights and bytes of a block by the number of a tensor type.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             data = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
         _Walk(data.data, blocks).check()

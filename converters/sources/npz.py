@@ -20,6 +20,7 @@ from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
+from rlx_ort.storage import open_regular
 
 LIMIT_BYTES = 64 << 30
 """The most an archive may unpack to."""
@@ -42,7 +43,7 @@ def read_npz(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> WeightFile:
         ConversionError: the file is no archive, is damaged, holds pickled objects, or unpacks to more than it may.
     """
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             status = os.fstat(file.fileno())
             _check_sizes(path, archive, status.st_size, limit_bytes)
             place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, read_tensors
+from rlx_ort.storage import read_regular
 
 GgufAs: TypeAlias = Literal["f32", "f16", "packed"]
 """What quantised tensors of a GGUF file are read as: floats, or their blocks as bytes `(rows, row bytes)`."""
@@ -93,7 +94,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > _INDEX_LIMIT_BYTES:
             raise ConversionError(f"{path} is above {_INDEX_LIMIT_BYTES >> 20} MiB, which no index needs")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular(path).decode("utf-8"))
         places = document["weight_map"]
         if not all(isinstance(name, str) and isinstance(file, str) for name, file in places.items()):
             raise TypeError("its weight_map maps to other things than file names")
@@ -187,7 +188,7 @@ def load_renames(path: str | os.PathLike[str]) -> Renames:
     """
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_regular(file).decode("utf-8-sig")
         document: Any = json.loads(text) if text.lstrip()[:1] == "{" else tomllib.loads(text)
     except OSError as err:
         raise ConversionError(f"{file} cannot be read: {err}") from err

@@ -36,6 +36,8 @@ def read_npz(path: Path) -> dict[str, Array]:
     Raises:
         InputError: the file is no npz archive, is damaged, or holds pickled objects.
     """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no regular file; write one with numpy.savez(path, name=array, ...)")
     if not zipfile.is_zipfile(path):
         raise InputError(f"{path} is no npz file; write one with numpy.savez(path, name=array, ...)")
     arrays: dict[str, Array] = {}

@@ -12,6 +12,7 @@ import click
 from rlx_ort.cli import options
 from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import binary_size, counted, emit, note, print_facts
+from rlx_ort.storage import read_regular
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import Precision
@@ -178,7 +179,7 @@ def create(
         policy=replace(policy, pick=picks[strategy]),
         golden=cases,
         license=license_id,
-        license_text="" if license_file is None else license_file.read_text(encoding="utf-8"),
+        license_text="" if license_file is None else read_regular(license_file).decode("utf-8"),
         requires=require,
     )
     with counted(f"packing {target}") as progress:

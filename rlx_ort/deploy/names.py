@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlx_ort import environment
 from rlx_ort.errors import IntegrityError, PackageError
+from rlx_ort.storage import open_regular
 
 INDEX = "rlx.json"
 """The file that lists all others with their digests."""
@@ -127,7 +128,7 @@ def is_package(path: str | os.PathLike[str]) -> bool:
     try:
         if file.is_dir():
             return (file / INDEX).is_file()
-        with zipfile.ZipFile(file) as archive:
+        with open_regular(file) as stream, zipfile.ZipFile(stream) as archive:
             return INDEX in archive.namelist()
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return False

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from rlx_ort.errors import ConversionError, near_names
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.recipe import KNOWN_CONFIG_KEYS, names
+from rlx_ort.storage import read_regular
 
 CONFIG = "genai_config.json"
 _SUFFIX = "executionprovider"
@@ -36,6 +38,23 @@ _SESSION_OPTIONS = names(
     enable_cpu_mem_arena enable_mem_pattern graph_optimization_level provider_options
     """
 )
+# Options whose value is a file, a folder, a library, or an address in this process, by the words of their names:
+# QNN's backend_path and op_packages, OpenVINO's load_config, TensorRT's trt_extra_plugin_lib_paths, caches of engines.
+_FILE_WORDS = names(
+    """
+    path paths file files filepath folder dir dirs directory lib libs library libraries dll plugin plugins package
+    packages xclbin
+    """
+)
+_FILE_OPTIONS = names(
+    """
+    load_config user_compute_stream gpu_external_alloc gpu_external_free gpu_external_empty_cache webgpuinstance
+    webgpudevice dawnproctable
+    """
+)
+_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+_LIBRARY = re.compile(r"\.(?:dll|so(?:\.\d+)*|dylib)$", re.IGNORECASE)
+_MOST_LAYERS = 1 << 14  # each has two inputs and two outputs of the model, whose names are built from it
 _TEXT_INPUTS = ("input_ids", "attention_mask", "position_ids")
 _OTHER_PARTS = ("encoder", "encoder_decoder_init", "embedding", "vision", "speech")
 
@@ -142,9 +161,7 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
     if not path.exists():
         raise ConversionError(f"{base} has no {CONFIG}; give the folder that onnxruntime-genai's builder wrote")
     try:
-        document = json.loads(
-            file_inside(base, CONFIG, f"the config of {base} is", trusted).read_text(encoding="utf-8")
-        )
+        document = json.loads(read_regular(file_inside(base, CONFIG, f"the config of {base} is", trusted)))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as err:
         raise ConversionError(f"{path} is no JSON file: {err}") from err
     at = _Entry(path, "", document)
@@ -176,7 +193,7 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
         context_length=model.size("context_length"),
         head_size=decoder.size("head_size"),
         heads=decoder.size("num_key_value_heads"),
-        layers=decoder.size("num_hidden_layers"),
+        layers=decoder.size("num_hidden_layers", _MOST_LAYERS),
         inputs={
             **{key: inputs.text(key, key) for key in _TEXT_INPUTS},
             "past_key_names": inputs.text("past_key_names", "past_key_values.%d.key"),
@@ -200,7 +217,12 @@ def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[st
             f"{session.where('custom_ops_library')} names a library, which is native code that would run in this "
             "process; if you trust it, take the entry out and name it in CompileOptions(custom_op_libraries=...)"
         )
-    for key in session.value:
+    for key, value in session.value.items():
+        if _names_file(key, value):
+            raise ConversionError(
+                f"{session.where(key)} is {value!r}: a file or an address that the folder names and ONNX Runtime would "
+                "use unchecked; take the entry out"
+            )
         if key not in _SESSION_OPTIONS and key not in KNOWN_CONFIG_KEYS:
             near = near_names(key, [*_SESSION_OPTIONS, *KNOWN_CONFIG_KEYS])
             notes.append(f"{session.where(key)} is no option of ONNX Runtime and has no effect; {near}")
@@ -217,8 +239,27 @@ def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[st
             )
         if not isinstance(options, dict):
             raise ConversionError(f"{session.where('provider_options')}: the options of {name!r} are no object")
+        for key, value in options.items():
+            if _names_file(key, value):
+                raise ConversionError(
+                    f"{session.where('provider_options')}: {key!r} of {name!r} is {value!r}, a file or an address "
+                    "that the provider would load into this process; if you trust it, take the entry out and give it "
+                    f"in CompileOptions(provider_options={{{key!r}: ...}})"
+                )
         found.append((lowered, {key: value for key, value in options.items() if isinstance(value, str)}))
     return tuple(found)
+
+
+def _names_file(key: str, value: object) -> bool:
+    """Return whether an option is a file, a library or an address, by its name or by its value."""
+    last = key.rpartition(".")[2]
+    if last.lower() in _FILE_OPTIONS or not _FILE_WORDS.isdisjoint(word.lower() for word in _WORD.findall(last)):
+        return True
+    if not isinstance(value, str):
+        return False
+    windows = PureWindowsPath(value)
+    rooted = windows.drive or windows.root or PurePosixPath(value).root
+    return bool(rooted or ".." in windows.parts or _LIBRARY.search(value))
 
 
 class _Entry:
@@ -243,10 +284,12 @@ class _Entry:
             raise ConversionError(f"{self.where(key)} is {value!r}, no text")
         return value
 
-    def size(self, key: str) -> int:
+    def size(self, key: str, most: int = 2**31 - 1) -> int:
         value = self._get(key, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConversionError(f"{self.where(key)} is {value!r}, no whole number above 0")
+        if value > most:
+            raise ConversionError(f"{self.where(key)} is above {most}, which no model needs")
         return value
 
     def tokens(self, key: str) -> frozenset[int]:

@@ -7,7 +7,6 @@ written as objects with one key that begins with `$`.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import os
@@ -27,7 +26,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, op_class
 from rlx_ort.ir.tensor import TensorData, read_tensors, write_tensors
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
-from rlx_ort.storage import write_atomic
+from rlx_ort.storage import read_regular, write_atomic
 
 FORMAT = "rlx_ort graph"
 """Value of the `format` entry of a graph file."""
@@ -88,7 +87,7 @@ def load_json(path: str | Path) -> Graph:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as err:
         raise ConversionError(f"graph file {path} cannot be read: {err}") from err
     document = _document(text, str(path))
@@ -98,13 +97,28 @@ def load_json(path: str | Path) -> Graph:
         name = side.get("file") if isinstance(side, dict) else None
         if not isinstance(name, str) or Path(name).name != name:
             raise ConversionError(f"graph file {path}: the entry 'tensors' names no file beside it")
-        tensors, metadata = read_tensors(path.parent / name)
+        tensors, metadata = read_tensors(_beside(path, name))
         if metadata.get("identity") != side.get("identity"):
             raise ConversionError(f"graph file {path}: {name} belongs to another save; save the graph again")
     try:
         return _Reader(tensors).graph(document["graph"], "graph")
     except ConversionError as err:
         raise ConversionError(f"graph file {path}: {err}") from err
+
+
+def _beside(path: Path, name: str) -> Path:
+    """Return the file beside a graph file; a link must not lead out of the folder, as the name is a stranger's."""
+    try:
+        found = (path.parent / name).resolve(strict=True)
+        folder = path.parent.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as err:  # RuntimeError: a loop of links; ValueError: a null character
+        raise ConversionError(f"graph file {path}: {name!r} beside it cannot be read: {err}") from err
+    if folder not in found.parents:
+        raise ConversionError(
+            f"graph file {path}: {name!r} beside it is a link that leaves the folder for {found}; "
+            "put the file itself there"
+        )
+    return found
 
 
 def _encoded(graph: Graph) -> tuple[dict[str, Any], dict[str, TensorData]]:
@@ -277,6 +291,9 @@ class _Reader:
 
     def tensor_type(self, content: Any, where: str) -> TensorType:
         name, dims = _two(content, where)
+        for dim in () if dims is None else _typed(dims, list, where):
+            if not isinstance(dim, int | str | None):
+                _fail(where, f"a dimension is a size, a symbol or null, not {dim!r}")
         try:
             return TensorType(_read_dtype(name, where), None if dims is None else Shape(_typed(dims, list, where)))
         except (ValueError, TypeError) as err:
@@ -299,7 +316,7 @@ class _Reader:
                 texts = [_typed(text, str, f"{where}.strings") for text in _get(item, "strings", list, where)]
                 return TensorData(dtype, shape, np.array(texts, dtype=object))
             return TensorData(dtype, shape, np.frombuffer(_read_bytes(_get(item, "data", str, where), where), np.uint8))
-        except ValueError as err:
+        except (ValueError, OverflowError) as err:
             raise ConversionError(f"{where}: {err}") from err
 
 
@@ -368,7 +385,7 @@ def _one_of(item: Any, known: Any, where: str) -> str:
 def _read_bytes(item: Any, where: str) -> bytes:
     try:
         return base64.b64decode(_typed(item, str, where), validate=True)
-    except binascii.Error as err:
+    except ValueError as err:  # binascii.Error, or characters that are not ASCII
         raise ConversionError(f"{where}: {err}") from err
 
 

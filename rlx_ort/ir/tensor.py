@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.storage import replacing
+from rlx_ort.storage import open_regular, replacing
 
 PIECE_BYTES = 8 << 20
 """Size of the pieces in which a tensor is copied from file to file."""
@@ -312,16 +312,16 @@ def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:
         ConversionError: the file cannot be read, or is no safetensors file.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(8)
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
             if not 0 <= length <= _HEADER_LIMIT:
                 raise ValueError("the length of its header is wrong")
             header = json.loads(file.read(length).decode("utf-8"))
-        status = path.stat()
-        size = status.st_size - 8 - length
-        place = FileRange(str(path.resolve()), 8 + length, FileRange.stamp_of(status))
-        data = np.memmap(path, np.uint8, "r", 8 + length) if size > 0 else np.empty(0, np.uint8)
+            status = os.fstat(file.fileno())
+            size = status.st_size - 8 - length
+            place = FileRange(str(path.resolve()), 8 + length, FileRange.stamp_of(status))
+            data = np.memmap(file, np.uint8, "r", 8 + length) if size > 0 else np.empty(0, np.uint8)
         metadata = {str(name): str(text) for name, text in header.pop("__metadata__", {}).items()}
         return {
             name: _mapped_tensor(entry, data, metadata.get(_RAW_PREFIX + name), place) for name, entry in header.items()

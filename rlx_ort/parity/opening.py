@@ -27,6 +27,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import EngineSession, SessionRequest
+from rlx_ort.storage import read_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,6 @@ class _OrtModel(ExportedModel):
 
     def model_bytes(self, weights: Mapping[str, Any]) -> bytes:
         try:
-            return self.path.read_bytes()
+            return read_regular(self.path)
         except OSError as err:
             raise ConversionError(f"{self.path} cannot be read: {err}") from err

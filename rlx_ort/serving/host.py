@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort.errors import ServingError
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import ConnectionLimits, HttpOptions, create_app
+from rlx_ort.storage import read_regular
 
 if TYPE_CHECKING:
     import grpc
@@ -226,7 +227,7 @@ async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grp
         if options.certificate is None or options.private_key is None:
             port = rpc.add_insecure_port(place)
         else:
-            pair = (options.private_key.read_bytes(), options.certificate.read_bytes())
+            pair = (read_regular(options.private_key), read_regular(options.certificate))
             port = rpc.add_secure_port(place, grpc.ssl_server_credentials([pair]))
     except (RuntimeError, OSError) as err:
         raise ServingError(f"gRPC cannot listen on {place}: {err}") from err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,3 +99,37 @@ def test_nothing_is_left_of_a_file_that_cannot_be_written(
         assert err.errno == errno.ENOSPC  # noqa: PT017  # some callers go on without the file
     assert folder.is_dir()
     assert _content(folder) == {}
+
+
+READ_IT = """
+import sys
+from pathlib import Path
+import rlx_ort
+from rlx_ort import errors
+from rlx_ort.calibration.store import _read
+from rlx_ort.converters.sources import open_source
+from rlx_ort.ir.serde import load_json
+from rlx_ort.ir.tensor import read_tensors
+for read in (rlx_ort.load, rlx_ort.open_package, rlx_ort.from_onnx, load_json, read_tensors, open_source):
+    try:
+        read(Path(sys.argv[1]))
+    except errors.RlxError:
+        continue
+    raise SystemExit(f"{read} took it")
+assert _read(Path(sys.argv[1]), None).profile is None
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes and devices among the files here")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_only_regular_files_are_read(tmp_path, kind):
+    """A pipe would block for ever, and a device without an end would fill the memory."""
+    path = tmp_path / "model.onnx"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", READ_IT, str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -33,7 +33,7 @@ from rlx_ort.providers.engine.compiled.store import (
 from rlx_ort.providers.engine.injection import external_tensors
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.plugins import plugin_for
-from rlx_ort.storage import write_atomic
+from rlx_ort.storage import read_regular, write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
@@ -148,7 +148,7 @@ def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, roo
         hardware = f"{found.hardware} {found.identity}".strip()
         parts |= {"device": request.device.label, "hardware": hardware, "driver": found.driver}
     for number, library in enumerate(options.custom_op_libraries):
-        parts[f"custom_ops_{number}"] = hashlib.sha256(Path(library).read_bytes()).hexdigest()
+        parts[f"custom_ops_{number}"] = hashlib.sha256(read_regular(library)).hexdigest()
     return CacheKey(parts)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
+from rlx_ort.errors import DeviceParseError
 from rlx_ort.storage import cache_root
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class CompileStore:
         """The most bytes the entries take together."""
         if self._limit is not None:
             return self._limit
-        return environment.parse_or("CACHE_LIMIT", DEFAULT_LIMIT_BYTES, parse_bytes)
+        return _limit_of_variable()
 
     def find(self, digest: str) -> Entry | None:
         """Return an intact entry and note its use; a damaged one is dropped. Reads at most 1 MiB a file."""
@@ -423,10 +424,33 @@ def parse_bytes(text: str) -> int:
 
 
 def use_of(asked: str | None, default: str = "off") -> str:
-    """Return `on`, `off` or `found`: as asked, else by `RLX_CACHE`, which may be a flag too, else by default."""
+    """Return `on`, `off` or `found`: as asked, else by `RLX_CACHE`, which may be a flag too, else by default.
+
+    Raises:
+        DeviceParseError: `RLX_CACHE` is none of these, or `RLX_CACHE_LIMIT` is no size.
+    """
     if asked is not None:
         return asked
-    value = (environment.get("CACHE") or default).strip().lower()
-    if value in ("on", "off", "found"):
-        return value
-    return "on" if environment.flag("CACHE") else "off"
+    text = environment.get("CACHE") or default
+    value = _SPELLINGS.get(text.strip().lower())
+    if value is None:
+        raise DeviceParseError(text, f"RLX_CACHE={text!r} is neither on, off nor found")
+    if value != "off":
+        _limit_of_variable()  # a typo is reported before anything is compiled
+    return value
+
+
+_SPELLINGS = {
+    **dict.fromkeys(("on", "1", "true", "yes"), "on"),
+    **dict.fromkeys(("off", "0", "false", "no", ""), "off"),
+    "found": "found",
+}
+
+
+def _limit_of_variable() -> int:
+    """Return the bytes that `RLX_CACHE_LIMIT` allows, or the default where it is unset or empty."""
+    text = environment.get("CACHE_LIMIT") or ""
+    try:
+        return parse_bytes(text) if text.strip() else DEFAULT_LIMIT_BYTES
+    except ValueError as err:
+        raise DeviceParseError(text, f"RLX_CACHE_LIMIT: {err}") from err

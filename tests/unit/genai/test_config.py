@@ -91,6 +91,8 @@ def test_a_model_that_is_no_decoder_of_text_is_refused(tmp_path: Path, entries: 
         ({"filename": "../model.onnx"}, "must be a relative path inside the folder"),
         ({"filename": "absent.onnx"}, "cannot be read"),
         ({"pipeline": [{"embedding": {"filename": "e.onnx"}}]}, "pipeline of several models"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers is above 16384"),
+        ({"head_size": 10**40}, "head_size is above"),
         ({"head_size": True}, "head_size is True, no whole number"),
         ({"inputs": {"input_ids": 3}}, "input_ids is 3, no text"),
         ({"session_options": {"provider_options": {"cuda": {}}}}, "is not a list of objects"),
@@ -131,3 +133,38 @@ def test_numbers_of_the_file_size_the_cache(tmp_path: Path) -> None:
     decoder = document["model"]["decoder"]
     config = read_config(tmp_path)
     assert (config.head_size, config.heads) == (decoder["head_size"], decoder["num_key_value_heads"])
+
+
+@pytest.mark.parametrize(
+    ("provider", "options"),
+    [
+        ("qnn", {"backend_path": "QnnHtp.dll"}),
+        ("QNN", {"op_packages": "Op:ops.so:Provider"}),
+        ("OpenVINO", {"load_config": {"NPU": {}}}),
+        ("NvTensorRtRtx", {"nv_runtime_cache_path": "cache"}),
+        ("vitisai", {"configFile": "vaip.json"}),
+        ("cuda", {"user_compute_stream": "140737488355328"}),
+        ("webgpu", {"dawnProcTable": "140737488355328"}),
+        ("cuda", {"an_option_of_tomorrow": "/tmp/evil"}),
+        ("cuda", {"an_option_of_tomorrow": "C:\\evil"}),
+        ("cuda", {"an_option_of_tomorrow": "libevil.so.1"}),
+        ("cuda", {"an_option_of_tomorrow": "x/../../evil"}),
+    ],
+)
+def test_provider_options_that_name_files_are_refused(tmp_path: Path, provider: str, options: dict[str, Any]) -> None:
+    """A provider would load them as native code, or use the address, whatever the file of a stranger says."""
+    with pytest.raises(ConversionError, match=rf"provider_options.*{next(iter(options))}.*CompileOptions"):
+        read_config(write_folder(tmp_path, providers=[{provider: options}]))
+
+
+def test_session_options_that_name_files_are_refused(tmp_path: Path) -> None:
+    """They would have ONNX Runtime read or write files outside the folder."""
+    options = {"session.model_external_initializers_file_folder_path": "/"}
+    with pytest.raises(ConversionError, match=r"session_options\.session\.model_external"):
+        read_config(write_folder(tmp_path, session_options=options))
+
+
+def test_provider_options_without_files_are_kept(tmp_path: Path) -> None:
+    """Names of modes and sizes are no paths."""
+    options = {"device_type": "NPU", "htp_performance_mode": "burst", "profiling_level": "off", "vtcm_mb": "8"}
+    assert read_config(write_folder(tmp_path, providers=[{"qnn": options}])).providers == (("qnn", options),)

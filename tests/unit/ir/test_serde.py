@@ -258,3 +258,19 @@ def test_files_have_the_rights_of_any_new_file(tmp_path: Path) -> None:
     save_json(graph, tmp_path / "g.json")
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_tensors_of_a_graph_file_are_not_read_through_a_link_out_of_its_folder(tmp_path: Path) -> None:
+    """The name of the side file comes from a stranger, as does the link."""
+    graph = Graph("g")
+    graph.outputs = [graph.input("x", [1024]) + graph.param("w", [1024], data=np.ones(1024, np.float32))]
+    (tmp_path / "own").mkdir()
+    save_json(graph, tmp_path / "own" / "g.json")
+    side = tmp_path / "own" / "g.safetensors"
+    side.rename(tmp_path / "g.safetensors")
+    try:
+        side.symlink_to(tmp_path / "g.safetensors")
+    except OSError as err:
+        pytest.skip(f"no links here: {err}")
+    with pytest.raises(ConversionError, match="link that leaves the folder"):
+        load_json(tmp_path / "own" / "g.json")

@@ -10,6 +10,7 @@ from pathlib import Path
 import filelock
 import pytest
 
+from rlx_ort.errors import DeviceParseError
 from rlx_ort.providers.engine.compiled import store as store_module
 from rlx_ort.providers.engine.compiled.store import (
     DEFAULT_LIMIT_BYTES,
@@ -257,11 +258,28 @@ def test_sizes_are_read_with_their_units(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1", "4X", "4 G B"])
-def test_a_limit_that_is_no_size_is_the_default(text, monkeypatch):
-    """A typo does not empty the cache."""
+@pytest.mark.parametrize("text", ["G", "-1", "4X", "4 G B"])
+def test_a_limit_that_is_no_size_is_refused(text, monkeypatch):
+    """It is refused where the cache is asked for, before anything is compiled; the cache switched off needs none."""
     monkeypatch.setenv("RLX_CACHE_LIMIT", text)
+    for asked in (lambda: CompileStore(Path()).limit, lambda: use_of(None, "found")):
+        with pytest.raises(DeviceParseError, match="RLX_CACHE_LIMIT"):
+            asked()
+    assert use_of(None, "off") == "off"
+
+
+def test_an_empty_limit_is_the_default(monkeypatch):
+    """An empty variable counts as unset."""
+    monkeypatch.setenv("RLX_CACHE_LIMIT", "")
     assert CompileStore(Path()).limit == DEFAULT_LIMIT_BYTES
+
+
+@pytest.mark.parametrize("text", ["onn", "of", "2", "found,on"])
+def test_a_misspelt_use_of_the_cache_is_refused(text, monkeypatch):
+    """It would otherwise switch the cache on."""
+    monkeypatch.setenv("RLX_CACHE", text)
+    with pytest.raises(DeviceParseError, match="neither on, off nor found"):
+        use_of(None)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -157,3 +158,36 @@ def test_a_failed_library_is_not_loaded_again():
     first = register_plugin(PLUGIN, engine, (RefusedError,))
     assert register_plugin(PLUGIN, engine, (RefusedError,)) is first
     assert len(engine.calls) == 1
+
+
+def test_a_plugin_in_the_current_folder_is_not_imported(install, tmp_path, monkeypatch):
+    """A folder that somebody works in may hold files from anywhere, and Python often has it on its path."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StopIteration):
+        install("onnxruntime-ep-fake20", "fake_ep_20", code(INSIDE))
+    assert "fake_ep_20" not in sys.modules
+    assert not (tmp_path / "fake_ep_20" / "libfake.so").exists()
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["new", "imported before"])
+def test_a_module_of_the_current_folder_does_not_stand_in_for_an_installed_plugin(
+    install, tmp_path, monkeypatch, imported
+):
+    """The installed module is imported; where the program has imported the other one, no library is loaded."""
+    here = tmp_path / "here"
+    (here / "fake_ep_21").mkdir(parents=True)
+    (here / "fake_ep_21" / "__init__.py").write_text(code(INSIDE), encoding="utf-8")
+    monkeypatch.chdir(here)
+    install("onnxruntime-ep-fake21", "fake_ep_21", code(INSIDE))
+    find_plugins.cache_clear()
+    monkeypatch.delitem(sys.modules, "fake_ep_21")
+    monkeypatch.syspath_prepend("")
+    if imported:
+        importlib.import_module("fake_ep_21")
+    plugin = next(plugin for plugin in find_plugins() if plugin.distribution == "onnxruntime-ep-fake21")
+    monkeypatch.delitem(sys.modules, "fake_ep_21")
+    if imported:
+        assert plugin.library is None
+        assert "lies in the current folder" in plugin.problem
+    else:
+        assert plugin.library == tmp_path / "fake_ep_21" / "libfake.so"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,22 @@ def test_a_node_that_ends_the_process_ends_only_the_child() -> None:
     found = asked(CrashingProvider(), unary("relu", "abs", "tanh"))
     assert found["Relu"] == found["Tanh"] == "device"
     assert "ended the process" in found["Abs"]
+
+
+def test_a_package_in_the_current_folder_is_not_executed_by_the_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child imports from this process's path, and not from where somebody happens to work."""
+    for name in ("rlx_ort", "json", "onnxruntime"):
+        (tmp_path / name).mkdir()
+        marked = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
+        (tmp_path / name / "__init__.py").write_text(marked, encoding="utf-8")
+    asking_child._end_child()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    assert asked(CrashingProvider(), unary("relu"))["Relu"] == "device"
+    asking_child._end_child()
+    assert not list(tmp_path.rglob("executed"))
 
 
 def test_a_question_that_takes_too_long_has_no_answer() -> None:
