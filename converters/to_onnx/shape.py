@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
+from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, from_compute, op_in, to_compute
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -106,10 +106,9 @@ def _sort(emit: Emitter, op: ops.Sort | ops.ArgSort, inputs: Sequence[Any]) -> A
     """Write a TopK of all elements, whose equal elements keep their order."""
     kind = emit.input_type(0)
     count = emit.dims([known_shape(op, kind, "x")[op.axis]])
-    compute = compute_dtype("TopK", kind.dtype)
-    x = inputs[0] if compute is kind.dtype else emit.cast(inputs[0], compute)
+    x = to_compute(emit, "TopK", inputs[0], kind.dtype)
     values, places = emit.op("TopK", x, count, outputs=2, axis=op.axis, largest=int(op.descending), sorted=1)
-    return places if isinstance(op, ops.ArgSort) else emit.cast(values, kind.dtype)
+    return places if isinstance(op, ops.ArgSort) else from_compute(emit, "TopK", values, kind.dtype)
 
 
 @lowers(ops.CumProd, ops.CumMax)
