@@ -88,7 +88,17 @@ def _pad(emit: Emitter, op: Pad, inputs: Sequence[Any]) -> Any:
 
 
 lowers(Transpose)(lambda emit, op, inputs: emit.op("Transpose", inputs[0], perm=[i % len(op.perm) for i in op.perm]))
-lowers(Narrow)(lambda emit, op, inputs: slice_axis(emit, inputs[0], op.axis, op.start, op.start + op.length))
+
+
+@lowers(Narrow)
+def _narrow(emit: Emitter, op: Narrow, inputs: Sequence[Any]) -> Any:
+    shape = known_shape(op, emit.input_type(0), "x")
+    axis = op.axis % shape.rank
+    part = slice_axis(emit, inputs[0], axis, op.start, op.start + op.length)
+    if isinstance(shape[axis], int) or not op.length:
+        return part
+    # A slice beyond the end has fewer elements; a reshape to the declared length then fails, and costs nothing.
+    return emit.op("Reshape", part, emit.i64([op.length if place == axis else 0 for place in range(shape.rank)]))
 
 
 @lowers(Tile)
