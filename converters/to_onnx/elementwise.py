@@ -31,6 +31,8 @@ _COMPARE = {"eq": "Equal", "ne": "Equal", "lt": "Less", "le": "LessOrEqual", "gt
 
 def activate(emit: Emitter, function: str, x: ModelValue, dtype: DType) -> Any:
     """Write an activation by its IR name and return its result."""
+    if function == "atan":
+        return _atan(emit, x, dtype)
     return op_in(emit, _DIRECT[function], dtype, x) if function in _DIRECT else _COMPOSED[function](emit, x, dtype)
 
 
@@ -132,10 +134,27 @@ def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
     return op_in(emit, _BINARY[op.function], dtype, lhs, rhs)
 
 
+def _atan(emit: Emitter, x: Any, dtype: DType) -> Any:
+    """Atan; that of f64 is corrected once with sine and cosine, since the CPU kernel takes f32 only.
+
+    For an angle near atan(x), x cos - sin over cos + x sin is the tangent of what is missing, which equals the missing
+    angle itself to 1e-20. Beyond 1e30 the angle is a quarter turn, so greater numbers, infinities too, are cut there.
+    """
+    if dtype is not DType.F64:
+        return op_in(emit, "Atan", dtype, x)
+    far, near = emit.constant(1e30, dtype), emit.constant(-1e30, dtype)
+    x = emit.op("Where", emit.op("Greater", x, far), far, x)
+    x = emit.op("Where", emit.op("Less", x, near), near, x)  # NaN stays
+    angle = op_in(emit, "Atan", dtype, x)
+    sin, cos = emit.op("Sin", angle), emit.op("Cos", angle)
+    missing = emit.op("Sub", emit.op("Mul", x, cos), sin)
+    return emit.op("Add", angle, emit.op("Div", missing, emit.op("Add", cos, emit.op("Mul", x, sin))))
+
+
 def _atan2(emit: Emitter, y: Any, x: Any, dtype: DType) -> Any:
     """Atan(y / x), moved by half a turn left of the y axis and replaced on it."""
     zero, pi = emit.constant(0, dtype), emit.constant(math.pi, dtype)
-    angle = op_in(emit, "Atan", dtype, emit.op("Div", y, x))
+    angle = _atan(emit, emit.op("Div", y, x), dtype)
     half_turn = emit.op("Where", emit.op("Less", y, zero), emit.op("Neg", pi), pi)
     turned = emit.op("Add", angle, emit.op("Where", emit.op("Less", x, zero), half_turn, zero))
     quarter = emit.constant(math.pi / 2, dtype)

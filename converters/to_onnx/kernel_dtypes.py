@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.model import ModelValue
 
 # What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
+# Operators that compare get it with the highest bit flipped, which keeps the order (`to_compute`).
 _STAND_INS = {
     DType.BOOL: (DType.U8, DType.I32),
     **dict.fromkeys((DType.I8, DType.I16, DType.U8, DType.U16), (DType.I32, DType.F32)),
@@ -29,6 +30,7 @@ _STAND_INS = {
     DType.I64: (DType.F64, DType.F32),
     DType.F64: (DType.F32,),
 }
+_COMPARING = frozenset({"ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "TopK"})
 _TRAPPING = frozenset({DType.I32, DType.I64})  # narrower ones are divided as i32, where their least value fits
 _NUMBERS = "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
 _OPERATORS = {
@@ -64,6 +66,30 @@ def compute_dtype(op_type: str, dtype: DType) -> DType:
     return next((other for other in _STAND_INS.get(dtype, ()) if other in kernels), dtype)
 
 
+def to_compute(emit: Emitter, op_type: str, value: ModelValue, dtype: DType) -> ModelValue:
+    """Cast a value of `dtype` to the dtype in which the op runs, so that the op orders it as before."""
+    compute = compute_dtype(op_type, dtype)
+    if compute is dtype:
+        return value
+    return _flipped(emit, emit.cast(value, compute)) if _flips(op_type, dtype) else emit.cast(value, compute)
+
+
+def from_compute(emit: Emitter, op_type: str, value: ModelValue, dtype: DType) -> ModelValue:
+    """Cast a result in the dtype in which the op runs back to `dtype`: the inverse of `to_compute`."""
+    if compute_dtype(op_type, dtype) is dtype:
+        return value
+    return emit.cast(_flipped(emit, value) if _flips(op_type, dtype) else value, dtype)
+
+
+def _flips(op_type: str, dtype: DType) -> bool:
+    return dtype is DType.U64 and op_type in _COMPARING and compute_dtype(op_type, dtype) is DType.I64
+
+
+def _flipped(emit: Emitter, value: ModelValue) -> Any:
+    """Flip the highest bit of an i64: adding the least value wraps around."""
+    return emit.op("Add", value, emit.constant(-(2**63), DType.I64))
+
+
 def op_in(
     emit: Emitter,
     op_type: str,
@@ -78,10 +104,9 @@ def op_in(
     `others` follow the inputs and are not cast; `result` is the dtype of the result where it is not that of the
     inputs, as after a comparison.
     """
-    compute = compute_dtype(op_type, dtype)
-    values = [value if value is None or compute is dtype else emit.cast(value, compute) for value in inputs]
+    values = [value if value is None else to_compute(emit, op_type, value, dtype) for value in inputs]
     produced = emit.op(op_type, *values, *others, **attributes)
-    return produced if compute is dtype or result is not None else emit.cast(produced, dtype)
+    return produced if result is not None else from_compute(emit, op_type, produced, dtype)
 
 
 def where_in(emit: Emitter, condition: ModelValue, dtype: DType, then: ModelValue, otherwise: ModelValue) -> Any:

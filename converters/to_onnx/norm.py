@@ -14,7 +14,7 @@ import numpy as np
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
+from rlx_ort.converters.to_onnx.kernel_dtypes import op_in, to_compute
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
@@ -156,7 +156,7 @@ def _cumsum(emit: Emitter, op: Cumsum, inputs: Sequence[Any]) -> Any:
 @lowers(TopK)
 def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
     dtype = emit.input_dtype(0)
-    x = emit.cast(inputs[0], compute) if (compute := compute_dtype("TopK", dtype)) is not dtype else inputs[0]
+    x = to_compute(emit, "TopK", inputs[0], dtype)
     _, places = emit.op("TopK", x, emit.i64([op.k]), outputs=2, axis=-1, largest=1, sorted=1)
     return places if op.dtype is DType.I64 else emit.op("Cast", places, to=op.dtype)
 

@@ -57,6 +57,7 @@ class _Break:
         values: the change matters only when such an attribute has one of these values; empty means any value.
         fewer_inputs: the change matters only for nodes with fewer inputs than this; 0 means for all nodes.
         unless: an attribute and the value with which the meaning is the same on both sides.
+        floats: the change matters only where the first input is not known to be of integers.
     """
 
     version: int
@@ -65,6 +66,7 @@ class _Break:
     values: tuple[str, ...] = ()
     fewer_inputs: int = 0
     unless: tuple[str, int] | None = None
+    floats: bool = False
 
 
 _FLATTENS = _Break(13, "before 13 the input was flattened to two dimensions at the axis")
@@ -90,6 +92,7 @@ BREAKS: dict[str, tuple[_Break, ...]] = {
     "LSTM": (_RECURRENT,),
     "LogSoftmax": (_FLATTENS,),
     "Loop": (_Break(11, "the condition may be absent from 11 on, with another meaning of the first iteration"),),
+    "Mod": (_Break(28, "floats may have fmod=0, which floors, from 28 on", unless=("fmod", 1), floats=True),),
     "PRelu": (_Break(7, "a slope vector was per channel before 7 and broadcasts from the right since"),),
     "RNN": (_RECURRENT,),
     "Resize": (
@@ -225,6 +228,8 @@ def _choose(writer: ModelWriter, firsts: Collection[ExportedNode]) -> int:
 
 def _concerns(change: _Break, node: NodeForm) -> bool:
     if change.fewer_inputs and len(node.inputs) >= change.fewer_inputs:
+        return False
+    if change.floats and isinstance(first := node.inputs[0], TensorType) and first.dtype.is_integer:
         return False
     if change.unless is not None:
         name, value = change.unless

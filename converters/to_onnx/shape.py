@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
+from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, from_compute, op_in, to_compute
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -88,7 +88,17 @@ def _pad(emit: Emitter, op: Pad, inputs: Sequence[Any]) -> Any:
 
 
 lowers(Transpose)(lambda emit, op, inputs: emit.op("Transpose", inputs[0], perm=[i % len(op.perm) for i in op.perm]))
-lowers(Narrow)(lambda emit, op, inputs: slice_axis(emit, inputs[0], op.axis, op.start, op.start + op.length))
+
+
+@lowers(Narrow)
+def _narrow(emit: Emitter, op: Narrow, inputs: Sequence[Any]) -> Any:
+    shape = known_shape(op, emit.input_type(0), "x")
+    axis = op.axis % shape.rank
+    part = slice_axis(emit, inputs[0], axis, op.start, op.start + op.length)
+    if isinstance(shape[axis], int) or not op.length:
+        return part
+    # A slice beyond the end has fewer elements; a reshape to the declared length then fails, and costs nothing.
+    return emit.op("Reshape", part, emit.i64([op.length if place == axis else 0 for place in range(shape.rank)]))
 
 
 @lowers(Tile)
@@ -106,10 +116,9 @@ def _sort(emit: Emitter, op: ops.Sort | ops.ArgSort, inputs: Sequence[Any]) -> A
     """Write a TopK of all elements, whose equal elements keep their order."""
     kind = emit.input_type(0)
     count = emit.dims([known_shape(op, kind, "x")[op.axis]])
-    compute = compute_dtype("TopK", kind.dtype)
-    x = inputs[0] if compute is kind.dtype else emit.cast(inputs[0], compute)
+    x = to_compute(emit, "TopK", inputs[0], kind.dtype)
     values, places = emit.op("TopK", x, count, outputs=2, axis=op.axis, largest=int(op.descending), sorted=1)
-    return places if isinstance(op, ops.ArgSort) else emit.cast(values, kind.dtype)
+    return places if isinstance(op, ops.ArgSort) else from_compute(emit, "TopK", values, kind.dtype)
 
 
 @lowers(ops.CumProd, ops.CumMax)

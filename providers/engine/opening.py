@@ -20,6 +20,7 @@ from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.compiled.models import open_cached, use_for
 from rlx_ort.providers.engine.injection import prepare_weights
+from rlx_ort.providers.engine.optimizer_faults import KEY, disabled_optimizers
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end
 from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
 from rlx_ort.providers.engine.recordable import unrecordable
@@ -128,6 +129,8 @@ def _open(
         model, memory = prepare_weights(options, request.model, request.weights, version, repacked=repacked)
         if recipe.rewritten is not None:
             model = recipe.rewritten(model)
+        if recipe.on_cpu and request.options.optimization is not OptimizationLevel.OFF:
+            _leave_out(options, disabled_optimizers(model), request.options)
     else:
         model, memory = str(saved), []
     if prepare is not None:
@@ -194,6 +197,13 @@ def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions
     for key, value in entries.items():
         made.add_session_config_entry(key, value)
     return made
+
+
+def _leave_out(made: Any, optimizers: list[str], options: CompileOptions) -> None:
+    """Disable optimisers, beside those that the user disabled."""
+    given = options.session_config.get(KEY)
+    if optimizers:
+        made.add_session_config_entry(KEY, ";".join([*([str(given)] if given else []), *optimizers]))
 
 
 def _register_custom_ops(made: Any, library: str) -> None:

@@ -235,3 +235,15 @@ def test_elementwise_of_nothing() -> None:
     """An empty tensor stays empty."""
     empty = np.zeros((0, 3), np.float32)
     check(Device.CPU, lambda g, x: g.gelu(x) + 1, lambda x: x, empty, shapes=[["n", 3]])
+
+
+def test_angles_of_f64_have_the_precision_of_f64() -> None:
+    """Atan and atan2 are within two rounding errors of numpy, for numbers of all sizes."""
+    sizes = np.concatenate([np.logspace(-300, 300, 121), [np.inf, 1.0, 0.3, 7.7]])
+    x = np.concatenate([sizes, -sizes, [0.0, np.nan]])
+    (angle,) = run(Device.CPU, lambda g, x: g.activation("atan", x), x)
+    np.testing.assert_allclose(angle, np.arctan(x), rtol=4.5e-16, atol=0)
+    y = np.random.default_rng(0).normal(size=200)
+    x = np.random.default_rng(1).normal(size=200)
+    (angle,) = run(Device.CPU, lambda g, y, x: g.binary("atan2", y, x), y, x)
+    np.testing.assert_allclose(angle, np.arctan2(y, x), rtol=1e-15, atol=4e-16)

@@ -389,3 +389,21 @@ def test_tokens_with_the_logit_minus_infinity_are_never_drawn() -> None:
     """A caller's mask holds."""
     values = np.where(np.arange(VOCABULARY) % 2, -np.inf, logits(200)).astype(np.float32)
     assert not np.any(draw(Device.CPU, values, 200, seed=6, top_p=0.95) % 2)
+
+
+_TOP_HALF = np.array([[3, 2**63 + 5, 2**64 - 1, 2**63, 0, 2**63 - 1]], np.uint64)
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin", "max", "min", "sort", "argsort"])
+def test_unsigned_numbers_from_2_63_on_keep_their_order(name: str) -> None:
+    """Numbers of both halves of u64 are compared as unsigned ones."""
+    function = {"max": np.max, "min": np.min, "argmax": np.argmax, "argmin": np.argmin, "sort": np.sort}.get(name)
+    axis = [-1] if name in {"max", "min"} else -1
+    expected = np.argsort(_TOP_HALF, -1) if function is None else function(_TOP_HALF, axis=-1)
+    check(Device.CPU, lambda g, x: getattr(g, name)(x, axis), lambda _: expected, _TOP_HALF)
+
+
+def test_topk_of_unsigned_numbers_from_2_63_on() -> None:
+    """The places of the three largest, the largest first."""
+    (places,) = run(Device.CPU, lambda g, x: g.topk(x, 3), _TOP_HALF)
+    assert places.tolist() == [[2, 1, 3]]

@@ -11,6 +11,7 @@ from op_tests.harness import Array, check, rand, run
 
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
 from rlx_ort.ir.graph import Graph
 
 RESHAPES: list[tuple[str, Sequence[Any], Sequence[Any], tuple[int, ...]]] = [
@@ -274,3 +275,10 @@ def test_scatter(mode: str, dtype: str) -> None:
 
     check(CPU, lambda g, x, i, u: g.scatter_elements(x, i, u, 0, mode), elements, x, places, updates)
     check(CPU, lambda g, x, i, u: g.scatter_nd(x, i, u, mode), slices, x, rows, updates)
+
+
+def test_a_narrow_beyond_a_named_dim_is_refused() -> None:
+    """Four rows from row 1 are four rows, or the run fails; fewer come back in no case."""
+    check(Device.CPU, lambda g, x: g.narrow(x, 0, 1, 4), lambda x: x[1:5], rand(6, 3), shapes=[["n", 3]])
+    with pytest.raises(EngineError):
+        run(Device.CPU, lambda g, x: g.narrow(x, 0, 1, 4), rand(2, 3), shapes=[["n", 3]])

@@ -168,3 +168,11 @@ def test_every_silent_change_names_a_version_of_its_operator() -> None:
         for change in changes:
             assert change.version in versions[op_type], f"{op_type} has no version {change.version}"
             assert change.reason
+
+
+def test_a_floored_remainder_of_floats_stays_in_opset_28() -> None:
+    """Before 28 floats had fmod=1 only; remainders of integers floor in both."""
+    whole = TensorType(DType.I32, F32.shape)
+    assert "floors" in obstacle(NodeForm("Mod", {}, (F32, F32), (F32,)), 28, 21)
+    assert not obstacle(NodeForm("Mod", {"fmod": 1}, (F32, F32), (F32,)), 28, 21)
+    assert not obstacle(NodeForm("Mod", {}, (whole, whole), (whole,)), 28, 21)
