@@ -107,6 +107,29 @@ class KernelLimit:
     domain: str = ""
 
 
+def limited_nodes(
+    nodes: Sequence[ExportedNode], limits: Sequence[KernelLimit], constants: Mapping[str, object]
+) -> list[tuple[ExportedNode, str]]:
+    """Return the nodes on which kernels with these limits fail or are wrong, and why."""
+    operators = {(limit.domain, limit.op_type) for limit in limits}
+    found = []
+    for node in nodes:
+        pattern = node.pattern
+        if (pattern.domain, pattern.op_type) not in operators:
+            continue
+        given: dict[Any, Any] = {
+            name: each.value.decode(errors="replace") if isinstance(each.value, bytes) else each.value
+            for name, each in pattern.attributes.items()
+        }
+        read = [(place, constants.get(name)) for place, name in enumerate(node.input_names)]
+        given.update((place, data) for place, data in read if isinstance(data, TensorData))
+        known = [each for each in limits if (each.domain, each.op_type) == (pattern.domain, pattern.op_type)]
+        why = next((limit.reason for limit in known if limit.applies(node, given)), "")
+        if why:
+            found.append((node, why))
+    return found
+
+
 def element(kinds: Sequence[ValueType | None]) -> DType | None:
     """Return the element type of a node's first input or output, or None where it is absent or no tensor."""
     kind = kinds[0] if kinds else None

@@ -262,7 +262,7 @@ class WebGpuProvider(OrtProvider):
             _reads_three_channels,
             "its results are wrong if input channels are a multiple of 3 and not of 4, and output channels one of 4",
         ),
-        # The key of compiled shaders, which sessions of a process share, lacks epsilon. With one value alone it is right.
+        # The key of compiled shaders, which sessions of a process share, lacks epsilon; one value alone is right.
         KernelLimit(
             "InstanceNormalization",
             lambda node, given: abs(float(given.get("epsilon", _DEFAULT_EPSILON)) / _DEFAULT_EPSILON - 1) > 1e-6,
@@ -275,10 +275,12 @@ class WebGpuProvider(OrtProvider):
         KernelLimit("Tile", lambda node, given: rank(node) == 0, "it does not take a scalar"),
         KernelLimit(
             "ReduceMean",
-            lambda node, given: element(node.inputs) is not None and not element(node.inputs).is_float,
+            lambda node, given: (dtype := element(node.inputs)) is not None and not dtype.is_float,
             "its sum of integers overflows",
         ),
-        KernelLimit("ReduceMean", lambda node, given: _is_empty(node, given, (0,)), "the mean of no elements is not NaN"),
+        KernelLimit(
+            "ReduceMean", lambda node, given: _is_empty(node, given, (0,)), "the mean of no elements is not NaN"
+        ),
         KernelLimit("MatMul", _sums_nothing, "an inner dim of 0 ends the process"),
         KernelLimit("Gather", _gathers_nothing, "reading from a tensor without elements ends the process"),
         *(

@@ -63,22 +63,9 @@ class NodeGroup:
 
         Limits may depend on sizes and on the data of `constants`, in which nodes of a group differ.
         """
-        pattern = self.pattern
-        known = [limit for limit in limits if (limit.domain, limit.op_type) == (pattern.domain, pattern.op_type)]
-        if not known:
-            return []
-        attributes = {name: attribute.value for name, attribute in pattern.attributes.items()}
-        given = {
-            name: value.decode(errors="replace") if isinstance(value, bytes) else value
-            for name, value in attributes.items()
-        }
-        found = []
-        for node in self.nodes:
-            data = {place: value for place, value in _constants(node, constants).items() if value is not None}
-            why = next((limit.reason for limit in known if limit.applies(node, {**given, **data})), "")
-            if why:
-                found.append((node, why))
-        return found
+        from rlx_ort.providers.base import limited_nodes
+
+        return limited_nodes(self.nodes, limits, constants)
 
 
 def groups_of(
