@@ -16,7 +16,7 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions
 
 
@@ -95,14 +95,39 @@ class KernelClaim:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimit:
-    """A form of an operator of ai.onnx that a provider accepts when a session is opened and whose kernel fails.
+    """A form of an operator that a provider accepts when a session is opened and whose kernel fails or is wrong.
 
-    `applies` decides by a node's types and its attributes as Python values. `reason` is what the kernel does not do.
+    `applies` decides by a node's types and a mapping of its attributes, as Python values, and of its constant inputs,
+    as `TensorData` by their place. `reason` is what the kernel does not do.
     """
 
     op_type: str
-    applies: Callable[[ExportedNode, Mapping[str, Any]], bool]
+    applies: Callable[[ExportedNode, Mapping[Any, Any]], bool]
     reason: str
+    domain: str = ""
+
+
+def limited_nodes(
+    nodes: Sequence[ExportedNode], limits: Sequence[KernelLimit], constants: Mapping[str, object]
+) -> list[tuple[ExportedNode, str]]:
+    """Return the nodes on which kernels with these limits fail or are wrong, and why."""
+    operators = {(limit.domain, limit.op_type) for limit in limits}
+    found = []
+    for node in nodes:
+        pattern = node.pattern
+        if (pattern.domain, pattern.op_type) not in operators:
+            continue
+        given: dict[Any, Any] = {
+            name: each.value.decode(errors="replace") if isinstance(each.value, bytes) else each.value
+            for name, each in pattern.attributes.items()
+        }
+        read = [(place, constants.get(name)) for place, name in enumerate(node.input_names)]
+        given.update((place, data) for place, data in read if isinstance(data, TensorData))
+        known = [each for each in limits if (each.domain, each.op_type) == (pattern.domain, pattern.op_type)]
+        why = next((limit.reason for limit in known if limit.applies(node, given)), "")
+        if why:
+            found.append((node, why))
+    return found
 
 
 def element(kinds: Sequence[ValueType | None]) -> DType | None:
@@ -119,8 +144,14 @@ def is_float_remainder(node: ExportedNode, given: Mapping[str, Any]) -> bool:
 
 def rank(node: ExportedNode) -> int | None:
     """Return the rank of a node's first input, or None where it is unknown, absent or no tensor."""
-    kind = node.inputs[0] if node.inputs else None
-    return len(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
+    dims = input_dims(node, 0)
+    return None if dims is None else len(dims)
+
+
+def input_dims(node: ExportedNode, place: int) -> tuple[Dim, ...] | None:
+    """Return the dims of a node's input, or None where they are unknown or the input is absent or no tensor."""
+    kind = node.inputs[place] if place < len(node.inputs) else None
+    return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,29 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.base import PRIVATE_MEMORY, Availability, CostProfile, KernelLimit, MemoryReading, rank
+from rlx_ort.providers.base import (
+    PRIVATE_MEMORY,
+    Availability,
+    CostProfile,
+    KernelLimit,
+    MemoryReading,
+    element,
+    input_dims,
+    rank,
+)
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import SPAWN_REMEDY
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
@@ -33,9 +46,101 @@ from rlx_ort.providers.plugins import described, plugin_devices
 _run_lock = Turns()
 _owner: list[int] = []  # the process that opened the first session
 
+_DEFAULT_EPSILON = 1e-5
+_LAST_AXIS_END = 2**31 - 1
+
 _LOADER = "libvulkan.so.1"
 _SOFTWARE_DRIVERS = ("swiftshader", "lvp_icd", "lavapipe")
 _DRIVER_REMEDY = "install the GPU's Vulkan driver (NVIDIA's driver package, or mesa-vulkan-drivers for AMD and Intel)"
+
+
+def _is_empty(node: ExportedNode, given: Mapping[Any, Any], places: Sequence[int] = (0, 1, 2)) -> bool:
+    """Return whether an input at one of these places is known to have a dim of 0."""
+    return any(0 in (input_dims(node, place) or ()) for place in places)
+
+
+def _sums_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether a product is known to have an inner dim of 0."""
+    left, right = input_dims(node, 0), input_dims(node, 1)
+    return bool((left and left[-1] == 0) or (right and right[-2:][0] == 0))
+
+
+def _gathers_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether elements of a tensor without elements are read."""
+    return _is_empty(node, given, (0,)) and not _is_empty(node, given, (1,))
+
+
+def _constant(given: Mapping[Any, Any], place: int) -> np.ndarray[Any, Any] | None:
+    data = given.get(place)
+    return data.numpy() if isinstance(data, TensorData) else None
+
+
+def _is_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether constant indices along an axis lie outside the data."""
+    dims, indices = input_dims(node, 0), _constant(given, 1)
+    if not dims or indices is None or not indices.size:
+        return False
+    size = dims[int(given.get("axis", 0)) % len(dims)]
+    return isinstance(size, int) and bool(indices.min() < -size or indices.max() >= size)
+
+
+def _has_coordinates_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether constant coordinates, of `GatherND` and `ScatterND`, lie outside the data."""
+    dims, indices = input_dims(node, 0), _constant(given, 1)
+    if not dims or indices is None or not indices.size:
+        return False
+    sizes = dims[int(given.get("batch_dims", 0)) :]
+    pairs = zip(np.moveaxis(indices, -1, 0), sizes, strict=False)
+    return any(isinstance(size, int) and bool(at.min() < -size or at.max() >= size) for at, size in pairs)
+
+
+def _starts_inside(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether a `Slice` may run backwards from another element than the last."""
+    if len(node.inputs) < 5 or node.inputs[4] is None:
+        return False
+    starts, axes, steps = (_constant(given, place) for place in (1, 3, 4))
+    if steps is None:
+        return True
+    if not (steps < 0).any():
+        return False
+    dims = input_dims(node, 0)
+    if starts is None or dims is None or (axes is None and node.inputs[3] is not None):
+        return True
+    along = range(len(starts)) if axes is None else axes.tolist()
+    for start, axis, step in zip(starts.tolist(), along, steps.tolist(), strict=True):
+        size = dims[axis]
+        last = start == -1 or start >= (size - 1 if isinstance(size, int) else _LAST_AXIS_END)
+        if step < 0 and not last:
+            return True
+    return False
+
+
+def _has_single_channel_groups(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether groups of a `ConvTranspose` may have several input channels and one output channel."""
+    groups, weight = int(given.get("group", 1)), input_dims(node, 1)
+    if groups == 1 or weight is None:
+        return groups > 1
+    return (weight[1] == 1 or not isinstance(weight[1], int)) and weight[0] != groups
+
+
+def _reads_three_channels(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether a `Conv` may read channels in threes and write them in fours."""
+    weight = input_dims(node, 1)
+    if int(given.get("group", 1)) != 1 or rank(node) == 5:
+        return False
+    if weight is None:
+        return True
+    out, into = weight[:2]
+    reads = not isinstance(into, int) or (into > 3 and into % 3 == 0 and into % 4 != 0)
+    return reads and (not isinstance(out, int) or out % 4 == 0) and any(dim != 1 for dim in weight[2:])
+
+
+def _spreads_last_axis(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether one of two inputs of several elements is repeated along the last axis."""
+    left, right = input_dims(node, 0), input_dims(node, 1)
+    if not left or not right or all(dim == 1 for dim in left) or all(dim == 1 for dim in right):
+        return False
+    return left[-1] != right[-1] and 1 in (left[-1], right[-1])
 
 
 class WebGpuProvider(OrtProvider):
@@ -141,6 +246,72 @@ class WebGpuProvider(OrtProvider):
             "BatchNormalization",
             lambda node, given: bool(given.get("training_mode")),
             "trainingMode is not supported yet",
+        ),
+        # Wrong or fatal with the plugin 0.4.0 and ONNX Runtime 1.31.1 on SwiftShader; tests/backend/providers/
+        # test_webgpu_faults.py reproduces each and fails when it is repaired.
+        KernelLimit("Slice", _starts_inside, "backwards from another element than the last, its results are wrong"),
+        KernelLimit(
+            "ConvTranspose",
+            _has_single_channel_groups,
+            "its results are wrong for groups of several input channels and one output channel",
+        ),
+        # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/webgpu/nn/conv2d_mm.cc
+        # (a component size of 3)
+        KernelLimit(
+            "Conv",
+            _reads_three_channels,
+            "its results are wrong if input channels are a multiple of 3 and not of 4, and output channels one of 4",
+        ),
+        # The key of compiled shaders, which sessions of a process share, lacks epsilon; one value alone is right.
+        KernelLimit(
+            "InstanceNormalization",
+            lambda node, given: abs(float(given.get("epsilon", _DEFAULT_EPSILON)) / _DEFAULT_EPSILON - 1) > 1e-6,
+            "it computes with the epsilon of an earlier node; 1e-5 alone is safe",
+        ),
+        *(
+            KernelLimit(op_type, _spreads_last_axis, "it does not broadcast along the last axis")
+            for op_type in ("Pow", "PRelu")
+        ),
+        KernelLimit("Tile", lambda node, given: rank(node) == 0, "it does not take a scalar"),
+        KernelLimit(
+            "ReduceMean",
+            lambda node, given: (dtype := element(node.inputs)) is not None and not dtype.is_float,
+            "its sum of integers overflows",
+        ),
+        KernelLimit(
+            "ReduceMean", lambda node, given: _is_empty(node, given, (0,)), "the mean of no elements is not NaN"
+        ),
+        KernelLimit("MatMul", _sums_nothing, "an inner dim of 0 ends the process"),
+        KernelLimit("Gather", _gathers_nothing, "reading from a tensor without elements ends the process"),
+        *(
+            KernelLimit(op_type, lambda node, given: _is_empty(node, given, (0,)), "a dim of 0 ends the process")
+            for op_type in (
+                *("GatherElements", "GatherND", "ScatterElements", "ScatterND"),
+                *("Softmax", "LogSoftmax", "RotaryEmbedding"),
+            )
+        ),
+        KernelLimit(
+            "RotaryEmbedding",
+            lambda node, given: _is_empty(node, given, (0,)),
+            "a dim of 0 ends the process",
+            "com.microsoft",
+        ),
+        KernelLimit("Einsum", _is_empty, "a dim of 0 ends the process"),
+        *(
+            KernelLimit(op_type, lambda node, given: _is_empty(node, given, (0,)), "it does not take a dim of 0")
+            for op_type in (
+                *("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
+                *("InstanceNormalization", "TopK"),
+            )
+        ),
+        # Out of range, the kernels read 0 or memory that is not theirs; the CPU raises an error.
+        *(
+            KernelLimit(op_type, _is_out_of_range, "constant indices are out of range")
+            for op_type in ("Gather", "GatherElements", "ScatterElements")
+        ),
+        *(
+            KernelLimit(op_type, _has_coordinates_out_of_range, "constant indices are out of range")
+            for op_type in ("GatherND", "ScatterND")
         ),
     )
     # f16 nodes are assigned even where the adapter has no shader-f16, and fail at the first run:

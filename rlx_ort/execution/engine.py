@@ -30,13 +30,14 @@ from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.ir.types import ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers.base import limited_nodes
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, binder_of
 from rlx_ort.providers.engine.stopping import Turns
 
 if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.exported import ExportedModel
+    from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.moe import ExpertWeights
     from rlx_ort.ir.graph import Graph
@@ -227,6 +228,18 @@ def _with_inputs(graph: Graph) -> Graph:
     return result
 
 
+def _sized(node: ExportedNode, sizes: Mapping[str, int]) -> ExportedNode:
+    """Return a node whose input types have the sizes of named dims."""
+    inputs = tuple(
+        TensorType(kind.dtype, Shape(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in kind.shape))
+        if isinstance(kind, TensorType) and kind.shape is not None
+        else kind
+        for kind in node.inputs
+    )
+    pattern = node.pattern.alike(inputs, node.outputs, shape_only=node.shape_only)
+    return node._replace(pattern=pattern)
+
+
 @dataclass(eq=False)
 class EngineSlot:
     """Holds the engine of a graph on a device.
@@ -273,6 +286,22 @@ class EngineSlot:
     def names(self) -> tuple[str, ...]:
         """The parameters the model needs, mutable ones included."""
         return (*self.exported.params, *self.runs.mutable)
+
+    def refuse_empty(self, sizes: Mapping[str, int]) -> None:
+        """Refuse a run with inputs of no elements that a kernel of the device cannot take, judged by its named dims.
+
+        Dims that are neither fixed nor named by an input are not judged.
+
+        Raises:
+            EngineError: the kernel of a node fails, is wrong or ends the process with these sizes.
+        """
+        nodes = [_sized(node, sizes) for node in self.exported.nodes if not node.shape_only]
+        for node, why in limited_nodes(nodes, self.provider.limits, self.exported.constants):
+            shapes = ", ".join(map(str, node.inputs))
+            raise EngineError(
+                f"{self.device.display} cannot run node {node.name!r} ({node.pattern.op_type}) on {shapes}: {why}. "
+                "Run these inputs on another device, such as the CPU."
+            )
 
     def engine(self, rule: PlacementRule) -> Engine:
         """Return an open engine with the newest weights whose placement keeps the rule; opens one if needed.

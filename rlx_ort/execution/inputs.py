@@ -45,8 +45,12 @@ class ResidentFeeds(dict[str, Any]):
 class InputPlan:
     """Checks the inputs of runs of one graph by their declared types; may be used from several threads."""
 
-    def __init__(self, types: Mapping[str, ValueType]) -> None:
+    def __init__(
+        self, types: Mapping[str, ValueType], on_empty: Callable[[Mapping[str, int]], None] | None = None
+    ) -> None:
+        """Create a plan; `on_empty` gets the sizes of named dims where an input has a dim of 0, and may raise."""
         self._types = dict(types)
+        self._on_empty = on_empty
         tensors = {name: kind for name, kind in types.items() if isinstance(kind, TensorType)}
         # None never is an array's dtype, so string arrays, whose elements may be anything, are checked in every run.
         self._rows = tuple(
@@ -157,6 +161,8 @@ class InputPlan:
                             f"input {name!r} is {kind}; got shape {got}, which makes {dim!r} {size}, "
                             f"but {where} makes it {known}"
                         )
+        if self._on_empty is not None and any(0 in feeds[name].shape for name, _, _ in self._rows):
+            self._on_empty({dim: size for dim, (size, _) in sizes.items()})
 
 
 def _kind(names: list[str], dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Kind:

@@ -56,17 +56,16 @@ class NodeGroup:
     computed: tuple[int, ...] = ()
     used: bool = False
 
-    def limit(self, limits: Sequence[KernelLimit]) -> str:
-        """Return why the kernel of a provider with these limits fails in the run, or an empty text."""
-        node = self.pattern
-        known = [limit for limit in limits if limit.op_type == node.op_type and not node.domain]
-        if not known:
-            return ""
-        given = {name: attribute.value for name, attribute in node.attributes.items()}
-        attributes = {
-            name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()
-        }
-        return next((limit.reason for limit in known if limit.applies(self.first, attributes)), "")
+    def limited(
+        self, limits: Sequence[KernelLimit], constants: Mapping[str, object] = MappingProxyType({})
+    ) -> list[tuple[ExportedNode, str]]:
+        """Return the nodes on which kernels with these limits fail or are wrong, and why.
+
+        Limits may depend on sizes and on the data of `constants`, in which nodes of a group differ.
+        """
+        from rlx_ort.providers.base import limited_nodes
+
+        return limited_nodes(self.nodes, limits, constants)
 
 
 def groups_of(

@@ -226,21 +226,30 @@ def _judge(
     cpu_nodes: set[int] = set()
     on_device = not groups
     for group in groups:
-        limit = group.limit(provider.limits)
-        answer = limit or answers.get(group.key) or listed(group)
+        nodes = group.nodes
+        limited = group.limited(provider.limits, draft.outline.constants)
+        if limited:
+            for node, why in limited:
+                why = f"{device.family.display} has no kernel for {signature(node)}: {why}"
+                unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], why))
+            names = {node.name for node, _ in limited}
+            nodes = [node for node in nodes if node.name not in names]
+            if not nodes:
+                continue
+        answer = answers.get(group.key) or listed(group)
         if answer == DEVICE:
             on_device = True
         elif answer == HELPED and helped:
-            cpu_nodes.update(node.origin for node in group.nodes)
+            cpu_nodes.update(node.origin for node in nodes)
         else:
-            why = DEVICE if limit else listed(group)
+            why = listed(group)
             if why not in (DEVICE, HELPED):
                 answer = why  # shorter than the message of ONNX Runtime about a missing kernel
             elif answer == HELPED:
                 answer = f"{device.family.display} leaves {signature(group.first)} to the CPU"
             else:
                 answer = f"{device.family.display} has no kernel for {signature(group.first)}: {answer}"
-            for node in group.nodes:
+            for node in nodes:
                 unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], answer))
     reason = ""
     if not on_device and not unsupported:

@@ -252,7 +252,7 @@ def test_cuda_casts_f32_to_four_bit_floats_and_f16_not(source: DType, refused: b
         *g.onnx_node("Cast", [x], types=[kind], attributes={"to": 23}),
         *g.onnx_node("CastLike", [x, like], types=[kind]),
     ]
-    assert {bool(group.limit(CudaProvider.limits)) for group in groups(g)} == {refused}
+    assert {bool(group.limited(CudaProvider.limits)) for group in groups(g)} == {refused}
 
 
 def keyed(graph: Graph) -> list[str]:

@@ -1,0 +1,266 @@
+"""Faults of the WebGPU plugin: each is refused by the capability and still there, so that a repair is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.selection.support import support_of
+
+pytestmark = pytest.mark.webgpu
+
+PLUGIN = "0.4.0"
+"""The version of onnxruntime-ep-webgpu that the reproductions were measured with, on SwiftShader."""
+
+RUN = """
+import json, sys
+import numpy as np
+import onnxruntime as ort
+import test_webgpu_faults as faults
+from rlx_ort.providers.registry import provider_of
+from rlx_ort.device import Device
+
+provider_of(Device("webgpu")).probe(Device("webgpu"))
+device = next(each for each in ort.get_ep_devices() if each.ep_name == "WebGpuExecutionProvider")
+sessions = []
+
+def session(model, gpu):
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if gpu:
+        options.add_provider_for_devices([device], {})
+    sessions.append(ort.InferenceSession(model, options))
+    return sessions[-1]
+
+for name in sys.argv[1:]:
+    fault = faults.BY_NAME[name]
+    for each in fault.before:
+        session(each.model(), True).run(None, each.inputs)
+    try:
+        got = session(fault.model(), True).run(None, fault.inputs)[0]
+        wanted = np.asarray(fault.expected if fault.expected is not None
+                            else session(fault.model(), False).run(None, fault.inputs)[0])
+        right = got.shape == wanted.shape and np.allclose(got, wanted, rtol=1e-3, atol=1e-3, equal_nan=True)
+        print(json.dumps([name, "right" if right else "wrong"]), flush=True)
+    except Exception as err:
+        print(json.dumps([name, "error"]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One node, what WebGPU makes of it ("wrong", "error" or "dies"), and the nodes that must have run before."""
+
+    name: str
+    outcome: str
+    op: str
+    inputs: dict[str, np.ndarray]
+    constants: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    expected: Any = None
+    before: tuple[Fault, ...] = ()
+    domain: str = ""
+
+    def model(self) -> bytes:
+        """Return the ONNX model of the node."""
+        from onnx import helper, numpy_helper
+
+        names = [*self.inputs, *self.constants]
+        node = helper.make_node(self.op, names, ["out"], domain=self.domain, **self.attributes)
+        graph = helper.make_graph(
+            [node],
+            "g",
+            [
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+                for name, array in self.inputs.items()
+            ],
+            [helper.make_empty_tensor_value_info("out")],
+            [numpy_helper.from_array(np.asarray(value), name) for name, value in self.constants.items()],
+        )
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+
+    def graph(self) -> Graph:
+        """Return the node as an imported graph."""
+        import onnx
+
+        return from_onnx(onnx.shape_inference.infer_shapes(onnx.load_from_string(self.model())))
+
+
+def floats(*shape: int) -> np.ndarray:
+    """Return distinct small numbers of a shape."""
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+def _normal(epsilon: float) -> dict[str, Any]:
+    return {
+        "inputs": {"x": floats(2, 3, 8), "s": np.ones(3, np.float32), "b": np.zeros(3, np.float32)},
+        "attributes": {"epsilon": epsilon},
+    }
+
+
+def _index(*values: Any) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+_ROTARY = {"c": floats(4, 2), "s": floats(4, 2)}
+
+FAULTS = [
+    Fault(
+        "Slice backwards from inside",
+        "wrong",
+        "Slice",
+        {"x": floats(6)},
+        {"starts": [3], "ends": [-99], "axes": [0], "steps": [-1]},
+    ),
+    Fault(
+        "ConvTranspose of groups of one output channel",
+        "wrong",
+        "ConvTranspose",
+        {"x": floats(1, 4, 5, 5), "w": floats(4, 1, 3, 3)},
+        attributes={"group": 2},
+    ),
+    Fault(
+        "InstanceNormalization with another epsilon",
+        "wrong",
+        "InstanceNormalization",
+        **_normal(0.5),
+        before=(Fault("", "", "InstanceNormalization", **_normal(1e-5)),),
+    ),
+    *(
+        Fault(f"Conv of {channels} channels", "wrong", "Conv", {"x": floats(1, channels, 7, 7)}, {"w": weight})
+        for channels in (6, 15)
+        for weight in (floats(4, channels, 3, 3),)
+    ),
+    Fault("Pow along the last axis", "error", "Pow", {"x": abs(floats(1, 4)), "y": floats(3, 1)}),
+    Fault("Tile of a scalar", "error", "Tile", {"x": np.array(3, np.float32)}, {"r": np.zeros(0, np.int64)}),
+    Fault("ReduceMean of nothing", "wrong", "ReduceMean", {"x": floats(2, 0)}, {"a": [1]}, expected=[[np.nan]] * 2),
+    Fault(
+        "ReduceMean of large integers",
+        "wrong",
+        "ReduceMean",
+        {"x": np.array([[2**30, 2**30 + 6, 2**30]], np.int32)},
+        {"a": [1]},
+        expected=[[2**30 + 2]],
+    ),
+    Fault("MatMul of nothing", "dies", "MatMul", {"x": floats(2, 0), "y": floats(0, 3)}, expected=np.zeros((2, 3))),
+    Fault("Gather from nothing", "dies", "Gather", {"x": floats(0, 3), "i": _index(0, 0)}),
+    Fault("ScatterND into nothing", "dies", "ScatterND", {"x": floats(0, 3), "i": _index([1]), "u": floats(1, 3)}),
+    Fault("Softmax of nothing", "dies", "Softmax", {"x": floats(3, 0)}, expected=floats(3, 0)),
+    Fault(
+        "RotaryEmbedding of nothing",
+        "dies",
+        "RotaryEmbedding",
+        {"x": floats(1, 0, 8), "p": np.zeros((1, 0), np.int64), **_ROTARY},
+        attributes={"num_heads": 2},
+        domain="com.microsoft",
+    ),
+    Fault("Einsum of nothing", "dies", "Einsum", {"x": floats(2, 0), "y": floats(0, 3)}, {}, {"equation": "ij,jk->ik"}),
+]
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+def run(*names: str) -> tuple[int, dict[str, str]]:
+    """Run faults in plain ONNX Runtime in a process of its own; return its exit status and the outcomes."""
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RUN, *names],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert done.returncode != 1, done.stderr
+    return done.returncode, dict(lines)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_fault_is_refused_by_the_capability(name: str) -> None:
+    """Another device or another form answers."""
+    options = CompileOptions(placement=PlacementRule.STRICT)
+    assert "has no kernel for" in str(support_of(Device.WEBGPU, BY_NAME[name].graph(), options).blocker)
+
+
+def test_the_kernels_that_are_wrong_still_are() -> None:
+    """A repaired kernel has to be taken off the limits of the provider."""
+    wanted = {fault.name: fault.outcome for fault in FAULTS if fault.outcome != "dies"}
+    assert run(*wanted) == (0, wanted), PLUGIN
+
+
+@pytest.mark.parametrize("name", [fault.name for fault in FAULTS if fault.outcome == "dies"])
+def test_the_kernels_that_end_the_process_still_do(name: str) -> None:
+    """A repaired kernel has to be taken off the limits of the provider."""
+    status, outcomes = run(name)
+    assert status != 0, outcomes
+
+
+def test_neighbours_of_the_faults_are_taken() -> None:
+    """The limits are no wider than the faults."""
+    options = CompileOptions(placement=PlacementRule.STRICT)
+    backwards = {"starts": [-1], "ends": [-99], "axes": [0], "steps": [-1]}
+    for near in (
+        Fault("", "", "Slice", {"x": floats(6)}, backwards),
+        Fault("", "", "Slice", {"x": floats(6)}, {**backwards, "starts": [1], "ends": [6], "steps": [2]}),
+        Fault("", "", "ConvTranspose", {"x": floats(1, 2, 5, 5), "w": floats(2, 1, 3, 3)}, attributes={"group": 2}),
+        Fault("", "", "InstanceNormalization", **_normal(1e-5)),
+        Fault("", "", "Conv", {"x": floats(1, 3, 7, 7)}, {"w": floats(4, 3, 3, 3)}),
+        Fault("", "", "Conv", {"x": floats(1, 6, 7, 7)}, {"w": floats(5, 6, 3, 3)}),
+        Fault("", "", "Pow", {"x": abs(floats(3, 4)), "y": floats(4)}),
+        Fault("", "", "MatMul", {"x": floats(0, 4), "y": floats(4, 3)}),
+        Fault("", "", "Gather", {"x": floats(2, 3)}, {"i": [1, -2]}),
+    ):
+        assert support_of(Device.WEBGPU, near.graph(), options).supported, near
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("gather", "", "Gather", {"x": floats(2, 3)}, {"i": [2]}),
+        Fault("elements", "", "GatherElements", {"x": floats(2, 3)}, {"i": [[-3]]}),
+        Fault("coordinates", "", "GatherND", {"x": floats(2, 3)}, {"i": [[0, 3]]}),
+    ],
+    ids=lambda fault: fault.name,
+)
+def test_constant_indices_out_of_range_are_refused(fault: Fault) -> None:
+    """The kernel answers 0 for near ones and ends the process for far ones, and the CPU raises an error."""
+    found = support_of(Device.WEBGPU, fault.graph(), CompileOptions(placement=PlacementRule.STRICT))
+    assert "out of range" in str(found.blocker)
+
+
+@pytest.mark.parametrize("way", ["run", "run_slots"])
+def test_a_named_dim_of_0_is_refused_in_the_run(way: str) -> None:
+    """The inner dim of a product is known when the inputs come; other sizes go on as before."""
+    graph = Graph("product")
+    graph.outputs = [graph.input("x", [2, "k"]) @ graph.input("y", ["k", 3])]
+    compiled = Session("webgpu").compile(graph)
+
+    def product(width: int) -> Any:
+        arrays = [np.ones((2, width), np.float32), np.ones((width, 3), np.float32)]
+        if way == "run_slots":
+            return compiled.run_slots(arrays)[0]
+        return compiled.run(dict(zip("xy", arrays, strict=True)))[0]
+
+    assert (product(4) == 4).all()
+    for _ in range(2):
+        with pytest.raises(EngineError, match="inner dim of 0"):
+            product(0)
+    assert (product(4) == 4).all()
