@@ -384,12 +384,11 @@ class WeightStore:
             array = np.asarray(value)
             numeric = array.dtype.kind not in "OSUmM"
             converts = numeric and (cast or _widens(array.dtype, dtype))
-            data = TensorData.from_array(array.astype(dtype.numpy, copy=False) if converts else array)
+            if converts and array.dtype != dtype.numpy:
+                return TensorData.from_array(array.astype(dtype.numpy))
+            return TensorData.owned(array)
         except (ValueError, TypeError) as err:
             raise ParamError(f"parameter {name!r} is {declared}: {err}") from err
-        if np.may_share_memory(array, data.buffer) and _may_change(array):
-            return TensorData(data.dtype, data.shape, data.buffer.copy())
-        return data
 
 
 class _OpenUpdate(threading.local):
@@ -401,21 +400,6 @@ class _OpenUpdate(threading.local):
 def _widens(source: np.dtype[Any], declared: DType) -> bool:
     """Return whether both are floats, and the declared type holds every value of the source."""
     return declared.is_float and DType.from_numpy(source).is_float and np.can_cast(source, declared.numpy, "safe")
-
-
-def _may_change(array: npt.NDArray[Any]) -> bool:
-    """Return whether the array's memory is writeable, through it or through an object that it is a view of."""
-    link: object = array
-    while isinstance(link, np.ndarray):
-        if link.flags.writeable:
-            return True
-        link = link.base
-    if link is None or isinstance(link, bytes):
-        return False
-    try:
-        return not memoryview(link).readonly  # type: ignore[arg-type]  # a base without a buffer raises TypeError
-    except TypeError:
-        return True
 
 
 def _sizes(kind: TensorType) -> tuple[int, ...]:
