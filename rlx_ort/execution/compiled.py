@@ -347,7 +347,11 @@ class CompiledGraph:
         twin = CompiledGraph(self._moe.base.twin(), self._rule, self._inputs)
         self._moe.copy_to(twin._moe, twin._rule)
         twin._use(twin._moe.slot)
-        twin._last = self._last
+        with self._slots.lock:
+            indices, outputs = self._last
+            if outputs is self._slots.buffers:  # later runs overwrite them
+                outputs = [array.copy() if isinstance(array, np.ndarray) else array for array in outputs]
+            twin._last = (indices, outputs)
         twin._handles = self._handles.copy()
         twin._extent, twin._plain = self._extent, self._plain
         return twin
