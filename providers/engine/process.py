@@ -141,6 +141,7 @@ def _log() -> logging.Logger:
     return logging.getLogger("rlx_ort.threads")
 
 
+_entries: Any = type.__dict__["__dict__"].__get__  # of a class, without code of its metaclass
 _OWN_MODULES = __name__.rpartition(".")[0] + "."
 _opened = False
 _devices = False  # other than the CPU, whose drivers are loaded
@@ -156,7 +157,8 @@ def _keep_all() -> None:
     if frozen:
         gc.unfreeze()  # a server that freezes its objects before it forks; frozen ones are not listed
     for item in gc.get_objects():
-        if type(item).__module__.startswith(_OWN_MODULES):
+        module = _entries(type(item)).get("__module__")  # a class may have something else there than a name
+        if isinstance(module, str) and module.startswith(_OWN_MODULES):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
     if frozen:
         gc.freeze()

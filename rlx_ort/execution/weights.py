@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,11 @@ class LoadReport:
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     unused: tuple[str, ...]
+
+
+class _Settles(Protocol):
+    def settle(self) -> None:
+        """Wait for the runs that were committed."""
 
 
 class PlacedTensors:
@@ -100,6 +105,7 @@ class WeightStore:
         # Reentrant: the finalizer of a session may call `unpin` during any other call.
         self._lock = threading.RLock()
         self._open_update = _OpenUpdate()
+        self._committed: weakref.WeakSet[_Settles] = weakref.WeakSet()
         self.placed = PlacedTensors()
         for name, value in (values or {}).items():
             self._values[name] = self._checked(name, value)
@@ -300,6 +306,7 @@ class WeightStore:
         finally:
             self._open_update.changes = None
         if changes:
+            self._settle()
             with self._lock:
                 self._values.update(changes)
                 self.version += 1
@@ -355,11 +362,20 @@ class WeightStore:
             self._rounded[name, dtype] = (data, rounded)
         return rounded
 
+    def settle_before_changes(self, runs: _Settles) -> None:
+        """Let every later change of data wait for the committed runs, which read the values of their own time."""
+        self._committed.add(runs)
+
+    def _settle(self) -> None:
+        for runs in list(self._committed):
+            runs.settle()
+
     def _put(self, name: str, data: TensorData) -> None:
         changes = self._open_update.changes
         if changes is not None:
             changes[name] = data
             return
+        self._settle()
         with self._lock:
             self._values[name] = data
             self.version += 1
