@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT_S = 30.0
 _STEP_S = 0.002
+_MOST_WORKERS = 256  # that `RLX_WORKERS` may name on a machine of fewer processors
+_MOST_DIGITS = 9
 _OWN_FOLDER = str(Path(__file__).parent)
 
 
@@ -67,11 +69,20 @@ class ThreadBudget:
 
     @property
     def total(self) -> int:
-        """The threads that the sessions together may run."""
+        """The threads that the sessions together may run.
+
+        Raises:
+            EngineError: `RLX_WORKERS` is no number of threads, or more than the processors, where these are over 256.
+        """
         if self._total is not None:
             return self._total
-        workers = environment.parse_or("WORKERS", 0, int)
-        return workers if workers > 0 else core_share().threads
+        text = (environment.get("WORKERS") or "").strip()
+        if not text:
+            return core_share().threads
+        most = max(_MOST_WORKERS, os.cpu_count() or 1)
+        if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and 1 <= int(text) <= most):
+            raise EngineError(f"RLX_WORKERS is {text[:40]!r}; give a number of threads from 1 to {most}, or unset it")
+        return int(text)
 
     @property
     def granted(self) -> int:
