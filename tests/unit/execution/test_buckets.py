@@ -113,7 +113,7 @@ def test_other_data_of_a_shared_parameter_is_refused(providers: object) -> None:
 
     cache.get_or_compile(1, build(1))
     cache.get_or_compile(5, build(1))
-    with pytest.raises(ParamError, match="'w'.*another range"):
+    with pytest.raises(ParamError, match=r"'w'.*another range"):
         cache.get_or_compile(9, build(2))
     assert cache.weights is not None
     cache.weights.set("w", np.full(1, 3, np.float32))

@@ -135,5 +135,5 @@ def test_a_wrong_number_of_workers_is_refused(text: str, monkeypatch: pytest.Mon
     """No text is read as another number, and none starts threads by the thousand."""
     monkeypatch.setenv("RLX_WORKERS", text)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    with pytest.raises(EngineError, match="RLX_WORKERS.*from 1 to 256"):
+    with pytest.raises(EngineError, match=r"RLX_WORKERS.*from 1 to 256"):
         _ = ThreadBudget().total
