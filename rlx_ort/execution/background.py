@@ -231,8 +231,10 @@ _awaited_lock = threading.Lock()
 def _start_anew() -> None:
     global _awaited_lock
     _awaited_lock = threading.Lock()
-    for each in (*_all_workers, *_all_runs):
-        each.start_anew()
+    for workers in _all_workers:
+        workers.start_anew()
+    for runs in _all_runs:
+        runs.start_anew()
 
 
 if hasattr(os, "register_at_fork"):

@@ -90,7 +90,10 @@ class SlotRunner:
             self._engine, self._slots = None, None
             self.buffers = engine.run(list(self._outputs), feeds)
             return list(self.buffers)
-        ready = [value.numpy() if isinstance(value, DeviceTensor) else value for value in map(feeds.get, self._inputs)]
+        ready = [
+            value.numpy() if isinstance(value, DeviceTensor) else value
+            for value in map(feeds.__getitem__, self._inputs)
+        ]
         shapes = [array.shape for array in ready]
         if self._slots is None or engine is not self._engine or shapes != self._shapes:
             self._engine, self._slots, self.buffers = None, None, ()
