@@ -68,6 +68,7 @@ class HostSlots(Slots):
             self._bind(self._io.bind_ortvalue_output, name, place)
         self._results = list(self._places.values())
         self._names = list(outputs)
+        self._binding_order = [*self._places, *self._varying]  # that of `get_outputs`
         self._simple = not self._bound and not self._varying
         self._call, self._binding = binding_call(self._core.session, self._io)
         self._copy = _copier([buffer for _, buffer in self._copied])
@@ -93,7 +94,10 @@ class HostSlots(Slots):
         for index, buffer in self._copied:
             buffer[...] = arrays[index]
         for name, (index, _) in self._bound.items():
-            value = to_ort_value(self._session.engine, name, arrays[index], self._types[name])
+            array = arrays[index]
+            if any(np.may_share_memory(array, place) for place in self._results):
+                array = array.copy()  # the result of the last run, which this one overwrites
+            value = to_ort_value(self._session.engine, name, array, self._types[name])
             self._io.bind_ortvalue_input(name, value[0])
             self._bound[name] = (index, value)  # borrowed until the next run
         for name in self._varying:
@@ -101,7 +105,7 @@ class HostSlots(Slots):
         self._call(self._binding, self._core.options)
         if not self._varying:
             return self._results
-        values = dict(zip(self._names, self._io.get_outputs(), strict=True))
+        values = dict(zip(self._binding_order, self._io.get_outputs(), strict=True))
         return [
             self._places[name] if name in self._places else from_ort_value(values[name], name) for name in self._names
         ]

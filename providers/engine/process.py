@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT_S = 30.0
 _STEP_S = 0.002
+_MOST_WORKERS = 256  # that `RLX_WORKERS` may name on a machine of fewer processors
+_MOST_DIGITS = 9
 _OWN_FOLDER = str(Path(__file__).parent)
 
 
@@ -67,11 +69,20 @@ class ThreadBudget:
 
     @property
     def total(self) -> int:
-        """The threads that the sessions together may run."""
+        """The threads that the sessions together may run.
+
+        Raises:
+            EngineError: `RLX_WORKERS` is no number of threads, or more than the processors, where these are over 256.
+        """
         if self._total is not None:
             return self._total
-        workers = environment.parse_or("WORKERS", 0, int)
-        return workers if workers > 0 else core_share().threads
+        text = (environment.get("WORKERS") or "").strip()
+        if not text:
+            return core_share().threads
+        most = max(_MOST_WORKERS, os.cpu_count() or 1)
+        if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and 1 <= int(text) <= most):
+            raise EngineError(f"RLX_WORKERS is {text[:40]!r}; give a number of threads from 1 to {most}, or unset it")
+        return int(text)
 
     @property
     def granted(self) -> int:
@@ -141,6 +152,7 @@ def _log() -> logging.Logger:
     return logging.getLogger("rlx_ort.threads")
 
 
+_entries: Any = type.__dict__["__dict__"].__get__  # of a class, without code of its metaclass
 _OWN_MODULES = __name__.rpartition(".")[0] + "."
 _opened = False
 _devices = False  # other than the CPU, whose drivers are loaded
@@ -156,7 +168,8 @@ def _keep_all() -> None:
     if frozen:
         gc.unfreeze()  # a server that freezes its objects before it forks; frozen ones are not listed
     for item in gc.get_objects():
-        if type(item).__module__.startswith(_OWN_MODULES):
+        module = _entries(type(item)).get("__module__")  # a class may have something else there than a name
+        if isinstance(module, str) and module.startswith(_OWN_MODULES):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
     if frozen:
         gc.freeze()

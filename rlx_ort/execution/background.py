@@ -7,9 +7,11 @@ threads in the session, and is slow for small graphs (see `NOTES.md`).
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
@@ -28,6 +30,10 @@ _AWAITED = 8
 _LOOK_S = 0.02  # between two looks at what stops a thread that waits
 
 
+_all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
+_all_runs: weakref.WeakSet[BackgroundRuns] = weakref.WeakSet()
+
+
 class Workers:
     """At most `most` daemon threads, started as they are needed.
 
@@ -41,6 +47,11 @@ class Workers:
         self._most = most
         self._name = name
         self._idle_s = idle_s
+        self.start_anew()
+        _all_workers.add(self)
+
+    def start_anew(self) -> None:
+        """Forget the threads and their calls, which do not cross a fork."""
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = 0  # threads that wait and have not been promised a job
         self._backlog = 0  # jobs that wait until a thread has finished another one
@@ -117,6 +128,15 @@ class BackgroundRuns:
         self._pending: list[Future[Any]] = []
         self._lock = threading.Lock()
         self._worker: Workers | None = None
+        _all_runs.add(self)
+
+    def start_anew(self) -> None:
+        """Leave the committed runs to the parent process; `sync` says so if there were any."""
+        self._lock, self._worker = threading.Lock(), None
+        if self._pending:
+            lost: Future[Any] = Future()
+            lost.set_exception(CancelledRunError("runs committed before a fork belong to the parent process"))
+            self._pending = [lost]
 
     @property
     def busy(self) -> bool:
@@ -128,6 +148,7 @@ class BackgroundRuns:
         with self._lock:
             if self._worker is None:
                 self._worker = Workers(1, "rlx_ort-commit")
+                weakref.finalize(self, self._worker.close).atexit = False  # the thread of a dropped graph ends
             self._pending = [run for run in self._pending if not _is_spent(run)]
             self._pending.append(self._worker.submit(call))
 
@@ -205,6 +226,19 @@ async def run_in_background(call: Callable[[], T]) -> T:
 
 _awaited: list[Workers] = []
 _awaited_lock = threading.Lock()
+
+
+def _start_anew() -> None:
+    global _awaited_lock
+    _awaited_lock = threading.Lock()
+    for workers in _all_workers:
+        workers.start_anew()
+    for runs in _all_runs:
+        runs.start_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
 
 
 def copied_arrays(inputs: Mapping[str, Any]) -> dict[str, Any]:

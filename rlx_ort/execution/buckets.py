@@ -84,6 +84,7 @@ class BucketedCompileCache:
         self._pad = working_provider(self._session.device).compiles_per_shape or None if pad is None else pad
         self._compiled: dict[Bucket, CompiledGraph] = {}
         self._store: WeightStore | None = None
+        self._initial: dict[str, TensorData] = {}  # what graphs brought, while it is what the store has
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -121,7 +122,7 @@ class BucketedCompileCache:
 
         Raises:
             GraphVerifyError: the graph is wrong.
-            ParamError: it declares a parameter with another type than the graph of another range.
+            ParamError: it has a parameter of another type, or with other data, than the graph of another range.
             EngineError: the engine refused the model.
         """
         bucket = self.bucket_for(key)
@@ -215,14 +216,28 @@ class BucketedCompileCache:
     def _shared_weights(self, graph: Graph) -> WeightStore:
         if self._store is None:
             self._store = WeightStore.for_graph(graph)
+            self._note_initial(graph)
             return self._store
         try:
             for value in graph.params:
                 if isinstance(value.type, TensorType):
                     self._store.declare(value.name, value.type, graph.weights.get(value.name))
+            for name, data in self._initial.items():
+                other = graph.weights.get(name)
+                if other is not None and other is not data and self._store.get(name) is data and other != data:
+                    raise ParamError(f"parameter {name!r} has other data than in the graph of another range")
         except ParamError as err:
             raise ParamError(f"{err}; the graphs of all ranges share their parameters") from err
+        self._note_initial(graph)
         return self._store
+
+    def _note_initial(self, graph: Graph) -> None:
+        """Note what the store took from a graph; what was set since is forgotten, so that it is not kept alive."""
+        assert self._store is not None  # noqa: S101  # the caller has made it
+        known = {**graph.weights, **self._initial}
+        self._initial = {
+            name: data for name, data in known.items() if name in self._store and self._store.get(name) is data
+        }
 
 
 def power_of_two_ladder(least: int, most: int) -> tuple[Bucket, ...]:

@@ -352,10 +352,15 @@ class CompiledGraph:
 
     def clone(self) -> CompiledGraph:
         """Return a graph that shares the session and the weights, has a copy of the state, and is closed separately."""
+        self._background.settle()
         twin = CompiledGraph(self._moe.base.twin(), self._rule, self._inputs)
         self._moe.copy_to(twin._moe, twin._rule)
         twin._use(twin._moe.slot)
-        twin._last = self._last
+        with self._slots.lock:
+            indices, outputs = self._last
+            if outputs is self._slots.buffers:  # later runs overwrite them
+                outputs = [array.copy() if isinstance(array, np.ndarray) else array for array in outputs]
+            twin._last = (indices, outputs)
         twin._handles = self._handles.copy()
         twin._extent, twin._plain = self._extent, self._plain
         return twin
@@ -451,6 +456,7 @@ class CompiledGraph:
         """
         if extent is not None and not 0 < extent[0] <= extent[1]:
             raise InputError(f"an active extent is (actual, upper) with 0 < actual <= upper, got {extent}")
+        self._background.settle()
         self._extent = extent
         self._plain = self._extent is None and not self._handles
 
@@ -553,6 +559,7 @@ class CompiledGraph:
         """
         copied, wanted = copied_arrays(inputs), range(len(self._output_names)) if outputs is None else outputs
         self._handles.check_outputs(wanted)
+        self._weights.settle_before_changes(self._background)
         self._background.commit(lambda: self._run_with_state(copied, wanted, on_device, settle=False))
 
     def sync_pending(self) -> list[list[Any]]:

@@ -331,7 +331,7 @@ def as_array(value: object, dtype: DType) -> npt.NDArray[Any]:
     except (ValueError, TypeError) as err:  # ragged lists, objects whose conversion refuses
         raise ValueError(f"{type(value).__name__} is no array: {err}") from err
     if dtype is DType.STRING:
-        return _strings(array)
+        return array.astype(object) if not array.size and is_literal(value) else _strings(array)
     if array.dtype.kind in "OSUmM":
         raise ValueError(f"{_described(value, array)} holds no numbers")
     target = dtype.numpy

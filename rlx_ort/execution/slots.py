@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rlx_ort.execution.inputs import InputPlan, matcher
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
@@ -85,14 +86,21 @@ class SlotRunner:
     def _prepare(self, engine: Engine, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
         """Check the arrays and run; binds new buffers if their shapes or the engine are new."""
         feeds = self._plan.feeds(self._plan.ordered(arrays))
-        ready = [feeds[name] for name in self._inputs]
+        if not self.supported:
+            self._engine, self._slots = None, None
+            self.buffers = engine.run(list(self._outputs), feeds)
+            return list(self.buffers)
+        ready = [
+            value.numpy() if isinstance(value, DeviceTensor) else value
+            for value in map(feeds.__getitem__, self._inputs)
+        ]
         shapes = [array.shape for array in ready]
         if self._slots is None or engine is not self._engine or shapes != self._shapes:
             self._engine, self._slots, self.buffers = None, None, ()
-            outputs = engine.run(list(self._outputs), feeds)
-            named = dict(zip(self._outputs, outputs, strict=True))
             given = dict(zip(self._inputs, ready, strict=True))
-            slots = engine.binder.slots(given, named, self._fixed) if self.supported else None
+            outputs = engine.run(list(self._outputs), given)
+            named = dict(zip(self._outputs, outputs, strict=True))
+            slots = engine.binder.slots(given, named, self._fixed_here(given, named))
             if slots is not None:
                 self._engine, self._slots, self._shapes = engine, slots, shapes
                 self._matches = matcher(self._dtypes, shapes)
@@ -101,6 +109,22 @@ class SlotRunner:
         else:
             self.buffers = self._slots.run(ready)
         return list(self.buffers)
+
+    def _fixed_here(self, given: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]) -> set[str]:
+        """Return the outputs of a known shape; models declare some that they do not keep, which are left out."""
+        sizes = {
+            dim: size
+            for name, kind in self._inputs.items()
+            if isinstance(kind, TensorType)
+            for dim, size in zip(kind.shape or (), given[name].shape, strict=False)
+            if isinstance(dim, str)
+        }
+        kept = set()
+        for name in self._fixed:
+            kind = self._outputs[name]
+            if isinstance(kind, TensorType) and kind.shape is not None and kind.shape.bind(sizes) == found[name].shape:
+                kept.add(name)
+        return kept
 
 
 def _fit_buffers(kinds: Iterable[ValueType]) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,11 @@ class LoadReport:
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     unused: tuple[str, ...]
+
+
+class _Settles(Protocol):
+    def settle(self) -> None:
+        """Wait for the runs that were committed."""
 
 
 class PlacedTensors:
@@ -100,6 +105,7 @@ class WeightStore:
         # Reentrant: the finalizer of a session may call `unpin` during any other call.
         self._lock = threading.RLock()
         self._open_update = _OpenUpdate()
+        self._committed: weakref.WeakSet[_Settles] = weakref.WeakSet()
         self.placed = PlacedTensors()
         for name, value in (values or {}).items():
             self._values[name] = self._checked(name, value)
@@ -300,6 +306,7 @@ class WeightStore:
         finally:
             self._open_update.changes = None
         if changes:
+            self._settle()
             with self._lock:
                 self._values.update(changes)
                 self.version += 1
@@ -355,11 +362,20 @@ class WeightStore:
             self._rounded[name, dtype] = (data, rounded)
         return rounded
 
+    def settle_before_changes(self, runs: _Settles) -> None:
+        """Let every later change of data wait for the committed runs, which read the values of their own time."""
+        self._committed.add(runs)
+
+    def _settle(self) -> None:
+        for runs in list(self._committed):
+            runs.settle()
+
     def _put(self, name: str, data: TensorData) -> None:
         changes = self._open_update.changes
         if changes is not None:
             changes[name] = data
             return
+        self._settle()
         with self._lock:
             self._values[name] = data
             self.version += 1
@@ -384,12 +400,11 @@ class WeightStore:
             array = np.asarray(value)
             numeric = array.dtype.kind not in "OSUmM"
             converts = numeric and (cast or _widens(array.dtype, dtype))
-            data = TensorData.from_array(array.astype(dtype.numpy, copy=False) if converts else array)
+            if converts and array.dtype != dtype.numpy:
+                return TensorData.from_array(array.astype(dtype.numpy))
+            return TensorData.owned(array)
         except (ValueError, TypeError) as err:
             raise ParamError(f"parameter {name!r} is {declared}: {err}") from err
-        if np.may_share_memory(array, data.buffer) and _may_change(array):
-            return TensorData(data.dtype, data.shape, data.buffer.copy())
-        return data
 
 
 class _OpenUpdate(threading.local):
@@ -401,21 +416,6 @@ class _OpenUpdate(threading.local):
 def _widens(source: np.dtype[Any], declared: DType) -> bool:
     """Return whether both are floats, and the declared type holds every value of the source."""
     return declared.is_float and DType.from_numpy(source).is_float and np.can_cast(source, declared.numpy, "safe")
-
-
-def _may_change(array: npt.NDArray[Any]) -> bool:
-    """Return whether the array's memory is writeable, through it or through an object that it is a view of."""
-    link: object = array
-    while isinstance(link, np.ndarray):
-        if link.flags.writeable:
-            return True
-        link = link.base
-    if link is None or isinstance(link, bytes):
-        return False
-    try:
-        return not memoryview(link).readonly  # type: ignore[arg-type]  # a base without a buffer raises TypeError
-    except TypeError:
-        return True
 
 
 def _sizes(kind: TensorType) -> tuple[int, ...]:

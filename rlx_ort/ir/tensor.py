@@ -109,6 +109,23 @@ class TensorData:
             raw = values.reshape(-1).byteswap().view(np.uint8)
         return cls(target, values.shape, raw)
 
+    @classmethod
+    def owned(cls, array: npt.ArrayLike, dtype: DType | None = None) -> TensorData:
+        """Return what `from_array` does, in memory that its owner cannot change later: writeable arrays are copied.
+
+        Read-only arrays, memory maps among them, are shared unless they are views of writeable memory.
+
+        Raises:
+            ValueError: the elements have no dtype here.
+        """
+        values = np.asarray(array)
+        data = cls.from_array(values, dtype)
+        if isinstance(array, (list, tuple)) or data.dtype is DType.STRING:
+            return data  # new memory already
+        if np.may_share_memory(values, data.buffer) and _may_change(values):
+            return cls(data.dtype, data.shape, data.buffer.copy())
+        return data
+
     @property
     def num_elements(self) -> int:
         """The number of elements."""
@@ -169,6 +186,21 @@ class TensorData:
 
     def __hash__(self) -> int:
         return hash((self.dtype, self.shape))
+
+
+def _may_change(array: npt.NDArray[Any]) -> bool:
+    """Return whether the array's memory is writeable, through it or through an object that it is a view of."""
+    link: object = array
+    while isinstance(link, np.ndarray):
+        if link.flags.writeable:
+            return True
+        link = link.base
+    if link is None or isinstance(link, bytes):
+        return False
+    try:
+        return not memoryview(link).readonly  # type: ignore[arg-type]  # a base without a buffer raises TypeError
+    except TypeError:
+        return True
 
 
 def _pack(unpacked: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

@@ -121,11 +121,13 @@ class LeafBuilders(GraphCore):
         name: str,
         shape: Iterable[Dim],
         dtype: DType | str = DType.F32,
-        data: npt.ArrayLike | None = None,
+        data: npt.ArrayLike | TensorData | None = None,
         *,
         mutable: bool = False,
     ) -> Value:
         """Add a weight; `data` gives it an initial value, else it must be set before the first run.
+
+        Writeable arrays are copied. `TensorData` and read-only arrays, such as memory maps, are shared.
 
         A `mutable` weight may change between runs at no cost, but kernels that use it are slower.
 
@@ -135,7 +137,9 @@ class LeafBuilders(GraphCore):
         kind = TensorType(DType.parse(dtype), Shape(shape))
         if kind.shape is None or not kind.shape.is_static:
             raise GraphVerifyError(f"param {name!r} has shape {kind.shape}; a weight needs a size in every dimension")
-        tensor = None if data is None else TensorData.from_array(data, kind.dtype)
+        tensor = data if data is None or isinstance(data, TensorData) else TensorData.owned(data, kind.dtype)
+        if tensor is not None and tensor.dtype is not kind.dtype:
+            raise GraphVerifyError(f"param {name!r} is declared {kind.dtype.value}, its data is {tensor.dtype.value}")
         if tensor is not None and tensor.shape != kind.shape:
             raise GraphVerifyError(f"param {name!r} is declared {kind.shape}, its data has shape {tensor.shape}")
         value = self._named_leaf(name, Param(name, kind, mutable))
@@ -144,9 +148,9 @@ class LeafBuilders(GraphCore):
         return value
 
     def constant(self, data: npt.ArrayLike | TensorData, dtype: DType | str | None = None, name: str = "") -> Value:
-        """Add a tensor whose values are part of the graph."""
+        """Add a tensor whose values are part of the graph; copies writeable arrays, as `param` does."""
         if not isinstance(data, TensorData):
-            data = TensorData.from_array(data, None if dtype is None else DType.parse(dtype))
+            data = TensorData.owned(data, None if dtype is None else DType.parse(dtype))
         return self.append(Constant(data), name=name or "constant")
 
     @property

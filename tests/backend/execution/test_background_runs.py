@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
@@ -12,6 +13,7 @@ from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError
+from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
@@ -162,3 +164,36 @@ def test_outputs_of_committed_runs_come_when_they_are_waited_for(device: Device,
         assert isinstance(found, DeviceTensor) == on_device
         assert_same(device, found.numpy() if on_device else found, want)
     assert_same(device, compiled.read_gpu_handle("out0"), expected[2][0])
+
+
+def _scaled() -> CompiledGraph:
+    graph = Graph("scaled")
+    graph.outputs = [graph.mul(graph.input("x", ["n"]), graph.param("w", [1], data=np.ones(1, np.float32)))]
+    return Session("cpu").compile(graph)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_committed_run_reads_the_parameters_of_its_time(grouped: bool) -> None:
+    """A parameter that is set after a commit counts for later runs only, whichever way it is set."""
+    compiled = _scaled()
+    x = np.full(1 << 20, 2, np.float32)
+    for value in range(1, 7):
+        if grouped:
+            with compiled.update_params():
+                compiled.set_param("w", np.array([value], np.float32))
+        else:
+            compiled.weights.set("w", np.array([value], np.float32))
+        compiled.commit_no_wait({"x": x}, [0])
+    assert [float(found[0][0]) for found in compiled.sync_pending()] == [2, 4, 6, 8, 10, 12]
+
+
+def test_the_thread_of_a_dropped_graph_ends() -> None:
+    """A graph that is dropped without `close` after a commit leaves no thread behind."""
+    compiled = _scaled()
+    compiled.commit_no_wait({"x": np.ones(2, np.float32)}, [0])
+    compiled.sync_pending()
+    (thread,) = [each for each in threading.enumerate() if each.name == "rlx_ort-commit" and each.is_alive()][-1:]
+    del compiled
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -520,3 +520,40 @@ else:
 print("fine" if compiled.run({"t": t, "i": np.array([3])})[0] == 3 else "wrong")
 """
     )
+
+
+@needs_fork
+def test_background_runs_and_foreign_classes_survive_a_fork() -> None:
+    """The child starts threads of its own, and objects whose class has no name of a module are passed over."""
+    _fine(
+        """
+import asyncio
+from rlx_ort.resilience.limits import limited_async
+class Odd:
+    pass
+Odd.__module__ = 5
+kept = [Odd(), np.random.default_rng(0)]
+compiled = Session("cpu", CompileOptions(intra_op_threads=1)).compile(matmul(8))
+x = np.ones((2, 8), np.float32)
+async def both():
+    await compiled.run_async({"x": x})
+    return await limited_async(lambda: compiled.run({"x": x}))
+asyncio.run(both())
+compiled.commit_no_wait({"x": x}, [0])
+compiled.sync_pending()
+sys.stderr = sys.stdout
+child = os.fork()
+if child == 0:
+    compiled.commit_no_wait({"x": x}, [0])
+    ((found,),) = compiled.sync_pending()
+    os._exit(0 if (found == 1).all() and (asyncio.run(both())[0] == 1).all() else 1)
+deadline = time.monotonic() + 20
+done = status = 0
+while not done and time.monotonic() < deadline:
+    done, status = os.waitpid(child, os.WNOHANG)
+    time.sleep(0.02)
+if not done:
+    os.kill(child, 9)
+print("fine" if done and status == 0 else "wrong")
+"""
+    )

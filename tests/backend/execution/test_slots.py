@@ -6,13 +6,18 @@ import threading
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 from sample_models.step_graphs import W, assert_same, step_graph, step_inputs
 
+from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError
 from rlx_ort.execution.session import Session
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.leaf import Input
+from rlx_ort.ir.types import SequenceType, Shape, TensorType
 
 RNG = np.random.default_rng(11)
 
@@ -72,9 +77,6 @@ def test_slots_take_outputs_of_any_size() -> None:
     """An output whose size depends on the data is not bound, and right in every run."""
     graph = Graph("nonzero")
     x = graph.input("x", [4])
-    from rlx_ort.ir.dtype import DType
-    from rlx_ort.ir.types import Shape, TensorType
-
     kind = TensorType(DType.I64, Shape([1, "found"]))
     graph.outputs = list(graph.onnx_node("NonZero", [x], types=[kind], name="nz"))
     compiled = Session("cpu").compile(graph)
@@ -186,3 +188,75 @@ def test_the_first_run_leaves_its_outputs_in_the_buffers(device: Device) -> None
     if device == Device.CPU:
         assert compiled.arena_ptr() == before
     assert_same(device, compiled.read_output_row(1, 2, 4), compiled.run(second)[1][2])
+
+
+def test_slots_keep_the_order_of_outputs_of_known_and_unknown_sizes(device: Device) -> None:
+    """Whatever sizes are fixed, each result comes at the place of its output, in runs of two sizes in turns."""
+    graph = Graph("mixed")
+    x, start, end = graph.input("x", ["n"]), graph.input("start", [1], "i64"), graph.input("end", [1], "i64")
+    kind = TensorType(DType.F32, Shape(["k"]))
+    part, other = (graph.onnx_node("Slice", [of, start, end], types=[kind])[0] for of in (x, graph.neg(x)))
+    graph.set_outputs([part, graph.mul(x, 10.0), other, graph.add(x, 1.0)], ["part", "ten", "other", "one"])
+    compiled = Session(device).compile(graph)
+    for size, count in ((4, 2), (4, 4), (4, 1), (6, 2), (6, 3), (4, 2), (4, 3)):
+        array = RNG.standard_normal(size).astype(np.float32)
+        given = {"x": array, "start": np.array([0]), "end": np.array([count])}
+        wanted = [array[:count], array * np.float32(10), -array[:count], array + np.float32(1)]
+        for found in (compiled.run_slots(list(given.values())), compiled.run_raw(given)):
+            for got, want in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_an_output_buffer_may_be_the_next_input() -> None:
+    """A run that is fed what the last one returned reads it whole before anything is written over it."""
+    graph = Graph("power")
+    x = graph.input("x", [200, 200])
+    graph.outputs = [graph.softmax(graph.transpose(x, [1, 0]) @ x)]
+    compiled, plain = Session("cpu").compile(graph), Session("cpu").compile(graph)
+    value = RNG.standard_normal((200, 200)).astype(np.float32)
+    wanted = value
+    for _ in range(4):
+        (value,), (wanted,) = compiled.run_slots([value]), plain.run({"x": wanted})
+        np.testing.assert_array_equal(value, wanted)
+
+
+def test_rows_of_a_clone_stay_those_of_its_own_last_run() -> None:
+    """A clone made after a run through buffers does not see what the original writes to them later."""
+    graph = Graph("rows")
+    x = graph.input("x", [2, 3])
+    graph.outputs = [graph.mul(x, 2.0)]
+    compiled = Session("cpu").compile(graph)
+    for _ in range(2):
+        compiled.run_slots([np.full((2, 3), 1, np.float32)])
+    twin = compiled.clone()
+    compiled.run_slots([np.full((2, 3), 7, np.float32)])
+    np.testing.assert_array_equal(twin.read_output_row(0, 1, 3), [2, 2, 2])
+    np.testing.assert_array_equal(compiled.read_output_row(0, 1, 3), [14, 14, 14])
+
+
+def test_slots_take_sequences_like_plain_runs() -> None:
+    """A graph whose values no buffer holds runs by position as well, and its outputs come as they do from `run`."""
+    graph = Graph("sequence")
+    kind = TensorType(DType.F32, Shape([None]))
+    given = graph.add_node(Input("items", SequenceType(kind)), (), name="items")[0]
+    graph.outputs = list(
+        graph.onnx_node("SequenceInsert", [given, graph.input("x", ["n"])], types=[SequenceType(kind)])
+    )
+    compiled = Session("cpu").compile(graph)
+    items, x = [np.ones(2, np.float32), np.zeros(3, np.float32)], np.full(1, 5, np.float32)
+    for _ in range(2):
+        for (found,) in (compiled.run_slots([items, x]), compiled.run_raw({"items": items, "x": x})):
+            assert [array.tolist() for array in found] == [[1, 1], [0, 0, 0], [5]]
+    assert not compiled.supports_run_slots
+
+
+def test_slots_take_outputs_of_another_shape_than_declared() -> None:
+    """Converters of classifiers declare labels `[1]` for any number of rows; all rows come, in every run."""
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[n,2] x) => (int64[1] label, float[n,2] y)'
+    body = "{ label = ArgMax <axis = 1, keepdims = 0> (x) y = Neg (x) }"
+    compiled = Session("cpu").compile(from_onnx(onnx.parser.parse_model(f"{text} {body}")))
+    for rows in (3, 3, 3, 1, 1, 4, 4, 3):
+        x = RNG.standard_normal((rows, 2)).astype(np.float32)
+        for label, y in (compiled.run_slots([x]), compiled.run_raw({"x": x})):
+            np.testing.assert_array_equal(label, x.argmax(1))
+            np.testing.assert_array_equal(y, -x)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from rlx_ort.errors import InputError
+from rlx_ort.errors import InputError, ParamError
 from rlx_ort.execution.buckets import BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.tensor import TensorData
 
 
 def test_a_ladder_doubles_from_the_first_extent_to_the_last() -> None:
@@ -92,3 +96,26 @@ def test_data_that_is_not_whole_rows_is_refused(call: object, message: str) -> N
     """Data that is not whole rows of that size raises instead of being cut silently."""
     with pytest.raises(InputError, match=message):
         call()  # type: ignore[operator]  # a table of calls
+
+
+def test_other_data_of_a_shared_parameter_is_refused(providers: object) -> None:
+    """One graph's data would be dropped; equal data is shared, and what was set since wins over what graphs bring."""
+    cache = BucketedCompileCache([(1, 5), (5, 9), (9, 13)])
+
+    def build(value: float) -> Callable[[int], Graph]:
+        def made(upper: int) -> Graph:
+            graph = Graph("bucket")
+            weight = graph.param("w", [1], data=np.full(1, value, np.float32))
+            graph.outputs = [graph.mul(graph.input("x", [upper]), weight)]
+            return graph
+
+        return made
+
+    cache.get_or_compile(1, build(1))
+    cache.get_or_compile(5, build(1))
+    with pytest.raises(ParamError, match=r"'w'.*another range"):
+        cache.get_or_compile(9, build(2))
+    assert cache.weights is not None
+    cache.weights.set("w", np.full(1, 3, np.float32))
+    assert cache.get_or_compile(9, build(2)) is not None
+    assert cache.weights.get("w") == TensorData.from_array(np.full(1, 3, np.float32))

@@ -103,6 +103,7 @@ def test_scalars_are_judged_by_value() -> None:
 def test_an_empty_list_fits_any_dtype() -> None:
     """Nothing can be lost from nothing."""
     assert _fed(_plan(DType.I64, ("n",)), []).dtype == np.int64
+    assert _fed(_plan(DType.STRING, ("n",)), []).dtype == object
 
 
 def test_non_contiguous_arrays_keep_rank_0() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError
+from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.cuda import CudaProvider
 from rlx_ort.providers.engine.opening import forbid_in_forks
@@ -128,3 +128,12 @@ def test_a_device_is_refused_in_another_process(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(DeviceUnavailableError, match="spawn"):
         check()
+
+
+@pytest.mark.parametrize("text", ["many", "0", "-1", "1.5", "99999", "9" * 5000, "\u0664"])
+def test_a_wrong_number_of_workers_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text is read as another number, and none starts threads by the thousand."""
+    monkeypatch.setenv("RLX_WORKERS", text)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    with pytest.raises(EngineError, match=r"RLX_WORKERS.*from 1 to 256"):
+        _ = ThreadBudget().total
