@@ -871,7 +871,7 @@ def _along(default: int, *, after: bool = False, place: int | None = None) -> _R
         if node.proto.op_type in ("TopK", "Compress"):
             return [proof.rows(node, at, given.axis, given.rows, given.rank) for at in range(2)]
         outputs = [replace(given, content=None)]
-        for at in range(1, len(node.proto.output)):
+        for _ in range(1, len(node.proto.output)):
             outputs.append(_Value((*given.dims[:axis], *[_ONE] * (given.rank - axis)), given.axis))
         return outputs
 
@@ -1025,9 +1025,9 @@ def _quantised(proof: _Proof, node: _Node) -> list[_Value]:
     node.same_for_all(1, 2)
     if given.axis is None or node.need(1).rank > 1:
         raise _RefusedError("has scales in blocks")
-    if node.need(1).rank == 1 and node.need(1).dims != (_ONE,):
-        if _at(node.attributes.get("axis", 1), given.rank) == given.axis:
-            raise _RefusedError("has a scale for each row")
+    per_axis = node.need(1).rank == 1 and node.need(1).dims != (_ONE,)
+    if per_axis and _at(node.attributes.get("axis", 1), given.rank) == given.axis:
+        raise _RefusedError("has a scale for each row")
     return [replace(given, content=None)]
 
 
@@ -1186,10 +1186,11 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     return [*states, *scans]
 
 
-_ELEMENTWISE = """Abs Acos Acosh And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu
+_ELEMENTWISE = """\
+Abs Acos Acosh And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu
 Cos Cosh Elu Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
 LessOrEqual Log Max Mean Min Mish Mod Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh
-Softplus Softsign Sqrt Sum Swish Tan Tanh ThresholdedRelu Xor""".split()
+Softplus Softsign Sqrt Sum Swish Tan Tanh ThresholdedRelu Xor"""
 _REDUCING = "ArgMax ArgMin " + " ".join(
     f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 )
@@ -1198,7 +1199,7 @@ GroupNormalization InstanceNormalization LRN LpPool QLinearConv SpaceToDepth"""
 _ML_TABLES = """Imputer LinearClassifier LinearRegressor Normalizer OneHotEncoder SVMClassifier SVMRegressor Scaler
 TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor"""
 _RULES: dict[tuple[str, str], _Rule] = {
-    **{("", name): _elementwise for name in _ELEMENTWISE},
+    **{("", name): _elementwise for name in _ELEMENTWISE.split()},
     **{("", name): _arithmetic for name in ("Add", "Sub", "Mul", "Div")},
     **{("", name): _reduced for name in _REDUCING.split()},
     **{("", name): _by_row(rank=2) for name in _SPATIAL.split()},
@@ -1259,9 +1260,8 @@ _BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list
     ("", "If"): _if,
     ("", "Loop"): _loop,
 }
-# These read or carry sizes, which depend on the number of rows.
-_OF_SIZES = frozenset(
-    """Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Identity Mul Range Reshape Resize Shape Size Slice
-    Split Squeeze Sub Tile Unsqueeze Where""".split()
-)
-_MOVES_PLACES = frozenset("Cast Concat Expand GatherND Identity Reshape Shape Squeeze Transpose Unsqueeze".split())
+_SIZED = """Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Identity Mul Range Reshape Resize Shape
+Size Slice Split Squeeze Sub Tile Unsqueeze Where"""
+_OF_SIZES = frozenset(_SIZED.split())  # these read or carry sizes, which depend on the number of rows
+_PLACED = "Cast Concat Expand GatherND Identity Reshape Shape Squeeze Transpose Unsqueeze"
+_MOVES_PLACES = frozenset(_PLACED.split())
