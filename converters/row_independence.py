@@ -297,6 +297,10 @@ class _Proof:
         if found.inputs or node.op_type == "Constant":
             sized = any(each is not None and (each.axis is not None or each.sized) for each in inputs)
             if not sized and node.op_type not in _OF_SIZES:
+                if node.op_type == "GatherElements":
+                    return [_Value(found.need(1).shape)]
+                if rule is _elementwise and all(each is not None and each.shape is not None for each in inputs):
+                    return rule(self, found)
                 return [self.typed(name) for name in node.output]
         if node.op_type not in _MOVES_PLACES and any(each is not None and each.places for each in inputs):
             raise _RefusedError("computes with the row's number")
@@ -737,7 +741,12 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
         for value in (starts, ends):
             if value is not None and (value.sized or value.axis is not None):
                 raise _RefusedError("cuts a value without rows as many rows as there are")
-        return [proof.typed(node.proto.output[0])]
+        result = proof.typed(node.proto.output[0])
+        cut = node.get(3)
+        if given.shape is None or result.shape is None or cut is None or cut.content is None:
+            return [result]
+        axes = [_at(axis, given.rank) for axis in node.numbers(3, "axes") or []]
+        return [_Value(tuple([result.dims[at] if at in axes else size for at, size in enumerate(given.dims)]))]
     axes = node.numbers(3, "axes")
     count = len(starts.content or ()) if starts is not None else len(node.attributes["starts"])
     axes = [_at(axis, given.rank) for axis in (list(range(count)) if axes is None else axes)]
@@ -775,13 +784,14 @@ def _gather(proof: _Proof, node: _Node) -> list[_Value]:
         return [_Value(index.shape, content=content)]
     if index.sized:
         raise _RefusedError("computes with the number of rows")
-    if given.axis is None and index.axis is None:
-        return [proof.typed(node.proto.output[0])]
+    if given.shape is None or index.shape is None:
+        if given.axis is None and index.axis is None:
+            return [proof.typed(node.proto.output[0])]
+        raise _RefusedError("reads a value of open rank")
     axis = _at(node.attributes.get("axis", 0), given.rank)
     shape = (*given.dims[:axis], *index.dims, *given.dims[axis + 1 :])
     if given.axis is None:
-        assert index.axis is not None  # noqa: S101  # one of them has rows
-        return [_Value(shape, axis + index.axis)]
+        return [_Value(shape, None if index.axis is None else axis + index.axis)]
     if index.axis is not None or given.axis == axis:
         raise _RefusedError("takes rows by number")
     return [_Value(shape, given.axis if given.axis < axis else given.axis + index.rank - 1)]
