@@ -747,9 +747,9 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
             return [result]
         axes = [_at(axis, given.rank) for axis in node.numbers(3, "axes") or []]
         return [_Value(tuple([result.dims[at] if at in axes else size for at, size in enumerate(given.dims)]))]
-    axes = node.numbers(3, "axes")
+    named = node.numbers(3, "axes")
     count = len(starts.content or ()) if starts is not None else len(node.attributes["starts"])
-    axes = [_at(axis, given.rank) for axis in (list(range(count)) if axes is None else axes)]
+    axes = [_at(axis, given.rank) for axis in (list(range(count)) if named is None else named)]
     steps = node.numbers(4, "steps") or [1] * len(axes)
     for at, axis in enumerate(axes):
         begin, end_size = (
@@ -1004,8 +1004,7 @@ def _product_of(proof: _Proof, one: _Value, other: _Value) -> _Value:
     ]
     stack = proof.broadcast(stacks)
     shape = (*stack.dims, one.dims[-2], other.dims[-1])
-    axis = len(shape) - 2 if inside[0] else len(shape) - 1 if inside[1] else stack.axis
-    return _Value(shape, axis)
+    return _Value(shape, len(shape) - 2 if inside[0] else len(shape) - 1 if inside[1] else stack.axis)
 
 
 def _gemm(proof: _Proof, node: _Node) -> list[_Value]:
