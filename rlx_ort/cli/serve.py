@@ -49,6 +49,12 @@ def _range_of(ctx: click.Context, param: click.Parameter, text: str) -> tuple[in
 )
 @options.policy(device_too=True)
 @click.option("--max-batch", default=256, show_default=True, type=click.IntRange(min=1), help="Rows that run together.")
+@click.option(
+    "--batch-unproven",
+    multiple=True,
+    metavar="NAME",
+    help="Batch this model though its rows are not proved independent; * for all; may be repeated.",
+)
 @click.option("--max-delay", default=0.0, type=click.FloatRange(min=0), help="Milliseconds to wait for more rows.")
 @click.option("--queue", default=1024, show_default=True, type=click.IntRange(min=1), help="Requests that may wait.")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds that a request may wait.")
@@ -82,6 +88,7 @@ def command(
     grpc_port: int,
     policy: DevicePolicy,
     max_batch: int,
+    batch_unproven: tuple[str, ...],
     max_delay: float,
     queue: int,
     timeout: float | None,
@@ -132,7 +139,14 @@ def command(
     if ctx.get_parameter_source("only") is ParameterSource.DEFAULT:
         policy = _narrowed(policy)
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
-    served = ServeOptions(policy, batch, None if key is None else str(key), signed_only, precision=precision)
+    served = ServeOptions(
+        policy,
+        batch,
+        None if key is None else str(key),
+        signed_only,
+        precision=precision,
+        batch_unproven=frozenset(batch_unproven),
+    )
     hosts = frozenset(map(str.lower, allow_host)) or None
     limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log, traces=traces)
     if on_ray and host != "0.0.0.0" and ctx.get_parameter_source("grpc_port") is ParameterSource.DEFAULT:  # noqa: S104  # it is compared with

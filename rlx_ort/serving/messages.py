@@ -46,8 +46,10 @@ _MESSAGES = {
     "ModelOutput": "name:1 data_type:2:int32 dims:3:int64*",
     "ModelInstanceGroup": "name:1 count:2:int32 kind:4:int32",
     "ModelDynamicBatching": "",
+    "ModelParameter": "string_value:1",
     "ModelConfig": "name:1 platform:2 max_batch_size:4:int32 input:5:ModelInput* output:6:ModelOutput* "
-    "instance_group:7:ModelInstanceGroup* dynamic_batching:11:ModelDynamicBatching backend:17",
+    "instance_group:7:ModelInstanceGroup* dynamic_batching:11:ModelDynamicBatching "
+    "parameters:14:ModelParameter% backend:17",
     "ModelConfigResponse": "config:1:ModelConfig",
     "ModelStatisticsRequest": _MODEL,
     _SPAN: "count:1:uint64 ns:2:uint64",

@@ -36,11 +36,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class ModelDevices:
-    """The devices that run a model, why others do not, and the dim along which its requests are joined."""
+    """The devices that run a model, why others do not, and the dim along which its requests are joined, or why none."""
 
     lanes: list[Lane] = field(default_factory=list)
     left_out: list[tuple[Device, str]] = field(default_factory=list)
     batched_along: str | None = None
+    unbatched_because: str = ""
 
 
 def tried_devices(name: str, runner: GraphDevices, options: ServeOptions) -> ModelDevices:
@@ -66,13 +67,38 @@ def tried_devices(name: str, runner: GraphDevices, options: ServeOptions) -> Mod
     if not found.lanes:
         runner.fastest()  # where the policy leaves no device, this raises with its rules
         raise NoViableDeviceError(f"no device may serve {name!r}:", found.left_out)
-    if found.batched_along is not None and not _rows_are_independent(found.lanes[0], inputs):
-        _log.info("%s is not batched: a row's result depends on the other rows", name)
-        found.batched_along = None
+    _decide_batches(name, runner, inputs, found, options)
     if found.batched_along is not None:
         for lane in found.lanes:
             _learn_sizes(lane, inputs, options.batch.max_batch)
     return found
+
+
+def _decide_batches(
+    name: str, runner: GraphDevices, inputs: Mapping[str, ValueType], found: ModelDevices, options: ServeOptions
+) -> None:
+    """Leave requests joined only where rows are proved independent and no trial shows otherwise, or where it is said.
+
+    The options may stand in for the proof, not for the trial.
+    """
+    dim = found.batched_along
+    if dim is None:
+        found.unbatched_because = (
+            "--max-batch is 1" if options.batch.max_batch < 2 else "inputs and outputs have no open first dim in common"
+        )
+        return
+    from rlx_ort.converters.row_independence import row_independence
+
+    proof = row_independence(runner.graph, dim, runner.options)
+    reason = "" if proof else f"rows are not proved independent: {proof}"
+    if reason and options.batches_unproven(name):
+        _log.warning("%s is batched as the options say, though %s", name, reason)
+        reason = ""
+    if not reason and (counter := next(filter(None, (_dependence(lane, inputs) for lane in found.lanes)), "")):
+        reason = counter
+    if reason:
+        _log.info("%s is not batched: %s", name, reason)
+        found.batched_along, found.unbatched_because = None, reason
 
 
 def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: ServeOptions) -> ModelDevices:
@@ -207,21 +233,38 @@ def _made_up(inputs: Mapping[str, ValueType], rows: int) -> dict[str, Array]:
     return found
 
 
-def _rows_are_independent(lane: Lane, kinds: Mapping[str, ValueType]) -> bool:
-    """Return whether rows give the same results alone as in a batch, judged by a run of made-up ones."""
-    try:
-        inputs = _made_up(kinds, _ROWS_CHECKED)
-        together = lane.run(inputs, None)
-        for row in range(_ROWS_CHECKED):
-            alone = lane.run({name: array[row : row + 1] for name, array in inputs.items()}, None)
-            for name, array in alone.items():
-                if array.shape[:1] != (1,) or together[name].shape != (_ROWS_CHECKED, *array.shape[1:]):
-                    return False
-                if not _close(array[0], together[name][row]):
-                    return False
-    except RlxError:
-        return False  # made-up inputs do not fit the model, so nothing is known
-    return True
+def _dependence(lane: Lane, kinds: Mapping[str, ValueType]) -> str:
+    """Return how rows turn out to influence each other in runs of made-up and of extreme values, or an empty text."""
+    for extreme in (False, True):
+        try:
+            inputs = _made_up(kinds, _ROWS_CHECKED)
+            if extreme:
+                inputs = {name: _extreme(array) for name, array in inputs.items()}
+            together = lane.run(inputs, None)
+            for row in range(_ROWS_CHECKED):
+                alone = lane.run({name: array[row : row + 1] for name, array in inputs.items()}, None)
+                for name, array in alone.items():
+                    if array.shape[:1] != (1,) or together[name].shape != (_ROWS_CHECKED, *array.shape[1:]):
+                        return f"output {name!r} does not have a row for each of the inputs in a trial"
+                    if not _close(array[0], together[name][row]):
+                        return f"output {name!r} of a row depends on other rows in a trial"
+        except RlxError as err:
+            if not extreme:  # extreme integers may be no legal tokens
+                return f"a trial run fails: {err}"
+    return ""
+
+
+def _extreme(array: Array) -> Array:
+    """Return large values of both signs for floats, small different ones for integers, both for booleans."""
+    places = np.arange(1, array.size + 1).reshape(array.shape)
+    if array.dtype == object:
+        return array
+    if array.dtype.kind == "b":
+        return (places * _GOLDEN_RATIO % 1 < 0.5).astype(array.dtype)
+    if array.dtype.kind in "iu":
+        return (places % 2).astype(array.dtype)
+    rows = 10.0 ** np.arange(len(array)).reshape(-1, *[1] * (array.ndim - 1))  # each row larger than that before
+    return ((places * _GOLDEN_RATIO % 1 - 0.5) * rows).astype(array.dtype)
 
 
 def _close(one: Array, other: Array, tolerance: float = _TOLERANCE) -> bool:

@@ -46,6 +46,8 @@ class ServeOptions:
         resilience: time limits and memory budgets of runs; other devices answer where one fails in any case. None
             for the defaults of `Resilience`.
         load_limit_s: how long each version of a model may take to open and run on its devices, in seconds.
+        batch_unproven: names of models that are batched although their rows are not proved independent; "*" for all.
+            Rows of different clients then may influence each other.
         precision: in which the f32 parts of ONNX files are computed, as `Precision` names it; packages have their own.
     """
 
@@ -57,6 +59,11 @@ class ServeOptions:
     resilience: Resilience | None = None
     load_limit_s: float = 600.0
     precision: str = "f32"
+    batch_unproven: frozenset[str] = frozenset()
+
+    def batches_unproven(self, name: str) -> bool:
+        """Return whether a model is batched without a proof that its rows are independent."""
+        return not self.batch_unproven.isdisjoint((name, "*"))
 
 
 @dataclass
@@ -141,6 +148,7 @@ class ServedModel:
         self.input_types = {name: datatype_of(kind, name) for name, kind in self.inputs.items()}
         self.output_types = {name: datatype_of(kind, name) for name, kind in self.outputs.items()}
         self.left_out, self.batched_along = devices.left_out, devices.batched_along
+        self.unbatched_because = devices.unbatched_because
         self.scheduler = Scheduler(
             devices.lanes, batched=self.batched_along is not None, options=options.batch, on_batch=self.statistics.ran
         )
@@ -173,6 +181,7 @@ class ServedModel:
             on_error(err)
             return
         self.left_out, self.batched_along = devices.left_out, devices.batched_along
+        self.unbatched_because = devices.unbatched_because
         self.scheduler.replace(devices.lanes, batched=self.batched_along is not None)
         await asyncio.to_thread(package.end_quick)
 
@@ -257,8 +266,14 @@ class ServedModel:
                 {"name": lane.device.label, "kind": "KIND_CPU" if lane.device == Device.CPU else "KIND_GPU", "count": 1}
                 for lane in self.scheduler.lanes
             ],
-            **({"dynamic_batching": {}} if batched else {}),
+            **({"dynamic_batching": {}} if batched else self._why_single()),
         }
+
+    def _why_single(self) -> dict[str, Any]:
+        """Return why requests are not joined, as a parameter in the form of Triton's extension."""
+        if not self.unbatched_because:
+            return {}
+        return {"parameters": {"not_batched": {"string_value": self.unbatched_because}}}
 
     async def close(self) -> None:
         """Answer the requests that were accepted, then close the sessions."""

@@ -179,6 +179,8 @@ class Servicer:
                 tensor["data_type"] = _TYPE_NUMBERS[tensor["data_type"].removeprefix("TYPE_")]
         for group in found["instance_group"]:
             group["kind"] = _KINDS[group["kind"]]
+        given = found.pop("parameters", {})
+        found["parameters"] = {name: messages.ModelParameter(**value) for name, value in given.items()}
         return messages.ModelConfigResponse(config=messages.ModelConfig(**found))
 
     async def _statistics(self, request: Any) -> Any:

@@ -283,8 +283,10 @@ def test_requests_at_a_time_run_together(served: Served) -> None:
 
 
 def test_a_model_whose_rows_depend_on_each_other_is_not_batched(served: Served) -> None:
-    """Its second output adds up all rows, which a trial run shows."""
+    """Its second output adds up all rows; its configuration names the operator."""
     assert served.repository.find("total").batched_along is None
+    config = tritonclient.grpc.InferenceServerClient(served.grpc).get_model_config("total").config
+    assert "ReduceSum" in config.parameters["not_batched"].string_value
     assert served.repository.find("product").batched_along == "batch"
 
 

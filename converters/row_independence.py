@@ -1,0 +1,1276 @@
+"""Proof that the rows of a batch do not influence each other: dataflow along the batch axis, operator by operator.
+
+Each value either is the same for every batch, or has the rows on one axis, of size batch * n, row i depending on row i
+of the inputs only. Sizes are followed as products of symbols through `Shape`, arithmetic and `Reshape`. An operator
+without a rule here is refused, as is one whose rule does not hold; nothing is run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.converters.to_onnx.exporter import drafted
+from rlx_ort.errors import RlxError
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rlx_ort.ir.graph import Graph
+    from rlx_ort.ir.tensor import TensorData
+    from rlx_ort.options.compile_options import CompileOptions
+
+_BATCH = "\0batch"  # no named dim is called so
+_SMALL = 64  # elements of constants that are read: axes, sizes, scales
+_END = 1 << 31  # ends of slices from here on mean the last element
+
+
+@dataclass(frozen=True)
+class RowIndependence:
+    """Whether rows are proved independent; else `node` is where the proof ends and `reason` says why."""
+
+    proven: bool
+    node: str = ""
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.proven
+
+    def __str__(self) -> str:
+        if self.proven:
+            return "rows are independent"
+        return f"{self.node}: {self.reason}" if self.node else self.reason
+
+
+def row_independence(graph: Graph, dim: str, options: CompileOptions | None = None) -> RowIndependence:
+    """Return whether rows along a named dim, the first of every input and output, are proved independent.
+
+    The model is exported, as every provider gets it, but not run. Data of small parameters counts as constant.
+    """
+    try:
+        model = drafted(graph, options)
+        exported, types = model.finished(), model.outline.types
+    except RlxError as err:
+        return RowIndependence(False, reason=f"the model cannot be exported: {err}")
+    data = {name: found for name in exported.params if (found := graph.weights.get(name)) is not None}
+    return model_row_independence(exported.model, dim, {**types}, {**data, **exported.constants})
+
+
+def model_row_independence(
+    model: onnx.ModelProto,
+    dim: str,
+    types: Mapping[str, ValueType] | None = None,
+    data: Mapping[str, TensorData] | None = None,
+) -> RowIndependence:
+    """Return the same for a model; `types` are those of its values, inferred if None, `data` that of its weights."""
+    from onnx import inliner
+
+    from rlx_ort.converters.protos import infer_proto
+
+    if model.functions:
+        model, types = inliner.inline_local_functions(model), None
+    if types is None:
+        types = infer_proto(model)
+    try:
+        _Proof(types, dim, {entry.domain: entry.version for entry in model.opset_import}, data or {}).of_model(model)
+    except _RefusedError as err:
+        return RowIndependence(False, err.node, str(err))
+    return RowIndependence(True)
+
+
+class _RefusedError(Exception):
+    """The proof ends."""
+
+    node = ""
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A product of a whole number and symbols, such as 12 * batch * tokens."""
+
+    number: int
+    symbols: tuple[str, ...] = ()
+
+    def __mul__(self, other: _Size) -> _Size:
+        return _Size(self.number * other.number, tuple(sorted(self.symbols + other.symbols)))
+
+    def __str__(self) -> str:
+        return "*".join([str(self.number), *self.symbols])
+
+    @property
+    def batched(self) -> bool:
+        return any(_BATCH in symbol for symbol in self.symbols)
+
+    @property
+    def whole(self) -> int | None:
+        return None if self.symbols else self.number
+
+    def over(self, other: _Size) -> _Size | None:
+        """Return the quotient, with a symbol of its own where it is not a product; None if the batch is in that."""
+        if other.number and not self.number % other.number:
+            number, below = self.number // other.number, 1
+        else:
+            number, below = self.number, other.number
+        mine, theirs = Counter(self.symbols), Counter(other.symbols)
+        above, rest = mine - theirs, theirs - mine
+        if below == 1 and not rest:
+            return _Size(number, tuple(sorted(above.elements())))
+        outside = (_BATCH,) * above.pop(_BATCH, 0)
+        top, bottom = _Size(number, tuple(sorted(above.elements()))), _Size(below, tuple(sorted(rest.elements())))
+        if top.batched or bottom.batched:
+            return None
+        return _Size(1, (*outside, f"({top}/{bottom})"))
+
+
+_ONE = _Size(1)
+
+
+def _product(sizes: Sequence[_Size]) -> _Size:
+    return math.prod(sizes, start=_ONE)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What is known of a value.
+
+    Attributes:
+        shape: its sizes, None if even the rank is open.
+        axis: where the rows lie; None if the value is the same for every batch, but for sizes in `content`.
+        content: the elements, flat, of small whole numbers.
+        data: the elements of a small constant.
+        places: which columns, along the last axis, hold the row's number in the batch; (-1,) if all elements do.
+    """
+
+    shape: tuple[_Size, ...] | None
+    axis: int | None = None
+    content: tuple[_Size | None, ...] | None = None
+    data: npt.NDArray[Any] | None = None
+    places: tuple[int, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @property
+    def dims(self) -> tuple[_Size, ...]:
+        if self.shape is None:
+            raise _RefusedError("reads a value of open rank")
+        return self.shape
+
+    @property
+    def sized(self) -> bool:
+        """Whether elements depend on the number of rows."""
+        return any(size is not None and size.batched for size in self.content or ())
+
+    @property
+    def rows(self) -> _Size:
+        assert self.axis is not None  # noqa: S101  # asked of values with rows only
+        return self.dims[self.axis]
+
+
+@dataclass
+class _Node:
+    """A node with what is known of its inputs."""
+
+    proto: Any
+    version: int
+    inputs: list[_Value | None]
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def get(self, place: int) -> _Value | None:
+        return self.inputs[place] if place < len(self.inputs) else None
+
+    def need(self, place: int) -> _Value:
+        found = self.get(place)
+        if found is None:
+            raise _RefusedError(f"has no input {place}")
+        return found
+
+    def numbers(self, place: int, attribute: str) -> list[int] | None:
+        """Return whole numbers from an input or else an attribute; None if there is neither."""
+        given = self.get(place)
+        if given is not None:
+            found = [None if size is None else size.whole for size in given.content or (None,)]
+            if given.axis is not None or (given.content is None) or None in found:
+                raise _RefusedError(f"its {attribute} are not constant")
+            return [number for number in found if number is not None]
+        value = self.attributes.get(attribute)
+        return None if value is None else [int(each) for each in (value if isinstance(value, list) else [value])]
+
+    def same_for_all(self, *places: int) -> None:
+        """Refuse inputs that have rows or depend on their number."""
+        for place in places:
+            given = self.get(place)
+            if given is not None and (given.axis is not None or given.sized):
+                raise _RefusedError(f"input {place} differs between batches")
+
+
+_Rule = Callable[["_Proof", _Node], "list[_Value]"]
+
+
+class _Proof:
+    def __init__(
+        self, types: Mapping[str, ValueType], dim: str, versions: Mapping[str, int], data: Mapping[str, Any]
+    ) -> None:
+        self.types, self.dim, self.versions, self.given = types, dim, versions, data
+        self._symbols = 0
+
+    def unknown(self) -> _Size:
+        self._symbols += 1
+        return _Size(1, (f"\0{self._symbols}",))
+
+    def of_model(self, model: onnx.ModelProto) -> None:
+        known: dict[str, _Value] = {}
+        self._add_constants(model.graph, known)
+        for value in model.graph.input:
+            if value.name in known:
+                continue
+            kind = self.types.get(value.name)
+            dims = kind.shape if isinstance(kind, TensorType) else None
+            if not dims or dims[0] != self.dim or self.dim in list(dims)[1:]:
+                raise _RefusedError(f"input {value.name!r} has no rows along {self.dim!r} on its first axis alone")
+            rest = [
+                _Size(each) if isinstance(each, int) else _Size(1, (str(each),)) if each else self.unknown()
+                for each in list(dims)[1:]
+            ]
+            known[value.name] = _Value((_Size(1, (_BATCH,)), *rest), 0)
+        self._body(model.graph, known)
+        for value in model.graph.output:
+            found = known[value.name]
+            if found.axis != 0 or found.rows != _Size(1, (_BATCH,)) or found.places:
+                raise _RefusedError(f"output {value.name!r} does not have one row for each of the inputs")
+
+    def _add_constants(self, graph: onnx.GraphProto, known: dict[str, _Value]) -> None:
+        from onnx import TensorProto, numpy_helper
+
+        for tensor in graph.initializer:
+            array: Any = None
+            if math.prod(tensor.dims) <= _SMALL and tensor.data_type != TensorProto.STRING:
+                if tensor.name in self.given:
+                    array = self.given[tensor.name].numpy()
+                elif tensor.data_location != TensorProto.EXTERNAL:
+                    array = numpy_helper.to_array(tensor)
+            known[tensor.name] = _constant(array) if array is not None else _Value(tuple(map(_Size, tensor.dims)))
+        for tensor in graph.sparse_initializer:
+            known[tensor.values.name] = _Value(tuple(map(_Size, tensor.dims)))
+
+    def _body(self, graph: onnx.GraphProto, known: dict[str, _Value]) -> None:
+        for node in graph.node:
+            label = f"{node.op_type} {node.name!r}" if node.name else node.op_type
+            try:
+                results = self._results(node, known)
+            except _RefusedError as err:
+                err.node = err.node or label
+                raise
+            except (LookupError, ValueError, TypeError, AttributeError, OverflowError, ZeroDivisionError) as err:
+                refused = _RefusedError(f"does not follow its operator's rules ({type(err).__name__}: {err})")
+                refused.node = label
+                raise refused from err
+            known.update((name, value) for name, value in zip(node.output, results, strict=False) if name)
+            if missing := [name for name in node.output if name and name not in known]:
+                refused = _RefusedError(f"gives {missing[0]!r}, which has no rule")
+                refused.node = label
+                raise refused
+
+    def _results(self, node: Any, known: dict[str, _Value]) -> list[_Value]:
+        from onnx import AttributeProto, helper
+
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        inputs = [known[name] if name else None for name in node.input]
+        found = _Node(node, self.versions.get(domain, 1), inputs, attributes)
+        if (domain, node.op_type) in _BODIES:
+            return _BODIES[domain, node.op_type](self, found, known)
+        graphs = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+        if any(each.type in graphs for each in node.attribute):
+            raise _RefusedError("its body has no rule")
+        rule = _RULES.get((domain, node.op_type))
+        if rule is None:
+            raise _RefusedError("the operator has no rule")
+        if found.inputs or node.op_type == "Constant":
+            sized = any(each is not None and (each.axis is not None or each.sized) for each in inputs)
+            if not sized and node.op_type not in _OF_SIZES:
+                if node.op_type == "GatherElements":
+                    return [_Value(found.need(1).shape)]
+                if rule is _elementwise and all(each is not None and each.shape is not None for each in inputs):
+                    return rule(self, found)
+                return [self.typed(name) for name in node.output]
+        if node.op_type not in _MOVES_PLACES and any(each is not None and each.places for each in inputs):
+            raise _RefusedError("computes with the row's number")
+        if node.op_type not in _OF_SIZES and any(each is not None and each.sized for each in inputs):
+            raise _RefusedError("computes with the number of rows")
+        return [_flat(value) for value in rule(self, found)]
+
+    def typed(self, name: str) -> _Value:
+        """Return a value that is the same for every batch, with the declared sizes."""
+        kind = self.types.get(name)
+        if not isinstance(kind, TensorType) or kind.shape is None:
+            return _Value(None)
+        return _Value(tuple([_Size(each) if isinstance(each, int) else self.unknown() for each in kind.shape]))
+
+    def rows(self, node: _Node, place: int, axis: int, rows: _Size, rank: int | None = None) -> _Value:
+        """Return an output with its declared sizes and rows on an axis."""
+        shape = self.typed(node.proto.output[place]).shape if place < len(node.proto.output) else None
+        if rank is not None and (shape is None or len(shape) != rank):
+            shape = tuple([self.unknown() for _ in range(rank)])
+        if shape is None or not 0 <= axis < len(shape):
+            raise _RefusedError("gives a value of open rank")
+        return _Value((*shape[:axis], rows, *shape[axis + 1 :]), axis)
+
+    def broadcast(self, values: Sequence[_Value]) -> _Value:
+        """Return the result of an elementwise operator.
+
+        Raises:
+            _RefusedError: rows do not meet rows, or meet an axis of another size than 1.
+        """
+        rank = max(value.rank for value in values)
+        axes = {value.axis + rank - value.rank for value in values if value.axis is not None}
+        if len(axes) > 1:
+            raise _RefusedError("rows lie on different axes")
+        axis = axes.pop() if axes else None
+        shape = []
+        for place in range(rank):
+            sizes = [value.dims[at] for value in values if (at := place - rank + value.rank) >= 0]
+            wide = [size for size in dict.fromkeys(sizes) if size != _ONE]
+            if place == axis and len(wide) != 1:
+                raise _RefusedError("rows meet an axis of another size")
+            numbers = [size for size in wide if size.whole is not None]
+            shape.append(_ONE if not wide else wide[0] if len(wide) == 1 else (numbers or [self.unknown()])[0])
+        if axis is not None:
+            for value in values:
+                at = axis - rank + value.rank
+                if value.axis is None and at >= 0 and value.dims[at] != _ONE:
+                    raise _RefusedError("rows meet an axis of another size")
+        return _Value(tuple(shape), axis)
+
+
+def _flat(value: _Value) -> _Value:
+    """Return a value whose content, if any, has rank 0 or 1, so that it is read in order."""
+    if value.content is None or (value.shape is not None and len(value.shape) < 2):
+        return value
+    if value.sized:
+        raise _RefusedError("computes with the number of rows")
+    return replace(value, content=None)
+
+
+def _constant(array: npt.NDArray[Any]) -> _Value:
+    content = None
+    if array.dtype in (np.int32, np.int64) and array.ndim <= 1:
+        content = tuple([_Size(int(each)) for each in array.reshape(-1)])
+    return _Value(tuple(map(_Size, array.shape)), content=content, data=array)
+
+
+def _at(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise _RefusedError(f"axis {axis} is none of {rank}")
+    return axis % rank
+
+
+def _elementwise(proof: _Proof, node: _Node) -> list[_Value]:
+    result = proof.broadcast([value for value in node.inputs if value is not None])
+    return [result] * len(node.proto.output)
+
+
+def _first_only(proof: _Proof, node: _Node) -> list[_Value]:
+    """An elementwise operator whose other inputs are settings, the same for all rows."""
+    node.same_for_all(*range(1, len(node.inputs)))
+    return [replace(node.need(0), content=None, data=None)] * len(node.proto.output)
+
+
+def _kept(proof: _Proof, node: _Node) -> list[_Value]:
+    return [node.need(0)]
+
+
+def _cast(proof: _Proof, node: _Node) -> list[_Value]:
+    from onnx import TensorProto
+
+    given = node.need(0)
+    if node.attributes["to"] in (TensorProto.INT32, TensorProto.INT64):
+        return [replace(given, data=None)]
+    if given.sized or given.places:
+        raise _RefusedError("computes with the number of rows")
+    return [replace(given, content=None, data=None)]
+
+
+def _equal(proof: _Proof, node: _Node) -> list[_Value]:
+    """A comparison of sizes, whose result is known, or of elements."""
+    one, other = node.need(0), node.need(1)
+    result = _elementwise(proof, node)[0]
+    if not one.sized and not other.sized and (one.content is None or other.content is None):
+        return [result]
+    pairs = _pairs(one, other)
+    content = []
+    for left, right in pairs:
+        if left is not None and left == right:
+            content.append(_Size(1))
+        elif left is not None and right is not None and (
+            (left.whole is not None and right.whole is not None) or _is_no_size(left, right) or _is_no_size(right, left)
+        ):  # fmt: skip
+            content.append(_Size(0))
+        elif any(size is not None and size.batched for size in (left, right)):
+            raise _RefusedError("compares the number of rows")
+        else:
+            return [result]
+    return [replace(result, content=tuple(content))]
+
+
+def _is_no_size(left: _Size, right: _Size) -> bool:
+    """Return whether one is negative and the other a product of sizes, which is not."""
+    return left.whole is not None and left.whole < 0 and right.number >= 0
+
+
+def _pairs(*values: _Value) -> list[tuple[_Size | None, ...]]:
+    contents = [value.content for value in values]
+    if any(content is None for content in contents) or any(value.axis is not None for value in values):
+        raise _RefusedError("computes with the number of rows")
+    count = max(len(content or ()) for content in contents)
+    return list(zip(*((c or ()) * (count if len(c or ()) == 1 else 1) for c in contents), strict=True))
+
+
+def _where(proof: _Proof, node: _Node) -> list[_Value]:
+    """A choice between sizes, or an elementwise operator."""
+    which, one, other = node.need(0), node.need(1), node.need(2)
+    result = _elementwise(proof, node)[0]
+    if not any(value.sized for value in (which, one, other)) and (
+        which.content is None or one.content is None or other.content is None
+    ):
+        return [result]
+    content = []
+    for choice, left, right in _pairs(which, one, other):
+        if choice is None or choice.whole is None:
+            raise _RefusedError("chooses between sizes by a value that is not known")
+        content.append(left if choice.whole else right)
+    return [replace(result, content=tuple(content))]
+
+
+def _dropout(proof: _Proof, node: _Node) -> list[_Value]:
+    training = node.get(2)
+    if training is not None and (training.data is None or bool(training.data.any())):
+        raise _RefusedError("may drop elements at random")
+    return [replace(node.need(0), content=None, data=None)] * 2
+
+
+def _arithmetic(proof: _Proof, node: _Node) -> list[_Value]:
+    """Arithmetic on sizes, or an elementwise operator."""
+    one, other = node.need(0), node.need(1)
+    if one.axis is not None or other.axis is not None:
+        if one.sized or other.sized:
+            raise _RefusedError("computes with the number of rows")
+        return _elementwise(proof, node)
+    result = replace(proof.typed(node.proto.output[0]))
+    if one.shape is not None and other.shape is not None:
+        result = proof.broadcast([one, other])
+    if one.content is None or other.content is None:
+        if one.sized or other.sized:
+            raise _RefusedError("computes with the number of rows")
+        return [result]
+    content = tuple([_computed(node.proto.op_type, left, right) for left, right in _pairs(one, other)])
+    return [replace(result, content=content)]
+
+
+def _computed(name: str, left: _Size | None, right: _Size | None) -> _Size | None:
+    if left is None or right is None:
+        if any(size is not None and size.batched for size in (left, right)):
+            raise _RefusedError("computes with the number of rows")
+        return None
+    if name == "Mul":
+        return left * right
+    if name == "Div":
+        if right == _ONE:
+            return left
+        exact = left.over(right) if left.number >= 0 and right.number > 0 else None
+        if left.whole is not None and right.whole is not None:
+            return _Size(int(left.whole / right.whole)) if right.whole else None
+        if exact is None and (left.batched or right.batched):
+            raise _RefusedError("divides the number of rows")
+        if exact is not None and exact.batched and any(symbol.startswith("(") for symbol in exact.symbols):
+            raise _RefusedError("divides the number of rows")
+        return exact
+    if left.whole is not None and right.whole is not None:
+        return _Size(left.whole + right.whole if name == "Add" else left.whole - right.whole)
+    if right.whole == 0:
+        return left
+    if left.whole == 0 and name == "Add":
+        return right
+    if left.batched or right.batched:
+        raise _RefusedError("adds to the number of rows")
+    return _Size(1, (f"({left}{'+' if name == 'Add' else '-'}{right})",))
+
+
+def _shape(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    sizes = given.dims[node.attributes.get("start", 0) : node.attributes.get("end")]
+    return [_Value((_Size(len(sizes)),), content=tuple(sizes))]
+
+
+def _size(proof: _Proof, node: _Node) -> list[_Value]:
+    return [_Value((), content=(_product(node.need(0).dims),))]
+
+
+def _constant_node(proof: _Proof, node: _Node) -> list[_Value]:
+    from onnx import numpy_helper
+
+    value = node.attributes.get("value")
+    if value is not None and math.prod(value.dims) <= _SMALL and not value.external_data:
+        return [_constant(numpy_helper.to_array(value))]
+    for name in ("value_int", "value_ints"):
+        if name in node.attributes:
+            return [_constant(np.array(node.attributes[name], np.int64))]
+    return [proof.typed(node.proto.output[0])]
+
+
+def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
+    given, target = node.need(0), node.need(1)
+    if target.axis is not None:
+        raise _RefusedError("the new shape differs between rows")
+    if given.axis is None and not target.sized:
+        result = proof.typed(node.proto.output[0])
+        if target.content is not None and all(s is not None and s.whole not in (0, -1) for s in target.content):
+            result = replace(result, shape=tuple([size for size in target.content if size is not None]))
+        return [replace(result, content=given.content)]
+    if target.content is None or None in target.content:
+        raise _RefusedError("the new shape is not known")
+    sizes = [size for size in target.content if size is not None]
+    if not node.attributes.get("allowzero", 0):
+        sizes = [given.dims[place] if size.whole == 0 else size for place, size in enumerate(sizes)]
+    if (open_at := next((at for at, size in enumerate(sizes) if size.whole == -1), None)) is not None:
+        rest = _product([size for at, size in enumerate(sizes) if at != open_at])
+        found = _product(given.dims).over(rest)
+        if found is None:
+            raise _RefusedError("the rows do not follow from the new shape")
+        sizes[open_at] = found
+    return [_reshaped(given, sizes)]
+
+
+def _reshaped(given: _Value, sizes: Sequence[_Size]) -> _Value:
+    """Return the value with new sizes, on whose axis of rows the rows come first."""
+    axes = [at for at, size in enumerate(sizes) if size.batched]
+    if given.axis is None:
+        raise _RefusedError("a value without rows is given as many as there are")
+    if len(axes) != 1 or _product(sizes[: axes[0]]) != _product(given.dims[: given.axis]):
+        raise _RefusedError("rows are mixed with another axis")
+    return _Value(tuple(sizes), axes[0], places=given.places if given.places == (-1,) else _no_places(given))
+
+
+def _no_places(value: _Value) -> tuple[int, ...]:
+    if value.places:
+        raise _RefusedError("computes with the row's number")
+    return ()
+
+
+def _flatten(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    axis = node.attributes.get("axis", 1)
+    axis = axis + given.rank if axis < 0 else axis
+    return [_reshaped(given, [_product(given.dims[:axis]), _product(given.dims[axis:])])]
+
+
+def _transpose(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    order = node.attributes.get("perm") or list(range(given.rank))[::-1]
+    axis = None if given.axis is None else order.index(given.axis)
+    if given.places and given.places != (-1,):
+        _no_places(given)
+    return [_Value(tuple([given.dims[at] for at in order]), axis, places=given.places)]
+
+
+def _unsqueeze(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    axes = node.numbers(1, "axes") or []
+    rank = given.rank + len(axes)
+    new = {_at(axis, rank) for axis in axes}
+    sizes = iter(enumerate(given.dims))
+    shape, found = list[_Size](), None
+    for place in range(rank):
+        if place in new:
+            shape.append(_ONE)
+            continue
+        at, size = next(sizes)
+        found = place if at == given.axis else found
+        shape.append(size)
+    places = given.places if given.places in ((), (-1,)) else _no_places(given)
+    return [_Value(tuple(shape), found, given.content, given.data, places)]
+
+
+def _squeeze(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    axes = node.numbers(1, "axes")
+    if axes is None:
+        if given.axis is not None:
+            raise _RefusedError("drops an axis of rows if there is one row")
+        return [replace(proof.typed(node.proto.output[0]), content=given.content)]
+    gone = {_at(axis, given.rank) for axis in axes}
+    if given.axis in gone:
+        raise _RefusedError("drops the axis of rows")
+    shape = [size for at, size in enumerate(given.dims) if at not in gone]
+    axis = None if given.axis is None else given.axis - sum(at < given.axis for at in gone)
+    places = given.places if given.places in ((), (-1,)) else _no_places(given)
+    return [_Value(tuple(shape), axis, given.content, given.data, places)]
+
+
+def _expand(proof: _Proof, node: _Node) -> list[_Value]:
+    given, target = node.need(0), node.need(1)
+    if target.axis is not None or (given.axis is not None and (target.content is None or None in target.content)):
+        raise _RefusedError("the new shape is not known")
+    if target.content is None or None in target.content:
+        return [proof.typed(node.proto.output[0])]
+    sizes = tuple([size for size in target.content if size is not None])
+    axes = [at for at, size in enumerate(sizes) if size.batched]
+    if len(axes) > 1:
+        raise _RefusedError("repeats values along two axes, as often as there are rows")
+    places = given.places if given.places in ((), (-1,)) else _no_places(given)
+    return [replace(proof.broadcast([given, _Value(sizes, axes[0] if axes else None)]), places=places)]
+
+
+def _constant_of_shape(proof: _Proof, node: _Node) -> list[_Value]:
+    target = node.need(0)
+    if target.axis is not None:
+        raise _RefusedError("the new shape differs between rows")
+    if target.content is None or None in target.content:
+        return [proof.typed(node.proto.output[0])]
+    sizes = tuple([size for size in target.content if size is not None])
+    axes = [at for at, size in enumerate(sizes) if size.batched]
+    if len(axes) > 1:
+        raise _RefusedError("makes two axes of rows")
+    value = node.attributes.get("value")
+    content = None
+    if not axes and len(sizes) == 1 and sizes[0].whole is not None and sizes[0].whole <= _SMALL and value is not None:
+        from onnx import numpy_helper
+
+        array = numpy_helper.to_array(value).reshape(-1)
+        content = (_Size(int(array[0])),) * sizes[0].whole if array.dtype.kind in "iu" else None
+    return [_Value(sizes, axes[0] if axes else None, content)]
+
+
+def _range(proof: _Proof, node: _Node) -> list[_Value]:
+    contents = [value.content or (None,) for value in (node.need(0), node.need(1), node.need(2))]
+    start, end, step = (content[0] for content in contents)
+    if end is not None and end.batched:
+        if start != _Size(0) or step != _ONE or end != _Size(1, (_BATCH,)):
+            raise _RefusedError("counts over the number of rows")
+        return [_Value((end,), 0, places=(-1,))]
+    if any(node.need(place).sized or node.need(place).axis is not None for place in range(3)):
+        raise _RefusedError("counts over the number of rows")
+    size = end if start == _Size(0) and step == _ONE and end is not None else proof.unknown()
+    return [_Value((size,))]
+
+
+def _tile(proof: _Proof, node: _Node) -> list[_Value]:
+    given, times = node.need(0), node.need(1)
+    if times.axis is not None:
+        raise _RefusedError("the repeats differ between rows")
+    if times.content is None or None in times.content:
+        if given.axis is not None:
+            raise _RefusedError("the repeats are not known")
+        return [proof.typed(node.proto.output[0])]
+    repeats = [size for size in times.content if size is not None]
+    axes = [at for at, size in enumerate(repeats) if size.batched]
+    if given.axis is not None and (axes or repeats[given.axis] != _ONE):
+        raise _RefusedError("repeats the rows")
+    if len(axes) > 1:
+        raise _RefusedError("makes two axes of rows")
+    shape = tuple([size * count for size, count in zip(given.dims, repeats, strict=True)])
+    return [_Value(shape, axes[0] if axes else given.axis)]
+
+
+def _concat(proof: _Proof, node: _Node) -> list[_Value]:
+    values = [value for value in node.inputs if value is not None]
+    axes = {value.axis for value in values}
+    if axes == {None}:
+        result = proof.typed(node.proto.output[0])
+        if all(value.content is not None for value in values):
+            content = tuple([size for value in values for size in value.content or ()])
+            return [_Value((_Size(len(content)),), content=content)]
+        if any(value.sized for value in values):
+            raise _RefusedError("joins the number of rows with values that are not known")
+        return [result]
+    if len(axes) > 1:
+        raise _RefusedError("joins values with rows and values without, or with rows on other axes")
+    first = values[0]
+    axis = _at(node.attributes["axis"], first.rank)
+    if axis == first.axis or any(value.rows != first.rows for value in values):
+        raise _RefusedError("joins along the axis of rows")
+    total = [value.dims[axis].whole for value in values]
+    size = proof.unknown() if None in total else _Size(sum(each for each in total if each is not None))
+    shape = (*first.dims[:axis], size, *first.dims[axis + 1 :])
+    places: tuple[int, ...] = ()
+    if any(value.places for value in values):
+        if axis != first.rank - 1 or any(
+            value.dims[axis] != _ONE or value.places not in ((), (-1,)) for value in values
+        ):
+            raise _RefusedError("computes with the row's number")
+        places = tuple([at for at, value in enumerate(values) if value.places])
+    return [_Value(shape, first.axis, places=places)]
+
+
+def _split(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    node.same_for_all(1)
+    if given.axis is None:
+        if given.sized:
+            raise _RefusedError("splits a shape")
+        return [proof.typed(name) for name in node.proto.output]
+    axis = _at(node.attributes.get("axis", 0), given.rank)
+    if axis == given.axis:
+        raise _RefusedError("splits the axis of rows")
+    return [proof.rows(node, at, given.axis, given.rows, given.rank) for at in range(len(node.proto.output))]
+
+
+def _slice(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    starts, ends = node.get(1), node.get(2)
+    if given.content is not None and given.axis is None:
+        try:
+            start, end = node.numbers(1, "starts"), node.numbers(2, "ends")
+            step = node.numbers(4, "steps") or [1]
+        except _RefusedError:
+            if given.sized:
+                raise
+            return [proof.typed(node.proto.output[0])]
+        assert start is not None and end is not None  # noqa: S101, PT018  # the operator has both
+        content = given.content[start[0] : end[0] : step[0]]
+        return [_Value((_Size(len(content)),), content=content)]
+    if given.axis is None:
+        for value in (starts, ends):
+            if value is not None and (value.sized or value.axis is not None):
+                raise _RefusedError("cuts a value without rows as many rows as there are")
+        result = proof.typed(node.proto.output[0])
+        cut = node.get(3)
+        if given.shape is None or result.shape is None or cut is None or cut.content is None:
+            return [result]
+        axes = [_at(axis, given.rank) for axis in node.numbers(3, "axes") or []]
+        return [_Value(tuple([result.dims[at] if at in axes else size for at, size in enumerate(given.dims)]))]
+    named = node.numbers(3, "axes")
+    count = len(starts.content or ()) if starts is not None else len(node.attributes["starts"])
+    axes = [_at(axis, given.rank) for axis in (list(range(count)) if named is None else named)]
+    steps = node.numbers(4, "steps") or [1] * len(axes)
+    for at, axis in enumerate(axes):
+        begin, end_size = (
+            (value.content[at] if value is not None and value.content is not None and value.axis is None else None)
+            if value is not None
+            else _Size(node.attributes[name][at])
+            for value, name in ((starts, "starts"), (ends, "ends"))
+        )
+        if axis == given.axis:
+            whole = end_size == given.rows or (end_size is not None and (end_size.whole or 0) >= _END - 1)
+            if begin != _Size(0) or not whole or steps[at] != 1:
+                raise _RefusedError("takes some of the rows")
+        elif any(size is not None and size.batched for size in (begin, end_size)):
+            raise _RefusedError("computes with the number of rows")
+    for value in (starts, ends):
+        if value is not None and value.axis is not None:
+            raise _RefusedError("takes other elements of each row")
+    result = proof.rows(node, 0, given.axis, given.rows, given.rank)
+    kept = [size if at not in axes else result.dims[at] for at, size in enumerate(given.dims)]
+    kept[given.axis] = given.rows
+    return [_Value(tuple(kept), given.axis)]
+
+
+def _gather(proof: _Proof, node: _Node) -> list[_Value]:
+    given, index = node.need(0), node.need(1)
+    if given.content is not None and index.axis is None and given.axis is None:
+        if index.content is None or None in index.content:
+            if given.sized:
+                raise _RefusedError("takes an unknown size")
+            return [proof.typed(node.proto.output[0])]
+        content = tuple([given.content[int(each.whole)] for each in index.content if each and each.whole is not None])
+        return [_Value(index.shape, content=content)]
+    if index.sized:
+        raise _RefusedError("computes with the number of rows")
+    if given.shape is None or index.shape is None:
+        if given.axis is None and index.axis is None:
+            return [proof.typed(node.proto.output[0])]
+        raise _RefusedError("reads a value of open rank")
+    axis = _at(node.attributes.get("axis", 0), given.rank)
+    shape = (*given.dims[:axis], *index.dims, *given.dims[axis + 1 :])
+    if given.axis is None:
+        return [_Value(shape, None if index.axis is None else axis + index.axis)]
+    if index.axis is not None or given.axis == axis:
+        raise _RefusedError("takes rows by number")
+    return [_Value(shape, given.axis if given.axis < axis else given.axis + index.rank - 1)]
+
+
+def _gather_elements(proof: _Proof, node: _Node) -> list[_Value]:
+    values = [value for value in node.inputs if value is not None]
+    first = values[0]
+    axis = _at(node.attributes.get("axis", 0), first.rank)
+    if any(value.axis is None or value.axis == axis or value.rows != values[0].rows for value in values):
+        raise _RefusedError("takes elements along the axis of rows")
+    if len({value.axis for value in values}) > 1:
+        raise _RefusedError("rows lie on different axes")
+    return [replace(first if node.proto.op_type == "ScatterElements" else values[1], content=None)]
+
+
+def _gather_nd(proof: _Proof, node: _Node) -> list[_Value]:
+    given, index, batch = node.need(0), node.need(1), node.attributes.get("batch_dims", 0)
+    depth = index.dims[-1].whole
+    if index.axis is None or index.axis == index.rank - 1 or depth is None:
+        raise _RefusedError("takes elements by number, the same for all rows")
+    shape = (*index.dims[:-1], *given.dims[batch + depth :])
+    if given.axis is None:
+        if batch or index.places:
+            raise _RefusedError("takes elements of a value without rows by the row's number")
+    elif batch:
+        if index.places or given.axis != index.axis or given.axis >= batch or given.rows != index.rows:
+            raise _RefusedError("takes elements of other rows")
+    elif index.places != (given.axis,) or given.rows != _Size(1, (_BATCH,)) or index.rows != given.rows:
+        raise _RefusedError("takes elements of other rows")
+    return [_Value(shape, index.axis)]
+
+
+def _pad(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    node.same_for_all(1, 2, 3)
+    assert given.axis is not None  # noqa: S101  # nothing else has rows
+    pads = node.numbers(1, "pads") or []
+    axes = node.numbers(3, "axes")
+    places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
+    if given.axis in places:
+        at = places.index(given.axis)
+        if pads[at] or pads[at + len(places)]:
+            raise _RefusedError("adds rows")
+    return [proof.rows(node, 0, given.axis, given.rows, given.rank)]
+
+
+def _reduced(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    if node.proto.op_type in ("ArgMax", "ArgMin"):
+        axes: list[int] | None = [node.attributes.get("axis", 0)]
+    else:
+        node.same_for_all(1)
+        axes = node.numbers(1, "axes")
+    if given.axis is None:
+        raise _RefusedError("computes with the number of rows")
+    if not axes and node.attributes.get("noop_with_empty_axes", 0):
+        return [replace(given, content=None)]
+    gone = {_at(axis, given.rank) for axis in axes} if axes else set(range(given.rank))
+    if given.axis in gone:
+        raise _RefusedError("reduces over the rows")
+    keeps = node.attributes.get("keepdims", 1)
+    shape = [_ONE if at in gone else size for at, size in enumerate(given.dims) if keeps or at not in gone]
+    axis = given.axis if keeps else given.axis - sum(at < given.axis for at in gone)
+    return [_Value(tuple(shape), axis)]
+
+
+def _along(default: int, *, after: bool = False, place: int | None = None) -> _Rule:
+    """Return the rule of an operator that mixes elements along an axis, or from it on."""
+
+    def rule(proof: _Proof, node: _Node) -> list[_Value]:
+        given = node.need(0)
+        node.same_for_all(*range(1, len(node.inputs)))
+        if given.axis is None:
+            raise _RefusedError("computes with the number of rows")
+        first = default
+        flat = node.proto.op_type in ("Softmax", "LogSoftmax", "Hardmax") and node.version < 13
+        if flat:
+            first = 1
+        number = node.attributes.get("axis", first)
+        if place is not None:
+            numbers = node.numbers(place, "axis")
+            number = numbers[0] if numbers else first
+        axis = _at(number, given.rank)
+        if given.axis == axis or ((after or flat) and given.axis > axis):
+            raise _RefusedError("mixes the rows along their axis")
+        if node.proto.op_type in ("TopK", "Compress"):
+            return [proof.rows(node, at, given.axis, given.rows, given.rank) for at in range(2)]
+        outputs = [replace(given, content=None)]
+        for _ in range(1, len(node.proto.output)):
+            outputs.append(_Value((*given.dims[:axis], *[_ONE] * (given.rank - axis)), given.axis))
+        return outputs
+
+    return rule
+
+
+def _by_row(*with_rows: int, axis: int = 0, rank: int = 1, single: bool = True) -> _Rule:
+    """Return the rule of an operator that takes rows on an axis of some inputs, and gives them there in each output."""
+
+    def rule(proof: _Proof, node: _Node) -> list[_Value]:
+        node.same_for_all(*(at for at in range(len(node.inputs)) if at not in (0, *with_rows)))
+        first = node.need(0)
+        for at in (0, *with_rows):
+            value = node.get(at)
+            if value is not None and (value.axis != axis or value.rank < rank or value.rows != first.rows):
+                raise _RefusedError(f"input {at} does not have its rows on axis {axis}")
+        found = []
+        for at in range(len(node.proto.output)):
+            value = proof.rows(node, at, axis, first.rows, first.rank if single and at == 0 else None)
+            found.append(value)
+        return found
+
+    return rule
+
+
+def _max_pool(proof: _Proof, node: _Node) -> list[_Value]:
+    if len([name for name in node.proto.output if name]) > 1:
+        raise _RefusedError("its indices count over all rows")
+    return _by_row(rank=2)(proof, node)
+
+
+def _extracted(proof: _Proof, node: _Node) -> list[_Value]:
+    """ArrayFeatureExtractor, which takes elements along the last axis."""
+    given, index = node.need(0), node.need(1)
+    if given.axis is None and index.axis is not None and index.rank == 1:
+        shape = (*given.dims[:-1], index.rows) if given.rank > 1 else (_ONE, index.rows)
+        return [_Value(shape, len(shape) - 1)]
+    if given.axis is None or index.axis is not None or given.axis == given.rank - 1:
+        raise _RefusedError("takes elements along the axis of rows")
+    return [_Value((*given.dims[:-1], proof.unknown()), given.axis)]
+
+
+def _packed_attention(proof: _Proof, node: _Node) -> list[_Value]:
+    """Attention of com.microsoft: data, weight, bias, padding mask, past, score bias."""
+    first, mask = node.need(0), node.get(3)
+    node.same_for_all(1, 2, 4, *range(6, len(node.inputs)))
+    for value in (first, mask):
+        if value is not None and (value.axis != 0 or value.rows != first.rows):
+            raise _RefusedError("data or mask does not have its rows on axis 0")
+    if node.get(4) is not None or len([name for name in node.proto.output if name]) > 1:
+        raise _RefusedError("keeps keys and values in one tensor, with the rows inside")
+    if (bias := node.get(5)) is not None:
+        proof.broadcast([_Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0), bias])
+    return [proof.rows(node, 0, 0, first.rows, 3)]
+
+
+def _batch_norm(proof: _Proof, node: _Node) -> list[_Value]:
+    if node.attributes.get("training_mode", 0) or len([name for name in node.proto.output if name]) > 1:
+        raise _RefusedError("takes mean and variance over the rows")
+    return _by_row()(proof, node)
+
+
+def _resize(proof: _Proof, node: _Node) -> list[_Value]:
+    given, scales, sizes = node.need(0), node.get(2 if node.version > 10 else 1), node.get(3)
+    if given.axis is None:
+        raise _RefusedError("computes with the number of rows")
+    node.same_for_all(1, 2)
+    if sizes is not None and sizes.axis is not None:
+        raise _RefusedError("gives rows other sizes")
+    axes = node.attributes.get("axes")
+    places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
+    if given.axis in places:
+        at = places.index(given.axis)
+        kept = sizes is not None and sizes.content is not None and sizes.content[at] == given.rows
+        kept = kept or (
+            scales is not None and scales.data is not None and scales.data.size > at and scales.data[at] == 1
+        )
+        if not kept:
+            raise _RefusedError("may change the number of rows")
+    if node.attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
+        raise _RefusedError("crops along all axes")
+    return [proof.rows(node, 0, given.axis, given.rows, given.rank)]
+
+
+def _matmul(proof: _Proof, node: _Node) -> list[_Value]:
+    name = node.proto.op_type
+    left, right = 0, 1
+    if name == "QLinearMatMul":
+        left, right = 0, 3
+    node.same_for_all(*(at for at in range(len(node.inputs)) if at not in (left, right)))
+    one, other = node.need(left), node.need(right)
+    if name == "FusedMatMul" and any(node.attributes.get(each) for each in ("transA", "transBatchA", "transBatchB")):
+        raise _RefusedError("transposes in a product")
+    if name == "FusedMatMul" and node.attributes.get("transB"):
+        swapped = {None: None, other.rank - 1: other.rank - 2, other.rank - 2: other.rank - 1}
+        other = replace(
+            other,
+            shape=(*other.dims[:-2], other.dims[-1], other.dims[-2]),
+            axis=swapped.get(other.axis, other.axis),
+        )
+    return [_product_of(proof, one, other)]
+
+
+def _product_of(proof: _Proof, one: _Value, other: _Value) -> _Value:
+    if one.axis == one.rank - 1 or (other.axis is not None and other.axis == max(other.rank - 2, 0)):
+        raise _RefusedError("sums over the rows")
+    if one.rank == 1 or other.rank == 1:
+        if one.axis is not None and other.axis is None:
+            return _Value(one.dims[:-1], one.axis)
+        if one.rank == 1 and other.axis is not None:
+            axis = other.axis if other.axis < other.rank - 2 else other.axis - 1
+            return _Value((*other.dims[:-2], other.dims[-1]), axis)
+        raise _RefusedError("multiplies vectors")
+    inside = (one.axis == one.rank - 2, other.axis == other.rank - 1)
+    if any(inside) and one.axis is not None and other.axis is not None:
+        raise _RefusedError("multiplies rows with rows")
+    stacks = [
+        _Value(value.dims[:-2], None if within else value.axis)
+        for value, within in zip((one, other), inside, strict=True)
+    ]
+    stack = proof.broadcast(stacks)
+    shape = (*stack.dims, one.dims[-2], other.dims[-1])
+    return _Value(shape, len(shape) - 2 if inside[0] else len(shape) - 1 if inside[1] else stack.axis)
+
+
+def _gemm(proof: _Proof, node: _Node) -> list[_Value]:
+    one, other, bias = node.need(0), node.need(1), node.get(2)
+    if other.axis is not None or one.axis != (1 if node.attributes.get("transA") else 0):
+        raise _RefusedError("does not have its rows on the rows of A")
+    width = other.dims[0 if node.attributes.get("transB") else 1]
+    product = _Value((one.rows, width), 0)
+    return [product if bias is None else replace(proof.broadcast([product, bias]), axis=0)]
+
+
+def _recurrent(proof: _Proof, node: _Node) -> list[_Value]:
+    first, layout = node.need(0), node.attributes.get("layout", 0)
+    axis = 0 if layout else 1
+    node.same_for_all(1, 2, 3, 7)
+    for at in (0, 4, 5, 6):
+        value = node.get(at)
+        if value is not None and (value.axis != (0 if at == 4 else axis) or value.rows != first.rows):
+            raise _RefusedError(f"input {at} does not have its rows on the axis of the batch")
+    return [proof.rows(node, 0, 0 if layout else 2, first.rows, 4)] + [
+        proof.rows(node, at, axis, first.rows, 3) for at in (1, 2)
+    ]
+
+
+def _quantised(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    node.same_for_all(1, 2)
+    if given.axis is None or node.need(1).rank > 1:
+        raise _RefusedError("has scales in blocks")
+    per_axis = node.need(1).rank == 1 and node.need(1).dims != (_ONE,)
+    if per_axis and _at(node.attributes.get("axis", 1), given.rank) == given.axis:
+        raise _RefusedError("has a scale for each row")
+    return [replace(given, content=None)]
+
+
+def _one_hot(proof: _Proof, node: _Node) -> list[_Value]:
+    index = node.need(0)
+    node.same_for_all(1, 2)
+    if index.axis is None:
+        raise _RefusedError("computes with the number of rows")
+    place = _at(node.attributes.get("axis", -1), index.rank + 1)
+    shape = (*index.dims[:place], proof.unknown(), *index.dims[place:])
+    return [_Value(shape, index.axis + (place <= index.axis))]
+
+
+def _trilu(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    node.same_for_all(1)
+    if given.axis is None or given.axis >= given.rank - 2:
+        raise _RefusedError("the rows are on an axis of the triangle")
+    return [given]
+
+
+def _einsum(proof: _Proof, node: _Node) -> list[_Value]:
+    text = node.attributes["equation"].decode().replace(" ", "")
+    if "..." in text or "->" not in text:
+        raise _RefusedError("its equation leaves axes out")
+    reads, _, writes = text.partition("->")
+    labels, sizes = set[str](), dict[str, _Size]()
+    values = [value for value in node.inputs if value is not None]
+    for letters, value in zip(reads.split(","), values, strict=True):
+        sizes.update(zip(letters, value.dims, strict=True))
+        if value.axis is not None:
+            labels.add(letters[value.axis])
+    if len(labels) != 1 or writes.count(label := labels.pop()) != 1:
+        raise _RefusedError("sums over the rows")
+    for letters, value in zip(reads.split(","), values, strict=True):
+        if letters.count(label) != (value.axis is not None):
+            raise _RefusedError("rows meet an axis of another size")
+    rows = {value.rows for value in values if value.axis is not None}
+    if len(rows) > 1:
+        raise _RefusedError("rows meet an axis of another size")
+    shape = [rows.copy().pop() if letter == label else sizes[letter] for letter in writes]
+    return [_Value(tuple(shape), writes.index(label))]
+
+
+def _attention(proof: _Proof, node: _Node) -> list[_Value]:
+    """ONNX's Attention: query, key, value, mask, past key, past value, valid lengths."""
+    first = node.need(0)
+    for at in (0, 1, 2, 4, 5, 6):
+        value = node.get(at)
+        if value is not None and (value.axis != 0 or value.rows != first.rows):
+            raise _RefusedError(f"input {at} does not have its rows on axis 0")
+    if (mask := node.get(3)) is not None:
+        scores = _Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0)
+        proof.broadcast([scores, mask])
+    return [proof.rows(node, at, 0, first.rows, first.rank if at == 0 else 4) for at in range(len(node.proto.output))]
+
+
+def _multi_head(proof: _Proof, node: _Node) -> list[_Value]:
+    """MultiHeadAttention of com.microsoft: query, key, value, bias, padding mask, score bias, past key, past value."""
+    first = node.need(0)
+    node.same_for_all(3, *range(8, len(node.inputs)))
+    for at in (0, 1, 2, 4, 6, 7):
+        value = node.get(at)
+        if value is not None and (value.axis != 0 or value.rows != first.rows):
+            raise _RefusedError(f"input {at} does not have its rows on axis 0")
+    if (bias := node.get(5)) is not None:
+        proof.broadcast([_Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0), bias])
+    return [proof.rows(node, at, 0, first.rows, 3 if at == 0 else 4) for at in range(len(node.proto.output))]
+
+
+def _rotary(proof: _Proof, node: _Node) -> list[_Value]:
+    """RotaryEmbedding of ONNX: data, cosines, sines and positions; with positions the tables are the same for all."""
+    first = node.need(0)
+    if first.axis != 0:
+        raise _RefusedError("input 0 does not have its rows on axis 0")
+    with_rows = (3,) if node.get(3) is not None else (1, 2)
+    node.same_for_all(*(at for at in (1, 2, 3) if at not in with_rows))
+    for at in with_rows:
+        value = node.get(at)
+        if value is not None and (value.axis != 0 or value.rows != first.rows):
+            raise _RefusedError(f"input {at} does not have its rows on axis 0")
+    return [replace(first, content=None)]
+
+
+def _skip_norm(proof: _Proof, node: _Node) -> list[_Value]:
+    node.same_for_all(*range(2, len(node.inputs)))
+    total = proof.broadcast([node.need(0), node.need(1)])
+    if total.axis is None or total.axis == total.rank - 1:
+        raise _RefusedError("mixes the rows along their axis")
+    few = _Value((*total.dims[:-1], _ONE), total.axis)
+    return [total, few, few, total]
+
+
+def _if(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
+    """Both branches are proved; the condition is the same for all rows."""
+    node.same_for_all(0)
+    branches = []
+    for name in ("then_branch", "else_branch"):
+        graph, inner = node.attributes[name], dict(known)
+        proof._add_constants(graph, inner)
+        proof._body(graph, inner)
+        branches.append([inner[value.name] for value in graph.output])
+    results = []
+    for one, other in zip(*branches, strict=True):
+        if one == other and one.data is None:
+            results.append(one)
+            continue
+        if one.sized or other.sized or one.places or other.places or one.axis != other.axis:
+            raise _RefusedError("its branches give rows on different axes")
+        if one.axis is None:
+            results.append(_Value(_common(proof, one, other)))
+        elif one.rank != other.rank or one.rows != other.rows:
+            raise _RefusedError("its branches give rows on different axes")
+        else:
+            results.append(_Value(_common(proof, one, other), one.axis))
+    return results
+
+
+def _common(proof: _Proof, one: _Value, other: _Value) -> tuple[_Size, ...] | None:
+    if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
+        return None
+    return tuple([a if a == b else proof.unknown() for a, b in zip(one.shape, other.shape, strict=True)])
+
+
+def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
+    """A body that keeps the rows of each state on their axis, run as often for each batch."""
+    node.same_for_all(0, 1)
+    graph, inner = node.attributes["body"], dict(known)
+    proof._add_constants(graph, inner)
+    states = []
+    for value in node.inputs[2:]:
+        assert value is not None  # noqa: S101  # states have values
+        if value.sized or value.places:
+            raise _RefusedError("computes with the number of rows")
+        shape = value.shape and tuple([s if at == value.axis else proof.unknown() for at, s in enumerate(value.shape)])
+        states.append(_Value(shape, value.axis))
+    given = [_Value(()), _Value(()), *states]
+    inner.update((value.name, found) for value, found in zip(graph.input, given, strict=True))
+    proof._body(graph, inner)
+    going_on, *results = [inner[value.name] for value in graph.output]
+    if going_on.axis is not None or going_on.sized:
+        raise _RefusedError("goes on as long as a row says")
+    for before, after in zip(states, results, strict=False):
+        if after.axis != before.axis or after.sized or after.places or (after.axis is not None and (
+            after.rank != before.rank or after.rows != before.rows
+        )):  # fmt: skip
+            raise _RefusedError("a state does not keep its rows on their axis")
+        if after.axis is None and after.shape is not None and before.shape is not None and after.rank != before.rank:
+            raise _RefusedError("a state changes its rank")
+    scans = []
+    for value in results[len(states) :]:
+        if value.sized or value.places:
+            raise _RefusedError("computes with the number of rows")
+        axis = None if value.axis is None else value.axis + 1
+        scans.append(_Value((proof.unknown(), *value.dims) if value.shape is not None else None, axis))
+    return [*states, *scans]
+
+
+_ELEMENTWISE = """\
+Abs Acos Acosh And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu
+Cos Cosh Elu Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
+LessOrEqual Log Max Mean Min Mish Mod Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh
+Softplus Softsign Sqrt Sum Swish Tan Tanh ThresholdedRelu Xor"""
+_REDUCING = "ArgMax ArgMin " + " ".join(
+    f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+)
+_SPATIAL = """AveragePool Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool
+GroupNormalization InstanceNormalization LRN LpPool QLinearConv SpaceToDepth"""
+_ML_TABLES = """Imputer LinearClassifier LinearRegressor Normalizer OneHotEncoder SVMClassifier SVMRegressor Scaler
+TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor"""
+_RULES: dict[tuple[str, str], _Rule] = {
+    **{("", name): _elementwise for name in _ELEMENTWISE.split()},
+    **{("", name): _arithmetic for name in ("Add", "Sub", "Mul", "Div")},
+    **{("", name): _reduced for name in _REDUCING.split()},
+    **{("", name): _by_row(rank=2) for name in _SPATIAL.split()},
+    **{("", name): _along(-1) for name in ("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK")},
+    **{("", name): _along(-1, after=True) for name in ("LayerNormalization", "RMSNormalization")},
+    **{("", name): _along(0, place=1) for name in ("CumSum", "CumProd")},
+    **{("", name): _matmul for name in ("MatMul", "MatMulInteger", "QLinearMatMul")},
+    **{("", name): _recurrent for name in ("RNN", "LSTM", "GRU")},
+    **{("", name): _quantised for name in ("QuantizeLinear", "DequantizeLinear")},
+    **{("", name): _first_only for name in ("CastLike", "Clip", "StringConcat", "RegexFullMatch")},
+    **{("", name): _kept for name in ("Identity",)},
+    ("", "Cast"): _cast,
+    ("", "Equal"): _equal,
+    ("", "Where"): _where,
+    ("", "MaxPool"): _max_pool,
+    **{("", name): _gather_elements for name in ("GatherElements", "ScatterElements")},
+    ("", "Attention"): _attention,
+    ("", "BatchNormalization"): _batch_norm,
+    ("", "Concat"): _concat,
+    ("", "Constant"): _constant_node,
+    ("", "ConstantOfShape"): _constant_of_shape,
+    ("", "Dropout"): _dropout,
+    ("", "Einsum"): _einsum,
+    ("", "Expand"): _expand,
+    ("", "Flatten"): _flatten,
+    ("", "Gather"): _gather,
+    ("", "GatherND"): _gather_nd,
+    ("", "Gemm"): _gemm,
+    ("", "GridSample"): _by_row(1, rank=4),
+    ("", "OneHot"): _one_hot,
+    ("", "Pad"): _pad,
+    ("", "Range"): _range,
+    ("", "Reshape"): _reshape,
+    ("", "Resize"): _resize,
+    ("", "RotaryEmbedding"): _rotary,
+    ("", "Shape"): _shape,
+    ("", "Size"): _size,
+    ("", "Slice"): _slice,
+    ("", "Split"): _split,
+    ("", "Squeeze"): _squeeze,
+    ("", "Tile"): _tile,
+    ("", "Transpose"): _transpose,
+    ("", "Trilu"): _trilu,
+    ("", "Unsqueeze"): _unsqueeze,
+    **{("ai.onnx.ml", name): _by_row(rank=2, single=False) for name in _ML_TABLES.split()},
+    **{("ai.onnx.ml", name): _first_only for name in ("Binarizer", "CategoryMapper", "LabelEncoder")},
+    **{("com.microsoft", name): _elementwise for name in ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")},
+    **{("com.microsoft", name): _quantised for name in ("QuantizeLinear", "DequantizeLinear")},
+    **{("com.microsoft", name): _skip_norm for name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
+    ("ai.onnx.ml", "ArrayFeatureExtractor"): _extracted,
+    ("com.microsoft", "Attention"): _packed_attention,
+    ("com.microsoft", "FusedMatMul"): _matmul,
+    ("com.microsoft", "MatMulNBits"): _by_row(rank=2),
+    ("com.microsoft", "MultiHeadAttention"): _multi_head,
+    ("", "SimplifiedLayerNormalization"): _along(-1, after=True),
+}
+_BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list[_Value]]] = {
+    ("", "If"): _if,
+    ("", "Loop"): _loop,
+}
+_SIZED = """Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Identity Mul Range Reshape Resize Shape
+Size Slice Split Squeeze Sub Tile Unsqueeze Where"""
+_OF_SIZES = frozenset(_SIZED.split())  # these read or carry sizes, which depend on the number of rows
+_PLACED = "Cast Concat Expand GatherND Identity Reshape Shape Squeeze Transpose Unsqueeze"
+_MOVES_PLACES = frozenset(_PLACED.split())
