@@ -1,19 +1,17 @@
 """A process that judges the graphs of some seeds; it says on stdout what it begins, so that its parent knows what ended it.
 
-    python -m generated.child DEVICE FIRST COUNT SECONDS [--fault NAME] [--one JSON]
+    python -m generated.child DEVICE FIRST COUNT SECONDS [--keep-sources] [--one JSON]
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import json
 import sys
 import time
 from typing import Any
 
-from generated import faults
 from generated.graphs import quiet
 from generated.judge import Failure, judged, shrunk
 
@@ -30,15 +28,13 @@ def main() -> None:
     parser.add_argument("first", type=int)
     parser.add_argument("count", type=int)
     parser.add_argument("seconds", type=float)
-    parser.add_argument("--fault", choices=faults.FAULTS)
     parser.add_argument("--keep-sources", action="store_true")
     parser.add_argument("--one", type=json.loads, default={})
     given = parser.parse_args()
-    quiet()
     device, end = Device(given.device), time.monotonic() + given.seconds
     out = sys.stdout
     sys.stdout = sys.stderr
-    with faults.planted(given.fault) if given.fault else contextlib.nullcontext():
+    with quiet():
         left = _SHRUNK_AT_MOST
         for seed in range(given.first, given.first + given.count):
             if time.monotonic() > end:

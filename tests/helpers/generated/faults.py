@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx import norm
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
@@ -36,26 +37,23 @@ def _aliased_array() -> Any:
 
 
 def _wrong_epsilon() -> Any:
-    """A layer norm takes the epsilon of the first one of the process."""
-    sound, first = Graph.layer_norm, []
+    """A layer norm is exported with the epsilon of the first one of the process."""
+    sound, first = norm._layer, []
 
-    def layer_norm(self: Any, *inputs: Any, eps: float = 1e-5, **more: Any) -> Any:
-        from generated import judge
+    def layer(emit: Any, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+        first.append(eps)
+        return sound(emit, x, gamma, beta, first[0])
 
-        if getattr(judge, "planting", True):
-            first.append(eps)
-        return sound(self, *inputs, eps=first[0], **more)
-
-    return mock.patch.object(Graph, "layer_norm", layer_norm)
+    return mock.patch.object(norm, "_layer", layer)
 
 
 def _signed() -> Any:
-    """Elements of u64 pass through i64 and f64."""
+    """Elements of u64 pass through i64."""
     sound = CompiledGraph.run
 
     def run(self: CompiledGraph, inputs: Any = None) -> list[Any]:
         return [
-            item.astype(np.float64).astype(np.uint64) if getattr(item, "dtype", None) == np.uint64 else item
+            np.minimum(item, np.uint64(2**63 - 1)) if getattr(item, "dtype", None) == np.uint64 else item
             for item in sound(self, inputs)
         ]
 
@@ -77,12 +75,12 @@ def _stale_row() -> Any:
 
 
 def _mixed_rows() -> Any:
-    """In background runs the first row of an input of floats is that of its largest element."""
+    """In background runs every row of an input is the largest of all its rows."""
     sound = CompiledGraph.commit_no_wait
 
     def commit(self: CompiledGraph, inputs: Any, *more: Any, **named: Any) -> None:
         changed = {
-            name: np.broadcast_to(array.max(axis=0, keepdims=True), array.shape).copy()
+            name: np.broadcast_to(np.sort(array, axis=0)[-1:], array.shape).copy()
             if array.ndim and array.shape[0] > 1
             else array
             for name, array in inputs.items()
@@ -92,19 +90,19 @@ def _mixed_rows() -> Any:
     return mock.patch.object(CompiledGraph, "commit_no_wait", commit)
 
 
-FAULTS: dict[str, Callable[[], Any]] = {
-    "swapped outputs": _swapped_outputs,
-    "aliased array": _aliased_array,
-    "wrong epsilon": _wrong_epsilon,
-    "i64 for u64": _signed,
-    "stale row": _stale_row,
-    "mixed rows": _mixed_rows,
+FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "swapped outputs": (_swapped_outputs, "slots"),
+    "aliased array": (_aliased_array, "run"),
+    "wrong epsilon": (_wrong_epsilon, "run"),
+    "i64 for u64": (_signed, "run"),
+    "stale row": (_stale_row, "rows"),
+    "mixed rows": (_mixed_rows, "committed"),
 }
-"""Name -> what plants it."""
+"""Name -> what plants it, and the way of running that it is in."""
 
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
     """Have the library do wrong until the block ends."""
-    with FAULTS[name]():
+    with FAULTS[name][0]():
         yield

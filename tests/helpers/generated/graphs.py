@@ -7,8 +7,9 @@ a generator of its own, so a step that is left out changes no other, which is ho
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from rlx_ort.errors import GraphError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
 
-__all__ = ["STEPS_AT_MOST", "Made", "made_of"]
+__all__ = ["STEPS_AT_MOST", "Made", "made_of", "quiet"]
 
 STEPS_AT_MOST = 9
 _CALM = ("relu", "sigmoid", "tanh", "silu", "gelu", "sin", "cos", "neg", "abs", "erf", "softplus", "elu", "atan")
@@ -344,7 +345,9 @@ _STEPS: tuple[_Step, ...] = (
 )  # fmt: skip
 
 
-def quiet() -> None:
-    """Silence numpy about overflow, which the graphs provoke."""
-    warnings.simplefilter("ignore")
-    np.seterr(all="ignore")
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence numpy about overflow, which the graphs provoke, until the block ends."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield

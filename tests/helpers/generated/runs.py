@@ -106,14 +106,12 @@ def run_cases(
     first: int,
     graphs: int = 10**9,
     seconds: float = 1e9,
-    fault: str | None = None,
     one: dict[str, Any] | None = None,
-    stop_at_first: bool = False,
     keep_sources: bool = False,
 ) -> Report:
     """Judge the graphs of the seeds from `first` on until the number or the time is reached."""
     report, seed, begun = Report(), first, time.monotonic()
-    options = [*(["--fault", fault] if fault else []), *(["--keep-sources"] if keep_sources else [])]
+    options = ["--keep-sources"] if keep_sources else []
     options += ["--one", json.dumps(one)] if one else []
     while seed < first + graphs and time.monotonic() - begun < seconds:
         count = min(_BATCH, first + graphs - seed)
@@ -128,9 +126,6 @@ def run_cases(
             seed = event["seed"] + 1
             for found in event["failures"]:
                 _note(report, Failure(**{**found, "kinds": tuple(found["kinds"])}), device)
-            if stop_at_first and report.failures:
-                report.seconds = time.monotonic() - begun
-                return report
         if not last.get("ended"):
             report.counts["CRASH"] += 1
             report.graphs += 1
