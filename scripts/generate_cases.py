@@ -34,7 +34,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="the first seed, by default one of the clock")
     parser.add_argument("--failures", type=Path, help="a file to write the failures to, as JSON")
     parser.add_argument("--keep-sources", action="store_true", help="leave the arrays that graphs were made from alone")
-    parser.add_argument("--one", type=json.loads, help="the steps, outputs and ways of one graph, as failures name them")
+    parser.add_argument(
+        "--one", type=json.loads, help="the steps, outputs and ways of one graph, as failures name them"
+    )
     given = parser.parse_args()
     total, end = Report(), time.monotonic() + given.minutes * 60
     seed = int(time.time() * 1000) % 2**48 if given.first is None else given.first

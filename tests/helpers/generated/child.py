@@ -1,6 +1,6 @@
 """A process that judges the graphs of some seeds; it says on stdout what it begins, so that its parent knows what ended it.
 
-    python -m generated.child DEVICE FIRST COUNT SECONDS [--keep-sources] [--one JSON]
+python -m generated.child DEVICE FIRST COUNT SECONDS [--keep-sources] [--one JSON]
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 from generated.graphs import quiet
 from generated.judge import Failure, judged, shrunk
-
 from rlx_ort.device import Device
 
 _SHRUNK_AT_MOST = 6

@@ -11,7 +11,6 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from interpreter import Array
@@ -265,7 +264,9 @@ def _along(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
         gamma = np.linspace(0.5, 1.5, a.value.shape[-1]).astype(a.value.dtype.numpy)
         eps = float(rng.choice([1.0, 0.25, 0.5]))
         return Entry(d.graph.layer_norm(a.value, gamma, gamma, eps=eps), a.size * 3 + 2, False)
-    return Entry(d.graph.cumsum(a.value, axis, bool(rng.random() < 0.3), bool(rng.random() < 0.3)), a.size * 5, not floats)
+    return Entry(
+        d.graph.cumsum(a.value, axis, bool(rng.random() < 0.3), bool(rng.random() < 0.3)), a.size * 5, not floats
+    )
 
 
 def _order(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
@@ -300,7 +301,9 @@ def _move(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
     if not x.rank:
         return Entry(g.reshape(x, [1]), a.size, a.exact)
     axis = int(rng.integers(x.rank))
-    kind = str(rng.choice(["transpose", "reshape", "reverse", "slice", "slice", "concat", "tile", "pad", "gather", "narrow"]))
+    kind = str(
+        rng.choice(["transpose", "reshape", "reverse", "slice", "slice", "concat", "tile", "pad", "gather", "narrow"])
+    )
     if kind == "transpose":
         found = g.transpose(x, [int(i) for i in rng.permutation(x.rank)])
     elif kind == "reshape":
@@ -340,8 +343,8 @@ def _branch(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
 
 
 _STEPS: tuple[_Step, ...] = (
-    _activation, _binary, _binary, _leaf, _leaf, _matmul, _compare, _where, _reduce, _along, _order, _cast, _move, _move,
-    _move, _branch,
+    _activation, _binary, _binary, _leaf, _leaf, _matmul, _compare, _where, _reduce, _along, _order, _cast, _move,
+    _move, _move, _branch,
 )  # fmt: skip
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import device_facts
 import numpy as np
-from generated.graphs import STEPS_AT_MOST, Made, made_of
-from generated.ways import COSTLY, WAYS, Opened
 from interpreter import Array, evaluate
 
+from generated.graphs import STEPS_AT_MOST, Made, made_of
+from generated.ways import COSTLY, WAYS, Opened
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.core import format_graph

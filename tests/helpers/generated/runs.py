@@ -18,7 +18,6 @@ from typing import Any
 
 from generated.graphs import made_of
 from generated.judge import Failure, kinds_in, shrunk
-
 from rlx_ort.ir.core import format_graph
 
 __all__ = ["KNOWN", "Report", "kept_seeds", "known_reason", "run_cases"]
@@ -131,7 +130,9 @@ def run_cases(
             report.graphs += 1
             crashed = last.get("seed", seed)
             way = last.get("way", "start")
-            _note(report, _crash(device, crashed, way, options, shrink=report.counts["CRASH"] <= _CRASHES_SHRUNK), device)
+            _note(
+                report, _crash(device, crashed, way, options, shrink=report.counts["CRASH"] <= _CRASHES_SHRUNK), device
+            )
             seed = crashed + 1
     report.seconds = time.monotonic() - begun
     return report

@@ -48,7 +48,9 @@ class Opened:
     def runner(self) -> GraphDevices:
         """The graph on the devices of this machine."""
         # The CPU may help, as it may where the user names no device.
-        return GraphDevices(self.graph, DevicePolicy.only([self.device]), CompileOptions(placement=PlacementRule.ASSISTED))
+        return GraphDevices(
+            self.graph, DevicePolicy.only([self.device]), CompileOptions(placement=PlacementRule.ASSISTED)
+        )
 
     @cached_property
     def compiled(self) -> CompiledGraph:
