@@ -1,4 +1,6 @@
-"""A process that judges the graphs of some seeds; it says on stdout what it begins, so that its parent knows what ended it.
+"""A process that judges the graphs of some seeds.
+
+It says on stdout what it begins, so that its parent knows what ended it.
 
 python -m generated.child DEVICE FIRST COUNT SECONDS [--keep-sources] [--one JSON]
 """

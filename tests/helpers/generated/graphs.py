@@ -1,8 +1,8 @@
 """A graph and its inputs for every seed: small, of many ops and dtypes, and the same for the same seed everywhere.
 
 Half of the graphs are the cases of `op_tests`, which have every op; the others are chains of a few ops with named dims
-(also of size 0), several outputs in any order, and, in some, elements at the limits of their dtypes. Each step draws from
-a generator of its own, so a step that is left out changes no other, which is how failing graphs are shrunk.
+(also of size 0), several outputs in any order, and, in some, elements at the limits of their dtypes. Each step draws
+from a generator of its own, so a step that is left out changes no other, which is how failing graphs are shrunk.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from interpreter import Array
-from op_tests.cases import CASES, DTYPES, X, built
+from op_tests.cases import CASES, DTYPES, Case, X, built
 
 from rlx_ort.errors import GraphError
 from rlx_ort.ir.dtype import DType
@@ -87,14 +88,15 @@ def _of_case(seed: int) -> Made:
             graph, _ = built(case, dtype)
         except GraphError:
             continue
+        return Made(graph, partial(_feeds_of, case, dtype), loose=case.loose)
 
-        def feeds(call: int) -> dict[str, Array]:
-            items = enumerate(case.inputs)
-            return {
-                f"x{i}": item.array(dtype, i + 17 * call) if isinstance(item, X) else item.copy() for i, item in items
-            }
 
-        return Made(graph, feeds, loose=case.loose)
+def _feeds_of(case: Case, dtype: DType, call: int) -> dict[str, Array]:
+    """Return the inputs of a case in a call: those that follow the dtype are others in each."""
+    return {
+        f"x{index}": item.array(dtype, index + 17 * call) if isinstance(item, X) else item.copy()
+        for index, item in enumerate(case.inputs)
+    }
 
 
 _Step = Callable[[np.random.Generator, "_Drawing", Entry], "Entry | None"]
@@ -186,7 +188,8 @@ def _of_steps(seed: int, skip: frozenset[int]) -> Made:
     rng = np.random.default_rng([seed, 3])
     computed = drawing.pool[given:] or [Entry(drawing.graph.stop_gradient(drawing.pool[0].value), 4.0, True)]
     chosen = [computed[-1], *(drawing.pool[i] for i in rng.integers(len(drawing.pool), size=rng.integers(0, 4)))]
-    drawing.graph.outputs = [chosen[i].value for i in rng.permutation(len(chosen))]
+    results = [chosen[i].value for i in rng.permutation(len(chosen))]
+    drawing.graph.set_outputs(results, [f"result {index}" for index in range(len(results))])
     size = 0.0 if drawing.limits else max(entry.size for entry in drawing.pool)
     return Made(drawing.graph, drawing.feeds, 20.0, size, drawing.sources)
 
