@@ -263,13 +263,16 @@ def _along(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
     axis, floats = int(rng.integers(a.value.rank)), a.value.dtype.is_float
     if floats and rng.random() < 0.4:
         return Entry(d.graph.softmax(a.value, axis), 1.0, False)
-    if floats and rng.random() < 0.4 and isinstance(a.value.shape[-1], int):
-        gamma = np.linspace(0.5, 1.5, a.value.shape[-1]).astype(a.value.dtype.numpy)
-        eps = float(rng.choice([1.0, 0.25, 0.5]))
-        return Entry(d.graph.layer_norm(a.value, gamma, gamma, eps=eps), a.size * 3 + 2, False)
     return Entry(
         d.graph.cumsum(a.value, axis, bool(rng.random() < 0.3), bool(rng.random() < 0.3)), a.size * 5, not floats
     )
+
+
+def _norm(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
+    if not a.value.rank or not a.value.dtype.is_float or d.limits or not isinstance(a.value.shape[-1], int):
+        return None
+    gamma = np.linspace(0.5, 1.5, a.value.shape[-1]).astype(a.value.dtype.numpy)
+    return Entry(d.graph.layer_norm(a.value, gamma, gamma, eps=float(rng.choice([1.0, 0.25, 4.0]))), a.size * 3, False)
 
 
 def _order(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
@@ -347,7 +350,7 @@ def _branch(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
 
 _STEPS: tuple[_Step, ...] = (
     _activation, _binary, _binary, _leaf, _leaf, _matmul, _compare, _where, _reduce, _along, _order, _cast, _move,
-    _move, _move, _branch,
+    _move, _move, _branch, _norm, _norm, _norm,
 )  # fmt: skip
 
 
