@@ -1,0 +1,82 @@
+"""A process that judges the graphs of some seeds.
+
+It says on stdout what it begins, so that its parent knows what ended it.
+
+python -m generated.child DEVICE FIRST COUNT SECONDS [--keep-sources] [--one JSON]
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import sys
+import time
+from typing import Any
+
+from generated.graphs import quiet
+from generated.judge import Failure, judged, shrunk
+from rlx_ort.device import Device
+
+_SHRUNK_AT_MOST = 6
+_STUCK_S = 120.0
+
+
+def main() -> None:
+    """Judge the seeds and print a line of JSON for each event."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("device")
+    parser.add_argument("first", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--keep-sources", action="store_true")
+    parser.add_argument("--one", type=json.loads, default={})
+    given = parser.parse_args()
+    device, end = Device(given.device), time.monotonic() + given.seconds
+    out = sys.stdout
+    sys.stdout = sys.stderr
+    with quiet():
+        left = _SHRUNK_AT_MOST
+        for seed in range(given.first, given.first + given.count):
+            if time.monotonic() > end:
+                break
+            faulthandler.dump_traceback_later(_STUCK_S, exit=True)
+
+            def starting(way: str, seed: int = seed) -> None:
+                _say(out, {"seed": seed, "way": way})
+
+            spoil = not given.keep_sources
+            counts, failures = judged(device, seed, **given.one, starting=starting, spoil=spoil)
+            distinct = {(failure.verdict, failure.text): failure for failure in reversed(failures)}
+            found = [*distinct.values()]
+            if found and left and not given.one:
+                left -= 1
+                found[-1] = smaller(device, found[-1], starting, spoil)
+            _say(out, {"seed": seed, "counts": counts, "failures": [failure.as_dict() for failure in found]})
+        _say(out, {"ended": True})
+
+
+def smaller(device: Device, failure: Failure, starting: Any, spoil: bool) -> Failure:
+    """Return a failure of the same verdict and way on the smallest graph that shows it."""
+    smallest = failure
+
+    def fails(skip: tuple[int, ...], outputs: tuple[int, ...] | None) -> bool:
+        nonlocal smallest
+        for found in judged(device, failure.seed, skip, outputs, [failure.way], starting, spoil)[1]:
+            if found.verdict == failure.verdict:
+                smallest = found
+                return True
+        return False
+
+    if fails((), None):
+        shrunk(fails, failure.seed)
+    return smallest
+
+
+def _say(out: Any, event: dict[str, Any]) -> None:
+    out.write(json.dumps(event) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Faults to plant in the library, each of a kind that was once found; the generator has to find every one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from rlx_ort.converters.to_onnx import norm
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.tensor import TensorData
+
+__all__ = ["FAULTS", "planted"]
+
+
+def _swapped_outputs() -> Any:
+    """The fixed buffers return the outputs last to first."""
+    sound = CompiledGraph.run_slots
+    return mock.patch.object(CompiledGraph, "run_slots", lambda self, arrays: sound(self, arrays)[::-1])
+
+
+def _aliased_array() -> Any:
+    """A parameter keeps the caller's array."""
+    sound = Graph.param
+
+    def param(self: Any, name: str, shape: Any, dtype: Any = "f32", *, data: Any = None, **more: Any) -> Any:
+        value = sound(self, name, shape, dtype, data=data, **more)
+        if isinstance(data, np.ndarray):
+            self.weights[name] = TensorData.from_array(data)
+        return value
+
+    return mock.patch.object(Graph, "param", param)
+
+
+def _wrong_epsilon() -> Any:
+    """A layer norm is exported with the epsilon of the first one of the process."""
+    sound, first = norm._layer, []
+
+    def layer(emit: Any, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+        first.append(eps)
+        return sound(emit, x, gamma, beta, first[0])
+
+    return mock.patch.object(norm, "_layer", layer)
+
+
+def _signed() -> Any:
+    """Elements of u64 pass through i64."""
+    sound = CompiledGraph.run
+
+    def run(self: CompiledGraph, inputs: Any = None) -> list[Any]:
+        return [
+            np.minimum(item, np.uint64(2**63 - 1)) if getattr(item, "dtype", None) == np.uint64 else item
+            for item in sound(self, inputs)
+        ]
+
+    return mock.patch.object(CompiledGraph, "run", run)
+
+
+def _stale_row() -> Any:
+    """Rows are those of the run before."""
+    sound = CompiledGraph.run
+
+    def run(self: CompiledGraph, inputs: Any = None) -> list[Any]:
+        before = self._last
+        found = sound(self, inputs)
+        if before[1]:
+            self._last = before
+        return found
+
+    return mock.patch.object(CompiledGraph, "run", run)
+
+
+def _mixed_rows() -> Any:
+    """In background runs every row of an input is the largest of all its rows."""
+    sound = CompiledGraph.commit_no_wait
+
+    def commit(self: CompiledGraph, inputs: Any, *more: Any, **named: Any) -> None:
+        changed = {
+            name: np.broadcast_to(np.sort(array, axis=0)[-1:], array.shape).copy()
+            if array.ndim and array.shape[0] > 1
+            else array
+            for name, array in inputs.items()
+        }
+        sound(self, changed, *more, **named)
+
+    return mock.patch.object(CompiledGraph, "commit_no_wait", commit)
+
+
+FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "swapped outputs": (_swapped_outputs, "slots"),
+    "aliased array": (_aliased_array, "run"),
+    "wrong epsilon": (_wrong_epsilon, "run"),
+    "i64 for u64": (_signed, "run"),
+    "stale row": (_stale_row, "rows"),
+    "mixed rows": (_mixed_rows, "committed"),
+}
+"""Name -> what plants it, and the way of running that it is in."""
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Have the library do wrong until the block ends."""
+    with FAULTS[name][0]():
+        yield

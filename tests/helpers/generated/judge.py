@@ -1,0 +1,170 @@
+"""Runs the graph of a seed in every way and says of each case whether it is equal, refused, wrong or an untyped error.
+
+A case is one graph in one way at one size: each way gets three calls, of which the second has other sizes.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import device_facts
+import numpy as np
+from interpreter import Array, evaluate
+
+from generated.graphs import STEPS_AT_MOST, Made, made_of
+from generated.ways import COSTLY, WAYS, Opened
+from rlx_ort.device import Device
+from rlx_ort.errors import RlxError
+from rlx_ort.ir.core import format_graph
+from rlx_ort.ir.dtype import DType
+
+__all__ = ["CALLS", "Failure", "judged", "kinds_in", "shrunk"]
+
+CALLS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that went wrong.
+
+    Attributes:
+        verdict: `WRONG`, `UNTYPED` (an error that is no `RlxError`), or `CRASH` of the process.
+        seed: the seed of the graph.
+        way: the way of running.
+        text: what was found and what was expected.
+        kinds: the kinds of the ops of the graph.
+        graph: the graph as text.
+        skip: the steps left out of the graph.
+        outputs: the outputs kept; None for all.
+    """
+
+    verdict: str
+    seed: int
+    way: str
+    text: str
+    kinds: tuple[str, ...] = ()
+    graph: str = ""
+    skip: tuple[int, ...] = ()
+    outputs: tuple[int, ...] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON holds them."""
+        return asdict(self)
+
+
+def judged(
+    device: Device,
+    seed: int,
+    skip: Sequence[int] = (),
+    outputs: Sequence[int] | None = None,
+    ways: Iterable[str] = (),
+    starting: Callable[[str], None] = lambda way: None,
+    spoil: bool = True,
+) -> tuple[collections.Counter[str], list[Failure]]:
+    """Run the graph of a seed in some ways, by default in all that this seed takes; return counts and failures.
+
+    `starting` is told the name of each way before it begins; with `spoil` the arrays that parameters and constants came
+    from are overwritten before the first run.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    failures: list[Failure] = []
+    made, clean = made_of(seed, skip, outputs), made_of(seed, skip, outputs)
+    if spoil:
+        made.spoil_sources()
+    about = tuple(sorted(kinds_in(made))), format_graph(made.graph), tuple(skip), tuple(outputs) if outputs else None
+    expected = [_expected(clean, call) for call in CALLS]
+    opened = Opened(device, made.graph)
+    try:
+        for way in list(ways) or _ways_of(seed):
+            starting(way)
+            for call in CALLS:
+                verdict, text = _verdict(opened, made, way, call, expected[call])
+                counts[verdict] += 1
+                if verdict in ("WRONG", "UNTYPED"):
+                    failures.append(Failure(verdict, seed, way, f"call {call}: {text}", *about))
+                    break
+    finally:
+        starting("close")
+        opened.close()
+    return counts, failures
+
+
+def _ways_of(seed: int) -> list[str]:
+    """Return the ways of a seed in an order of its own; `run` comes first in half of them."""
+    rng = np.random.default_rng([seed, 4])
+    found = [name for name in WAYS if name != "run" and rng.integers(COSTLY.get(name, 1)) == 0]
+    order = [found[index] for index in rng.permutation(len(found))]
+    return ["run", *order] if rng.random() < 0.5 else [*order, "run"]
+
+
+def _expected(made: Made, call: int) -> list[Array] | None:
+    """Return the outputs of the reference; None where it has none, as for shapes that do not fit."""
+    try:
+        return evaluate(made.graph, made.feeds(call))
+    except (ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
+def _verdict(opened: Opened, made: Made, way: str, call: int, expected: list[Array] | None) -> tuple[str, str]:
+    feeds = made.feeds(call)
+    try:
+        found = WAYS[way](opened, feeds)
+    except RlxError:
+        return "refused", ""
+    except Exception as err:
+        return "UNTYPED", f"{type(err).__name__}: {str(err)[:300]}"
+    for array in feeds.values():
+        array[...] = np.asarray(99).astype(array.dtype)  # the caller uses its arrays for something else
+    if expected is None:
+        return "unjudged", ""
+    try:
+        for index, (value, result, wanted) in enumerate(zip(made.graph.outputs, found, expected, strict=True)):
+            _compare(f"output {index}", value.dtype, np.asarray(result), wanted, opened.device, made)
+    except (AssertionError, ValueError) as err:
+        return "WRONG", " ".join(str(err).split())[:500]
+    return "equal", ""
+
+
+def _compare(what: str, dtype: DType, result: Array, expected: Array, device: Device, made: Made) -> None:
+    if result.shape != expected.shape or DType.from_numpy(result.dtype) is not dtype:
+        raise AssertionError(f"{what} is {result.dtype}{result.shape}, not {dtype.value}{expected.shape}")
+    if not dtype.is_float:
+        if not np.array_equal(result, expected.astype(result.dtype)):
+            raise AssertionError(f"{what} is {result.tolist()}, not {expected.tolist()}")
+        return
+    narrowest = [dtype, *(value.dtype for node in made.graph.nodes for value in _results(made, node))]
+    bound = max(device_facts.bound(device, kind) for kind in narrowest if kind.is_float) * made.loose
+    top = float(np.finfo(dtype.numpy).max) if dtype is not DType.BF16 else 3.3e38
+    rounded = np.where(np.abs(expected) > top, np.sign(expected) * np.inf, expected)
+    finite = np.abs(rounded[np.isfinite(rounded)])
+    floor = bound * max(float(finite.max(initial=0)), made.size)
+    np.testing.assert_allclose(result.astype(np.float64), rounded, rtol=bound, atol=floor, err_msg=what)
+
+
+def _results(made: Made, node: Any) -> list[Any]:
+    return [kind for kind in node.types if hasattr(kind, "dtype")]
+
+
+def kinds_in(made: Made) -> set[str]:
+    """Return the kinds of the ops of a graph, leaves left out."""
+    return {node.op.kind for node in made.graph.nodes} - {"Input", "Param", "Constant"}
+
+
+def shrunk(fails: Callable[[tuple[int, ...], tuple[int, ...] | None], bool], seed: int) -> tuple[Any, Any]:
+    """Return the steps to skip and the outputs to keep of the smallest graph of a seed that still fails."""
+    skip: tuple[int, ...] = ()
+    outputs: tuple[int, ...] | None = None
+    if seed % 2 == 0:
+        for step in range(STEPS_AT_MOST):
+            if fails((*skip, step), outputs):
+                skip = (*skip, step)
+    count = len(made_of(seed, skip).graph.outputs)
+    kept = list(range(count))
+    for index in range(count):
+        fewer = tuple(i for i in kept if i != index)
+        if fewer and fails(skip, fewer):
+            kept, outputs = list(fewer), fewer
+    return skip, outputs

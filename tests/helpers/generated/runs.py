@@ -1,0 +1,181 @@
+"""Judges fresh or kept seeds on a device, in child processes: one that dies costs its own graph and no other."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from generated.graphs import made_of
+from generated.judge import Failure, kinds_in, shrunk
+from rlx_ort.ir.core import format_graph
+
+__all__ = ["KNOWN", "Report", "kept_seeds", "known_reason", "run_cases"]
+
+_DATA = Path(__file__).parents[2] / "data" / "generated"
+_HELPERS = Path(__file__).parents[1]
+_BATCH = 400
+_CRASHES_SHRUNK = 3
+
+
+@dataclass
+class Report:
+    """What a run found.
+
+    Attributes:
+        graphs: the number of graphs.
+        counts: verdict -> the number of cases; a case is one graph in one way at one size.
+        failures: the cases that are wrong, crashed the process, or raised an untyped error.
+        known: the reason -> how many failures have it.
+        seconds: how long it took.
+    """
+
+    graphs: int = 0
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    failures: list[Failure] = field(default_factory=list)
+    known: collections.Counter[str] = field(default_factory=collections.Counter)
+    seconds: float = 0.0
+
+    @property
+    def cases(self) -> int:
+        """The number of cases."""
+        return self.counts.total()
+
+    def __str__(self) -> str:
+        rate = self.cases / max(self.seconds, 1e-9)
+        head = f"{self.cases} cases of {self.graphs} graphs in {self.seconds:.0f} s, {rate:.0f} a second "
+        head += "(a case: one graph in one way at one size): "
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(self.counts.items()))
+        known = [f"known, {count} times: {reason}" for reason, count in self.known.items()]
+        return "\n".join([head + counts, *known, *(described(failure) for failure in self.failures)])
+
+
+def described(failure: Failure) -> str:
+    """Return a failure as text, with the command that shows it again."""
+    one = json.dumps({"skip": failure.skip, "outputs": failure.outputs, "ways": [failure.way]})
+    return (
+        f"{failure.verdict} in the way {failure.way!r}, seed {failure.seed}, ops {', '.join(failure.kinds)}: "
+        f"{failure.text}\n{failure.graph}\n"
+        f"again: python scripts/generate_cases.py --first {failure.seed} --graphs 1 --one '{one}'"
+    )
+
+
+def _known() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tomllib.loads((_DATA / "known.toml").read_text(encoding="utf-8")).get("fault", [])
+    return found
+
+
+KNOWN = _known()
+"""Failures that are known, each with a reason and what it is recognised by."""
+
+
+def kept_seeds() -> list[int]:
+    """Return the seeds whose graphs once failed."""
+    found: list[int] = tomllib.loads((_DATA / "seeds.toml").read_text(encoding="utf-8"))["seeds"]
+    return found
+
+
+def known_reason(failure: Failure, device: str) -> str | None:
+    """Return why a failure is known, or None."""
+    for entry in KNOWN:
+        if (
+            device.partition(":")[0] in entry["devices"]
+            and failure.verdict in entry["verdicts"]
+            and failure.way in entry.get("ways", [failure.way])
+            and set(entry.get("kinds", ())) <= set(failure.kinds)
+            and re.search(entry.get("text", ""), failure.text)
+        ):
+            return str(entry["reason"])
+    return None
+
+
+def run_cases(
+    device: str,
+    *,
+    first: int,
+    graphs: int = 10**9,
+    seconds: float = 1e9,
+    one: dict[str, Any] | None = None,
+    keep_sources: bool = False,
+) -> Report:
+    """Judge the graphs of the seeds from `first` on until the number or the time is reached."""
+    report, seed, begun = Report(), first, time.monotonic()
+    options = ["--keep-sources"] if keep_sources else []
+    options += ["--one", json.dumps(one)] if one else []
+    while seed < first + graphs and time.monotonic() - begun < seconds:
+        count = min(_BATCH, first + graphs - seed)
+        left = seconds - (time.monotonic() - begun)
+        last: dict[str, Any] = {}
+        for event in _events([device, str(seed), str(count), str(left), *options]):
+            last = event
+            if "counts" not in event:
+                continue
+            report.graphs += 1
+            report.counts.update(event["counts"])
+            seed = event["seed"] + 1
+            for found in event["failures"]:
+                _note(report, Failure(**{**found, "kinds": tuple(found["kinds"])}), device)
+        if not last.get("ended"):
+            report.counts["CRASH"] += 1
+            report.graphs += 1
+            crashed = last.get("seed", seed)
+            way = last.get("way", "start")
+            _note(
+                report, _crash(device, crashed, way, options, shrink=report.counts["CRASH"] <= _CRASHES_SHRUNK), device
+            )
+            seed = crashed + 1
+    report.seconds = time.monotonic() - begun
+    return report
+
+
+def _note(report: Report, failure: Failure, device: str) -> None:
+    reason = known_reason(failure, device)
+    if reason is None:
+        report.failures.append(failure)
+    else:
+        report.known[reason] += 1
+
+
+def _crash(device: str, seed: int, way: str, options: Sequence[str], *, shrink: bool) -> Failure:
+    """Return the death of a process as a failure, on a graph as small as possible."""
+
+    def fails(skip: tuple[int, ...], outputs: tuple[int, ...] | None) -> bool:
+        one = json.dumps({"skip": skip, "outputs": outputs, "ways": [way]})
+        rest = [option for option in options if option == "--keep-sources"]
+        return not any(e.get("ended") for e in _events([device, str(seed), "1", "60", *rest, "--one", one]))
+
+    alone = way not in ("start", "close") and fails((), None)
+    skip, outputs = shrunk(fails, seed) if alone and shrink else ((), None)
+    made = made_of(seed, skip, outputs)
+    text = "the process died" if alone else "the process died, and not in this way alone"
+    return Failure("CRASH", seed, way, text, tuple(sorted(kinds_in(made))), format_graph(made.graph), skip, outputs)
+
+
+def _events(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield what a child says; what it logs is dropped."""
+    with tempfile.TemporaryDirectory() as cache:
+        path = os.pathsep.join([str(_HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONUTF8": "1", "RLX_CACHE_DIR": cache}
+        command = [sys.executable, "-P", "-m", "generated.child", *arguments]
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8", env=environment
+        )
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+        finally:
+            child.stdout.close()
+            child.kill()
+            child.wait()

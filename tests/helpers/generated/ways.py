@@ -1,0 +1,247 @@
+"""Every way of running a graph: each gets the inputs of a call by name and returns the outputs as numpy arrays.
+
+The ways of one graph share its session. An array that a way returns is checked before the next call, since those of the
+fixed buffers are good until then only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from interpreter import Array
+
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.converters.to_onnx import to_onnx
+from rlx_ort.deploy.create import create_package
+from rlx_ort.deploy.open import open_package
+from rlx_ort.device import Device
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.session import Session
+from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.serde import from_json, to_json
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.resilience.options import Resilience
+from rlx_ort.selection.policy import DevicePolicy
+
+__all__ = ["COSTLY", "WAYS", "Opened"]
+
+Feeds = dict[str, Array]
+
+
+class Opened:
+    """A graph on a device, opened by each way when it is first asked for."""
+
+    def __init__(self, device: Device, graph: Graph) -> None:
+        self.device, self.graph = device, graph
+        self._made: dict[str, Any] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @cached_property
+    def runner(self) -> GraphDevices:
+        """The graph on the devices of this machine."""
+        # The CPU may help, as it may where the user names no device.
+        return GraphDevices(
+            self.graph, DevicePolicy.only([self.device]), CompileOptions(placement=PlacementRule.ASSISTED)
+        )
+
+    @cached_property
+    def compiled(self) -> CompiledGraph:
+        """The session of the runner."""
+        return self.runner.compile(self.device)
+
+    def keep(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned the first time."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    @property
+    def folder(self) -> Path:
+        """A folder that lasts as long as this."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory()
+        return Path(self._folder.name)
+
+    def close(self) -> None:
+        """End all sessions."""
+        for made in self._made.values():
+            if hasattr(made, "close"):
+                made.close()
+        if "runner" in self.__dict__:
+            self.runner.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _run(o: Opened, feeds: Feeds) -> list[Any]:
+    return o.compiled.run(feeds)
+
+
+def _named(o: Opened, feeds: Feeds) -> list[Any]:
+    return list(o.compiled(**feeds))
+
+
+def _runner(o: Opened, feeds: Feeds) -> list[Any]:
+    return o.runner.run(o.device, feeds)
+
+
+def _runner_named(o: Opened, feeds: Feeds) -> list[Any]:
+    return list(o.runner(**feeds))
+
+
+def _fastest(o: Opened, feeds: Feeds) -> list[Any]:
+    return o.runner.run_fastest(feeds)
+
+
+def _chain(o: Opened, feeds: Feeds) -> list[Any]:
+    return o.runner.run_try([o.device], feeds)[1]
+
+
+def _runner_dlpack(o: Opened, feeds: Feeds) -> list[Any]:
+    return [tensor.numpy() for tensor in o.runner.run_dlpack(o.device, feeds)]
+
+
+def _slots(o: Opened, feeds: Feeds) -> list[Any]:
+    return o.compiled.run_slots([feeds[value.name] for value in o.graph.inputs])
+
+
+def _raw(o: Opened, feeds: Feeds) -> list[Any]:
+    return o.compiled.run_raw(feeds)
+
+
+def _slots_of_clone(o: Opened, feeds: Feeds) -> list[Any]:
+    return o.keep("slot clone", o.compiled.clone).run_slots([feeds[value.name] for value in o.graph.inputs])
+
+
+def _typed(o: Opened, feeds: Feeds) -> list[Any]:
+    if any(not isinstance(dim, int) for value in (*o.graph.inputs, *o.graph.outputs) for dim in value.shape):
+        return o.compiled.run(feeds)  # bytes have no shape
+    raw = {name: (array.tobytes(), DType.from_numpy(array.dtype)) for name, array in feeds.items()}
+    found = o.compiled.run_typed(raw)
+    return [
+        np.frombuffer(data, dtype.numpy).reshape(value.shape.static())
+        for (data, dtype), value in zip(found, o.graph.outputs, strict=True)
+    ]
+
+
+def _dlpack(o: Opened, feeds: Feeds) -> list[Any]:
+    return [tensor.numpy() for tensor in o.compiled.run_dlpack(feeds)]
+
+
+def _dlpack_in(o: Opened, feeds: Feeds) -> list[Any]:
+    """Feed back device tensors: the outputs of a graph that passes its inputs on."""
+
+    def passing() -> CompiledGraph:
+        graph = Graph("pass")
+        graph.outputs = [graph.stop_gradient(graph.input(v.name, v.shape, v.dtype)) for v in o.graph.inputs]
+        return Session(o.device, CompileOptions(placement=PlacementRule.ASSISTED)).compile(graph)
+
+    moved = o.keep("passing", passing).run_dlpack(feeds)
+    return o.compiled.run(dict(zip(feeds, moved, strict=True)))
+
+
+def _read_outputs(o: Opened, feeds: Feeds) -> list[Any]:
+    """Read the outputs last to first, the last one twice."""
+    order = [*reversed(range(len(o.graph.outputs)))]
+    found = o.compiled.run_read_outputs(feeds, [*order, order[0]])
+    assert np.array_equal(found[0], found[-1], equal_nan=found[0].dtype.kind in "fc")
+    return [*reversed(found[:-1])]
+
+
+def _rows(o: Opened, feeds: Feeds) -> list[Any]:
+    """Read the outputs row by row after a run."""
+    found = []
+    for index, output in enumerate(o.compiled.run(feeds)):
+        inner = output.shape[-1] if output.ndim and output.size else 1
+        rows = [o.compiled.read_output_row(index, row, inner) for row in range(output.size // inner)]
+        assert o.compiled.read_output_row(index, output.size // inner, inner) is None
+        found.append(np.concatenate([output.reshape(-1)[:0], *rows]).reshape(output.shape))
+    return found
+
+
+def _slot_rows(o: Opened, feeds: Feeds) -> list[Any]:
+    """Read the outputs of the fixed buffers row by row."""
+    found = []
+    for index, output in enumerate(_slots(o, feeds)):
+        rows = [o.compiled.read_output_row(index, row, 1) for row in range(output.size)]
+        found.append(np.concatenate([output.reshape(-1)[:0], *rows]).reshape(output.shape))
+    return found
+
+
+def _handles(o: Opened, feeds: Feeds) -> list[Any]:
+    twin = o.keep("handles", o.compiled.clone)
+    for name, array in feeds.items():
+        twin.bind_handle(name, array)
+        array[...] = np.zeros((), array.dtype)
+    return twin.run({})
+
+
+def _device_handles(o: Opened, feeds: Feeds) -> list[Any]:
+    twin = o.keep("device handles", o.compiled.clone)
+    for name, array in feeds.items():
+        twin.bind_gpu_handle(name, array)
+        array[...] = np.zeros((), array.dtype)
+    return twin.run({})
+
+
+def _pipelined(o: Opened, feeds: Feeds) -> list[Any]:
+    zeros = {name: np.zeros_like(array) for name, array in feeds.items()}
+    return o.compiled.run_pipelined([feeds, zeros, feeds])[2]
+
+
+def _committed(o: Opened, feeds: Feeds) -> list[Any]:
+    o.compiled.commit_no_wait(feeds, None)
+    for array in feeds.values():
+        array[...] = np.zeros((), array.dtype)
+    return o.compiled.sync_pending()[0]
+
+
+def _async(o: Opened, feeds: Feeds) -> list[Any]:
+    return asyncio.run(o.compiled.run_async(feeds))
+
+
+def _resilient(o: Opened, feeds: Feeds) -> list[Any]:
+    def make() -> GraphDevices:
+        return GraphDevices(o.graph, DevicePolicy.only([o.device]), resilience=Resilience())
+
+    return list(o.keep("resilient", make)(**feeds))
+
+
+def _reimported(o: Opened, feeds: Feeds) -> list[Any]:
+    """Run what comes back from ONNX and JSON."""
+
+    def make() -> CompiledGraph:
+        text, tensors = to_json(from_onnx(to_onnx(o.graph)))
+        return Session(o.device, CompileOptions(placement=PlacementRule.ASSISTED)).compile(from_json(text, tensors))
+
+    return o.keep("reimported", make).run(feeds)
+
+
+def _package(o: Opened, feeds: Feeds) -> list[Any]:
+    def make() -> Any:
+        create_package(o.graph, o.folder / "model.rlx")
+        return open_package(o.folder / "model.rlx", DevicePolicy.only([o.device]))
+
+    return list(o.keep("package", make)(**feeds))
+
+
+WAYS: dict[str, Callable[[Opened, Feeds], list[Any]]] = {
+    "run": _run, "names": _named, "runner": _runner, "runner names": _runner_named, "fastest": _fastest,
+    "chain": _chain, "runner dlpack": _runner_dlpack, "slots": _slots, "raw": _raw, "clone slots": _slots_of_clone,
+    "typed": _typed, "dlpack": _dlpack, "dlpack in": _dlpack_in, "read_outputs": _read_outputs, "rows": _rows,
+    "slot rows": _slot_rows, "handles": _handles, "device handles": _device_handles, "pipelined": _pipelined,
+    "committed": _committed, "async": _async, "resilient": _resilient, "reimported": _reimported,
+    "package": _package,
+}  # fmt: skip
+"""Name -> the way."""
+
+COSTLY = {"async": 4, "resilient": 4, "reimported": 4, "package": 16, "dlpack in": 4}
+"""Way -> of how many graphs one is run in it; those of the others all are."""
