@@ -301,7 +301,8 @@ class OrtEngineSession:
         recipe, shared = self.recipe, self._options
         if not (recipe.run_config or recipe.recording):
             return
-        reason = host_work(recipe.ep_name, recipe.memory[0], self.assignments, core.session)
+        nodes = without_shape_arithmetic(self.assignments)
+        reason = host_work(recipe.ep_name, recipe.memory[0], nodes, core.session)
         types = {**self.input_types, **self.output_types}
         unfit = self._reason or unrecordable(self.assignments, types)
         self._reason = self._reason or reason or unfit
@@ -326,8 +327,7 @@ class OrtEngineSession:
             core.call = core.recordings.run
             if self._reason:
                 core.recordings.give_up(self._reason)
-            nodes = without_shape_arithmetic(self.assignments)
-            core.recordings.refuse_bound(unfit or host_work(recipe.ep_name, recipe.memory[0], nodes, core.session))
+            core.recordings.refuse_bound(unfit or reason)
         if required and (why := self._reason):
 
             def refuse(*arguments: Any) -> Any:  # holds no session, or the core would keep it alive
