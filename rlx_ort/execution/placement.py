@@ -44,8 +44,9 @@ class PlacedNode:
         name: the node's name in the session, after ONNX Runtime's own rewrites.
         op_type: its operator, domain first unless it is ai.onnx.
         provider: the execution provider that runs it.
-        origin: the name of the user's node it comes from, or an empty string for a node ONNX Runtime added.
+        origin: the name of the user's node it comes from, or reads from; an empty string if there is none.
         pinned: whether the node is on the CPU by design: shape computation, or a request of the user.
+        added: whether ONNX Runtime added the node, judged only for nodes away from the requested provider.
     """
 
     name: str
@@ -53,6 +54,7 @@ class PlacedNode:
     provider: str
     origin: str = ""
     pinned: bool = False
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +119,11 @@ def build_placement(
     ep_of: dict[str, str] = {}
     for assigned in assignments:
         node = exported.node_of(assigned.name)
-        sizes = node is not None and node.shape_only
+        sizes, is_added = node is not None and node.shape_only, False
         if assigned.provider != requested and not sizes and (node is None or node.name != assigned.name):
             rewritten = added().get(assigned.name)
             if rewritten is not None:
+                is_added = rewritten.source is not node
                 node, sizes = rewritten.source, rewritten.sizes
         elif node is not None:
             ep_of.setdefault(node.name, assigned.provider)
@@ -164,8 +167,8 @@ def enforce(placement: Placement, rule: PlacementRule, device: Device) -> None:
 def _listed(strays: Sequence[PlacedNode]) -> str:
     lines = []
     for node in strays[:_NAMED]:
-        name = repr(node.origin) if node.origin else repr(node.name)
-        if not node.name.startswith(node.origin or "\0"):
+        name = repr(node.origin)
+        if node.added or not node.origin:
             name = f"{node.name!r}, which ONNX Runtime added{f' behind {node.origin!r}' if node.origin else ''},"
         lines.append(f"  {name} ({node.op_type}) is on {node.provider}")
     if len(strays) > _NAMED:
