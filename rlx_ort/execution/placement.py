@@ -133,6 +133,7 @@ def build_placement(
             provider=assigned.provider,
             origin="" if node is None else exported.origin_names.get(node.origin, ""),
             pinned=assigned.provider != requested and (sizes or bool(host_marker and host_marker in assigned.name)),
+            added=is_added,
         )
         by_ep.setdefault(assigned.provider, []).append(placed)
     nodes_by_ep = MappingProxyType({ep: tuple(nodes) for ep, nodes in by_ep.items()})
