@@ -10,7 +10,7 @@ import abc
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
@@ -18,6 +18,9 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +288,16 @@ class Provider(abc.ABC):
 
     def claims(self) -> Sequence[KernelClaim] | None:
         """Return the provider's kernels, or None when they cannot be listed (compiling providers)."""
+        return None
+
+    def optimized(self, request: SessionRequest) -> onnx.ModelProto | None:
+        """Return a model as the engine assigns it to devices, after its first rewrites, None for other engines.
+
+        Weights are left out. Opens a session on the device and writes the weights to a temporary folder.
+
+        Raises:
+            RlxError: as `open`.
+        """
         return None
 
     def judged_by(self) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.plugins import Plugin, described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.registry import default_registry
+
+if TYPE_CHECKING:
+    import onnx
 
 # Every provider that computes has a kernel for a matrix product, opset 21 the densest kernels, and some providers take
 # static shapes only.
@@ -95,6 +99,27 @@ class OrtProvider(Provider):
         """Open a session on the device; see `Provider.open`."""
         self.require(request.device)
         return self._open(request)
+
+    def optimized(self, request: SessionRequest) -> onnx.ModelProto:
+        """Return the model after ONNX Runtime's rewrites of level 1 and of the layout; see `Provider.optimized`.
+
+        These precede the assignment of nodes; later rewrites only fuse nodes of one provider.
+        """
+        import onnx
+
+        options = request.options
+        if options.optimization is not OptimizationLevel.OFF:
+            options = options.with_(optimization=OptimizationLevel.BASIC)
+        recipe = self.recipe(request.device, options)
+        with tempfile.TemporaryDirectory(prefix="rlx_ort-") as folder:
+            path = Path(folder) / "optimized.onnx"
+            session, memory = opening._open(
+                recipe,
+                replace(request, options=options.with_(profile_prefix=None)),
+                prepare=lambda made: write_to(made, path, f"{path.name}.data"),
+            )
+            del session, memory  # in this order
+            return onnx.load(path, load_external_data=False)
 
     def require(self, device: Device) -> None:
         """Return if nothing is missing, else raise `DeviceUnavailableError` with the remedy."""

@@ -5,6 +5,7 @@ A model has few patterns and many nodes of each: what depends on the operator an
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _BOUNDARY = re.compile(r"[^0-9A-Za-z]")
 _INLINED = "_inlfunc_"
+_FEW = 64  # elements; two paddings of each dim of a tensor are at most 16
 _SHAPE_READERS = frozenset({"Shape", "Size"})
 _UNKNOWN = UnknownType()
 
@@ -99,7 +101,7 @@ class ExportedNode(NamedTuple):
 
     @property
     def shape_only(self) -> bool:
-        """Whether it only computes shapes: integers of rank 0 or 1 that derive from shapes and small constants alone.
+        """Whether it only computes shapes: few integers that derive from shapes and small constants alone.
 
         ONNX Runtime keeps such nodes on the CPU by design.
         """
@@ -294,7 +296,8 @@ def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[
     """Return the nodes with `shape_only` set on those that only compute shapes.
 
     A node only computes shapes when it reads a shape, or nothing but results of such nodes and `small_constants`, which
-    are integer constants and graph inputs of rank 0 or 1, and its results are integer or bool tensors of rank 0 or 1.
+    are integer constants and graph inputs of rank 0 or 1, and its results are integer or bool tensors of rank 0 or 1,
+    or of a few elements, as the table of paddings that PyTorch's exporter transposes.
     ONNX Runtime pins by the same rule:
     https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/fallback_cpu_capability.cc
     """
@@ -307,7 +310,7 @@ def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[
         follows = not from_shapes.isdisjoint(read) and all(
             name in from_shapes or name in small_constants for name in read
         )
-        if (follows or _reads_shape(pattern)) and all(is_shape_type(kind) for kind in pattern.outputs if kind):
+        if (follows or _reads_shape(pattern)) and all(_is_few(kind) for kind in pattern.outputs if kind):
             from_shapes.update(name for name in node.output_names if name)
             if pattern not in marked:
                 marked[pattern] = pattern.alike(pattern.inputs, pattern.outputs, shape_only=True)
@@ -321,6 +324,17 @@ def is_shape_type(kind: ValueType | None) -> bool:
     if not isinstance(kind, TensorType) or kind.shape is None:
         return False
     return kind.shape.rank <= 1 and (kind.dtype.is_integer or kind.dtype is DType.BOOL)
+
+
+def _is_few(kind: ValueType | None) -> bool:
+    if (
+        not isinstance(kind, TensorType)
+        or kind.shape is None
+        or not (kind.dtype.is_integer or kind.dtype is DType.BOOL)
+    ):
+        return False
+    sizes = [dim for dim in kind.shape if isinstance(dim, int)]
+    return kind.shape.rank <= 1 or (len(sizes) == kind.shape.rank and math.prod(sizes) <= _FEW)
 
 
 def _reads_shape(pattern: ModelNode) -> bool:

@@ -82,7 +82,7 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
     declared = (request.model.input_types, request.model.output_types)
     errors = runtime.engine_exceptions()
     made = (engine, session, memory, request.device, recipe, errors, declared, recorder or reason)
-    return OrtEngineSession(*made, weights=request.model.params)
+    return OrtEngineSession(*made, weights=request.model.params, node_of=request.model.node_of)
 
 
 def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder | None, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
@@ -27,14 +27,23 @@ _SHAPE_ARITHMETIC = {"Shape", "Size", "Constant", "Gather", "Slice", "Concat", "
 _SHAPE_ARITHMETIC |= {"Add", "Sub", "Mul", "Div"}
 
 
-def without_shape_arithmetic(assignments: Iterable[NodeAssignment]) -> list[NodeAssignment]:
-    """Return the nodes but those on the CPU that may be there for the sizes of tensors.
+def without_shape_arithmetic(
+    assignments: Iterable[NodeAssignment], node_of: Callable[[str], ExportedNode | None], *, guess: bool = False
+) -> list[NodeAssignment]:
+    """Return the nodes but those on the CPU that are there for the sizes of tensors.
 
-    If they depend on values after all, those are copied from the device in the middle of the run, which cannot be
-    recorded.
+    `node_of` returns the exported node behind a name. Of a node that ONNX Runtime added the operator alone is known,
+    and with `guess` it decides for all nodes. If one depends on values after all, those are copied from the device in
+    the middle of the run, which cannot be recorded.
     """
-    cpu = "CPUExecutionProvider"
-    return [node for node in assignments if node.provider != cpu or node.op_type not in _SHAPE_ARITHMETIC]
+
+    def for_sizes(assigned: NodeAssignment) -> bool:
+        node = node_of(assigned.name)
+        if node is not None and node.shape_only:
+            return True
+        return assigned.op_type in _SHAPE_ARITHMETIC and (guess or node is None or node.name != assigned.name)
+
+    return [node for node in assignments if node.provider != "CPUExecutionProvider" or not for_sizes(node)]
 
 
 def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], session: Any) -> str:

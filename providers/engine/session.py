@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.types import ValueType
@@ -112,7 +113,7 @@ class OrtEngineSession:
 
     `assignments` has the place of each node after ONNX Runtime's first rewrites; folded nodes are gone. `refuses` is
     true if runs raise, since they had to be recorded and cannot be. `handed_on` has the outputs that are inputs or
-    `weights` themselves.
+    `weights` themselves. `node_of` returns the exported node behind the name of a node of the session.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class OrtEngineSession:
         declared: tuple[Mapping[str, ValueType], Mapping[str, ValueType]],
         recorder: Recorder | str = "",
         weights: Iterable[str] = (),
+        node_of: Callable[[str], ExportedNode | None] = lambda name: None,
     ) -> None:
         self.device = device
         self.recipe = recipe
@@ -158,7 +160,7 @@ class OrtEngineSession:
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs and not self.handed_on
         self._stopped: SessionCore | None = None
         self.refuses = False
-        self._prepare_runs(core)
+        self._prepare_runs(core, node_of)
         watch(self, device=recipe.memory != HOST_MEMORY)
 
     @property
@@ -296,12 +298,13 @@ class OrtEngineSession:
             return core.recordings.report()
         return DeviceGraphReport(reason=self._reason or f"{self.device.display} records nothing unless it is asked to")
 
-    def _prepare_runs(self, core: SessionCore) -> None:
+    def _prepare_runs(self, core: SessionCore, node_of: Callable[[str], ExportedNode | None]) -> None:
         """Set up how host arrays are run."""
         recipe, shared = self.recipe, self._options
         if not (recipe.run_config or recipe.recording):
             return
-        reason = host_work(recipe.ep_name, recipe.memory[0], self.assignments, core.session)
+        nodes = without_shape_arithmetic(self.assignments, node_of)
+        reason = host_work(recipe.ep_name, recipe.memory[0], nodes, core.session)
         types = {**self.input_types, **self.output_types}
         unfit = self._reason or unrecordable(self.assignments, types)
         self._reason = self._reason or reason or unfit
@@ -326,7 +329,7 @@ class OrtEngineSession:
             core.call = core.recordings.run
             if self._reason:
                 core.recordings.give_up(self._reason)
-            nodes = without_shape_arithmetic(self.assignments)
+            nodes = without_shape_arithmetic(self.assignments, node_of, guess=True)
             core.recordings.refuse_bound(unfit or host_work(recipe.ep_name, recipe.memory[0], nodes, core.session))
         if required and (why := self._reason):
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, EngineError, PlacementError
+from rlx_ort.errors import CancelledRunError, EngineError, PlacementError, RlxError
+from rlx_ort.execution.added_nodes import AddedNode, added_nodes
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import residency
 from rlx_ort.execution.resident import Resident
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.moe import ExpertWeights
     from rlx_ort.ir.graph import Graph
-    from rlx_ort.providers.base import EngineSession, Provider
+    from rlx_ort.providers.base import EngineSession, Provider, SessionRequest
 
 _log = logging.getLogger(__name__)
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
@@ -250,6 +251,7 @@ class EngineSlot:
             asks for the engine.
         placement: the placement of the session opened last, even if the placement rule refused it.
         closed: whether `close` was called.
+        added: the nodes of the model as ONNX Runtime rewrote it; None until a placement needs them.
         governed: the open engine in place of `current`, under a memory budget.
         resident: what its session takes; shared with its twins.
         users: the compiled graphs that run in it.
@@ -270,6 +272,7 @@ class EngineSlot:
     current: Engine | None = None
     placement: Placement | None = None
     closed: bool = False
+    added: Mapping[str, AddedNode] | None = None
     governed: Engine | None = None
     resident: Resident = None  # type: ignore[assignment]  # made below
 
@@ -411,6 +414,17 @@ class EngineSlot:
             for name, data in changing.items()
         }
 
+    def _added(self, request: SessionRequest) -> Mapping[str, AddedNode]:
+        """Return the nodes of the model that ONNX Runtime rewrote, read back once: that opens another session."""
+        if self.added is None:
+            try:
+                rewritten = self.provider.optimized(request)
+            except RlxError as err:  # such as too little memory for a second session
+                _log.warning("graph %r: its rewritten model cannot be read back: %s", self.graph.name, err)
+                rewritten = None
+            self.added = {} if rewritten is None else added_nodes(rewritten, self.exported)
+        return self.added
+
     def _open(self, rule: PlacementRule) -> Engine:
         from rlx_ort.providers.base import SessionRequest
 
@@ -421,14 +435,19 @@ class EngineSlot:
             options = options.with_(session_config=entries)
         replaces = self.is_open
         begun = time.perf_counter()
-        session = residency().open(self, SessionRequest(self.device, self.exported, weights, options))
+        request = SessionRequest(self.device, self.exported, weights, options)
+        session = residency().open(self, request)
         feeds = self._feeds(session, changing, replaces=replaces)
         hidden = self.runs.hidden
         observed = (hidden, self.observer) if hidden and self.observer is not None else None
         engine = Engine(session, weights, version, self.source, feeds, observed)
         requested = self.provider.ep_name or self.provider.name
         self.placement = build_placement(
-            requested, session.assignments, self.exported, host_marker=self.runs.host_marker
+            requested,
+            session.assignments,
+            self.exported,
+            host_marker=self.runs.host_marker,
+            added=functools.partial(self._added, request),
         )
         claims = self.provider.claims()
         policy, count = options.kernel_dispatch.policy.value, None if claims is None else len(claims)

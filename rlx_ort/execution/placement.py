@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from rlx_ort.options.compile_options import PlacementRule
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
+    from rlx_ort.execution.added_nodes import AddedNode
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import NodeAssignment
@@ -43,8 +44,9 @@ class PlacedNode:
         name: the node's name in the session, after ONNX Runtime's own rewrites.
         op_type: its operator, domain first unless it is ai.onnx.
         provider: the execution provider that runs it.
-        origin: the name of the user's node it comes from, or an empty string for a node ONNX Runtime added.
+        origin: the name of the user's node it comes from, or reads from; an empty string if there is none.
         pinned: whether the node is on the CPU by design: shape computation, or a request of the user.
+        added: whether ONNX Runtime added the node, judged only for nodes away from the requested provider.
     """
 
     name: str
@@ -52,6 +54,7 @@ class PlacedNode:
     provider: str
     origin: str = ""
     pinned: bool = False
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +102,38 @@ class Placement:
 
 
 def build_placement(
-    requested: str, assignments: Sequence[NodeAssignment], exported: ExportedModel, *, host_marker: str = ""
+    requested: str,
+    assignments: Sequence[NodeAssignment],
+    exported: ExportedModel,
+    *,
+    host_marker: str = "",
+    added: Callable[[], Mapping[str, AddedNode]] = dict,
 ) -> Placement:
     """Return the placement of a session that was opened with an exported model.
 
-    `host_marker` is part of the names of nodes that the user keeps on the CPU; empty for none.
+    `host_marker` is part of the names of nodes that the user keeps on the CPU; empty for none. `added` returns the
+    nodes of the rewritten model; it is called only if a node that the export does not have is not on the requested
+    provider.
     """
     by_ep: dict[str, list[PlacedNode]] = {}
     ep_of: dict[str, str] = {}
     for assigned in assignments:
         node = exported.node_of(assigned.name)
-        if node is not None:
+        sizes, is_added = node is not None and node.shape_only, False
+        if assigned.provider != requested and not sizes and (node is None or node.name != assigned.name):
+            rewritten = added().get(assigned.name)
+            if rewritten is not None:
+                is_added = rewritten.source is not node
+                node, sizes = rewritten.source, rewritten.sizes
+        elif node is not None:
             ep_of.setdefault(node.name, assigned.provider)
         placed = PlacedNode(
             name=assigned.name,
             op_type=f"{assigned.domain}.{assigned.op_type}" if assigned.domain else assigned.op_type,
             provider=assigned.provider,
             origin="" if node is None else exported.origin_names.get(node.origin, ""),
-            pinned=assigned.provider != requested
-            and ((node is not None and node.shape_only) or bool(host_marker and host_marker in assigned.name)),
+            pinned=assigned.provider != requested and (sizes or bool(host_marker and host_marker in assigned.name)),
+            added=is_added,
         )
         by_ep.setdefault(assigned.provider, []).append(placed)
     nodes_by_ep = MappingProxyType({ep: tuple(nodes) for ep, nodes in by_ep.items()})
@@ -152,7 +168,9 @@ def enforce(placement: Placement, rule: PlacementRule, device: Device) -> None:
 def _listed(strays: Sequence[PlacedNode]) -> str:
     lines = []
     for node in strays[:_NAMED]:
-        name = repr(node.origin) if node.origin else f"{node.name!r}, which ONNX Runtime added,"
+        name = repr(node.origin)
+        if node.added or not node.origin:
+            name = f"{node.name!r}, which ONNX Runtime added{f' behind {node.origin!r}' if node.origin else ''},"
         lines.append(f"  {name} ({node.op_type}) is on {node.provider}")
     if len(strays) > _NAMED:
         lines.append(f"  and {len(strays) - _NAMED} more")
