@@ -143,7 +143,8 @@ class _Value:
     Attributes:
         shape: its sizes, None if even the rank is open.
         axis: where the rows lie; None if the value is the same for every batch, but for sizes in `content`.
-        content: the elements, flat, of small whole numbers.
+        content: the elements of small whole numbers of rank 0 or 1.
+        cells: the same of a higher rank, in order, for a value without rows and independent of their number.
         data: the elements of a small constant.
         places: which columns, along the last axis, hold the row's number in the batch; (-1,) if all elements are
             that number times `stride`, plus an offset from 0 to less than `below` that is the same for all rows.
@@ -158,6 +159,7 @@ class _Value:
     places: tuple[int, ...] = ()
     stride: _Size = _ONE
     below: _Size | None = None
+    cells: tuple[_Size | None, ...] | None = None
 
     @property
     def rank(self) -> int:
@@ -363,12 +365,23 @@ class _Proof:
 
 
 def _flat(value: _Value) -> _Value:
-    """Return a value whose content, if any, has rank 0 or 1, so that it is read in order."""
+    """Return a value whose content, if any, has rank 0 or 1, so that it is read in order; else it is in `cells`."""
     if value.content is None or (value.shape is not None and len(value.shape) < 2):
         return value
     if value.sized:
         raise _RefusedError("computes with the number of rows")
-    return replace(value, content=None)
+    return replace(value, content=None, cells=value.content if value.axis is None else None)
+
+
+def _grid(value: _Value) -> npt.NDArray[Any] | None:
+    """Return the cells in the value's shape; None if either is not known."""
+    sizes = [size.whole for size in value.shape or ()]
+    known = [size for size in sizes if size is not None]
+    if value.cells is None or len(known) < len(sizes) or math.prod(known) != len(value.cells):
+        return None
+    grid = np.empty(len(value.cells), object)
+    grid[:] = value.cells
+    return grid.reshape(known)
 
 
 def _constant(array: npt.NDArray[Any]) -> _Value:
@@ -407,7 +420,7 @@ def _cast(proof: _Proof, node: _Node) -> list[_Value]:
         return [replace(given, data=None)]
     if given.sized or given.places:
         raise _RefusedError("computes with the number of rows")
-    return [replace(given, content=None, data=None, below=None)]
+    return [replace(given, content=None, data=None, below=None, cells=None)]
 
 
 def _equal(proof: _Proof, node: _Node) -> list[_Value]:
@@ -417,7 +430,7 @@ def _equal(proof: _Proof, node: _Node) -> list[_Value]:
     if not one.sized and not other.sized and (one.content is None or other.content is None):
         return [result]
     pairs = _pairs(one, other)
-    content = []
+    content: list[_Size | None] = []
     for left, right in pairs:
         if left is not None and left == right:
             content.append(_Size(1))
@@ -428,7 +441,7 @@ def _equal(proof: _Proof, node: _Node) -> list[_Value]:
         elif any(size is not None and size.batched for size in (left, right)):
             raise _RefusedError("compares the number of rows")
         else:
-            return [result]
+            content.append(None)
     return [replace(result, content=tuple(content))]
 
 
@@ -455,6 +468,8 @@ def _where(proof: _Proof, node: _Node) -> list[_Value]:
         return [result]
     content = []
     for choice, left, right in _pairs(which, one, other):
+        if choice is None and not any(value.sized for value in (which, one, other)):
+            return [result]
         if choice is None or choice.whole is None:
             raise _RefusedError("chooses between sizes by a value that is not known")
         content.append(left if choice.whole else right)
@@ -582,7 +597,7 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         result = proof.typed(node.proto.output[0])
         if target.content is not None and all(s is not None and s.whole not in (0, -1) for s in target.content):
             result = replace(result, shape=tuple([size for size in target.content if size is not None]))
-        return [_moved(given, replace(result, content=given.content))]
+        return [_moved(given, replace(result, content=given.cells if given.content is None else given.content))]
     if target.content is None or None in target.content:
         raise _RefusedError("the new shape is not known")
     sizes = [size for size in target.content if size is not None]
@@ -630,6 +645,14 @@ def _flatten(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _transpose(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
+    if given.axis is None:
+        if given.sized:
+            raise _RefusedError("computes with the number of rows")
+        result, grid = proof.typed(node.proto.output[0]), _grid(given)
+        if grid is None:
+            return [result]
+        turned = grid.transpose(node.attributes.get("perm"))
+        return [_Value(tuple(map(_Size, turned.shape)), content=tuple(turned.reshape(-1)))]
     order = node.attributes.get("perm") or list(range(given.rank))[::-1]
     axis = None if given.axis is None else order.index(given.axis)
     return [_moved(given, _Value(tuple([given.dims[at] for at in order]), axis))]
@@ -743,6 +766,9 @@ def _concat(proof: _Proof, node: _Node) -> list[_Value]:
             return [_Value((_Size(len(content)),), content=content)]
         if any(value.sized for value in values):
             raise _RefusedError("joins the number of rows with values that are not known")
+        parts = [_elements(value) for value in values]
+        if all(part is not None for part in parts):
+            return [replace(result, content=tuple([size for part in parts for size in part or ()]))]
         return [result]
     if len(axes) > 1:
         raise _RefusedError("joins values with rows and values without, or with rows on other axes")
@@ -763,6 +789,14 @@ def _concat(proof: _Proof, node: _Node) -> list[_Value]:
     return [_Value(shape, first.axis, places=places)]
 
 
+def _elements(value: _Value) -> tuple[_Size | None, ...] | None:
+    """Return the elements of a small value of rank 1, each None if not known; None if their number is not."""
+    if value.content is not None:
+        return value.content
+    count = value.shape[0].whole if value.shape is not None and len(value.shape) == 1 else None
+    return None if count is None or count > _SMALL else (None,) * count
+
+
 def _split(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     node.same_for_all(1)
@@ -777,6 +811,24 @@ def _split(proof: _Proof, node: _Node) -> list[_Value]:
     return [_Value((*given.dims[:axis], part[axis], *given.dims[axis + 1 :]), given.axis) for part in parts]
 
 
+def _sliced(node: _Node, given: _Value) -> npt.NDArray[Any] | None:
+    """Return the cells that a slice takes from a value without rows; None if they are not known."""
+    grid = _grid(given)
+    if grid is None:
+        return None
+    try:
+        starts, ends = node.numbers(1, "starts") or [], node.numbers(2, "ends") or []
+        axes, steps = node.numbers(3, "axes") or list(range(len(starts))), node.numbers(4, "steps") or [1] * len(starts)
+    except _RefusedError:
+        return None
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        place = _at(axis, grid.ndim)
+        if step < 0 and start < -grid.shape[place]:  # ONNX starts at the first element, Python takes none
+            return None
+        grid = grid[(slice(None),) * place + (slice(start, end, step),)]
+    return grid
+
+
 def _slice(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     starts, ends = node.get(1), node.get(2)
@@ -789,12 +841,16 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
                 raise
             return [proof.typed(node.proto.output[0])]
         assert start is not None and end is not None  # noqa: S101, PT018  # the operator has both
+        if step[0] < 0 and start[0] < -len(given.content):  # ONNX starts at the first element, Python takes none
+            raise _RefusedError("starts before the first size")
         content = given.content[start[0] : end[0] : step[0]]
         return [_Value((_Size(len(content)),), content=content)]
     if given.axis is None:
         for value in (starts, ends):
             if value is not None and (value.sized or value.axis is not None):
                 raise _RefusedError("cuts a value without rows as many rows as there are")
+        if (cells := _sliced(node, given)) is not None:
+            return [_Value(tuple(map(_Size, cells.shape)), content=tuple(cells.reshape(-1)))]
         result = proof.typed(node.proto.output[0])
         cut = node.get(3)
         if given.shape is None or result.shape is None or cut is None or cut.content is None:
@@ -900,14 +956,21 @@ def _pad(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     node.same_for_all(1, 2, 3)
     assert given.axis is not None  # noqa: S101  # nothing else has rows
-    pads = node.numbers(1, "pads") or []
+    amounts = node.get(1)
+    pads = amounts.content if amounts is not None else tuple(map(_Size, node.attributes["pads"]))
+    if pads is None:
+        raise _RefusedError("its pads are not known")
     axes = node.numbers(3, "axes")
     places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
     if given.axis in places:
         at = places.index(given.axis)
-        if pads[at] or pads[at + len(places)]:
-            raise _RefusedError("adds rows")
-    return [proof.rows(node, 0, given.axis, given.rows, given.rank)]
+        if pads[at] != _Size(0) or pads[at + len(places)] != _Size(0):
+            raise _RefusedError("may add rows")
+    result = proof.rows(node, 0, given.axis, given.rows, given.rank)
+    same = {axis for axis in range(given.rank) if axis not in places}
+    same |= {axis for at, axis in enumerate(places) if pads[at] == _Size(0) == pads[at + len(places)]}
+    kept = [given.dims[axis] if axis in same else size for axis, size in enumerate(result.dims)]
+    return [_Value(tuple(kept), given.axis)]
 
 
 def _reduced(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1342,7 +1405,7 @@ _BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list
     ("", "Loop"): _loop,
 }
 _SIZED = """Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Identity Mul Range Reshape Resize Shape
-Size Slice Split Squeeze Sub Tile Unsqueeze Where"""
+Size Slice Split Squeeze Sub Tile Transpose Unsqueeze Where"""
 _OF_SIZES = frozenset(_SIZED.split())  # these read or carry sizes, which depend on the number of rows
 _PLACED = """Add Cast Concat Expand Gather GatherND GreaterOrEqual Identity Mul Reshape Shape Squeeze Transpose
 Unsqueeze"""

@@ -177,6 +177,40 @@ def test_rows_of_the_same_number_in_another_order_are_refused() -> None:
     assert not model_row_independence(model(body), "N").proven
 
 
+# Pads as PyTorch's older exporter writes them: `p` holds two numbers an axis, from the last axis to the first.
+PADDED = (
+    "s = Shape(x) o = Constant<value_ints=[1]>() q = Mod(o, o) z = Sub(o, o)"
+    "c = Concat<axis=0>(%s) m = Constant<value_ints=[-1,2]>() r = Reshape(c, m) b = Constant<value_ints=[-1]>()"
+    "l = Constant<value_ints=[-9223372036854775807]>() h = Constant<value_ints=[0]>() v = Slice(r, b, l, h, b)"
+    "t = Transpose<perm=[1,0]>(v) p = Reshape(t, b) y = Pad(x, p)"
+)
+
+
+def padded(order: str) -> onnx.ModelProto:
+    return model(PADDED % order)
+
+
+def test_pads_computed_for_the_other_axes_are_proved() -> None:
+    """Those of the axis of rows are zero, whatever the others are."""
+    assert str(model_row_independence(padded("z, q, z, z"), "N")) == "rows are independent"
+
+
+@pytest.mark.parametrize("order", ["z, z, z, q", "z, z, q, z", "q, q, q, q", "z, z, o, z"])
+def test_pads_that_may_add_rows_are_refused(order: str) -> None:
+    """A pad of the axis of rows is not zero or not known."""
+    assert model_row_independence(padded(order), "N").node == "Pad"
+
+
+def test_a_comparison_with_the_number_of_rows_is_refused_behind_one_that_is_open() -> None:
+    """Every pair of sizes is compared, not only those before the first that is not known."""
+    body = (
+        "t = Transpose(x) s = Shape(t) k = Constant<value_ints=[3,2]>() e = Equal(s, k) c = Cast<to=1>(e)"
+        "a = ReduceMax(c) y = Add(x, a)"
+    )
+    found = model_row_independence(model(body, "float[N,M] x", "float[N,M] y"), "N")
+    assert found.node == "Equal"
+
+
 def test_the_indices_of_a_pool_are_refused() -> None:
     """They count over all rows."""
     body = "y, i = MaxPool<kernel_shape=[2]>(x) z = Cast<to=1>(i)"
