@@ -143,9 +143,13 @@ class _Value:
     Attributes:
         shape: its sizes, None if even the rank is open.
         axis: where the rows lie; None if the value is the same for every batch, but for sizes in `content`.
-        content: the elements, flat, of small whole numbers.
+        content: the elements of small whole numbers of rank 0 or 1.
+        cells: the same of a higher rank, in order, for a value without rows and independent of their number.
         data: the elements of a small constant.
-        places: which columns, along the last axis, hold the row's number in the batch; (-1,) if all elements do.
+        places: which columns, along the last axis, hold the row's number in the batch; (-1,) if all elements are
+            that number times `stride`, plus an offset from 0 to less than `below` that is the same for all rows.
+        stride: how far the elements of neighbouring rows are apart, with `places`.
+        below: what elements without rows, or offsets, are less than, none of them negative; None if not known.
     """
 
     shape: tuple[_Size, ...] | None
@@ -153,6 +157,9 @@ class _Value:
     content: tuple[_Size | None, ...] | None = None
     data: npt.NDArray[Any] | None = None
     places: tuple[int, ...] = ()
+    stride: _Size = _ONE
+    below: _Size | None = None
+    cells: tuple[_Size | None, ...] | None = None
 
     @property
     def rank(self) -> int:
@@ -168,6 +175,11 @@ class _Value:
     def sized(self) -> bool:
         """Whether elements depend on the number of rows."""
         return any(size is not None and size.batched for size in self.content or ())
+
+    @property
+    def row_number(self) -> bool:
+        """Whether all elements are the row's number itself."""
+        return self.places == (-1,) and self.stride == _ONE and self.below == _ONE
 
     @property
     def rows(self) -> _Size:
@@ -299,7 +311,8 @@ class _Proof:
             if not sized and node.op_type not in _OF_SIZES:
                 if node.op_type == "GatherElements":
                     return [_Value(found.need(1).shape)]
-                if rule is _elementwise and all(each is not None and each.shape is not None for each in inputs):
+                shaped = all(each is not None and each.shape is not None for each in inputs)
+                if rule in (_elementwise, _at_least) and shaped:
                     return rule(self, found)
                 return [self.typed(name) for name in node.output]
         if node.op_type not in _MOVES_PLACES and any(each is not None and each.places for each in inputs):
@@ -352,12 +365,23 @@ class _Proof:
 
 
 def _flat(value: _Value) -> _Value:
-    """Return a value whose content, if any, has rank 0 or 1, so that it is read in order."""
+    """Return a value whose content, if any, has rank 0 or 1, so that it is read in order; else it is in `cells`."""
     if value.content is None or (value.shape is not None and len(value.shape) < 2):
         return value
     if value.sized:
         raise _RefusedError("computes with the number of rows")
-    return replace(value, content=None)
+    return replace(value, content=None, cells=value.content if value.axis is None else None)
+
+
+def _grid(value: _Value) -> npt.NDArray[Any] | None:
+    """Return the cells in the value's shape; None if either is not known."""
+    sizes = [size.whole for size in value.shape or ()]
+    known = [size for size in sizes if size is not None]
+    if value.cells is None or len(known) < len(sizes) or math.prod(known) != len(value.cells):
+        return None
+    grid = np.empty(len(value.cells), object)
+    grid[:] = value.cells
+    return grid.reshape(known)
 
 
 def _constant(array: npt.NDArray[Any]) -> _Value:
@@ -396,7 +420,7 @@ def _cast(proof: _Proof, node: _Node) -> list[_Value]:
         return [replace(given, data=None)]
     if given.sized or given.places:
         raise _RefusedError("computes with the number of rows")
-    return [replace(given, content=None, data=None)]
+    return [replace(given, content=None, data=None, below=None, cells=None)]
 
 
 def _equal(proof: _Proof, node: _Node) -> list[_Value]:
@@ -406,7 +430,7 @@ def _equal(proof: _Proof, node: _Node) -> list[_Value]:
     if not one.sized and not other.sized and (one.content is None or other.content is None):
         return [result]
     pairs = _pairs(one, other)
-    content = []
+    content: list[_Size | None] = []
     for left, right in pairs:
         if left is not None and left == right:
             content.append(_Size(1))
@@ -417,7 +441,7 @@ def _equal(proof: _Proof, node: _Node) -> list[_Value]:
         elif any(size is not None and size.batched for size in (left, right)):
             raise _RefusedError("compares the number of rows")
         else:
-            return [result]
+            content.append(None)
     return [replace(result, content=tuple(content))]
 
 
@@ -444,6 +468,8 @@ def _where(proof: _Proof, node: _Node) -> list[_Value]:
         return [result]
     content = []
     for choice, left, right in _pairs(which, one, other):
+        if choice is None and not any(value.sized for value in (which, one, other)):
+            return [result]
         if choice is None or choice.whole is None:
             raise _RefusedError("chooses between sizes by a value that is not known")
         content.append(left if choice.whole else right)
@@ -460,6 +486,8 @@ def _dropout(proof: _Proof, node: _Node) -> list[_Value]:
 def _arithmetic(proof: _Proof, node: _Node) -> list[_Value]:
     """Arithmetic on sizes, or an elementwise operator."""
     one, other = node.need(0), node.need(1)
+    if one.places or other.places:
+        return [_counted(proof, node.proto.op_type, one, other)]
     if one.axis is not None or other.axis is not None:
         if one.sized or other.sized:
             raise _RefusedError("computes with the number of rows")
@@ -473,6 +501,41 @@ def _arithmetic(proof: _Proof, node: _Node) -> list[_Value]:
         return [result]
     content = tuple([_computed(node.proto.op_type, left, right) for left, right in _pairs(one, other)])
     return [replace(result, content=content)]
+
+
+def _counted(proof: _Proof, name: str, one: _Value, other: _Value) -> _Value:
+    """Return the row's number times a size, or with an offset that is the same for all rows added."""
+    number, free = (one, other) if one.places else (other, one)
+    if number.places != (-1,) or number.below is None or free.axis is not None or free.sized:
+        raise _RefusedError("computes with the row's number")
+    result = replace(proof.broadcast([number, free]), places=number.places)
+    if name == "Mul" and number.below == _ONE and free.content is not None and len(free.content) == 1:
+        factor = free.content[0]
+        if factor is not None and factor.number > 0:
+            return replace(result, stride=number.stride * factor, below=_ONE)
+    if name == "Add" and (below := _below(free)) is not None:
+        if _ONE in (number.below, below):
+            return replace(result, stride=number.stride, below=below if number.below == _ONE else number.below)
+        if number.below.whole is not None and below.whole is not None:
+            return replace(result, stride=number.stride, below=_Size(number.below.whole + below.whole - 1))
+    raise _RefusedError("computes with the row's number")
+
+
+def _below(value: _Value) -> _Size | None:
+    """Return what the elements of a value without rows are less than; None if not known or some may be negative."""
+    if value.data is not None and value.data.size and value.data.dtype.kind in "iu":
+        return _Size(int(value.data.max()) + 1) if value.data.min() >= 0 else None
+    return value.below
+
+
+def _at_least(proof: _Proof, node: _Node) -> list[_Value]:
+    """A comparison of the row's number with what it always is at least, or an elementwise operator."""
+    one, other = node.need(0), node.need(1)
+    if (one.places or other.places) and not (
+        one.row_number and other.axis is None and other.data is not None and other.data.size and other.data.max() <= 0
+    ):
+        raise _RefusedError("computes with the row's number")
+    return _elementwise(proof, node)
 
 
 def _computed(name: str, left: _Size | None, right: _Size | None) -> _Size | None:
@@ -534,7 +597,7 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         result = proof.typed(node.proto.output[0])
         if target.content is not None and all(s is not None and s.whole not in (0, -1) for s in target.content):
             result = replace(result, shape=tuple([size for size in target.content if size is not None]))
-        return [replace(result, content=given.content)]
+        return [_moved(given, replace(result, content=given.cells if given.content is None else given.content))]
     if target.content is None or None in target.content:
         raise _RefusedError("the new shape is not known")
     sizes = [size for size in target.content if size is not None]
@@ -556,13 +619,21 @@ def _reshaped(given: _Value, sizes: Sequence[_Size]) -> _Value:
         raise _RefusedError("a value without rows is given as many as there are")
     if len(axes) != 1 or _product(sizes[: axes[0]]) != _product(given.dims[: given.axis]):
         raise _RefusedError("rows are mixed with another axis")
-    return _Value(tuple(sizes), axes[0], places=given.places if given.places == (-1,) else _no_places(given))
+    return _moved(given, _Value(tuple(sizes), axes[0]))
 
 
-def _no_places(value: _Value) -> tuple[int, ...]:
+def _no_places(value: _Value) -> None:
     if value.places:
         raise _RefusedError("computes with the row's number")
-    return ()
+
+
+def _moved(given: _Value, result: _Value) -> _Value:
+    """Return the result of an operator that moves or repeats elements, with what is known of them."""
+    if given.places != (-1,):
+        _no_places(given)
+    if not given.places and result.axis is not None:
+        return result
+    return replace(result, places=given.places, stride=given.stride, below=given.below)
 
 
 def _flatten(proof: _Proof, node: _Node) -> list[_Value]:
@@ -574,11 +645,17 @@ def _flatten(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _transpose(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
+    if given.axis is None:
+        if given.sized:
+            raise _RefusedError("computes with the number of rows")
+        result, grid = proof.typed(node.proto.output[0]), _grid(given)
+        if grid is None:
+            return [result]
+        turned = grid.transpose(node.attributes.get("perm"))
+        return [_Value(tuple(map(_Size, turned.shape)), content=tuple(turned.reshape(-1)))]
     order = node.attributes.get("perm") or list(range(given.rank))[::-1]
     axis = None if given.axis is None else order.index(given.axis)
-    if given.places and given.places != (-1,):
-        _no_places(given)
-    return [_Value(tuple([given.dims[at] for at in order]), axis, places=given.places)]
+    return [_moved(given, _Value(tuple([given.dims[at] for at in order]), axis))]
 
 
 def _unsqueeze(proof: _Proof, node: _Node) -> list[_Value]:
@@ -595,8 +672,7 @@ def _unsqueeze(proof: _Proof, node: _Node) -> list[_Value]:
         at, size = next(sizes)
         found = place if at == given.axis else found
         shape.append(size)
-    places = given.places if given.places in ((), (-1,)) else _no_places(given)
-    return [_Value(tuple(shape), found, given.content, given.data, places)]
+    return [_moved(given, _Value(tuple(shape), found, given.content, given.data))]
 
 
 def _squeeze(proof: _Proof, node: _Node) -> list[_Value]:
@@ -611,8 +687,7 @@ def _squeeze(proof: _Proof, node: _Node) -> list[_Value]:
         raise _RefusedError("drops the axis of rows")
     shape = [size for at, size in enumerate(given.dims) if at not in gone]
     axis = None if given.axis is None else given.axis - sum(at < given.axis for at in gone)
-    places = given.places if given.places in ((), (-1,)) else _no_places(given)
-    return [_Value(tuple(shape), axis, given.content, given.data, places)]
+    return [_moved(given, _Value(tuple(shape), axis, given.content, given.data))]
 
 
 def _expand(proof: _Proof, node: _Node) -> list[_Value]:
@@ -625,8 +700,7 @@ def _expand(proof: _Proof, node: _Node) -> list[_Value]:
     axes = [at for at, size in enumerate(sizes) if size.batched]
     if len(axes) > 1:
         raise _RefusedError("repeats values along two axes, as often as there are rows")
-    places = given.places if given.places in ((), (-1,)) else _no_places(given)
-    return [replace(proof.broadcast([given, _Value(sizes, axes[0] if axes else None)]), places=places)]
+    return [_moved(given, proof.broadcast([given, _Value(sizes, axes[0] if axes else None)]))]
 
 
 def _constant_of_shape(proof: _Proof, node: _Node) -> list[_Value]:
@@ -655,11 +729,13 @@ def _range(proof: _Proof, node: _Node) -> list[_Value]:
     if end is not None and end.batched:
         if start != _Size(0) or step != _ONE or end != _Size(1, (_BATCH,)):
             raise _RefusedError("counts over the number of rows")
-        return [_Value((end,), 0, places=(-1,))]
+        return [_Value((end,), 0, places=(-1,), below=_ONE)]
     if any(node.need(place).sized or node.need(place).axis is not None for place in range(3)):
         raise _RefusedError("counts over the number of rows")
     size = end if start == _Size(0) and step == _ONE and end is not None else proof.unknown()
-    return [_Value((size,))]
+    whole = (None if start is None else start.whole, None if step is None else step.whole)
+    rises = whole[0] is not None and whole[1] is not None and whole[0] >= 0 and whole[1] > 0
+    return [_Value((size,), below=end if rises else None)]
 
 
 def _tile(proof: _Proof, node: _Node) -> list[_Value]:
@@ -690,6 +766,9 @@ def _concat(proof: _Proof, node: _Node) -> list[_Value]:
             return [_Value((_Size(len(content)),), content=content)]
         if any(value.sized for value in values):
             raise _RefusedError("joins the number of rows with values that are not known")
+        parts = [_elements(value) for value in values]
+        if all(part is not None for part in parts):
+            return [replace(result, content=tuple([size for part in parts for size in part or ()]))]
         return [result]
     if len(axes) > 1:
         raise _RefusedError("joins values with rows and values without, or with rows on other axes")
@@ -703,11 +782,19 @@ def _concat(proof: _Proof, node: _Node) -> list[_Value]:
     places: tuple[int, ...] = ()
     if any(value.places for value in values):
         if axis != first.rank - 1 or any(
-            value.dims[axis] != _ONE or value.places not in ((), (-1,)) for value in values
+            value.dims[axis] != _ONE or (value.places and not value.row_number) for value in values
         ):
             raise _RefusedError("computes with the row's number")
         places = tuple([at for at, value in enumerate(values) if value.places])
     return [_Value(shape, first.axis, places=places)]
+
+
+def _elements(value: _Value) -> tuple[_Size | None, ...] | None:
+    """Return the elements of a small value of rank 1, each None if not known; None if their number is not."""
+    if value.content is not None:
+        return value.content
+    count = value.shape[0].whole if value.shape is not None and len(value.shape) == 1 else None
+    return None if count is None or count > _SMALL else (None,) * count
 
 
 def _split(proof: _Proof, node: _Node) -> list[_Value]:
@@ -720,7 +807,26 @@ def _split(proof: _Proof, node: _Node) -> list[_Value]:
     axis = _at(node.attributes.get("axis", 0), given.rank)
     if axis == given.axis:
         raise _RefusedError("splits the axis of rows")
-    return [proof.rows(node, at, given.axis, given.rows, given.rank) for at in range(len(node.proto.output))]
+    parts = [proof.rows(node, at, given.axis, given.rows, given.rank).dims for at in range(len(node.proto.output))]
+    return [_Value((*given.dims[:axis], part[axis], *given.dims[axis + 1 :]), given.axis) for part in parts]
+
+
+def _sliced(node: _Node, given: _Value) -> npt.NDArray[Any] | None:
+    """Return the cells that a slice takes from a value without rows; None if they are not known."""
+    grid = _grid(given)
+    if grid is None:
+        return None
+    try:
+        starts, ends = node.numbers(1, "starts") or [], node.numbers(2, "ends") or []
+        axes, steps = node.numbers(3, "axes") or list(range(len(starts))), node.numbers(4, "steps") or [1] * len(starts)
+    except _RefusedError:
+        return None
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        place = _at(axis, grid.ndim)
+        if step < 0 and start < -grid.shape[place]:  # ONNX starts at the first element, Python takes none
+            return None
+        grid = grid[(slice(None),) * place + (slice(start, end, step),)]
+    return grid
 
 
 def _slice(proof: _Proof, node: _Node) -> list[_Value]:
@@ -735,12 +841,16 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
                 raise
             return [proof.typed(node.proto.output[0])]
         assert start is not None and end is not None  # noqa: S101, PT018  # the operator has both
+        if step[0] < 0 and start[0] < -len(given.content):  # ONNX starts at the first element, Python takes none
+            raise _RefusedError("starts before the first size")
         content = given.content[start[0] : end[0] : step[0]]
         return [_Value((_Size(len(content)),), content=content)]
     if given.axis is None:
         for value in (starts, ends):
             if value is not None and (value.sized or value.axis is not None):
                 raise _RefusedError("cuts a value without rows as many rows as there are")
+        if (cells := _sliced(node, given)) is not None:
+            return [_Value(tuple(map(_Size, cells.shape)), content=tuple(cells.reshape(-1)))]
         result = proof.typed(node.proto.output[0])
         cut = node.get(3)
         if given.shape is None or result.shape is None or cut is None or cut.content is None:
@@ -775,6 +885,7 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _gather(proof: _Proof, node: _Node) -> list[_Value]:
     given, index = node.need(0), node.need(1)
+    _no_places(given)
     if given.content is not None and index.axis is None and given.axis is None:
         if index.content is None or None in index.content:
             if given.sized:
@@ -790,11 +901,26 @@ def _gather(proof: _Proof, node: _Node) -> list[_Value]:
         raise _RefusedError("reads a value of open rank")
     axis = _at(node.attributes.get("axis", 0), given.rank)
     shape = (*given.dims[:axis], *index.dims, *given.dims[axis + 1 :])
+    if index.places:
+        assert index.axis is not None  # noqa: S101  # rows have numbers where there are rows
+        if not _in_own_row(given, axis, index):
+            raise _RefusedError("takes rows by number")
+        return [_Value(shape, axis + index.axis)]
     if given.axis is None:
         return [_Value(shape, None if index.axis is None else axis + index.axis)]
     if index.axis is not None or given.axis == axis:
         raise _RefusedError("takes rows by number")
     return [_Value(shape, given.axis if given.axis < axis else given.axis + index.rank - 1)]
+
+
+def _in_own_row(given: _Value, axis: int, index: _Value) -> bool:
+    """Return whether each row's index lies in its own part of the axis of rows, of as many elements as the stride."""
+    stride, below = index.stride, index.below
+    if given.axis != axis or index.places != (-1,) or given.rows != _Size(1, (_BATCH,)) * stride or below is None:
+        return False
+    if below in (_ONE, stride):
+        return True
+    return below.whole is not None and stride.whole is not None and below.whole <= stride.whole
 
 
 def _gather_elements(proof: _Proof, node: _Node) -> list[_Value]:
@@ -811,6 +937,7 @@ def _gather_elements(proof: _Proof, node: _Node) -> list[_Value]:
 def _gather_nd(proof: _Proof, node: _Node) -> list[_Value]:
     given, index, batch = node.need(0), node.need(1), node.attributes.get("batch_dims", 0)
     depth = index.dims[-1].whole
+    _no_places(given)
     if index.axis is None or index.axis == index.rank - 1 or depth is None:
         raise _RefusedError("takes elements by number, the same for all rows")
     shape = (*index.dims[:-1], *given.dims[batch + depth :])
@@ -829,14 +956,21 @@ def _pad(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     node.same_for_all(1, 2, 3)
     assert given.axis is not None  # noqa: S101  # nothing else has rows
-    pads = node.numbers(1, "pads") or []
+    amounts = node.get(1)
+    pads = amounts.content if amounts is not None else tuple(map(_Size, node.attributes["pads"]))
+    if pads is None:
+        raise _RefusedError("its pads are not known")
     axes = node.numbers(3, "axes")
     places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
     if given.axis in places:
         at = places.index(given.axis)
-        if pads[at] or pads[at + len(places)]:
-            raise _RefusedError("adds rows")
-    return [proof.rows(node, 0, given.axis, given.rows, given.rank)]
+        if pads[at] != _Size(0) or pads[at + len(places)] != _Size(0):
+            raise _RefusedError("may add rows")
+    result = proof.rows(node, 0, given.axis, given.rows, given.rank)
+    same = {axis for axis in range(given.rank) if axis not in places}
+    same |= {axis for at, axis in enumerate(places) if pads[at] == _Size(0) == pads[at + len(places)]}
+    kept = [given.dims[axis] if axis in same else size for axis, size in enumerate(result.dims)]
+    return [_Value(tuple(kept), given.axis)]
 
 
 def _reduced(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1197,7 +1331,7 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
 
 _ELEMENTWISE = """\
 Abs Acos Acosh And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu
-Cos Cosh Elu Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
+Cos Cosh Elu Erf Exp Floor Gelu Greater HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
 LessOrEqual Log Max Mean Min Mish Mod Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh
 Softplus Softsign Sqrt Sum Swish Tan Tanh ThresholdedRelu Xor"""
 _REDUCING = "ArgMax ArgMin " + " ".join(
@@ -1222,6 +1356,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _kept for name in ("Identity",)},
     ("", "Cast"): _cast,
     ("", "Equal"): _equal,
+    ("", "GreaterOrEqual"): _at_least,
     ("", "Where"): _where,
     ("", "MaxPool"): _max_pool,
     **{("", name): _gather_elements for name in ("GatherElements", "ScatterElements")},
@@ -1270,7 +1405,8 @@ _BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list
     ("", "Loop"): _loop,
 }
 _SIZED = """Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Identity Mul Range Reshape Resize Shape
-Size Slice Split Squeeze Sub Tile Unsqueeze Where"""
+Size Slice Split Squeeze Sub Tile Transpose Unsqueeze Where"""
 _OF_SIZES = frozenset(_SIZED.split())  # these read or carry sizes, which depend on the number of rows
-_PLACED = "Cast Concat Expand GatherND Identity Reshape Shape Squeeze Transpose Unsqueeze"
+_PLACED = """Add Cast Concat Expand Gather GatherND GreaterOrEqual Identity Mul Reshape Shape Squeeze Transpose
+Unsqueeze"""
 _MOVES_PLACES = frozenset(_PLACED.split())

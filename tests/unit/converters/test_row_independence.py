@@ -22,6 +22,10 @@ PROVEN = {
     "merged rows and back": (
         "m = Constant<value_ints=[-1,2]>() f = Reshape(x, m) r = Relu(f) s = Shape(x) y = Reshape(r, s)"
     ),
+    "split within rows": (
+        "k = Constant<value_ints=[2,2]>() a, b = Split<axis=1>(x, k) j = Concat<axis=1>(b, a) s = Shape(x)"
+        "y = Reshape(j, s)"
+    ),
     "chosen by a constant condition": (
         "c = Constant<value=bool{1}>() y = If(c) <then_branch = t () => (p) { p = Relu(x) },"
         " else_branch = e () => (q) { q = Neg(x) }>"
@@ -67,6 +71,68 @@ REFUSED = {
     "not known": ("y = com.example.Mystery(x)", "Mystery"),
     "no rows": ("y = Constant<value=float[1,1]{1}>()", ""),
 }
+# Elements by the row's number: `flat` are the 4 elements of each row, `r` the rows' numbers, `k` an offset.
+COUNTED = (
+    "m = Constant<value_ints=[-1,1]>() flat = Reshape(x, m) s = Shape(x) z = Constant<value_int=0>()"
+    "o = Constant<value_int=1>() b = Gather(s, z) w = Gather(s, o) a = Range(z, b, o) u = Constant<value_ints=[1]>()"
+    "r = Unsqueeze(a, u) {} g = Gather(flat, i) y = Reshape(g, s)"
+)
+COUNTED_PROVEN = {
+    "all elements of the own row": "n = Mul(r, w) k = Range(z, w, o) i = Add(n, k)",
+    "offset first": "n = Mul(w, r) k = Constant<value_ints=[3,0,1,2]>() i = Add(k, n)",
+    "a stride in numbers": (
+        "f = Constant<value_int=4>() n = Mul(r, f) k = Constant<value_ints=[3,3,3,3]>() i = Add(n, k)"
+    ),
+    "two offsets within the row": (
+        "n = Mul(r, w) k = Constant<value_ints=[0,1,0,1]>() j = Add(n, k)"
+        "h = Constant<value_ints=[2,2,0,0]>() i = Add(j, h)"
+    ),
+    "not before the first row": (
+        "n = Mul(r, w) k = Range(z, w, o) i = Add(n, k) c = GreaterOrEqual(a, z) d = Unsqueeze(c, u) e = Not(d)"
+    ),
+}
+COUNTED_REFUSED = {
+    "a shorter stride": ("f = Constant<value_int=2>() n = Mul(r, f) k = Range(z, w, o) i = Add(n, k)", "Gather"),
+    "a longer stride": ("f = Constant<value_int=5>() n = Mul(r, f) k = Range(z, w, o) i = Add(n, k)", "Gather"),
+    "no stride": ("k = Range(z, w, o) i = Add(r, k)", "Gather"),
+    "a negative stride": ("f = Neg(w) n = Mul(r, f) k = Range(z, w, o) i = Add(n, k)", "Mul"),
+    "as many rows as a stride": ("n = Mul(r, b) k = Range(z, w, o) i = Add(n, k)", "Mul"),
+    "an offset of the next row": ("n = Mul(r, w) k = Constant<value_ints=[1,2,3,4]>() i = Add(n, k)", "Gather"),
+    "an offset of the row before": ("n = Mul(r, w) k = Constant<value_ints=[-1,0,1,2]>() i = Add(n, k)", "Add"),
+    "offsets from below zero": (
+        "n = Mul(r, w) l = Constant<value_int=-1>() e = Constant<value_int=3>() k = Range(l, e, o) i = Add(n, k)",
+        "Add",
+    ),
+    "two offsets that reach the next row": (
+        "n = Mul(r, w) k = Constant<value_ints=[0,1,2,3]>() j = Add(n, k)"
+        "h = Constant<value_ints=[1,0,0,1]>() i = Add(j, h)",
+        "Gather",
+    ),
+    "a sum multiplied": (
+        "k = Constant<value_ints=[0,1,0,1]>() j = Add(r, k) i = Mul(j, w)",
+        "Mul",
+    ),
+    "the row's number squared": ("i = Mul(r, r)", "Mul"),
+    "counted down": ("n = Mul(r, w) k = Range(z, w, o) i = Sub(n, k)", "Sub"),
+    "later rows only": ("c = GreaterOrEqual(r, o) n = Mul(r, w) k = Range(z, w, o) i = Add(n, k)", "GreaterOrEqual"),
+    "the number of another row": ("c = GreaterOrEqual(z, r) n = Mul(r, w) i = Identity(n)", "GreaterOrEqual"),
+    "elements of a value without rows": (
+        "n = Mul(r, w) k = Range(z, w, o) j = Add(n, k) t = Constant<value=float[12]{1,2,3,4,5,6,7,8,9,10,11,12}>()"
+        "q = Gather(t, j) i = Add(n, k)",
+        "Gather",
+    ),
+    "the axis within rows": ("n = Mul(r, w) k = Range(z, w, o) i = Add(n, k) q = Gather<axis=1>(x, i)", "Gather"),
+    "the row's number as an element": ("v = Gather(a, z) i = Mul(r, w)", "Gather"),
+    "the row's number taken within the row": (
+        "e = Expand(r, s) v = Cast<to=7>(x) l = Constant<value_ints=[-1]>() c = Unsqueeze(v, l)"
+        "q = GatherND<batch_dims=1>(e, c) f = Cast<to=1>(q) i = Mul(r, w)",
+        "GatherND",
+    ),
+    "rows further apart as the number itself": (
+        "n = Mul(r, w) l = Constant<value_ints=[-1]>() c = Concat<axis=1>(n, n) q = GatherND(x, c) i = Add(n, n)",
+        "Concat",
+    ),
+}
 
 
 def model(body: str, takes: str = FLOATS[0], gives: str = FLOATS[1]) -> onnx.ModelProto:
@@ -88,6 +154,61 @@ def test_rows_that_may_influence_each_other_are_refused_with_the_node(body: str,
     assert not found.proven
     assert found.node.split(" ")[0] == operator
     assert found.reason
+
+
+@pytest.mark.parametrize("index", COUNTED_PROVEN.values(), ids=COUNTED_PROVEN.keys())
+def test_elements_taken_by_the_row_s_number_from_the_own_row_are_proved(index: str) -> None:
+    """The index is the row's number times the elements of a row, plus an offset within the row."""
+    assert str(model_row_independence(model(COUNTED.format(index)), "N")) == "rows are independent"
+
+
+@pytest.mark.parametrize(("index", "operator"), COUNTED_REFUSED.values(), ids=COUNTED_REFUSED.keys())
+def test_elements_that_may_be_taken_from_other_rows_are_refused(index: str, operator: str) -> None:
+    """An index outside the own row, or an operator that may make one, ends the proof."""
+    found = model_row_independence(model(COUNTED.format(index)), "N")
+    assert not found.proven
+    assert found.node.split(" ")[0] == operator
+
+
+def test_rows_of_the_same_number_in_another_order_are_refused() -> None:
+    """Elements of transposed rows are not where the row's number says."""
+    index = "n = Mul(r, w) k = Range(z, w, o) i = Add(n, k)"
+    body = COUNTED.format(index).replace("flat = Reshape(x, m)", "t = Transpose(x) flat = Reshape(t, m)")
+    assert not model_row_independence(model(body), "N").proven
+
+
+# Pads as PyTorch's older exporter writes them: `p` holds two numbers an axis, from the last axis to the first.
+PADDED = (
+    "s = Shape(x) o = Constant<value_ints=[1]>() q = Mod(o, o) z = Sub(o, o)"
+    "c = Concat<axis=0>(%s) m = Constant<value_ints=[-1,2]>() r = Reshape(c, m) b = Constant<value_ints=[-1]>()"
+    "l = Constant<value_ints=[-9223372036854775807]>() h = Constant<value_ints=[0]>() v = Slice(r, b, l, h, b)"
+    "t = Transpose<perm=[1,0]>(v) p = Reshape(t, b) y = Pad(x, p)"
+)
+
+
+def padded(order: str) -> onnx.ModelProto:
+    return model(PADDED % order)
+
+
+def test_pads_computed_for_the_other_axes_are_proved() -> None:
+    """Those of the axis of rows are zero, whatever the others are."""
+    assert str(model_row_independence(padded("z, q, z, z"), "N")) == "rows are independent"
+
+
+@pytest.mark.parametrize("order", ["z, z, z, q", "z, z, q, z", "q, q, q, q", "z, z, o, z"])
+def test_pads_that_may_add_rows_are_refused(order: str) -> None:
+    """A pad of the axis of rows is not zero or not known."""
+    assert model_row_independence(padded(order), "N").node == "Pad"
+
+
+def test_a_comparison_with_the_number_of_rows_is_refused_behind_one_that_is_open() -> None:
+    """Every pair of sizes is compared, not only those before the first that is not known."""
+    body = (
+        "t = Transpose(x) s = Shape(t) k = Constant<value_ints=[3,2]>() e = Equal(s, k) c = Cast<to=1>(e)"
+        "a = ReduceMax(c) y = Add(x, a)"
+    )
+    found = model_row_independence(model(body, "float[N,M] x", "float[N,M] y"), "N")
+    assert found.node == "Equal"
 
 
 def test_the_indices_of_a_pool_are_refused() -> None:
