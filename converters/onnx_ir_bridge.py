@@ -140,7 +140,7 @@ def _data(tensor: Any) -> TensorData:
     array = tensor.numpy()
     if array.dtype.kind in "uV" and array.itemsize == dtype.numpy.itemsize:  # 16-bit floats may be plain bits there
         array = array.view(dtype.numpy)
-    return TensorData.owned(array, dtype)  # the caller's, unless the model came from a file
+    return TensorData.from_array(array, dtype)
 
 
 def _onnx_ir() -> Any:

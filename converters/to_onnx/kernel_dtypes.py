@@ -30,7 +30,7 @@ _STAND_INS = {
     DType.I64: (DType.F64, DType.F32),
     DType.F64: (DType.F32,),
 }
-_COMPARING = frozenset({"ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "TopK"})
+_COMPARING = frozenset({"ArgMax", "ArgMin", "TopK"})
 _TRAPPING = frozenset({DType.I32, DType.I64})  # narrower ones are divided as i32, where their least value fits
 _NUMBERS = "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
 _OPERATORS = {

@@ -14,7 +14,7 @@ import numpy as np
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import op_in, to_compute
+from rlx_ort.converters.to_onnx.kernel_dtypes import from_compute, op_in, to_compute
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
@@ -138,12 +138,26 @@ lowers(norm.BatchNormInference)(lambda emit, op, inputs: emit.op("BatchNormaliza
 lowers(Softmax)(lambda emit, op, inputs: emit.op("Softmax", inputs[0], axis=op.axis))
 
 
+_LARGEST = {"max": 1, "min": 0}
+
+
 @lowers(Reduce)
 def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
     if not op.axes:
         return emit.op("Identity", inputs[0])
     dtype, axes = emit.input_dtype(0), emit.i64(op.axes)
+    if dtype is DType.U64 and op.function in _LARGEST:
+        return _extreme_u64(emit, op, inputs[0])
     return op_in(emit, _REDUCE[op.function], dtype, inputs[0], others=[axes], keepdims=int(op.keep_dim))
+
+
+def _extreme_u64(emit: Emitter, op: Reduce, value: Any) -> Any:
+    """Return the largest or least u64 along each axis, by TopK: CUDA reduces i64 in floats (ONNX Runtime 1.31.1)."""
+    kept = to_compute(emit, "TopK", value, DType.U64)
+    for axis in op.axes:
+        kept, _ = emit.op("TopK", kept, emit.i64([1]), outputs=2, axis=axis, largest=_LARGEST[op.function], sorted=1)
+    found = from_compute(emit, "TopK", kept, DType.U64)
+    return found if op.keep_dim else emit.op("Squeeze", found, emit.i64(op.axes))
 
 
 @lowers(Cumsum)

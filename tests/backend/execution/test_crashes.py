@@ -527,7 +527,8 @@ def test_background_runs_and_foreign_classes_survive_a_fork() -> None:
     """The child starts threads of its own, and objects whose class has no name of a module are passed over."""
     _fine(
         """
-import asyncio
+import asyncio, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, from Python 3.12 on
 from rlx_ort.resilience.limits import limited_async
 class Odd:
     pass
