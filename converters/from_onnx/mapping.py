@@ -154,13 +154,23 @@ def _unsqueeze(node: NodeView) -> MappedNode | None:
 
 
 def _slice(node: NodeView) -> MappedNode | None:
-    """Starts and ends follow Python's rules in both, far numbers for an open end included."""
+    """Starts and ends follow Python's rules in both, far numbers for an open end included.
+
+    But walking backwards, ONNX begins a start before the first element at that element, where Python takes nothing.
+    """
     starts, ends, axes, steps = (node.numbers(place) for place in (1, 2, 3, 4))
     if starts is None or ends is None or None in node.constants[1:]:
         return None
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
-    return MappedNode(Slice(axes, starts, ends, steps), 1)
+    shape, begins = node.inputs[0].shape, list(starts)
+    for place, (axis, start, step) in enumerate(zip(axes, starts, steps, strict=True)):
+        if step < 0 and start < -1:
+            size = None if shape is None else shape[axis]
+            if not isinstance(size, int):
+                return None
+            begins[place] = start if size >= -start else 0
+    return MappedNode(Slice(axes, tuple(begins), ends, steps), 1)
 
 
 def _clip(node: NodeView) -> MappedNode | None:

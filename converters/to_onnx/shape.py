@@ -70,13 +70,23 @@ def _expand(emit: Emitter, op: Expand, inputs: Sequence[Any]) -> Any:
 def _slice(emit: Emitter, op: Slice | ops.Reverse, inputs: Sequence[Any]) -> Any:
     if not op.axes:
         return emit.op("Identity", inputs[0])
+    source, x = known_shape(op, emit.input_type(0), "x"), inputs[0]
     steps = [-1] * len(op.axes) if isinstance(op, ops.Reverse) else op.steps
     bounds = [(None, None)] * len(steps) if isinstance(op, ops.Reverse) else zip(op.starts, op.ends, strict=True)
     starts, ends = [], []
-    for (start, end), step in zip(bounds, steps, strict=True):
+    for axis, (start, end), step in zip(op.axes, bounds, steps, strict=True):
+        size = source[axis]
+        if step < 0 and start is not None and start < -1 and not (isinstance(size, int) and size >= -start):
+            # Walking backwards, ONNX begins a start before the first element at that element; here nothing is taken.
+            if isinstance(size, int) or (end is not None and start <= end < 0):
+                start = end = 0
+            else:
+                x = slice_axis(emit, x, axis, 0, start + 1)
+                end = end - start - 1 if end is not None and end < 0 else end
+                start = None
         starts.append((0 if step > 0 else _END) if start is None else start)
         ends.append((_END if step > 0 else -_END) if end is None else end)
-    return emit.op("Slice", inputs[0], *(emit.i64(numbers) for numbers in (starts, ends, op.axes, steps)))
+    return emit.op("Slice", x, *(emit.i64(numbers) for numbers in (starts, ends, op.axes, steps)))
 
 
 @lowers(Pad)

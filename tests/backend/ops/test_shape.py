@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from op_tests.harness import Array, check, rand, run
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
+from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 
 RESHAPES: list[tuple[str, Sequence[Any], Sequence[Any], tuple[int, ...]]] = [
@@ -84,6 +86,20 @@ def test_movement(
 ) -> None:
     """Each op moves the elements as numpy does, with sizes and with an open batch."""
     check(device, build, reference, rand(2, 3, 4), shapes=[declared])
+
+
+@pytest.mark.parametrize("declared", ["static", "open"])
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_slices_begin_and_end_outside_as_in_python(size: int, declared: str) -> None:
+    """A bound before the first element or behind the last one takes what Python takes, in both directions."""
+    bounds = [None, -6, -3, -2, -1, 0, 1, 2, 5]
+    cases = list(itertools.product(bounds, bounds, [1, 2, -1, -2]))
+    g, data = Graph("g"), np.arange(size, dtype=np.float32)
+    x = g.input("x", [size if declared == "static" else "n"])
+    g.outputs = [g.slice(x, [0], [start], [end], [step]) for start, end, step in cases]
+    found = Session("cpu").compile(g).run({"x": data})
+    wrong = [case for case, result in zip(cases, found, strict=True) if result.tolist() != data[slice(*case)].tolist()]
+    assert not wrong
 
 
 def test_expand_to_a_named_dim(device: Device) -> None:
