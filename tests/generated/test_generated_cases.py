@@ -16,21 +16,24 @@ from generated.runs import KNOWN, Report, kept_seeds, run_cases
 
 from rlx_ort.device import Device
 
-SECONDS = {"cpu": 30.0, "webgpu": 18.0}
+SECONDS = {"cpu": 20.0, "webgpu": 14.0}
+JUDGED = {"webgpu": 0.25}  # many of the kernels and dtypes are not there, and their graphs are refused
 FAULT_S = 60.0
-FIRST = 66  # from here on several layer norms follow soon
+FIRST = 1204  # two layer norms with an epsilon each
 
 
-def assert_clean(report: Report) -> None:
+def assert_clean(report: Report, judged_at_least: float) -> None:
     assert not report.failures, str(report)
-    assert report.counts["equal"] > report.cases / 2, str(report)
+    assert report.counts["equal"] > report.cases * judged_at_least, str(report)
 
 
 @pytest.mark.slow
 def test_fresh_graphs_run_right_in_every_way(device: Device) -> None:
     """Seeds of the clock, for a bounded time: no wrong answer, no crash, no error without a type."""
     first = int(time.time() * 1000) % 2**48
-    assert_clean(run_cases(device.label, first=first, seconds=SECONDS.get(device.kind, 30.0)))
+    assert_clean(
+        run_cases(device.label, first=first, seconds=SECONDS.get(device.kind, 30.0)), JUDGED.get(device.kind, 0.5)
+    )
 
 
 def test_graphs_that_once_failed_run_right(device: Device) -> None:

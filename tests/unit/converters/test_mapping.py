@@ -55,6 +55,20 @@ def test_a_mapped_node_comes_out_as_it_went_in(op: type, signature: str, body: s
     assert node_of(to_onnx(graph)) == node_of(before)
 
 
+@pytest.mark.parametrize(
+    ("size", "starts"), [("3", (-3,)), ("2", (0,)), ("n", None)], ids=["inside", "before the first", "no size"]
+)
+def test_a_backward_slice_starts_where_onnx_starts_it(size: str, starts: tuple[int, ...] | None) -> None:
+    """ONNX begins at the first element where the start is before it; without a size the node stays as it is."""
+    _, graph = read(
+        f"(float[{size}] x) => (float[m] y)",
+        "y = Slice (x, s, e, a, t)",
+        weights="<int64[1] s = {-3}, int64[1] e = {-9}, int64[1] a = {0}, int64[1] t = {-1}>",
+    )
+    op = graph.nodes[-1].op
+    assert op.starts == starts if isinstance(op, Slice) else starts is None
+
+
 def test_a_convolution_keeps_its_window() -> None:
     """Attributes that the node left out come out as their defaults."""
     _, graph = read(
