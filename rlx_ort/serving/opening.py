@@ -79,5 +79,5 @@ def _retrieved(done: asyncio.Future[T]) -> None:
 
 def _discarded(late: Future[T], discard: Callable[[T], object]) -> None:
     if late.exception() is None:
-        with contextlib.suppress(Exception):  # nothing is left that could be told
+        with contextlib.suppress(Exception):  # nobody waits for the result any more
             discard(late.result())

@@ -66,8 +66,8 @@ def judged(
 ) -> tuple[collections.Counter[str], list[Failure]]:
     """Run the graph of a seed in some ways, by default in all that this seed takes; return counts and failures.
 
-    `starting` is told the name of each way before it begins; with `spoil` the arrays that parameters and constants came
-    from are overwritten before the first run.
+    `starting` is called with the name of each way before it begins; with `spoil` the arrays that parameters and
+    constants came from are overwritten before the first run.
     """
     counts: collections.Counter[str] = collections.Counter()
     failures: list[Failure] = []
