@@ -78,7 +78,8 @@ class Kernel(NamedTuple):
     table (elements), or (elements, width of a row); `View` (). Any other operator is named with a digest of what its
     time may depend on besides its elements. Elements are counted in units of four bytes.
 
-    `nbytes` counts bytes read and written, `times` the repetitions.
+    `nbytes` counts bytes read and written, `times` the repetitions. `guessed` is true where a size depends on data and
+    counts as `DEFAULT_DIM`.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Kernel(NamedTuple):
     nbytes: float = 0.0
     times: int = 1
     op_type: str = ""
+    guessed: bool = False
 
 
 class Fact(NamedTuple):
@@ -97,6 +99,7 @@ class Fact(NamedTuple):
     dtype: str = "f32"
     elements: int = 0
     nbytes: int = 0
+    guessed: bool = False
 
 
 _NOTHING = Fact()
@@ -347,7 +350,8 @@ class _Reader:
         dtype, dims = kind.dtype, kind.shape or ()
         shape = tuple([dim if isinstance(dim, int) else self._size(dim) for dim in dims])
         count = math.prod(shape)
-        return Fact(shape, dtype.value, count, 0 if dtype is DType.STRING else dtype.nbytes(count))
+        guessed = any(not isinstance(dim, int) and dim not in self.dims and dim not in self.given for dim in dims)
+        return Fact(shape, dtype.value, count, 0 if dtype is DType.STRING else dtype.nbytes(count), guessed)
 
     def _size(self, dim: str | None) -> int:
         if dim is not None and dim in self.dims:
@@ -373,6 +377,8 @@ class _Reader:
             )
             if kind.pattern.body:
                 found = found._replace(times=_TRIPS)
+            if any(fact.guessed for fact in (*inputs, *kind.outputs)):
+                found = found._replace(guessed=True)
             kind.plain[shared, small] = found
         return found
 

@@ -10,7 +10,7 @@ from rlx_ort.calibration import store
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload
 from rlx_ort.calibration.measure import Node, measure_nodes
 from rlx_ort.calibration.model import MeasuredCostModel, axes_of
-from rlx_ort.converters.to_onnx.exported import ExportedNode, Outline
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 
@@ -39,18 +39,22 @@ def unknown(workload: Workload, model: MeasuredCostModel) -> dict[Kernel, Export
 
 
 def measure_unknown(
-    model: MeasuredCostModel, workloads: Sequence[tuple[Workload, Mapping[str, int]]], outline: Outline, limit_s: float
+    model: MeasuredCostModel,
+    workloads: Sequence[tuple[Workload, Mapping[str, int]]],
+    constants: Mapping[str, object],
+    limit_s: float,
 ) -> int:
     """Measure what workloads of one model have unknown, keep the rows in the device's profile, and return their number.
 
     Takes `limit_s` seconds at most; what there is no time for stays assumed. What cannot be measured alone is not tried
     again in this process. Each workload comes with sizes of its named dims; two sizes let prices follow a third.
+    `constants` has the data of the model's constants, as far as it is known.
     """
     wanted: dict[str, tuple[Kernel, Node]] = {}
     for workload, dims in workloads:
         for kernel, record in unknown(workload, model).items():
             name = f"{kernel.name} {len(wanted)}"
-            wanted[name] = kernel, _node(name, record, outline, dims)
+            wanted[name] = kernel, _node(name, record, constants, dims)
     if not wanted:
         return 0
     rows, reasons = measure_nodes(model.device, [node for _, node in wanted.values()], limit_s)
@@ -68,12 +72,12 @@ def measure_unknown(
     return len(found)
 
 
-def _node(name: str, record: ExportedNode, outline: Outline, dims: Mapping[str, int]) -> Node:
+def _node(name: str, record: ExportedNode, constants: Mapping[str, object], dims: Mapping[str, int]) -> Node:
     pattern = record.pattern
     attributes = {key: attribute.value for key, attribute in pattern.attributes.items()}
     inputs: list[TensorType | TensorData | None] = []
     for given, kind in zip(record.input_names, pattern.inputs, strict=True):
-        data = outline.constants.get(given)
+        data = constants.get(given)
         inputs.append(data if isinstance(data, TensorData) else _sized(kind, dims))
     outputs = tuple(sized for kind in pattern.outputs if (sized := _sized(kind, dims)) is not None)
     return Node(name, pattern.op_type, tuple(inputs), outputs, attributes, pattern.domain, pattern.version)

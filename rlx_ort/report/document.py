@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.execution.benchmark import timed_block
@@ -26,7 +26,7 @@ from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.providers.registry import is_available, provider_of
 from rlx_ort.report.trace import TracedRun, traced_run
 from rlx_ort.selection.cost import BackendCostModel, Estimate
-from rlx_ort.selection.predict import cost_model, explain, kernels_of
+from rlx_ort.selection.predict import cost_model, explain, kernels_of, workload_on
 from rlx_ort.selection.support import support_of
 
 SCHEMA = 1
@@ -87,7 +87,8 @@ def view_of(
     sites = traced.placement.sites
     kept = [node for node in exported.nodes if node.name in sites]  # the others were folded away
     groups, group_of = _grouped(kept)
-    crossings, crossing_at = _crossings(traced, model, exported, dims)
+    workload = workload_on(graph, device, options, dims)
+    crossings, crossing_at = _crossings(traced, model, {} if workload is None else workload.nbytes)
     producers = {name: at for at, node in enumerate(kept) for name in node.output_names if name}
     nodes = [
         {
@@ -158,12 +159,13 @@ def _added(traced: TracedRun) -> list[dict[str, Any]]:
 
 
 def _crossings(
-    traced: TracedRun, model: BackendCostModel | None, exported: ExportedModel, dims: Mapping[str, int]
+    traced: TracedRun, model: BackendCostModel | None, nbytes: Mapping[str, int]
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, str], int]]:
-    """Return the values that cross between devices with their price, and the place of each in that list."""
-    from rlx_ort.calibration.features import workload_of
+    """Return the values that cross between devices with their price, and the place of each in that list.
 
-    placement, nbytes = traced.placement, workload_of(exported, dims).nbytes
+    `nbytes` has the size of each value that a node writes.
+    """
+    placement = traced.placement
     rows: list[dict[str, Any]] = []
     at: dict[tuple[str, str], int] = {}
     for value, ep in placement.crossings:

@@ -15,7 +15,6 @@ from rlx_ort.converters.protos import paused_collector
 from rlx_ort.device import Device, priority_rank
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.registry import (
     availability,
@@ -25,7 +24,7 @@ from rlx_ort.providers.registry import (
     same_hardware,
     supports_run_slots,
 )
-from rlx_ort.selection.graph_cache import cache_of, refusals
+from rlx_ort.selection.graph_cache import cache_of, named_dims, refusals
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
 from rlx_ort.selection.support import Support, UnsupportedOp, support_of
@@ -378,12 +377,5 @@ def _shown(ranking: Sequence[Device], predictions: Mapping[Device, float | None]
 
 def _without_size(graph: Graph, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the dims of the graph's inputs that have no size, named or by their place."""
-    found: dict[str, None] = {}
-    for value in graph.inputs:
-        shape = value.type.shape if isinstance(value.type, TensorType) else None
-        for axis, dim in enumerate(shape or ()):
-            if dim is None:
-                found[f"{value.name}[{axis}]"] = None
-            elif isinstance(dim, str) and dim not in sizes:
-                found[dim] = None
-    return tuple(found)
+    open_dims = [dim for _, shape in named_dims(graph) for dim in shape.symbols]
+    return tuple(dict.fromkeys(dim for dim in open_dims if dim not in sizes))

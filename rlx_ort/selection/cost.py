@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, cast
 
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
 from rlx_ort.calibration.model import Price
@@ -19,11 +19,16 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile
+from rlx_ort.selection.folding import sized_outline
+from rlx_ort.selection.graph_cache import named_dims
 from rlx_ort.selection.support import draft_for
+
+if TYPE_CHECKING:
+    from rlx_ort.converters.to_onnx.exporter import Draft
 
 __all__ = [
     "BackendCostModel", "BasicCostModel", "DEFAULT_DIM", "Estimate", "ProfileCostModel", "Term", "completed",
-    "estimate_graph_cost", "estimate_workload", "pick_best_device", "total_ns",
+    "estimate_graph_cost", "estimate_workload", "pick_best_device", "sized_workload", "total_ns",
 ]  # fmt: skip
 
 
@@ -226,7 +231,8 @@ def estimate_workload(
     for node, kernel in zip(workload.nodes, workload.kernels, strict=True):
         if kernel is not None:
             price = (cpu_model if cpu_model is not None and node.origin in on_cpu else model).price(kernel)
-            terms.append(Term(node.name, kernel.name.partition("-")[0], price.ns, 1, price.how))
+            how = "assumed" if kernel.guessed else price.how
+            terms.append(Term(node.name, kernel.name.partition("-")[0], price.ns, 1, how))
     terms += _transfers(workload, model, on_cpu)
     by_how: dict[str, float] = {}
     for term in terms:
@@ -271,8 +277,20 @@ def estimate_graph_cost(
     draft = None if provider is None else draft_for(provider, graph, CompileOptions().on(model.device))
     if draft is None:
         return math.inf
-    workload = workload_of(draft.outline, dims)
+    workload = sized_workload(draft, graph, dims or {})
     return estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cpu_model).total_ns
+
+
+def sized_workload(draft: Draft, graph: Graph, dims: Mapping[str, int]) -> Workload:
+    """Return the work of a graph's model for these sizes of the inputs' dims.
+
+    All other sizes follow from those, as in `sized_outline`, which has the cost. A dim of an input that has no size
+    counts as `DEFAULT_DIM`.
+    """
+    open_dims = [dim for _, shape in named_dims(graph) for dim in shape.symbols]
+    assumed = tuple(dict.fromkeys(dim for dim in open_dims if dim not in dims))
+    sizes = {**dims, **dict.fromkeys(assumed, DEFAULT_DIM)}
+    return replace(workload_of(sized_outline(draft, graph.weights, sizes), sizes), assumed=assumed)
 
 
 def pick_best_device(

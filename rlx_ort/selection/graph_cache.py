@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from rlx_ort.device import Device
 from rlx_ort.errors import is_device_failure
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.ir.types import Shape
     from rlx_ort.providers.base import Provider
     from rlx_ort.selection.candidates import Rankings
     from rlx_ort.selection.support import UnsupportedOp
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class GraphCache:
     """What is remembered of one revision of a graph. Nothing here may refer to the graph, or it would never be freed.
 
-    `refused` has the reasons of devices that refused the graph, by device and options. `named_dims` has the inputs that
-    have named dims, with their shapes, and `unwritable` the nodes that have no ONNX form; both are None until they are
+    `refused` has the reasons of devices that refused the graph, by device and options. `open_dims` is what `named_dims`
+    returns, and `unwritable` the nodes that have no ONNX form; both are None until they are
     computed.
     """
 
@@ -39,7 +39,7 @@ class GraphCache:
         self.drafts: deque[tuple[Provider, CompileOptions, Draft]] = deque(maxlen=16)
         self.rankings: deque[Rankings] = deque(maxlen=8)
         self.refused: list[tuple[Device, CompileOptions, str]] = []
-        self.named_dims: list[tuple[str, Shape]] | None = None
+        self.open_dims: list[tuple[str, Shape]] | None = None
         self.unwritable: tuple[UnsupportedOp, ...] | None = None
 
 
@@ -58,6 +58,23 @@ def cache_of(graph: Graph) -> GraphCache:
             if found is None or found.state != state:
                 found = _caches[graph] = GraphCache(state)
     return found
+
+
+def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
+    """Return the inputs that have dims without a size, with their shapes; looked for once, as a graph may be large.
+
+    A dim without a name is called by its place, `input[axis]`.
+    """
+    cache = cache_of(graph)
+    if cache.open_dims is None:
+        found = []
+        for value in graph.inputs:
+            shape = value.type.shape if isinstance(value.type, TensorType) else None
+            if shape is not None and not shape.is_static:
+                names = [f"{value.name}[{axis}]" if dim is None else dim for axis, dim in enumerate(shape)]
+                found.append((value.name, Shape(names)))
+        cache.open_dims = found
+    return cache.open_dims
 
 
 @contextmanager

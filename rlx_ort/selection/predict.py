@@ -15,19 +15,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlx_ort import environment
-from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
+from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload
 from rlx_ort.converters.protos import paused_collector
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.graph import Graph, check_dims
-from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.engine.recordings import MOST_BYTES
 from rlx_ort.providers.hardware import device_threads
 from rlx_ort.providers.registry import provider_of
-from rlx_ort.selection.cost import BackendCostModel, Estimate, ProfileCostModel, estimate_workload, total_ns
-from rlx_ort.selection.graph_cache import cache_of
+from rlx_ort.selection.cost import (
+    BackendCostModel,
+    Estimate,
+    ProfileCostModel,
+    estimate_workload,
+    sized_workload,
+    total_ns,
+)
+from rlx_ort.selection.graph_cache import named_dims
 from rlx_ort.selection.support import draft_for, support_of
 
 if TYPE_CHECKING:
@@ -78,7 +84,8 @@ def explain(
     `dims` are sizes of named dims, as `dims_of` reads them from the inputs; they come before those of the options.
     """
     if dims:
-        check_dims(graph, dims)
+        nameless = {dim for _, shape in named_dims(graph) for dim in shape.symbols if "[" in dim}
+        check_dims(graph, dims.keys() - nameless)
     case = _case(graph, Device(device), options or CompileOptions(), dims or {})
     if case is None:
         return None
@@ -86,7 +93,10 @@ def explain(
 
 
 def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes that the inputs give to the graph's named dims; what does not fit is left to the run."""
+    """Return the sizes that the inputs give to the graph's open dims, by the names of `named_dims`.
+
+    What does not fit is left to the run.
+    """
     sizes: dict[str, int] = {}
     for name, dims in named_dims(graph):
         array = inputs.get(name)
@@ -96,21 +106,12 @@ def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
-def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
-    """Return the inputs that have named dims, with their shapes; looked for once, as a graph may have many nodes."""
-    cache = cache_of(graph)
-    if cache.named_dims is None:
-        kinds = [(value.name, value.type.shape) for value in graph.inputs if isinstance(value.type, TensorType)]
-        cache.named_dims = [(name, shape) for name, shape in kinds if shape is not None and shape.symbols]
-    return cache.named_dims
-
-
 def kernels_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Kernel, int]:
     """Return each different kernel of a graph as the device would get it, and how many nodes need it.
 
     There is none where the device gets no model.
     """
-    workload = _workload(graph, device, CompileOptions(), dims or {})
+    workload = workload_on(graph, device, CompileOptions(), dims or {})
     return {} if workload is None else workload.counts
 
 
@@ -154,8 +155,8 @@ def measure_unknown(
     if batch is not None:
         size = sizes[0].get(batch, DEFAULT_DIM)
         sizes.append({**sizes[0], batch: size * _OTHER_SIZE if size < _LARGE_BATCH else size // _OTHER_SIZE})
-    workloads = [(found, each) for each in sizes if (found := _workload(graph, device, options, each)) is not None]
-    return measured(case.model, workloads, case.draft.outline, limit_s)
+    workloads = [(found, each) for each in sizes if (found := workload_on(graph, device, options, each)) is not None]
+    return measured(case.model, workloads, case.draft.outline.constants, limit_s)
 
 
 def calibrate(
@@ -216,7 +217,7 @@ class _Case(NamedTuple):
 
 def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> _Case | None:
     model, provider = cost_model(device), provider_of(device)
-    workload = _workload(graph, device, options, {**options.dims, **dims})
+    workload = workload_on(graph, device, options, {**options.dims, **dims})
     if model is None or provider is None or workload is None:
         return None
     draft = draft_for(provider, graph, options.on(device))
@@ -235,7 +236,8 @@ def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[s
     return _Case(workload, model, cpu_nodes, draft)
 
 
-def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> Workload | None:
+def workload_on(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> Workload | None:
+    """Return the work of a graph as the device would get it, or None where it gets no model; remembered by sizes."""
     provider = provider_of(device)
     options = options.on(device)
     draft = None if provider is None else draft_for(provider, graph, options)
@@ -243,8 +245,14 @@ def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mappi
         return None
     by_sizes = _workloads.get(draft)
     if by_sizes is None:
-        outline = draft.outline  # the cache must not keep the draft alive
-        made = functools.lru_cache(_WORKLOADS_A_DRAFT)(lambda sizes: workload_of(outline, dict(sizes)))
+        drafted, user = weakref.ref(draft), weakref.ref(graph)  # the cache must not keep them alive
+
+        @functools.lru_cache(_WORKLOADS_A_DRAFT)
+        def made(sizes: tuple[tuple[str, int], ...]) -> Workload:
+            model, source = drafted(), user()
+            assert model is not None and source is not None  # noqa: S101, PT018  # the caller has both
+            return sized_workload(model, source, dict(sizes))
+
         with _lock:
             by_sizes = _workloads.setdefault(draft, made)
     return by_sizes(tuple(sorted(dims.items())))
