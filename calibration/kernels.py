@@ -42,8 +42,8 @@ from rlx_ort.ir.types import Shape, TensorType
 Point: TypeAlias = tuple[int, ...]
 """What a kernel's graph is built from; `Kernel.size` makes the size of a row of it."""
 
-QUICK_PRIORITY = 1
-"""The points up to this priority make up a quick calibration."""
+QUICK_PRIORITY = 2
+"""The points up to this priority make up a quick calibration; those of 0 and 1, which decide most, come first."""
 
 
 class RandomData:
@@ -334,18 +334,21 @@ _ATTENTION_FLOPS = _flops(lambda batch, s: 4 * batch * 12 * s * s * 64)
 _LSTM_FLOPS = _flops(lambda steps, batch, hidden: 16 * steps * batch * hidden**2)
 _ALL_ROWS = (1, 4, 8, 32, 128, 512, 4096)
 _SQUARES: Groups = (
-    *((1, _points(1, 32, 512, side=side)) for side in (64, 512, 2048)),
-    *((2, _points(8, 128, 4096, side=side)) for side in (64, 512, 2048)),
-    (2, _points(1, 32, 512, side=1024)),
-    (3, _points(*_ALL_ROWS, side=256)),
-    *((3, _points(4, side=side)) for side in (64, 512, 2048)),
-    (3, _points(4, 8, 128, 4096, side=1024)),
-    (3, _points(1, 8, 128, side=4096)),
-    *((4, _points(*_ALL_ROWS, side=side)) for side in (16, 128)),
-    (4, _points(4, 32, 512, 4096, side=4096)),
+    *((1, _points(1, 512, side=side)) for side in (64, 512, 2048)),
+    (1, _points(4096, side=2048)),
+    *((2, _points(32, side=side)) for side in (64, 512, 2048)),
+    *((3, _points(8, 128, 4096, side=side)) for side in (64, 512)),
+    (3, _points(8, 128, side=2048)),
+    (3, _points(1, 32, 512, side=1024)),
+    (4, _points(*_ALL_ROWS, side=256)),
+    *((4, _points(4, side=side)) for side in (64, 512, 2048)),
+    (4, _points(4, 8, 128, 4096, side=1024)),
+    (4, _points(1, 8, 128, side=4096)),
+    *((5, _points(*_ALL_ROWS, side=side)) for side in (16, 128)),
+    (5, _points(4, 32, 512, 4096, side=4096)),
 )
-_HALF: Groups = ((3, _points(64, 512, side=1024)), *((4, _points(1, 64, 512, 4096, side=side)) for side in (256, 4096)))
-_BYTES: Groups = ((1, ((1 << 10,), (1 << 20,))), (2, tuple((1 << at,) for at in (14, 16, 18, 22, 24))))
+_HALF: Groups = ((4, _points(64, 512, side=1024)), *((5, _points(1, 64, 512, 4096, side=side)) for side in (256, 4096)))
+_BYTES: Groups = ((1, ((1 << 10,), (1 << 20,))), (3, tuple((1 << at,) for at in (14, 16, 18, 22, 24))))
 _PICTURES = ((1, 7), (1, 28), (4, 56), (32, 56))
 
 
@@ -370,11 +373,11 @@ def _runs() -> list[Kernel]:
 def _products() -> list[Kernel]:
     square = partial(Kernel, size=lambda point: (point[0], point[1] ** 2), work=_MATMUL_FLOPS, unit="flops")
     flops = partial(Kernel, unit="flops")
-    batched: Groups = ((2, ((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64))),)
-    sequences: Groups = ((1, ((1, 128),)), (2, ((1, 16), (8, 128), (8, 512))))
+    batched: Groups = ((3, ((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64))),)
+    sequences: Groups = ((2, ((1, 128),)), (3, ((1, 16), (8, 128), (8, 512))))
     layers: Groups = (
-        (2, ((16, 1, 256), (64, 1, 256), (16, 16, 256))),
-        *((3, ((16, 1, hidden), (16, 16, hidden))) for hidden in (64, 512)),
+        (3, ((16, 1, 256), (64, 1, 256), (16, 16, 256))),
+        *((4, ((16, 1, hidden), (16, 16, hidden))) for hidden in (64, 512)),
     )
     return [
         square("MatMul", _nodes(_product), _SQUARES),
@@ -386,12 +389,12 @@ def _products() -> list[Kernel]:
 
 
 def _operators() -> list[Kernel]:
-    quick: dict[str, Groups] = {"Add": ((1, _elements(10, 18, 22)), (2, _elements(14, 16, 20, 24)))}
-    quick |= {name: ((1, _elements(10, 18)), (2, _elements(14, 22))) for name in _QUICK}
+    quick: dict[str, Groups] = {"Add": ((1, _elements(10, 18, 22, 24)), (3, _elements(14, 16, 20)))}
+    quick |= {name: ((2, _elements(10, 18)), (3, _elements(14, 22))) for name in _QUICK}
     found = []
     for name in ("Add", *_CORE, "ReduceRows", *_MORE):
-        plain = ((2, _elements(10, 14, 18, 22)),) if name in _CORE else ((3, _elements(14, 20)),)
-        widths = tuple((3 + at, _elements(14, 20, width=width)) for at, width in enumerate(_WIDTHS.get(name, ())))
+        plain = ((3, _elements(10, 14, 18, 22)),) if name in _CORE else ((4, _elements(14, 20)),)
+        widths = tuple((4 + at, _elements(14, 20, width=width)) for at, width in enumerate(_WIDTHS.get(name, ())))
         size: Callable[[Point], Point] = tuple if widths else _count(lambda point: point[0])
         build, groups = _nodes(partial(_operator, name=name)), (*quick.get(name, plain), *widths)
         found.append(Kernel(name, build, groups, size, lambda point: point[0], "elements"))
@@ -403,10 +406,11 @@ def _convolutions() -> list[Kernel]:
     found, chain = [], partial(Kernel, unit="flops", most=8, chained=True)
     for name, side in (("Conv3x3", 3), ("Conv1x1", 1)):
         groups: Groups = (
-            (1, _pictures(64, count=2)),
-            (2, _pictures(64)[2:]),
-            (3, _pictures(16)),
-            (3, _pictures(256, count=3)),
+            (1, _pictures(64)[1:3]),
+            (2, _pictures(64, count=1)),
+            (3, _pictures(64)[3:]),
+            (4, _pictures(16)),
+            (4, _pictures(256, count=3)),
         )
         work = _flops(
             partial(lambda count, pixels, channels, side: 2 * count * (side * pixels * channels) ** 2, side=side)
@@ -414,7 +418,7 @@ def _convolutions() -> list[Kernel]:
         build = _nodes(partial(_conv, side=side), 1)
         found.append(chain(name, build, groups, lambda point: (int(_pixels(point)), point[2]), work))
     elements: Callable[[Point], float] = lambda point: _pixels(point) * point[2]  # noqa: E731
-    groups = ((2, _pictures(64, count=3)),)
+    groups = ((3, _pictures(64, count=3)),)
     return [*found, chain("DepthwiseConv", _nodes(_depthwise, 1), groups, _count(elements), elements, unit="windows")]
 
 

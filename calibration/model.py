@@ -12,11 +12,15 @@ from rlx_ort.calibration.features import BY_WIDTH, Kernel
 from rlx_ort.calibration.profile import REQUIRED, CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
+from rlx_ort.providers.base import CostProfile
 
 _MOST_KNOWN = 1 << 16  # prices that are remembered, of 300 bytes or so: a process may see any number of shapes
 _FLOOR_NS = 20.0  # a time below this is noise of a subtraction
 _BYTES = {"f16": 2, "bf16": 2, "f64": 8}
 _DISTURBED = math.log(3.0)  # padding and caches explain smaller contradictions; disturbances only add time
+_SATURATES = 8.0
+"""Times a launch that a row takes at least if the work decides about its time."""
+
 _NEAR = 4.0  # times the largest size measured, or a share of the smallest: beyond it a price is an extrapolation
 
 AXES: Mapping[str, Callable[..., tuple[float, ...]]] = {
@@ -63,12 +67,12 @@ class Grid:
     `points` maps sizes to ns. The work grows with each size to the power in `powers`, by default 1.
     """
 
-    __slots__ = ("_axes", "_powers", "_values", "least")
+    __slots__ = ("_axes", "_powers", "_values", "least", "most")
 
     def __init__(self, points: Mapping[tuple[float, ...], float], powers: tuple[float, ...] = ()) -> None:
         known = {tuple(map(_log, size)): math.log(max(ns, _FLOOR_NS)) for size, ns in points.items()}
         rank = len(next(iter(known)))
-        self.least = math.exp(min(known.values()))
+        self.least, self.most = (math.exp(pick(known.values())) for pick in (min, max))
         self._powers = powers or (1.0,) * rank
         self._axes = [sorted({point[axis] for point in known}) for axis in range(rank)]
         self._values = {
@@ -90,6 +94,12 @@ class Grid:
     def reach(self) -> tuple[float, float]:
         """The least and the most that was measured along the first axis."""
         return math.exp(self._axes[0][0]), math.exp(self._axes[0][-1])
+
+    def inside(self, size: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
+        """Return the nearest size within the grid, and its work as a share of the work of the size."""
+        sides = [(x, min(max(x, axis[0]), axis[-1])) for axis, x in zip(self._axes, map(_log, size), strict=True)]
+        less = sum(power * (near - x) for power, (x, near) in zip(self._powers, sides, strict=True))
+        return tuple(math.exp(near) for _, near in sides), math.exp(less)
 
     def covers(self, size: tuple[float, ...]) -> bool:
         """Return whether a size lies within the grid, or not far beyond it."""
@@ -118,16 +128,26 @@ class Grid:
 class MeasuredCostModel:
     """Prices work by interpolation in a calibration profile. Safe to use from several threads.
 
-    With `recorded`, it prices runs whose launches are replayed from a recording.
+    Its rates are those of rows that saturate the device. Where none does, they are the shipped ones, or what the best
+    row shows to be possible: a profile with few rows corrects what is known of such devices and never replaces it.
+
+    With `recorded`, it prices runs whose launches are replayed from a recording. `shipped` has the provider's figures.
 
     Raises:
         CalibrationError: the profile lacks a row without which nothing can be predicted.
     """
 
     def __init__(
-        self, device: Device, profile: CalibrationProfile, threads: int = 1, *, recorded: bool = False
+        self,
+        device: Device,
+        profile: CalibrationProfile,
+        threads: int = 1,
+        *,
+        recorded: bool = False,
+        shipped: CostProfile | None = None,
     ) -> None:
         self.device = device
+        self.shipped = shipped
         self.profile = profile
         self.recorded = recorded
         self._threads = threads
@@ -140,6 +160,8 @@ class MeasuredCostModel:
             raise CalibrationError(f"the profile of {device.display} has no row of {', '.join(missing)}")
         self._launch = self._single("launch")
         self._shortest_launch = self._rows.get(("launch:recorded", "f32"), {}).get((), self._launch)
+        self._bytes_per_ns = self._rate("Add", lambda elements: 12.0 * elements, "memory_bytes_per_ns")
+        self._flops_per_ns = self._rate("MatMul", lambda m, weight: 2.0 * m * weight, "gemm_gflops")
         self._replayed: MeasuredCostModel | None = None
         self._grids: dict[tuple[str, str], Grid] = {}
         self._known: dict[Kernel, Price] = {}
@@ -180,13 +202,13 @@ class MeasuredCostModel:
         return known
 
     def sgemm_gflops(self, m: int, k: int, n: int) -> float:
-        """Return the measured rate of an f32 product of (m, k) and (k, n), in GFLOP/s."""
-        return 2.0 * m * k * n / self._grid("MatMul")((m, k * n))
+        """Return the rate of an f32 product of (m, k) and (k, n), in GFLOP/s."""
+        flops = 2.0 * m * k * n
+        return flops / self.price(Kernel("MatMul", (m, k, n), flops=flops)).ns
 
     def memory_bw(self) -> float:
-        """Return the bytes an addition of the largest tensors reads and writes, in bytes per ns."""
-        elements = max(self._rows["Add", "f32"])[0]
-        return 12.0 * elements / self._grid("Add")((elements,))
+        """Return the bytes an addition of large tensors reads and writes, in bytes per ns."""
+        return self._bytes_per_ns
 
     def dispatch_overhead_ns(self) -> float:
         """Return the measured time of one more tiny node, in ns."""
@@ -216,6 +238,14 @@ class MeasuredCostModel:
     def _moved(self, name: str, nbytes: int) -> float:
         return self._grid(name)((nbytes,)) if nbytes > 0 and (name, "f32") in self._rows else 0.0
 
+    def _rate(self, name: str, work_of: Callable[..., float], shipped: str) -> float:
+        """Return the work per ns of the row that saturates the device most, or what stands for it where none does."""
+        rows = [(ns, work_of(*size)) for size, ns in self._rows[name, "f32"].items() if size]
+        possible = max(work / ns for ns, work in rows)
+        saturated = [work / (ns - self._launch) for ns, work in rows if ns > _SATURATES * self._launch]
+        known = 0.0 if self.shipped is None else float(getattr(self.shipped, shipped))
+        return max(saturated) if saturated else max(possible, known)
+
     def _grid(self, name: str, dtype: str = "f32") -> Grid:
         grid = self._grids.get((name, dtype))
         if grid is None:
@@ -240,7 +270,12 @@ class MeasuredCostModel:
         own = dtype if (name, dtype) in self._rows else "f32"
         grid = self._grid(name, own)
         ns = grid(axes)
-        if (name not in AXES and name not in POWERS) or name in BY_WIDTH:
+        by_elements = (name not in AXES and name not in POWERS) or name in BY_WIDTH
+        if by_elements and self._grid("Add").covers(axes[:1]):
+            ns = self._beyond(grid, axes)
+        elif not grid.covers(axes) and grid.most < _SATURATES * self._launch:
+            ns = self._above(grid, kernel, axes)
+        elif by_elements:
             ns = self._beyond(grid, axes)
         ns *= self._dtype_factor(dtype) if own != dtype and kernel.flops > 2 * math.prod(size) else 1.0
         return Price(max(ns, self._floor(grid)), "interpolated" if grid.covers(axes) else "extrapolated")
@@ -255,6 +290,11 @@ class MeasuredCostModel:
             return grid(axes)
         return ns * min(add((elements,)) / add((inside,)), max(elements / inside, 1.0))
 
+    def _above(self, grid: Grid, kernel: Kernel, axes: tuple[float, ...]) -> float:
+        """Return the time beyond rows that are all launch: theirs, and the work that they lack at the known rates."""
+        inside, share = grid.inside(axes)
+        return grid(inside) + max(self._roofline(kernel) * (1.0 - share), 0.0)
+
     def _floor(self, grid: Grid) -> float:
         """Return the least that a kernel takes: most of a launch, unless it was measured to need none."""
         return 0.8 * self._launch if grid.least > 0.5 * self._shortest_launch else 0.0
@@ -265,7 +305,9 @@ class MeasuredCostModel:
         if self.recorded or ("launch:recorded", "f32") not in self._rows:
             return self
         if self._replayed is None:
-            self._replayed = MeasuredCostModel(self.device, self.profile, self._threads, recorded=True)
+            self._replayed = MeasuredCostModel(
+                self.device, self.profile, self._threads, recorded=True, shipped=self.shipped
+            )
         return self._replayed
 
     def _dtype_factor(self, dtype: str) -> float:
@@ -277,10 +319,12 @@ class MeasuredCostModel:
         return self._grid("MatMul", dtype)(middle) / self._grid("MatMul")(middle)
 
     def _assumed(self, kernel: Kernel) -> Price:
-        """Return a roofline: the longer of computing and moving memory, and a launch."""
-        computing = kernel.flops / self.sgemm_gflops(512, 512, 512)
-        moving = self._grid("Add")((max(kernel.nbytes / 12, 1.0),))
-        return Price(max(computing, moving, self._launch), "assumed")
+        """Return the roofline, or a launch where that is longer."""
+        return Price(max(self._roofline(kernel), self._launch), "assumed")
+
+    def _roofline(self, kernel: Kernel) -> float:
+        """Return the longer of computing and moving memory."""
+        return max(kernel.flops / self._flops_per_ns, kernel.nbytes / self._bytes_per_ns)
 
 
 _INSTEAD = {"AddRow": "Add", "TransposeRows": "Transpose"}

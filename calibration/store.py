@@ -101,11 +101,14 @@ def find(device: Device) -> Found:
 def measured_model(device: Device) -> MeasuredCostModel | None:
     """Return the cost model of the device's stored profile, or None when it has none."""
     from rlx_ort.calibration.model import MeasuredCostModel
+    from rlx_ort.providers.registry import provider_of
 
     memory = _remembered(device)
     if memory.model is None and memory.found.profile is not None:
         try:
-            memory.model = MeasuredCostModel(device, memory.found.profile)
+            provider = provider_of(device)
+            shipped = None if provider is None else provider.default_profile(device)
+            memory.model = MeasuredCostModel(device, memory.found.profile, shipped=shipped)
         except CalibrationError as err:
             _log.info("%s has no usable calibration: %s", device.display, err)
             memory.found = Found(None, str(err))

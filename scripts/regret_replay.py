@@ -18,6 +18,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,18 @@ from regret.measure import Outcome
 from regret.tables import by_family, tables
 from rlx_ort.calibration import model
 from rlx_ort.calibration.features import BY_WIDTH, Workload, workload_of
+from rlx_ort.calibration.kernels import KERNELS, QUICK_PRIORITY
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.hardware import core_share
 from rlx_ort.providers.registry import provider_of
-from rlx_ort.selection.cost import total_ns
+from rlx_ort.selection.cost import ProfileCostModel, total_ns
 from rlx_ort.selection.support import model_for
 
+_CORES = 16  # of the machines of the kept runs
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "replay"
 LIMITS = {"regret": 1.023, "error": 0.125, "error_90": 0.44}
 """Geometric mean of the regrets, median and 90th percentile of the errors: the figures with which the model was merged,
@@ -80,24 +85,31 @@ def main() -> int:
     figures = shown("as it is", whole)
     for title, rows_of in PARTS.items():
         shown(f"without {title}", [outcome for run in runs for outcome in replayed(run, rows_of)])
+    for count in (4, 16, 32):
+        few = functools.partial(quick_rows, count=count)
+        shown(f"quick, {count} rows", [outcome for run in runs for outcome in replayed(run, few)])
+    shown("no calibration", [outcome for run in runs for outcome in replayed(run, None)])
     over = [name for name, limit in LIMITS.items() if figures[name] > limit]
     print(f"above the limit: {', '.join(over)}" if over else f"within the limits {LIMITS}")
     return bool(over)
 
 
 def replayed(
-    run: Mapping[str, Any], rows_of: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
+    run: Mapping[str, Any], rows_of: Callable[[Sequence[Row]], Sequence[Row]] | None = lambda rows: rows
 ) -> list[Outcome]:
-    """Return the outcomes of a kept run with new predictions and choices."""
-    models = {}
+    """Return the outcomes of a kept run with new predictions and choices; without `rows_of`, by the shipped figures."""
+    models: dict[str, Any] = {}
     for label, rows in run["rows"].items():
+        if rows_of is None:
+            models[label] = ProfileCostModel(Device(label), shipped_profile(label))
+            continue
         kept = [Row(name, tuple(size), ns, dtype) for name, size, dtype, ns in rows]
         profile = CalibrationProfile(ProfileKey(label, f"{label}EP", "kept"), tuple(rows_of(kept)))
-        models[label] = model.MeasuredCostModel(Device(label), profile)
+        models[label] = model.MeasuredCostModel(Device(label), profile, shipped=shipped_profile(label))
     outcomes = []
     for row in run["cases"]:
         predicted = {
-            label: total_ns(workload, cost if workload.host_decides else cost.replayed)
+            label: total_ns(workload, cost if workload.host_decides else getattr(cost, "replayed", cost))
             for label, cost in models.items()
             if (workload := _workload(row["name"], label)) is not None
         }
@@ -106,6 +118,36 @@ def replayed(
         outcome.chosen = min(predicted, key=lambda label: predicted[label])
         outcomes.append(outcome)
     return outcomes
+
+
+def quick_rows(rows: Sequence[Row], count: int) -> list[Row]:
+    """Return the rows that a quick calibration has when time ends after so many, besides those it always has."""
+    groups = [(kernel, priority, points) for kernel in KERNELS for priority, points in kernel.groups]
+    order = [
+        (kernel.name, tuple(kernel.size(point)), kernel.dtype)
+        for kernel, priority, points in sorted(groups, key=lambda group: group[1])
+        if priority <= QUICK_PRIORITY
+        for point in sorted(points, key=kernel.work)
+    ]
+    known = {(row.kernel, row.size, row.dtype): row for row in rows}
+    found = [known[key] for key in order if key in known]
+    always = [row for row in found if not row.size]
+    measured = [row for row in found if row.size][:count]
+    lacking = {"MatMul", "Add"} - {row.kernel for row in measured}  # one point of each is measured whatever the time
+    least = [min((row for row in found if row.kernel == name), key=lambda row: row.size) for name in sorted(lacking)]
+    return [*always, *measured, *least]
+
+
+def shipped_profile(label: str) -> CostProfile:
+    """Return a device's figures without a calibration; those of the CPU for the machine of the runs."""
+    device = Device(label)
+    provider = provider_of(device)
+    found = None if provider is None else provider.default_profile(device)
+    assert found is not None  # noqa: S101  # the devices of the kept runs have one
+    if label != "cpu":
+        return found
+    more = _CORES / core_share().threads
+    return replace(found, gemm_gflops=more * found.gemm_gflops, conv_gflops=more * found.conv_gflops)
 
 
 def shown(title: str, outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @options.device_option(
     "--device", "--devices", "--only", "names", help="Measure these devices. Default: all that work."
 )
-@click.option("--quick", is_flag=True, help="Measure fewer sizes: at most 2 seconds a device instead of 8.")
+@click.option("--quick", is_flag=True, help="Measure fewer sizes: at most 3 seconds a device instead of 8.")
 @click.option("--show", "show_only", is_flag=True, help="Measure nothing; show what is stored.")
 @options.as_json
 def command(

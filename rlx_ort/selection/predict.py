@@ -170,7 +170,7 @@ def calibrate(
 ) -> CalibrationProfile:
     """Measure a device through its own sessions, keep the profile on disk, and return it.
 
-    Takes up to 8 seconds, 2 when `quick`, 30 on a software GPU. From then on predictions for the device use the
+    Takes up to 8 seconds, 3 when `quick`, 30 on a software GPU. From then on predictions for the device use the
     profile. While another process calibrates the same device, this one waits and uses its profile.
 
     Args:

@@ -49,8 +49,22 @@ def test_a_quick_calibration_has_what_every_prediction_needs() -> None:
         if kernel.dtype == "f32"
     }
     assert all(quick[name] for name in ("run", "launch", "input", "output", "upload", "readback"))
-    assert quick["MatMul"] == {(m, side) for m in (1, 32, 512) for side in (64, 512, 2048)}
+    assert quick["MatMul"] == {*((m, side) for m in (1, 32, 512) for side in (64, 512, 2048)), (4096, 2048)}
     assert sum(len(quick[name]) == 2 for name in ("Tanh", "Softmax", "LayerNormalization", "Gather", "ReduceMean")) >= 4
+
+
+def test_a_quick_calibration_begins_with_what_saturates_a_device() -> None:
+    """An addition of 200 MB and a product of 34 GFLOP are among what is measured first, and so are convolutions."""
+    first = {
+        (kernel.name, point)
+        for kernel in KERNELS
+        for priority, points in kernel.groups
+        for point in points
+        if priority <= 1
+    }
+    assert {("Add", (1 << 24, 256)), ("MatMul", (4096, 2048))} <= first
+    assert {name for name, _ in first} >= {"run", "launch", "upload", "readback", "Conv3x3", "Conv1x1"}
+    assert len(first) < 40
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: f"{kernel.name}-{kernel.dtype}")

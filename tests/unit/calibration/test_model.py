@@ -9,6 +9,7 @@ from rlx_ort.calibration.model import ERRORS, Grid, MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
+from rlx_ort.providers.base import CostProfile
 
 ROWS = (
     Row("run", (), 10_000.0),
@@ -75,11 +76,56 @@ def test_a_kernel_that_was_measured_to_need_no_launch_takes_its_own_time() -> No
 
 
 def test_what_the_table_lacks_is_assumed_by_the_roofline() -> None:
-    """10,000 elements are as many bytes as 10,000 additions move; the stated error is wide."""
+    """10,000 elements are a tenth of the bytes of the largest addition, whose launch apart; the error is wide."""
     price = model().price(Kernel("Novel-1", (10_000,), "f32", 10_000.0, 120_000.0))
-    assert price.ns == pytest.approx(2000.0)
+    assert price.ns == pytest.approx((20_000.0 - 100.0) / 10)
     assert price.how == "assumed"
     assert ERRORS["assumed"] >= 2.0
+
+
+SHIPPED = CostProfile(
+    gemm_gflops=10_000.0,
+    conv_gflops=5_000.0,
+    memory_bytes_per_ns=1000.0,
+    dispatch_ns=5000.0,
+    roundtrip_ns=30_000.0,
+    upload_bytes_per_ns=10.0,
+    readback_bytes_per_ns=10.0,
+)
+"""A large GPU."""
+
+
+def few(*rows: Row) -> MeasuredCostModel:
+    """Return the model of such a device after a calibration that had time for little: a launch takes 4 us."""
+    known = (Row("run", (), 30_000.0), Row("launch", (), 4000.0))
+    profile = CalibrationProfile(ProfileKey("cuda", "CUDAExecutionProvider", "Fake 1"), (*known, *rows), quick=True)
+    return MeasuredCostModel(Device.CUDA, profile, shipped=SHIPPED)
+
+
+TINY = (Row("MatMul", (1, 64 * 64), 4500.0), Row("Add", (1024,), 4200.0))
+"""Rows whose time is all launch."""
+
+
+def test_rows_that_are_all_launch_say_nothing_about_the_rates() -> None:
+    """Those that are shipped for the device stand; 12 KB in 4 us would be 3 bytes per ns."""
+    assert few(*TINY).memory_bw() == 1000.0
+
+
+def test_a_row_that_saturates_the_device_replaces_the_shipped_rate() -> None:
+    """16 M elements in 104 us, of which a launch takes 4."""
+    assert few(*TINY, Row("Add", (1 << 24,), 104_000.0)).memory_bw() == pytest.approx(12 * (1 << 24) / 100_000)
+
+
+def test_a_rate_that_a_row_shows_to_be_possible_is_never_priced_below() -> None:
+    """1 M elements in 8 us are more than the shipped rate, with the launch included."""
+    assert few(*TINY, Row("Add", (1 << 20,), 8000.0)).memory_bw() == pytest.approx(12 * (1 << 20) / 8000)
+
+
+def test_a_large_kernel_beyond_rows_that_are_all_launch_is_priced_by_the_known_rates() -> None:
+    """A product of 2 * 512 * 2048 * 2048 flops takes 430 us at 10,000 a ns, and 16 M elements 201 us."""
+    price = few(*TINY).price(Kernel("MatMul", (512, 2048, 2048), "f32", 2.0 * 512 * 2048**2, 4.0 * 2048**2)).ns
+    assert price == pytest.approx(4500 + 2 * 512 * 2048**2 / 10_000, rel=0.01)
+    assert few(*TINY).price(add(1 << 24)).ns == pytest.approx(4200 + 12 * (1 << 24) / 1000, rel=0.01)
 
 
 def test_what_was_measured_on_demand_comes_before_the_assumption() -> None:
