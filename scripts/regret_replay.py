@@ -143,7 +143,7 @@ def shipped_profile(label: str) -> CostProfile:
     device = Device(label)
     provider = provider_of(device)
     found = None if provider is None else provider.default_profile(device)
-    assert found is not None  # noqa: S101  # the devices of the kept runs have one
+    assert found is not None  # the devices of the kept runs have one
     if label != "cpu":
         return found
     more = _CORES / core_share().threads
