@@ -241,7 +241,7 @@ class MeasuredCostModel:
     def _rate(self, name: str, work_of: Callable[..., float], shipped: str) -> float:
         """Return the work per ns of the row that saturates the device most, or what stands for it where none does."""
         rows = [(ns, work_of(*size)) for size, ns in self._rows[name, "f32"].items() if size]
-        possible = max(work / ns for ns, work in rows)
+        possible = max((work / ns for ns, work in rows), default=1.0)
         saturated = [work / (ns - self._launch) for ns, work in rows if ns > _SATURATES * self._launch]
         known = 0.0 if self.shipped is None else float(getattr(self.shipped, shipped))
         return max(saturated) if saturated else max(possible, known)

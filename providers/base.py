@@ -72,15 +72,33 @@ class RecordedRun:
 
 
 @dataclass(frozen=True, slots=True)
+class SizedRun:
+    """What became of a session with fixed sizes for inputs that came back.
+
+    `state` is `opening`, `used` or `refused`, with the `reason`. `plain_ns` and `sized_ns` are the least times of a run
+    without and with it, in ns; `nbytes` are those of its weights on the device.
+    """
+
+    sizes: str
+    state: str
+    reason: str = ""
+    plain_ns: int = 0
+    sized_ns: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceGraphReport:
     """Which runs of a session replay recorded launches: signatures, the one used longest ago first.
 
     `refused` holds the reason for each signature that is not recorded; `reason` is why the session records nothing.
+    `sized` has the sessions with fixed sizes, whose recordings are among `recorded`.
     """
 
     recorded: tuple[RecordedRun, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
+    sized: tuple[SizedRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

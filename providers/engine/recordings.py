@@ -45,9 +45,12 @@ from rlx_ort.providers.engine.values import OrtTensor
 LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrite them"
 
 PLAIN_RUNS = 3  # of a signature before it is recorded
-MOST_RECORDINGS = 16  # served batches alone come in nine sizes
-MOST_SIGNATURES = 32  # counted but not recorded yet
-FIRST_TRIES = 20  # to record a signature, which takes about ten runs
+MOST_RECORDINGS = 64  # served batches come in nine sizes, pictures of text in dozens of widths
+MOST_RECORDED_BYTES = 256 << 20  # of inputs and outputs, by which recordings beyond the first are limited as well
+MOST_SIGNATURES = 128  # counted but not recorded yet
+FIRST_TRIES = 64  # to record a signature, which takes about ten runs
+FIRST_TRIES_NS = 2_000_000_000  # of tries, before they must be worth it; see `TRY_SHARE`
+TRY_SHARE = 0.04  # of the time of plain runs is for more of them
 RUNS_PER_TRY = 256  # plain runs that allow another try, so that tries take at most 4 % of them
 MOST_RUNS_WITHOUT = 64  # plain runs after which a session without recordings gives up
 MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
@@ -99,6 +102,7 @@ class Recordings:
         self._refused: OrderedDict[Signature, str] = OrderedDict()
         self._changing: dict[Signature, set[str]] = {}  # inputs that are copied, since they were not the same for ever
         self._credit = FIRST_TRIES * RUNS_PER_TRY
+        self._credit_ns = float(FIRST_TRIES_NS)
         self._runs_without = 0
         self._copied_out = 0  # runs in a row
         self._reason = ""
@@ -219,7 +223,7 @@ class Recordings:
                 RecordedRun({name: described(*facts) for name, *facts in key[2]}, key[1], found.nbytes)
                 for key, found in self._recorded.items()
             ]
-            waits = f"more than {MOST_RECORDINGS} input signatures take turns: one in {RUNS_PER_TRY} runs is recorded"
+            waits = f"many input signatures take turns: after {FIRST_TRIES}, one in {RUNS_PER_TRY} runs is recorded"
             waiting = {key: waits for key, (count, _) in self._counts.items() if count >= PLAIN_RUNS}
             refused = {
                 ", ".join(f"{name} {described(*facts)}" for name, *facts in key[2]): reason
@@ -270,7 +274,9 @@ class Recordings:
         self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]
     ) -> list[Any]:
         """Run without a recording, and record the signature if it has come often enough."""
+        begun = time.perf_counter_ns()
         results = plain() if isinstance(owner, int) else self._copied(plain())
+        took_ns = time.perf_counter_ns() - begun
         key = signature(owner, names, feeds)
         if key is None:
             return results
@@ -281,7 +287,8 @@ class Recordings:
         count, seen = self._counts.pop(key, (0, {}))
         count += 1
         self._credit = min(self._credit + 1, FIRST_TRIES * RUNS_PER_TRY)
-        if count < PLAIN_RUNS or (self._credit < RUNS_PER_TRY and not self._required):
+        self._credit_ns = min(self._credit_ns + TRY_SHARE * took_ns, FIRST_TRIES_NS)
+        if count < PLAIN_RUNS or not (self._required or (self._credit >= RUNS_PER_TRY and self._credit_ns > 0)):
             tensors = {name: weakref.ref(value) for name, value in feeds.items() if not isinstance(value, np.ndarray)}
             self._counts[key] = count, tensors
             while len(self._counts) > MOST_SIGNATURES:
@@ -291,6 +298,7 @@ class Recordings:
                 self.give_up(f"no input signature came {PLAIN_RUNS} times in {self._runs_without} runs")
             return results
         self._credit -= RUNS_PER_TRY
+        begun = time.perf_counter_ns()
         try:
             changing = self._changing.get(key, ())
             held = {name: feeds[name] for name, tensor in seen.items() if tensor() is feeds[name]}
@@ -303,6 +311,8 @@ class Recordings:
             self.broken = True
             self.give_up(str(err))
             self._raise_if_required(str(err))
+        finally:
+            self._credit_ns -= time.perf_counter_ns() - begun
         return results
 
     def _raise_if_required(self, reason: str) -> None:
@@ -362,8 +372,11 @@ class Recordings:
             raise NotRecordedError(f"{type(err).__name__}: {err}") from err
         self._recorded[key] = self._last = recording
         self._runs_without = 0
-        if len(self._recorded) > MOST_RECORDINGS:
-            self._recorded.popitem(last=False)[1].close()
+        nbytes = sum(each.nbytes for each in self._recorded.values())
+        while len(self._recorded) > MOST_RECORDINGS or (len(self._recorded) > 1 and nbytes > MOST_RECORDED_BYTES):
+            oldest = self._recorded.popitem(last=False)[1]
+            nbytes -= oldest.nbytes
+            oldest.close()
 
     def _check_launches(self, bound: FixedRun) -> None:
         """Warm up, and refuse a run whose time the device takes."""

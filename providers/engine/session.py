@@ -291,6 +291,16 @@ class OrtEngineSession:
                 return list(recordings.kept(plain()))
         return recordings.run_values(names, feeds, resident, plain)
 
+    def gains_from_fixed_sizes(self) -> bool:
+        """Return whether a session with fixed input sizes may be faster: its launches could be recorded, or searched.
+
+        True where this session cannot be recorded as it is, or was opened with a cheap search for its kernels.
+        """
+        core, recording = self._core, self.recipe.recording
+        if core is None or recording is None or recording.required:
+            return False
+        return self.recipe.any_size or (core.recordings is not None and not core.recordings.active)
+
     def device_graph_report(self) -> DeviceGraphReport:
         """Return which runs replay recorded launches, and why others do not."""
         core = self.open_core()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -198,11 +199,13 @@ class CompiledGraph:
         Raises:
             ParamError: a parameter is not set.
         """
-        from rlx_ort.providers.base import DeviceGraphReport
-
-        ask = getattr(self.engine().session, "device_graph_report", None)
-        found: DeviceGraphReport = DeviceGraphReport(reason="its engine records nothing") if ask is None else ask()
-        return found
+        engine = self.engine()
+        found = _report(engine)
+        if engine.sized is None:
+            return found
+        others = [_report(child) for slot in engine.sized.slots() if (child := slot.current) is not None]
+        recorded = (*found.recorded, *(run for other in others for run in other.recorded))
+        return dataclasses.replace(found, recorded=recorded, sized=engine.sized.report())
 
     def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
         """Give a parameter new data; see `WeightStore.set`.
@@ -727,3 +730,11 @@ class CompiledGraph:
 
 
 _NO_INPUTS: Mapping[str, Any] = {}
+
+
+def _report(engine: Engine) -> DeviceGraphReport:
+    from rlx_ort.providers.base import DeviceGraphReport
+
+    ask = getattr(engine.session, "device_graph_report", None)
+    found: DeviceGraphReport = DeviceGraphReport(reason="its engine records nothing") if ask is None else ask()
+    return found

@@ -27,6 +27,7 @@ from rlx_ort.execution.added_nodes import AddedNode, added_nodes
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import residency
 from rlx_ort.execution.resident import Resident
+from rlx_ort.execution.sized import SizedSessions
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.leaf import Input, Param
@@ -60,6 +61,7 @@ class Engine:
         weights: the data it was opened with.
         version: the newest version of the store whose values it has.
         strict_ok: whether no node strays from the device.
+        sized: the sessions with fixed sizes that take its runs; None where they gain nothing.
         files: the files that its weights are mapped from.
     """
 
@@ -76,6 +78,7 @@ class Engine:
         self.weights = weights
         self.version = version
         self.strict_ok = False
+        self.sized: SizedSessions | None = None
         places = (data.source for data in weights.values())
         self.files = tuple({place.path: place for place in places if place is not None}.values())
         self._fed = _Fed(session, dict(feeds or {}), observed) if feeds or observed is not None else None
@@ -458,9 +461,56 @@ class EngineSlot:
             engine.close()
             raise
         engine.strict_ok = not self.placement.strays
+        self._watch_sizes(engine, rule)
         took_s = time.perf_counter() - begun
         _log.info("graph %r: opened on %s in %.3g s, %r", self.graph.name, self.device.label, took_s, self.placement)
         return engine
+
+    def _watch_sizes(self, engine: Engine, rule: PlacementRule) -> None:
+        """Let sizes that come back have sessions of their own, where such may be faster and there is no budget."""
+        session, names = engine.session, _open_dims(self.input_types)
+        gains = getattr(session, "gains_from_fixed_sizes", None)
+        plain = self.source is self.weights and not self.runs.hidden
+        if gains is None or not plain or not names or not gains() or self.resident.governed:
+            return
+        if self.options.sized_sessions and self.options.device_graph != True:  # noqa: E712  # it may be "auto"
+            link, asked = weakref.ref(self), weakref.WeakMethod(gains)
+            engine.sized = SizedSessions(
+                engine.run,
+                lambda: bool((found := asked()) and found()),
+                lambda key: _sized_slot(link(), key),
+                rule,
+                self.options.sized_sessions,
+            )
+            engine.run = engine.sized.run
+
+
+def _open_dims(types: Mapping[str, ValueType]) -> dict[str, list[tuple[str, int]]]:
+    """Return the inputs and axes of each named dim; nothing if a dim has neither a name nor a size."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for name, kind in types.items():
+        if not isinstance(kind, TensorType) or kind.shape is None or None in kind.shape:
+            return {}
+        for axis, dim in enumerate(kind.shape):
+            if isinstance(dim, str):
+                found.setdefault(dim, []).append((name, axis))
+    return found
+
+
+def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> EngineSlot:
+    """Return the slot of a session like that of another one, for inputs of these shapes; it is closed with that one.
+
+    Raises:
+        CancelledRunError: the other one is closed.
+    """
+    if slot is None or slot.closed:
+        raise CancelledRunError("the compiled graph is closed")
+    given = dict(shapes)
+    sizes = {dim: given[places[0][0]][places[0][1]] for dim, places in _open_dims(slot.input_types).items()}
+    options = slot.options.with_(dims={**slot.options.dims, **sizes}, sized_sessions=0)
+    found = open_slot(slot.provider, slot.device, slot.graph, slot.weights, options)
+    slot.adopt(found)
+    return found
 
 
 def open_slot(

@@ -296,8 +296,9 @@ def test_a_session_that_a_recording_broke_is_marked(refusal: str) -> None:
     assert "error 901" in found.report().reason
 
 
-def test_the_recording_used_longest_ago_makes_room() -> None:
-    """There are at most 16; another one frees one, and its signature runs plainly again."""
+def test_the_recording_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are at most 16 here; another one frees one, and its signature runs plainly again."""
+    monkeypatch.setattr(recordings, "MOST_RECORDINGS", 16)
     found, _, driver = made(required=True)
     for rows in range(1, 17):
         for _ in range(3):
@@ -309,8 +310,45 @@ def test_the_recording_used_longest_ago_makes_room() -> None:
     assert [one.inputs["x"] for one in found.report().recorded] == [f"float32[{n}]" for n in (*range(3, 17), 1, 17)]
 
 
-def test_signatures_that_take_turns_are_seldom_recorded_until_one_of_them_stays() -> None:
+def test_recordings_are_limited_by_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of 48 bytes are more than 100."""
+    monkeypatch.setattr(recordings, "MOST_RECORDED_BYTES", 100)
+    found, _, driver = made()
+    for rows in (4, 5, 6):
+        for _ in range(3):
+            run(found, rows)
+    assert [one.inputs["x"] for one in found.report().recorded] == ["float32[5]", "float32[6]"]
+    assert driver.dropped == [1]
+
+
+def test_recording_waits_where_it_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of tries is bounded as well as their number."""
+    monkeypatch.setattr(recordings, "FIRST_TRIES_NS", 1)
+    found, _, driver = made()
+    for rows in (4, 5):
+        for _ in range(4):
+            run(found, rows)
+    assert driver.made == 1
+
+
+def test_two_dozen_signatures_are_all_recorded() -> None:
+    """Pictures of text come in many widths."""
+    found, session, driver = made()
+    for _ in range(3):
+        for rows in range(1, 25):
+            run(found, rows)
+    before = session.runs
+    for rows in range(1, 25):
+        run(found, rows)
+    assert (driver.made, session.runs) == (24, before)
+
+
+def test_signatures_that_take_turns_are_seldom_recorded_until_one_of_them_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A server with one client after many: whatever its batch size is, it is recorded at most 256 runs later."""
+    monkeypatch.setattr(recordings, "FIRST_TRIES", 20)
+    monkeypatch.setattr(recordings, "MOST_RECORDINGS", 16)
     found, session, driver = made()
     for _ in range(200):
         for rows in range(1, 25):

@@ -1,0 +1,189 @@
+"""`SizedSessions`: input sizes that come back run in sessions of their own, whose models have these sizes fixed.
+
+In such a session ONNX Runtime computes no shapes, so that launches can be recorded where nodes on the host stood in the
+way, and a device's libraries may search long for the best kernels, which would be wasted on a size seen once.
+
+A session is opened in the background after some runs of the same sizes, compared with the plain one on the inputs of a
+real run, and kept if it gives the same results in less time. It takes the device's memory for the weights once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from rlx_ort.errors import CancelledRunError, RlxError
+from rlx_ort.numerics import agree, relative_error
+from rlx_ort.providers.base import SizedRun
+from rlx_ort.providers.engine.process import ending
+
+if TYPE_CHECKING:
+    from rlx_ort.execution.engine import EngineSlot
+    from rlx_ort.options.compile_options import PlacementRule
+
+_log = logging.getLogger(__name__)
+
+AFTER_RUNS = 8  # of the same sizes
+WORTH = 0.95  # the largest ratio of a run's time to a plain run's
+MOST_TRIES = 16  # of one session; each opens another
+MOST_KNOWN = 256  # sizes that are counted
+WARM_RUNS = 8  # before a session is timed; launches are recorded in them
+TIMED_PAIRS = 5
+TOLERANCE = 1e-4  # of the largest element: other fusions round in another order
+
+_Key: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+_one_at_a_time = threading.Lock()
+
+
+class SizedSessions:
+    """The sessions with fixed sizes beside one plain session; `run` takes the place of the plain session's.
+
+    Args:
+        plain: runs the plain session: `(names, feeds)`.
+        gains: returns whether the plain session leaves something to gain.
+        opened: makes the slot of a session with these sizes, for `(name of an input, shape)` pairs.
+        rule: the placement rule that they keep.
+        most: the most sessions that are kept.
+        later: runs a call in the background.
+    """
+
+    def __init__(
+        self,
+        plain: Callable[..., list[Any]],
+        gains: Callable[[], bool],
+        opened: Callable[[_Key], EngineSlot],
+        rule: PlacementRule,
+        most: int,
+        later: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self._plain = plain
+        self._gains = gains
+        self._opened = opened
+        self._rule = rule
+        self._most = most
+        self._later = later or _in_thread
+        self._ready: OrderedDict[_Key, EngineSlot] = OrderedDict()
+        self._counts: OrderedDict[_Key, int] = OrderedDict()
+        self._found: dict[_Key, SizedRun] = {}  # what became of each try
+        self._lock = threading.Lock()
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Any], *more: Any) -> list[Any]:
+        """Run in the session of the inputs' sizes where there is one, else in the plain one; return the outputs."""
+        if more:
+            return self._plain(names, feeds, *more)
+        try:
+            key = tuple([(name, array.shape) for name, array in feeds.items()])
+        except AttributeError:  # sequences and maps
+            return self._plain(names, feeds)
+        slot = self._ready.get(key)
+        if slot is None:
+            self._count(key, names, feeds)
+            return self._plain(names, feeds)
+        try:
+            engine = slot.current
+            if engine is None or engine.version != slot.weights.version:
+                engine = slot.engine(self._rule)
+            return engine.run(names, feeds)
+        except CancelledRunError:
+            raise
+        except RlxError as err:  # such as no memory; the plain session then shows whether the device is at fault
+            _log.warning("sizes %s run in the plain session again: %s", described(key), err)
+            self._drop(key, f"a run failed: {str(err).splitlines()[0]}")
+            return self._plain(names, feeds)
+
+    def report(self) -> tuple[SizedRun, ...]:
+        """Return what became of each try, the earliest first."""
+        return tuple(self._found.values())
+
+    def slots(self) -> list[EngineSlot]:
+        """Return the slots of the sessions that are kept."""
+        return list(self._ready.values())
+
+    def _count(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any]) -> None:
+        if key in self._found:
+            return
+        count = self._counts.pop(key, 0) + 1
+        self._counts[key] = count
+        if len(self._counts) > MOST_KNOWN:
+            self._counts.popitem(last=False)
+        if count < AFTER_RUNS or len(self._found) >= MOST_TRIES or len(self._ready) >= self._most:
+            return
+        if count % AFTER_RUNS or not self._gains() or not all(isinstance(a, np.ndarray) for a in feeds.values()):
+            return
+        with self._lock:
+            if key in self._found or any(found.state == "opening" for found in self._found.values()):
+                return
+            self._found[key] = SizedRun(described(key), "opening")
+        copies = {name: array.copy() for name, array in feeds.items()}
+        self._later(lambda: self._try(key, list(names), copies))
+
+    def _try(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any]) -> None:
+        """Open the session of a size, and keep it if it is right and faster."""
+        slot: EngineSlot | None = None
+        try:
+            with _one_at_a_time:
+                begun = time.perf_counter()
+                slot = self._opened(key)
+                engine = slot.engine(self._rule)
+                opened_s = time.perf_counter() - begun
+                for _ in range(WARM_RUNS):
+                    outputs = engine.run(names, feeds)
+                for name, want, got in zip(names, self._plain(names, feeds), outputs, strict=True):
+                    if not _same(got, want):
+                        raise _NotKeptError(f"output {name!r} differs by {relative_error(got, want):.1e}")
+                plain_ns, sized_ns = _least(lambda: self._plain(names, feeds), lambda: engine.run(names, feeds))
+                if sized_ns > WORTH * plain_ns:
+                    raise _NotKeptError(f"a run takes {sized_ns / 1e3:.0f} us, a plain one {plain_ns / 1e3:.0f} us")
+            nbytes = sum(tensor.nbytes for tensor in engine.weights.values())
+            self._found[key] = SizedRun(described(key), "used", "", plain_ns, sized_ns, nbytes)
+            self._ready[key] = slot
+            _log.info("sizes %s have a session of their own, opened in %.3g s", described(key), opened_s)
+        except (RlxError, _NotKeptError) as err:
+            self._found[key] = SizedRun(described(key), "refused", str(err).splitlines()[0])
+            _log.info("sizes %s have no session of their own: %s", described(key), err)
+            if slot is not None:
+                slot.close()
+
+    def _drop(self, key: _Key, reason: str) -> None:
+        self._found[key] = SizedRun(described(key), "refused", reason)
+        slot = self._ready.pop(key, None)
+        if slot is not None:
+            slot.close()
+
+
+class _NotKeptError(Exception):
+    """A session is not right or not faster; the message is the reason."""
+
+
+def described(key: _Key) -> str:
+    """Return sizes as reports show them."""
+    return ", ".join(f"{name} {list(shape)}" for name, shape in key)
+
+
+def _same(got: Any, want: Any) -> bool:
+    return isinstance(got, np.ndarray) and isinstance(want, np.ndarray) and agree(got, want, TOLERANCE, epsilons=32)
+
+
+def _least(*calls: Callable[[], object]) -> tuple[int, ...]:
+    """Return the least time of each call in ns, made in turns."""
+    least = [1 << 62] * len(calls)
+    for _ in range(TIMED_PAIRS):
+        for place, call in enumerate(calls):
+            begun = time.perf_counter_ns()
+            call()
+            least[place] = min(least[place], time.perf_counter_ns() - begun)
+    return tuple(least)
+
+
+def _in_thread(call: Callable[[], None]) -> None:
+    def run() -> None:
+        if not ending():
+            call()
+
+    threading.Thread(target=run, name="rlx_ort-sizes", daemon=True).start()

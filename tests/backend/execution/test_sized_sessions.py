@@ -1,0 +1,242 @@
+"""Sizes that come back get sessions of their own: on CPU sessions that record with a driver on the host, on CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+from doubles.fake_recorder import FakeRecorder
+
+from rlx_ort import CompileOptions, EngineError, GraphDevices
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.device import Device
+from rlx_ort.execution import sized
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
+from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.engine import replays
+from rlx_ort.providers.engine.recipe import Recording
+from rlx_ort.providers.engine.replays import NotRecordedError
+from rlx_ort.providers.engine.session import OrtEngineSession
+
+
+def graph() -> Graph:
+    """Return `x * w + 1` over an open number of rows."""
+    made = Graph("sized")
+    x = made.input("x", ["rows", 4])
+    made.outputs = [x * made.param("w", [4], data=np.arange(4, dtype=np.float32)) + 1.0]
+    return made
+
+
+def rows(count: int, value: float = 3.0) -> dict[str, np.ndarray[Any, Any]]:
+    """Return inputs with so many rows."""
+    return {"x": np.full((count, 4), value, np.float32)}
+
+
+def result(count: int, value: float = 3.0, weight: float = 1.0) -> np.ndarray[Any, Any]:
+    """Return what the graph gives for `rows`."""
+    return np.tile(np.arange(4, dtype=np.float32) * weight * value + 1, (count, 1))
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
+    """Make CPU sessions record, only those with fixed sizes with success, and collect what runs in the background."""
+    Session("cpu")  # the probe's session must not be among them
+    original = CpuProvider.recipe
+
+    def recipe(self: CpuProvider, device: Device, options: CompileOptions) -> Any:
+        def opened() -> FakeRecorder:
+            if not options.dims:
+                raise NotRecordedError("a node computes sizes on the host")
+            return FakeRecorder()
+
+        recording = Recording(opened, options.device_graph is True) if options.device_graph else None
+        return dataclasses.replace(original(self, device, options), recording=recording)
+
+    def gains(self: OrtEngineSession) -> bool:
+        return self.recipe.recording is not None
+
+    found: list[Callable[[], None]] = []
+    monkeypatch.setattr(CpuProvider, "recipe", recipe)
+    monkeypatch.setattr(OrtEngineSession, "gains_from_fixed_sizes", gains)
+    monkeypatch.setattr(replays, "WORTH", 1e9)
+    monkeypatch.setattr(sized, "WORTH", 1e9)
+    monkeypatch.setattr(sized, "_in_thread", found.append)
+    yield found
+    found.clear()
+
+
+def run_often(compiled: CompiledGraph, count: int, times: int = sized.AFTER_RUNS) -> None:
+    """Run as often as a session of its own takes, and compare each result."""
+    for value in range(times):
+        np.testing.assert_array_equal(compiled.run(rows(count, value))[0], result(count, value))
+
+
+def test_a_size_that_comes_back_has_a_session_that_records(jobs: list[Callable[[], None]]) -> None:
+    """Its runs are replayed, and those of other sizes go on as before."""
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 3)
+    assert [found.state for found in compiled.device_graph_report().sized] == ["opening"]
+    jobs.pop()()
+    report = compiled.device_graph_report()
+    assert [(found.sizes, found.state) for found in report.sized] == [("x [3, 4]", "used")]
+    assert [one.inputs for one in report.recorded] == [{"x": "float32[3, 4]"}]
+    assert report.reason
+    run_often(compiled, 3)
+    run_often(compiled, 5, 3)
+
+
+def test_sizes_that_do_not_come_back_have_none(jobs: list[Callable[[], None]]) -> None:
+    """No session is opened for a size that was seen a few times."""
+    compiled = Session("cpu").compile(graph())
+    for count in range(1, 20):
+        run_often(compiled, count, sized.AFTER_RUNS - 1)
+    assert jobs == []
+
+
+def test_there_are_at_most_as_many_as_the_options_say(jobs: list[Callable[[], None]]) -> None:
+    """None with 0."""
+    compiled = Session("cpu", CompileOptions(sized_sessions=2)).compile(graph())
+    for count in (1, 2, 3):
+        run_often(compiled, count)
+        while jobs:
+            jobs.pop()()
+    assert [found.sizes for found in compiled.device_graph_report().sized] == ["x [1, 4]", "x [2, 4]"]
+    without = Session("cpu", CompileOptions(sized_sessions=0)).compile(graph())
+    run_often(without, 1, 20)
+    assert jobs == []
+    assert without.device_graph_report().sized == ()
+
+
+def test_a_wrong_session_is_refused_with_the_reason(
+    jobs: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs go on in the plain session."""
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 3)
+    monkeypatch.setattr(sized, "_same", lambda got, want: False)
+    jobs.pop()()
+    (found,) = compiled.device_graph_report().sized
+    assert found.state == "refused"
+    assert "differs by" in found.reason
+    run_often(compiled, 3, 20)
+    assert jobs == []
+
+
+def test_a_session_that_is_not_faster_is_refused(
+    jobs: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take memory for nothing."""
+    monkeypatch.setattr(sized, "WORTH", 0.0)
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 3)
+    jobs.pop()()
+    (found,) = compiled.device_graph_report().sized
+    assert (found.state, "a plain one" in found.reason) == ("refused", True)
+
+
+def test_a_changed_parameter_is_seen_by_the_next_run(jobs: list[Callable[[], None]]) -> None:
+    """The sessions of the old weights are gone with the plain one."""
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 3)
+    jobs.pop()()
+    compiled.set_param("w", np.arange(4, dtype=np.float32) * 10)
+    np.testing.assert_array_equal(compiled.run(rows(3))[0], result(3, weight=10))
+    assert compiled.device_graph_report().sized == ()
+
+
+def test_a_mutable_parameter_is_seen_by_the_next_run(jobs: list[Callable[[], None]]) -> None:
+    """It is fed to the session of the sizes as to the plain one."""
+    made = Graph("mutable")
+    x = made.input("x", ["rows", 4])
+    made.outputs = [x * made.param("w", [4], data=np.ones(4, np.float32), mutable=True)]
+    compiled = Session("cpu").compile(made)
+    for _ in range(sized.AFTER_RUNS):
+        compiled.run(rows(3))
+    jobs.pop()()
+    for value in (2.0, 5.0):
+        compiled.set_param("w", np.full(4, value, np.float32))
+        np.testing.assert_array_equal(compiled.run(rows(3))[0], np.full((3, 4), 3 * value))
+    assert [found.state for found in compiled.device_graph_report().sized] == ["used"]
+
+
+def test_a_failure_in_the_session_of_a_size_goes_back_to_the_plain_one(
+    jobs: list[Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a warning and the reason in the report; nothing is opened for the size again."""
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 3)
+    jobs.pop()()
+    engine = compiled.engine()
+    assert engine.sized is not None
+    (slot,) = engine.sized.slots()
+
+    def fails(*given: Any) -> Any:
+        raise EngineError("out of memory")
+
+    slot.engine(compiled.rule).run = fails
+    run_often(compiled, 3, 20)
+    (found,) = compiled.device_graph_report().sized
+    assert (found.state, found.reason) == ("refused", "a run failed: out of memory")
+    assert "run in the plain session again" in caplog.text
+    assert jobs == []
+
+
+def test_closing_closes_the_sessions_of_sizes_too(jobs: list[Callable[[], None]]) -> None:
+    """Also one that is opened when it is too late."""
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 3)
+    jobs.pop()()
+    run_often(compiled, 5)
+    engine = compiled.engine()
+    assert engine.sized is not None
+    (slot,) = engine.sized.slots()
+    compiled.close()
+    assert slot.closed
+    jobs.pop()()
+    assert [found.state for found in engine.sized.report()] == ["used", "refused"]
+
+
+def test_a_dropped_graph_keeps_no_session_of_a_size(jobs: list[Callable[[], None]]) -> None:
+    """A job that begins after it finds nothing to do."""
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 3)
+    del compiled
+    gc.collect()
+    jobs.pop()()
+
+
+def test_a_model_that_computes_shapes_is_right_run_after_run(device: Device) -> None:
+    """By default, through the front door, over two sizes; on a GPU that records, the first one has a session."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    shapes (float[batch, steps, 8] x) => (float[n, m] y) <int64[1] zero = {0}, int64[1] rest = {-1}> {
+        shape = Shape(x)
+        batch = Gather(shape, zero)
+        to = Concat <axis = 0> (batch, rest)
+        flat = Reshape(x, to)
+        y = Tanh(flat)
+    }"""
+    runner = GraphDevices(from_onnx(onnx.parser.parse_model(text)))
+    compiled = runner.compile(device)
+    for batch in (2, 3):
+        for value in range(3 * sized.AFTER_RUNS):
+            x = np.full((batch, 5, 8), value / 20, np.float32)
+            np.testing.assert_allclose(runner.run(device, {"x": x})[0], np.tanh(x.reshape(batch, -1)), rtol=1e-5)
+            if device.kind == "cuda" and value == sized.AFTER_RUNS:
+                wait_for(lambda: all(found.state != "opening" for found in compiled.device_graph_report().sized))
+    if device.kind == "cuda":
+        assert compiled.device_graph_report().recorded
+
+
+def wait_for(done: Callable[[], bool], limit_s: float = 30.0) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + limit_s
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.01)
