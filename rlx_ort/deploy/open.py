@@ -328,7 +328,10 @@ def _quick_session(package: Package) -> QuickSession | None:
     except EngineError:  # there is no ONNX Runtime, which is an error at opening a session
         return None
     if quick is not None:
-        quick.watch(package.copy)
+        if package.signature_state == "verified":  # of these bytes, which nothing would read before the first answer
+            package.copy.check()
+        else:
+            quick.watch(package.copy)
         package.check_file(package.index.graph)
     return quick
 

@@ -73,6 +73,7 @@ class Package:
         try:
             self._raw = raw = read_index(self._container)
             self.sha256 = hashlib.sha256(raw).hexdigest()
+            self._vouch = partial(_vouch, self._container, self.sha256)
             if sha256 is not None and self.sha256 != sha256.lower():
                 raise IntegrityError(f"{self.path} is another package: SHA-256 {self.sha256}, wanted {sha256}")
             self.index = Index.from_bytes(raw)
@@ -207,6 +208,7 @@ class Package:
                 begin + entry.offset,
                 entry.sha256,
                 private=self._private,
+                vouch=self._vouch,
             )
         return self._tensors[name]
 
@@ -266,6 +268,17 @@ class Package:
             )
 
 
+def _vouch(container: Container, digest: str) -> None:
+    """Check the bytes of a package whose index has this digest, unless this copy of it was read whole before.
+
+    Raises:
+        IntegrityError: they are not what was packed.
+    """
+    from rlx_ort.deploy.copies import PackageCopy
+
+    PackageCopy(container, digest).check()
+
+
 def _check_versions(requires: Mapping[str, str], path: Path) -> None:
     """Compare the installed versions, by their metadata; a missing ONNX Runtime is an error at opening a session."""
     if not requires:
@@ -292,6 +305,9 @@ class PackageTensor(TensorData):
     bytes are in `file` from `offset` on and must have the digest `sha256`; `name` is the tensor's name in messages.
     With `private`, they are copied into memory of this process and the copy is hashed, which no write to the file can
     reach any more.
+
+    `sha256` alone is a promise. Whoever uses other bytes of that digest in place of reading these, as the compile cache
+    does, calls `vouch` first, unless the tensor `is_verified`; all tensors of an open package have the same `vouch`.
     """
 
     # The base class has slots and is frozen, so attributes are set once and past its guard.
@@ -305,16 +321,18 @@ class PackageTensor(TensorData):
         offset: int,
         sha256: str,
         *,
+        vouch: Callable[[], None],
         private: bool = False,
     ) -> None:
         source = None if private else FileRange(str(file.path.absolute()), offset, file.stamp, pinned=True)
-        values: dict[str, Any] = {"dtype": dtype, "shape": shape, "source": source, "sha256": sha256}
+        values: dict[str, Any] = {"dtype": dtype, "shape": shape, "source": source, "sha256": sha256, "vouch": vouch}
         values |= {"_name": name, "_file": file, "_offset": offset, "_private": private}
         values |= {"_verified": None, "_state": None, "_lock": threading.Lock()}
         for key, value in values.items():
             object.__setattr__(self, key, value)
 
     sha256: str
+    vouch: Callable[[], None]
     _name: str
     _file: OpenFile
     _offset: int

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.storage import open_regular, replacing
+from rlx_ort.storage import open_regular, parse_json, replacing
 
 PIECE_BYTES = 8 << 20
 """Size of the pieces in which a tensor is copied from file to file."""
@@ -62,6 +62,9 @@ class FileRange:
             return True
 
 
+_USUAL_RANK = 32  # which every numpy has
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TensorData:
     """A dtype, a static shape and the bytes of the elements.
@@ -86,6 +89,10 @@ class TensorData:
             found, wanted = self.buffer.nbytes, self.dtype.nbytes(self.num_elements)
         if found != wanted:
             raise ValueError(f"a {self.dtype.value}{list(self.shape)} tensor needs {wanted} bytes, got {found}")
+        if not found or len(self.shape) > _USUAL_RANK:  # whose sizes the number of bytes does not bound
+            np.broadcast_to(
+                np.empty((), self.dtype.numpy), self.shape
+            )  # raises ValueError where numpy has no such array
 
     @classmethod
     def from_array(cls, array: npt.ArrayLike, dtype: DType | None = None) -> TensorData:
@@ -349,7 +356,7 @@ def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
             if not 0 <= length <= _HEADER_LIMIT:
                 raise ValueError("the length of its header is wrong")
-            header = json.loads(file.read(length).decode("utf-8"))
+            header = parse_json(file.read(length))
             status = os.fstat(file.fileno())
             size = status.st_size - 8 - length
             place = FileRange(str(path.resolve()), 8 + length, FileRange.stamp_of(status))
@@ -360,7 +367,7 @@ def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:
         }, metadata
     except OSError as err:
         raise ConversionError(f"tensor file {path} cannot be read: {err}") from err
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise ConversionError(f"tensor file {path} is no safetensors file: {err}") from err
 
 
@@ -381,7 +388,7 @@ def _mapped_tensor(
 ) -> TensorData:
     dtype, shape = _SAFETENSORS_DTYPES[entry["dtype"]], entry["shape"]
     if mark is not None:
-        name, shape = json.loads(mark)
+        name, shape = parse_json(mark)
         dtype = DType(name)
     begin, end = entry["data_offsets"]
     if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):

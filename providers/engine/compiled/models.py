@@ -184,7 +184,10 @@ def _open_saved(
 
     loads_as = replace(request, options=request.options.with_(optimization=OptimizationLevel.OFF))
     for attempt in (1, 2):
-        entry = _found(store, key) or store.make(key, _label(request), fill)
+        found = _found(store, key)
+        if found is not None:
+            _vouch(request)
+        entry = found or store.make(key, _label(request), fill)
         try:
             return entry, open_with(recipe, loads_as, saved=entry.folder / MODEL_FILE)
         except RlxError as err:
@@ -193,6 +196,17 @@ def _open_saved(
                 raise EngineError(f"the saved model does not open: {err}") from err
             _log.warning("the compile cache drops entry %s of %s: %s", key.digest, entry.label, err)
     raise AssertionError("unreachable")
+
+
+def _vouch(request: SessionRequest) -> None:
+    """Check the weights that a saved model stands for by their promised digests, where nobody has read them yet.
+
+    Raises:
+        IntegrityError: those of a package are not what was packed.
+    """
+    tensors = external_tensors(request.model, request.weights).values()
+    for vouch in {tensor.vouch for tensor in tensors if hasattr(tensor, "vouch") and not tensor.is_verified}:
+        vouch()
 
 
 def _save_to(options: Any, folder: Path, keeps: Keeps) -> None:
@@ -257,7 +271,7 @@ def weights_digest(weights: Mapping[str, TensorData], root: Path) -> str:
     by_file: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, tensor in sorted(weights.items()):
         whole.update(f"{name}\0{tensor.dtype.value}{list(tensor.shape)}\0".encode())
-        promised = getattr(tensor, "sha256", None)  # checked before anyone reads the bytes of such a tensor
+        promised = getattr(tensor, "sha256", None)  # `_vouch` checks it, or whoever reads the bytes
         if isinstance(promised, str):
             whole.update(promised.encode())
             continue

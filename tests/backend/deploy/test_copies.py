@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import threading
@@ -10,14 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sample_packages.packages import X, make, reference
+from sample_packages.keys import write_keys
+from sample_packages.packages import SIZE, X, make, reference
 
 from rlx_ort.deploy.copies import PackageCopy
-from rlx_ort.deploy.open import open_package, warm_package
-from rlx_ort.deploy.package import Package
+from rlx_ort.deploy.create import create_package
+from rlx_ort.deploy.open import load, open_package, warm_package
+from rlx_ort.deploy.package import Package, sign_package
 from rlx_ort.deploy.start import start_package
 from rlx_ort.device import Device
+from rlx_ort.environment import override
 from rlx_ort.errors import IntegrityError
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.options.compile_options import CacheUse, CompileOptions
+from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.repository import Repository
 
 
 @pytest.fixture(params=[False, True], ids=["file", "folder"])
@@ -34,10 +43,10 @@ def _copied(path: Path, name: str) -> Path:
     return Path(shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target))
 
 
-def _damage(path: Path) -> None:
+def _damage(path: Path, number: int = 0) -> None:
     """Change one bit of a weight."""
     with Package(path) as package:
-        entry = next(iter(package.index.tensors.values()))
+        entry = [*package.index.tensors.values()][number]
         file, begin = package._container.locate(entry.file)
         place = file.path, begin + entry.offset
     with place[0].open("r+b") as stream:
@@ -130,3 +139,66 @@ def test_a_list_of_copies_that_cannot_be_read_counts_as_none(warmed: Path, conte
     _answer(warmed, start_package)
     _wait()
     assert str(warmed.name) in listed.read_text(encoding="utf-8")
+
+
+def _twins() -> Graph:
+    """Return relu(relu(x @ first) @ second), with two weights of the same bytes."""
+    graph = Graph("twins")
+    value = graph.input("x", ["rows", SIZE])
+    data = np.random.default_rng(3).standard_normal((SIZE, SIZE)).astype(np.float32)
+    for name in ("first", "second"):
+        value = graph.relu(value @ graph.param(name, [SIZE, SIZE]))
+        graph.weights[name] = TensorData.from_array(data)
+    graph.outputs = [value]
+    return graph
+
+
+def _served(path: Path, key: Path) -> None:
+    repository = Repository([path], ServeOptions(require_signature=str(key)))
+    asyncio.run(repository.load_all())
+    [entry] = repository.entries.values()
+    if not entry.loaded:
+        raise IntegrityError(entry.reason)
+
+
+_CACHED = CompileOptions(cache=CacheUse.FOUND)
+_WAYS: dict[str, Callable[[Path, Path], object]] = {
+    "open_package": lambda path, key: open_package(path, require_signature=key).run("cpu", {"x": X}),
+    "with options": lambda path, key: open_package(path, None, _CACHED, require_signature=key).run("cpu", {"x": X}),
+    "compile": lambda path, key: open_package(path, require_signature=key).compile("cpu"),
+    "start_package": lambda path, key: start_package(path, require_signature=key).run({"x": X}),
+    "serve": _served,
+}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_a_damaged_copy_of_a_signed_package_never_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool, number: int
+) -> None:
+    """The compile cache has its weights, and yet each way of opening reads this copy and refuses it."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    private, public = write_keys(tmp_path, "ours")
+    create_package(_twins(), path := tmp_path / "twins.ortpackage", folder=folder)
+    with Package(path) as package:
+        sign_package(package, private)
+    assert warm_package(path, [Device.CPU])[0].starts
+    ways = {**_WAYS, "load": lambda path, _: load(path, None, _CACHED).run("cpu", {"x": X})}
+    with override({"RLX_PACKAGE_KEY": str(public)}):
+        for name, way in ways.items():
+            way(path, public)
+            copy = _copied(path, f"{name.replace(' ', '-')}.ortpackage")
+            _damage(copy, number)
+            for _ in range(2):
+                with pytest.raises(IntegrityError, match=r"weights\.bin.*not what was packed"):
+                    way(copy, public)
+
+
+def test_a_session_from_the_cache_needs_the_weights_of_its_own_copy(warmed: Path) -> None:
+    """Without a key as well, unless they were read whole before."""
+    copy = _copied(warmed, "copy.ortpackage")
+    with open_package(copy, options=_CACHED) as runner:
+        runner.compile("cpu")
+    _damage(copy)
+    with open_package(copy, options=_CACHED) as runner, pytest.raises(IntegrityError, match="not what was packed"):
+        runner.compile("cpu")
