@@ -30,9 +30,9 @@ from rlx_ort.errors import (
     InputError,
     NoViableDeviceError,
     RunError,
-    is_device_failure,
 )
 from rlx_ort.execution.interface import Outputs, ValueInfo, described, outputs_class
+from rlx_ort.faults import is_device_failure
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, chain_with, device_chain_from_env, labels
 
