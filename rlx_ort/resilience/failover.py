@@ -18,7 +18,13 @@ import numpy as np
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, StateLossError
+from rlx_ort.errors import (
+    CancelledRunError,
+    DeviceFallbackError,
+    DeviceUnavailableError,
+    StateLossError,
+    TimeLimitError,
+)
 from rlx_ort.execution.interface import Outputs
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
@@ -87,12 +93,22 @@ class RunRecord:
 
 
 class _Call(NamedTuple):
-    """A run that is asked for."""
+    """A run that is asked for.
+
+    Attributes:
+        runner: the runner.
+        inputs: the inputs.
+        timeout_s: the time limit of each attempt in seconds.
+        cancel: cancels the run.
+        impatient: whether the limit is the caller's own and shorter than that of the options, so that exceeding it says
+            nothing about the device.
+    """
 
     runner: GraphDevices
     inputs: Mapping[str, Any]
-    timeout_s: float | None
-    cancel: CancelToken | None
+    timeout_s: float | None = None
+    cancel: CancelToken | None = None
+    impatient: bool = False
 
 
 class Failover:
@@ -178,17 +194,14 @@ class Failover:
                 try:
                     outputs = run(inputs)
                 except Exception as err:  # judged by the table
-                    call = _Call(runner, inputs, None, None)
+                    call = _Call(runner, inputs)
                     # Closed by its caller, or by another thread that closed the runner.
                     if compiled is None or compiled.closed or freed_after(err, runner, device):
                         return self._answer(call, choose, key, began)
                     return self._answer(call, choose, key, began, (device, err))
                 self._thread.last = device, began, clock()
                 return outputs
-        if timeout_s is not None:
-            check_timeout(timeout_s)
-        limit = self.options.timeout_s if timeout_s is None else timeout_s
-        return self._answer(_Call(runner, inputs, limit, cancel), choose, key, began)
+        return self._answer(self._call(runner, inputs, timeout_s, cancel), choose, key, began)
 
     def run_named(
         self,
@@ -206,13 +219,10 @@ class Failover:
             DeviceUnavailableError: the engine of the device is stuck.
             RlxError: the run failed.
         """
-        if timeout_s is not None:
-            check_timeout(timeout_s)
-        limit = self.options.timeout_s if timeout_s is None else timeout_s
+        call = self._call(runner, inputs, timeout_s, cancel)
         began = self._clock()
         if self.quarantine.is_out(device) and not self.quarantine.is_last_resort(device):
             raise DeviceUnavailableError(device, self.quarantine.reason(device), "wait until `health` shows it ready")
-        call = _Call(runner, inputs, limit, cancel)
         try:
             outputs = self._attempt(call, device, named=True)[1]
         except Exception as err:  # recorded and raised again
@@ -224,6 +234,16 @@ class Failover:
             raise
         self._thread.last = (device, began, self._clock())
         return outputs
+
+    def _call(
+        self, runner: GraphDevices, inputs: Mapping[str, Any], timeout_s: float | None, cancel: CancelToken | None
+    ) -> _Call:
+        """Return a run within the caller's limit, else within that of the options."""
+        usual_s = self.options.timeout_s
+        if timeout_s is None:
+            return _Call(runner, inputs, usual_s, cancel)
+        check_timeout(timeout_s)
+        return _Call(runner, inputs, timeout_s, cancel, usual_s is None or timeout_s < usual_s)
 
     def _answer(
         self, call: _Call, choose: Choose, key: str, began: int, failed: tuple[Device, Exception] | None = None
@@ -252,7 +272,8 @@ class Failover:
             end = self._clock()
             self._thread.last = (device, began, end, start, attempts)
             for other, reason in doubted:
-                self._put_out(runner, other, reason, began)
+                if reason:
+                    self._put_out(runner, other, reason, began)
             if self.quarantine.is_out(device) and self.quarantine.is_last_resort(device):
                 self.quarantine.readmit(device)  # it answered as the last resort
             answer = Answer(device, call.inputs, outputs, version)
@@ -397,7 +418,7 @@ class Failover:
         def run() -> list[Any]:
             return runner._opened(device, named).run(inputs)
 
-        return None, self._limited(runner, device, run, call.timeout_s, call.cancel)
+        return None, self._limited(runner, device, run, call.timeout_s, call.cancel, call.impatient)
 
     def _limited(
         self,
@@ -406,16 +427,22 @@ class Failover:
         run: Callable[[], list[Any]],
         timeout_s: float | None,
         cancel: CancelToken | None = None,
+        impatient: bool = False,
     ) -> list[Any]:
-        """Run within limits; a device whose engine does not return is out with its session."""
+        """Run within limits; a device whose engine does not return is out with its session, until it does.
+
+        Where the caller ended the run, it is no failure of the device, and the CPU has room for a session beside it.
+        """
 
         def stuck(future: Future[Any]) -> None:
             reason = f"the engine did not return within {self.options.grace_s:g} s of being asked to stop"
-            self.quarantine.enter_stuck(device, reason)
-            future.add_done_callback(lambda _: self.quarantine.leave_stuck(device))
+            failed = not (impatient or (cancel is not None and cancel.cancelled))
+            if failed or device != Device.CPU:
+                self.quarantine.enter_stuck(device, reason, failed=failed)
+                future.add_done_callback(lambda _: self.quarantine.leave_stuck(device))
             self.forget_choices()
             runner._sessions.drop(device)
-            _log.warning("%s is out with its session: %s", device.display, reason)
+            _log.warning("the session of %s is given up: %s", device.display, reason)
 
         return run_limited(run, timeout_s, self.options.grace_s, cancel, stuck)
 
@@ -428,7 +455,10 @@ class Failover:
         attempts: list[Attempt],
         doubted: list[tuple[Device, str]],
     ) -> None:
-        """Note a failure, or raise the error when no other device is to answer."""
+        """Note a failure, or raise the error when no other device is to answer.
+
+        `doubted` gets a device whose fault is unknown, with the reason if an answer of another one convicts it.
+        """
         runner = call.runner
         fault, what = fault_of(err)
         if fault is Fault.CALLER:
@@ -438,7 +468,7 @@ class Failover:
         if fault is Fault.DEVICE:
             self._put_out(runner, device, reason, start)
         elif fault is Fault.UNKNOWN:
-            doubted.append((device, reason))
+            doubted.append((device, "" if call.impatient and isinstance(err, TimeLimitError) else reason))
         if runner._sessions.has_state(device):
             raise StateLossError(_STATE.format(device.display, reason)) from err
         if fault is Fault.DEVICE and _on_device(call.inputs):
