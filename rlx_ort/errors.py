@@ -232,17 +232,6 @@ class WriteError(ConversionError, PackageError):
     exit_code = 9
 
 
-_WRONG_EVERYWHERE = (
-    InputError,
-    ParamError,
-    DeviceParseError,
-    GraphVerifyError,
-    PackageError,
-    CancelledRunError,
-    StateLossError,
-)
-
-
 def install_command(extra: str, *more: str) -> str:
     """Return the command that installs `rlx_ort` with an extra, and more arguments of pip.
 
@@ -261,15 +250,3 @@ def near_names(name: str, known: Iterable[str]) -> str:
         return f"did you mean {' or '.join(map(repr, near))}?"
     listed = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
     return f"known are {listed}" if names else "there are none"
-
-
-def is_device_failure(error: BaseException) -> bool:
-    """Return whether another device may succeed where this error was raised.
-
-    True for the errors of this package that a device is the reason of, for `MemoryError`, and for ONNX Runtime's own
-    exceptions. False for what is wrong on every device (inputs, parameters, device names, the graph, the package, a
-    cancelled run, state that cannot move) and for every other exception, which is a bug or the caller's own business.
-    """
-    if isinstance(error, RlxError):
-        return not isinstance(error, _WRONG_EVERYWHERE)
-    return isinstance(error, MemoryError) or type(error).__module__.partition(".")[0] == "onnxruntime"

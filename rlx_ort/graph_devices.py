@@ -30,9 +30,9 @@ from rlx_ort.errors import (
     InputError,
     NoViableDeviceError,
     RunError,
-    is_device_failure,
 )
 from rlx_ort.execution.interface import Outputs, ValueInfo, described, outputs_class
+from rlx_ort.faults import is_device_failure
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, chain_with, device_chain_from_env, labels
 
@@ -541,23 +541,23 @@ class GraphDevices:
             if follower is not None:
                 follower.note(last.device, int(last.seconds * 1e9))
             return last.device, outputs
-        sessions = self._sessions
-        compiled = self._open_first(choose)
-        begun = time.perf_counter_ns()
-        try:
-            outputs = self._named(compiled.run(inputs))
-        except CancelledRunError:
-            if not self._replaced(sessions):
-                raise
-            return self.run_chosen(inputs)
-        except Exception as err:  # raised again unless the device is at fault
-            if follower is None or compiled.device == follower.home or not is_device_failure(err):
-                raise
-            follower.drop(compiled.device)
-            return self.run_chosen(inputs)
-        if follower is not None:
-            follower.note(compiled.device, time.perf_counter_ns() - begun)
-        return compiled.device, outputs
+        while True:
+            sessions = self._sessions
+            compiled = self._open_first(choose)
+            begun = time.perf_counter_ns()
+            try:
+                outputs = self._named(compiled.run(inputs))
+            except CancelledRunError:
+                if not self._replaced(sessions):
+                    raise
+            except Exception as err:  # raised again unless the device is at fault
+                if follower is None or compiled.device == follower.home or not is_device_failure(err):
+                    raise
+                follower.drop(compiled.device)
+            else:
+                if follower is not None:
+                    follower.note(compiled.device, time.perf_counter_ns() - begun)
+                return compiled.device, outputs
 
     def run_try(
         self,

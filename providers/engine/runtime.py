@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError, install_command
+from rlx_ort.faults import DEVICE_GONE, NOT_TAKEN
 from rlx_ort.providers.engine.stopping import check_stopped
 
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/python/onnxruntime_pybind_exceptions.cc
@@ -45,10 +46,6 @@ PLAIN_EXCEPTIONS: dict[type[Exception], _Errors] = {
 _ABOUT_INPUTS = (
     r"Invalid input name|Invalid output name|Got invalid dimensions|Unexpected input data type|Invalid rank for input"
     r"|Missing Input|Invalid Feed|Required inputs|Input name cannot|do not match expected type|Unable to handle object"
-)
-DEVICE_GONE = (
-    r"WebGPU device lost|Failed to get a WebGPU adapter|no CUDA-capable device|invalid device ordinal"
-    r"|CUDA driver version is insufficient|devices are busy or unavailable|887A0005|887A0006|887A0007|887A0020"
 )
 _NOISE = r"^\[ONNXRuntimeError\] : \d+ : \w+ : "
 _POSITION = r"/\S+?\.(?:cc|h|cpp):\d+ .*?\)(?:::<lambda\(\)>)? (?=\S)"  # source position and C++ signature
@@ -219,7 +216,7 @@ def opening_error(err: Exception, device: Device) -> RlxError:
         return DeviceUnavailableError(device, text, "pip install --upgrade onnxruntime")
     if kind is DeviceUnavailableError or re.search(DEVICE_GONE, str(err)):
         return DeviceUnavailableError(device, text)
-    return kind(f"ONNX Runtime did not take the model for {device.display}: {text}")
+    return kind(f"{NOT_TAKEN} for {device.display}: {text}")
 
 
 def running_error(err: Exception, device: Device) -> RlxError:

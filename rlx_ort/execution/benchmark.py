@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from rlx_ort.device import Device
-from rlx_ort.errors import is_device_failure
+from rlx_ort.faults import is_device_failure
 
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph

@@ -334,6 +334,7 @@ class EngineSlot:
             self.keep(engine)
             if self.closed:  # meanwhile; see `close`
                 self.let_go()
+                del engine  # the error must not keep it open
                 raise CancelledRunError(f"the graph on {self.device.display} was closed while its session opened")
             return engine
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx_ort.converters.from_onnx.tensor_files import Folders, trusted_folders
-from rlx_ort.errors import InputError, RlxError, RunError, is_device_failure
+from rlx_ort.errors import InputError, RlxError, RunError
+from rlx_ort.faults import is_device_failure
 from rlx_ort.execution.background import run_in_background
 from rlx_ort.execution.decode import DecodeLoop
 from rlx_ort.genai.choice import Choice, GenaiCandidate, Variant

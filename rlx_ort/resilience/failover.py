@@ -6,9 +6,11 @@ little more than `CompiledGraph.run`. The choice is renewed once a second, and w
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -18,12 +20,18 @@ import numpy as np
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, StateLossError
+from rlx_ort.errors import (
+    CancelledRunError,
+    DeviceFallbackError,
+    DeviceUnavailableError,
+    StateLossError,
+    TimeLimitError,
+)
 from rlx_ort.execution.interface import Outputs
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.binding import DeviceTensor
-from rlx_ort.resilience.faults import Fault, fault_of
+from rlx_ort.faults import Fault, fault_of
 from rlx_ort.resilience.limits import CancelToken, run_limited
 from rlx_ort.resilience.memory import device_memory, freed_after
 from rlx_ort.resilience.options import Resilience, check_timeout
@@ -87,12 +95,22 @@ class RunRecord:
 
 
 class _Call(NamedTuple):
-    """A run that is asked for."""
+    """A run that is asked for.
+
+    Attributes:
+        runner: the runner.
+        inputs: the inputs.
+        timeout_s: the time limit of each attempt in seconds.
+        cancel: cancels the run.
+        impatient: whether the limit is the caller's own and shorter than that of the options, so that exceeding it says
+            nothing about the device.
+    """
 
     runner: GraphDevices
     inputs: Mapping[str, Any]
-    timeout_s: float | None
-    cancel: CancelToken | None
+    timeout_s: float | None = None
+    cancel: CancelToken | None = None
+    impatient: bool = False
 
 
 class Failover:
@@ -178,17 +196,17 @@ class Failover:
                 try:
                     outputs = run(inputs)
                 except Exception as err:  # judged by the table
-                    call = _Call(runner, inputs, None, None)
-                    # Closed by its caller, or by another thread that closed the runner.
-                    if compiled is None or compiled.closed or freed_after(err, runner, device):
+                    _let_go(err)
+                    call = _Call(runner, inputs)
+                    # By its caller, or by another thread that closed the runner.
+                    closed = compiled is None or compiled.closed
+                    del run, compiled  # which keep the session
+                    if closed or freed_after(err, runner, device):
                         return self._answer(call, choose, key, began)
                     return self._answer(call, choose, key, began, (device, err))
                 self._thread.last = device, began, clock()
                 return outputs
-        if timeout_s is not None:
-            check_timeout(timeout_s)
-        limit = self.options.timeout_s if timeout_s is None else timeout_s
-        return self._answer(_Call(runner, inputs, limit, cancel), choose, key, began)
+        return self._answer(self._call(runner, inputs, timeout_s, cancel), choose, key, began)
 
     def run_named(
         self,
@@ -206,13 +224,10 @@ class Failover:
             DeviceUnavailableError: the engine of the device is stuck.
             RlxError: the run failed.
         """
-        if timeout_s is not None:
-            check_timeout(timeout_s)
-        limit = self.options.timeout_s if timeout_s is None else timeout_s
+        call = self._call(runner, inputs, timeout_s, cancel)
         began = self._clock()
         if self.quarantine.is_out(device) and not self.quarantine.is_last_resort(device):
             raise DeviceUnavailableError(device, self.quarantine.reason(device), "wait until `health` shows it ready")
-        call = _Call(runner, inputs, limit, cancel)
         try:
             outputs = self._attempt(call, device, named=True)[1]
         except Exception as err:  # recorded and raised again
@@ -224,6 +239,16 @@ class Failover:
             raise
         self._thread.last = (device, began, self._clock())
         return outputs
+
+    def _call(
+        self, runner: GraphDevices, inputs: Mapping[str, Any], timeout_s: float | None, cancel: CancelToken | None
+    ) -> _Call:
+        """Return a run within the caller's limit, else within that of the options."""
+        usual_s = self.options.timeout_s
+        if timeout_s is None:
+            return _Call(runner, inputs, usual_s, cancel)
+        check_timeout(timeout_s)
+        return _Call(runner, inputs, timeout_s, cancel, usual_s is None or timeout_s < usual_s)
 
     def _answer(
         self, call: _Call, choose: Choose, key: str, began: int, failed: tuple[Device, Exception] | None = None
@@ -246,13 +271,15 @@ class Failover:
             try:
                 compiled, outputs = self._attempt(call, device, named=named)
             except Exception as err:  # raised again unless another device may do better
+                _let_go(err)
                 self._failed(call, device, err, start, attempts, doubted)
                 errors.append(err)
                 continue
             end = self._clock()
             self._thread.last = (device, began, end, start, attempts)
             for other, reason in doubted:
-                self._put_out(runner, other, reason, began)
+                if reason:
+                    self._put_out(runner, other, reason, began)
             if self.quarantine.is_out(device) and self.quarantine.is_last_resort(device):
                 self.quarantine.readmit(device)  # it answered as the last resort
             answer = Answer(device, call.inputs, outputs, version)
@@ -383,6 +410,7 @@ class Failover:
         try:
             return call.runner._again_if_closed(lambda: self._attempt_once(call, device, named=named))
         except Exception as err:  # raised again unless memory was freed
+            _let_go(err)
             if not freed_after(err, call.runner, device):
                 raise
         return self._attempt_once(call, device, named=named)
@@ -397,7 +425,7 @@ class Failover:
         def run() -> list[Any]:
             return runner._opened(device, named).run(inputs)
 
-        return None, self._limited(runner, device, run, call.timeout_s, call.cancel)
+        return None, self._limited(runner, device, run, call.timeout_s, call.cancel, call.impatient)
 
     def _limited(
         self,
@@ -406,16 +434,22 @@ class Failover:
         run: Callable[[], list[Any]],
         timeout_s: float | None,
         cancel: CancelToken | None = None,
+        impatient: bool = False,
     ) -> list[Any]:
-        """Run within limits; a device whose engine does not return is out with its session."""
+        """Run within limits; a device whose engine does not return is out with its session, until it does.
+
+        Where the caller ended the run, it is no failure of the device, and the CPU has room for a session beside it.
+        """
 
         def stuck(future: Future[Any]) -> None:
             reason = f"the engine did not return within {self.options.grace_s:g} s of being asked to stop"
-            self.quarantine.enter_stuck(device, reason)
-            future.add_done_callback(lambda _: self.quarantine.leave_stuck(device))
+            failed = not (impatient or (cancel is not None and cancel.cancelled))
+            if failed or device != Device.CPU:
+                self.quarantine.enter_stuck(device, reason, failed=failed)
+                future.add_done_callback(lambda _: self.quarantine.leave_stuck(device))
             self.forget_choices()
             runner._sessions.drop(device)
-            _log.warning("%s is out with its session: %s", device.display, reason)
+            _log.warning("the session of %s is given up: %s", device.display, reason)
 
         return run_limited(run, timeout_s, self.options.grace_s, cancel, stuck)
 
@@ -428,7 +462,10 @@ class Failover:
         attempts: list[Attempt],
         doubted: list[tuple[Device, str]],
     ) -> None:
-        """Note a failure, or raise the error when no other device is to answer."""
+        """Note a failure, or raise the error when no other device is to answer.
+
+        `doubted` gets a device whose fault is unknown, with the reason if an answer of another one convicts it.
+        """
         runner = call.runner
         fault, what = fault_of(err)
         if fault is Fault.CALLER:
@@ -438,7 +475,7 @@ class Failover:
         if fault is Fault.DEVICE:
             self._put_out(runner, device, reason, start)
         elif fault is Fault.UNKNOWN:
-            doubted.append((device, reason))
+            doubted.append((device, "" if call.impatient and isinstance(err, TimeLimitError) else reason))
         if runner._sessions.has_state(device):
             raise StateLossError(_STATE.format(device.display, reason)) from err
         if fault is Fault.DEVICE and _on_device(call.inputs):
@@ -473,9 +510,8 @@ class Failover:
             self._revision, self._sized = revision, names[0] if len(names) == 1 else names
         self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
         if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
-            named, run = call.runner._named, compiled.run
-            route = device, lambda inputs: named(run(inputs)), graph, revision, compiled
-            routes[self._place(key, call.inputs)] = route
+            run = functools.partial(_run_named, call.runner._named, compiled)  # no closure: see `_let_go`
+            routes[self._place(key, call.inputs)] = device, run, graph, revision, compiled
 
 
 _STATE = (
@@ -499,6 +535,22 @@ def _on_device(inputs: Mapping[str, Any]) -> bool:
 
 def _ranking(runner: GraphDevices, inputs: Mapping[str, Any]) -> list[Device]:
     return list(runner._candidates(inputs).ranked())
+
+
+def _run_named(named: type[Outputs], compiled: CompiledGraph, inputs: Mapping[str, Any]) -> Outputs:
+    return named(compiled.run(inputs))
+
+
+def _let_go(error: BaseException) -> None:
+    """Let an error keep no sessions: the frames of its traceback refer to the one that failed.
+
+    Otherwise it would stay open while the memory that it takes is waited for, here and in other threads. Variables of
+    a closure are kept all the same.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__
 
 
 def _reason(what: str, err: Exception) -> str:

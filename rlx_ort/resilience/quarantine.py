@@ -63,6 +63,7 @@ class _Record:
     next_try_ns: int = 0
     stuck: int = 0
     wrong: bool = False
+    spared: bool = False  # a device that is stuck has not failed, and is ready as soon as it returns
 
 
 class Quarantine:
@@ -106,7 +107,8 @@ class Quarantine:
         """
         with self._lock:
             record = self._record(device)
-            if record.state is not HealthState.READY or (record.failures and begun_ns < record.since_ns):
+            ready = record.state is HealthState.READY or record.spared
+            if not ready or (record.failures and begun_ns < record.since_ns):
                 return False
             if self._clock() - record.since_ns > _PROVEN * record.backoff_ns:
                 record.failures = 0
@@ -148,22 +150,28 @@ class Quarantine:
                 if record.state is HealthState.OPENING:
                     record.state = HealthState.READY
 
-    def enter_stuck(self, device: Device, reason: str) -> None:
-        """Note that a run does not come back from the device's engine; the device is out."""
+    def enter_stuck(self, device: Device, reason: str, *, failed: bool = True) -> None:
+        """Note that a run does not come back from the device's engine; the device is out.
+
+        Unless that is a failure, it is in again as soon as the run has come back.
+        """
         with self._lock:
             record = self._record(device)
             record.stuck += 1
-            if record.state is HealthState.READY:
+            if failed and (record.state is HealthState.READY or record.spared):
                 self._count(record, reason)
+            elif record.state is HealthState.READY:
+                record.spared, record.since_ns = True, self._clock()
             record.state, record.reason = HealthState.STUCK, reason
 
     def leave_stuck(self, device: Device) -> None:
-        """Note that such a run has come back after all; the device may be checked when its back-off is over."""
+        """Note that such a run has come back after all; a device that failed is checked when its back-off is over."""
         with self._lock:
             record = self._record(device)
             record.stuck -= 1
             if not record.stuck and record.state is HealthState.STUCK:
-                record.state = HealthState.QUARANTINED
+                record.state = HealthState.READY if record.spared else HealthState.QUARANTINED
+                record.spared = False
 
     def readmit(self, device: Device) -> None:
         """Let a device in again."""
@@ -212,7 +220,7 @@ class Quarantine:
         if record.state is HealthState.READY:
             record.since_ns = self._clock()
         record.failures += 1
-        record.reason = reason
+        record.reason, record.spared = reason, False
         doubled = options.backoff_s * 2 ** min(record.failures - 1, 60)
         record.backoff_ns = int(min(doubled, options.backoff_max_s) * 1e9)
         record.next_try_ns = self._clock() + record.backoff_ns

@@ -25,7 +25,7 @@ from rlx_ort.options.precision import OpClass
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.stopping import Stop, Stopped
 from rlx_ort.providers.registry import provider_of
-from rlx_ort.resilience.faults import Fault, fault_of
+from rlx_ort.faults import Fault, fault_of
 from rlx_ort.resilience.limits import in_background
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import Quarantine

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
-from rlx_ort.errors import is_device_failure
+from rlx_ort.faults import is_device_failure
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule

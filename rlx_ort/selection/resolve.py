@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from rlx_ort.device import Device, as_devices
-from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError, is_device_failure
+from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError
+from rlx_ort.faults import is_device_failure
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.registry import require_available
@@ -118,11 +119,10 @@ def run_with_fallback(
 ) -> tuple[Device, T]:
     """Return the first device of the chain on which `fn` succeeds, and what it returned.
 
-    Devices that may not run the graph are skipped without calling `fn`. After an `RlxError`, a `MemoryError` or an
-    exception of ONNX Runtime in `fn`, the next device is tried. `InputError`, `ParamError`, `DeviceParseError`,
-    `GraphVerifyError` and `PackageError`, which would occur on every device, and exceptions of other libraries or of
-    Python are raised as they are; raise a `RunError` from those that another device may avoid. Each device that is
-    skipped or fails is appended to `attempts` with the reason, whether the call succeeds or not.
+    Devices that may not run the graph are skipped without calling `fn`. After an error of `fn` that another device may
+    avoid (`rlx_ort.faults.is_device_failure`), the next one is tried. Others are raised as they are, those of other
+    libraries and of Python among them; raise a `RunError` from those that another device may avoid. Each device that
+    is skipped or fails is appended to `attempts` with the reason, whether the call succeeds or not.
 
     Raises:
         DeviceFallbackError: no device succeeded; it lists every attempt. An empty chain is one attempt of the CPU.

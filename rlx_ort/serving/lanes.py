@@ -17,6 +17,7 @@ import numpy.typing as npt
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RlxError, ServingError
 from rlx_ort.execution.background import Workers
+from rlx_ort.faults import is_device_failure
 
 Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]
@@ -190,7 +191,7 @@ def executed(lane: Lane, batch: Sequence[Rows]) -> Sequence[Answer | Exception]:
         return _run_joined(lane, batch)
     except Exception as err:  # it belongs to the requests
         if len(batch) == 1:
-            return [err if isinstance(err, RlxError | MemoryError) else _wrapped(err)]
+            return [err if isinstance(err, RlxError) or is_device_failure(err) else _wrapped(err)]
     singly: list[Answer | Exception] = []
     for request in batch:
         singly += executed(lane, [request])

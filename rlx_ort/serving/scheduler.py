@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlx_ort.device import Device
-from rlx_ort.errors import ServingError, is_device_failure
+from rlx_ort.errors import ServingError
+from rlx_ort.faults import is_device_failure
 from rlx_ort.serving.lanes import Answer, Array, Lane, Rows, Times, executed
 
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean

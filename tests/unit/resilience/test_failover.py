@@ -80,6 +80,20 @@ def test_every_automatic_run_fails_over(run: Any, make: Any, fault: Any) -> None
     assert runner.last_run.device == CPU
 
 
+def test_the_session_that_failed_is_closed_before_the_next_device_runs(
+    make: Any, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error, which is kept until a device has answered, keeps no memory of the device."""
+    runner = make()
+    runner.run_fastest(INPUTS)
+    closed: list[int] = []
+    opened = _cpu(runner).open
+    monkeypatch.setattr(_cpu(runner), "open", lambda request: (closed.append(fault.closed), opened(request))[1])
+    fault.dead = LOST
+    assert right(runner.run_fastest(INPUTS))
+    assert closed == [1]
+
+
 def test_a_device_that_does_not_open_is_left(make: Any, fault: Any) -> None:
     """A device that is lost before its session opens is quarantined as well."""
     runner = make()

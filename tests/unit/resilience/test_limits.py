@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_provider import until
+from fault_provider import Doubling, FaultProvider, doubled, until
 
 from rlx_ort.device import Device
 from rlx_ort.errors import (
@@ -26,7 +26,10 @@ from rlx_ort.errors import (
     TimeLimitError,
 )
 from rlx_ort.execution.background import Workers
+from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.providers import registry
 from rlx_ort.resilience.limits import CancelToken, in_background, limited, limited_async
+from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -120,11 +123,14 @@ def test_a_stuck_device_is_not_waited_for_again(runner: Any, fault: Any, clock: 
 
 
 def test_a_stuck_device_that_returns_is_checked_and_used_with_a_new_session(
-    runner: Any, fault: Any, clock: Any
+    make: Any, fault: Any, clock: Any
 ) -> None:
     """The session that was stuck is not used again."""
+    runner = make(grace_s=0.5, timeout_s=0.25)
+    runner.run_fastest(INPUTS, timeout_s=10.0)
+    runner.run("cpu", INPUTS, timeout_s=10.0)
     hang(fault, stubborn=True)
-    runner.run_fastest(INPUTS, timeout_s=0.25)
+    runner.run_fastest(INPUTS)
     opened = fault.opened
     fault.recover()
     until(lambda: state(runner) is HealthState.QUARANTINED)
@@ -133,6 +139,69 @@ def test_a_stuck_device_that_returns_is_checked_and_used_with_a_new_session(
     until(lambda: state(runner) is HealthState.READY)
     runner.run_fastest(INPUTS)
     assert (runner.last_run.device.label, fault.opened) == ("fault", opened + 1)
+
+
+def test_the_caller_s_own_limit_says_nothing_against_a_device(runner: Any, fault: Any) -> None:
+    """Another device answers within it, and other callers keep the one that was too slow for this one."""
+    hang(fault)
+    runner.run_fastest(INPUTS, timeout_s=0.25)
+    assert runner.last_run.device == Device.CPU
+    fault.recover()
+    health = runner._failover.quarantine.health(Device("fault"))
+    assert (health.state, health.failures) == (HealthState.READY, 0)
+    runner.run_fastest(INPUTS)
+    assert runner.last_run.device.label == "fault"
+
+
+def test_a_limit_above_that_of_the_options_counts_against_a_device(make: Any, fault: Any) -> None:
+    """The caller was more patient than the operator asks of a device."""
+    runner = make(timeout_s=0.1)
+    runner.run_fastest(INPUTS, timeout_s=10.0)
+    runner.run("cpu", INPUTS, timeout_s=10.0)
+    hang(fault)
+    runner.run_fastest(INPUTS, timeout_s=0.25)
+    assert state(runner) is HealthState.QUARANTINED
+
+
+@pytest.mark.parametrize("ended_by", ["limit", "token"])
+def test_a_device_that_returns_late_to_an_impatient_caller_is_used_at_once(
+    ended_by: str, runner: Any, fault: Any
+) -> None:
+    """It is stuck while it does not return, and no failure is counted, so that no check and no back-off follow."""
+    hang(fault, stubborn=True)
+    if ended_by == "limit":
+        runner.run_fastest(INPUTS, timeout_s=0.25)
+    else:
+        token = CancelToken()
+        threading.Timer(0.02, token.cancel).start()
+        with pytest.raises(CancelledRunError):
+            runner.run_fastest(INPUTS, cancel=token)
+    assert state(runner) is HealthState.STUCK
+    fault.recover()
+    until(lambda: state(runner) is HealthState.READY)
+    assert runner._failover.quarantine.health(Device("fault")).failures == 0
+    runner.run_fastest(INPUTS)
+    assert runner.last_run.device.label == "fault"
+
+
+def test_a_cpu_that_one_caller_gave_up_serves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another session on the CPU does not wait for the one that is lost, so the CPU is neither stuck nor out."""
+    cpu = FaultProvider(Doubling())
+    cpu.name, cpu.kinds = "cpu", ("cpu",)
+    known = registry.ProviderRegistry((cpu,))
+    monkeypatch.setattr(registry, "default_registry", lambda: known)
+    with GraphDevices(doubled(), resilience=Resilience(grace_s=0.02)) as runner:
+        runner.run_fastest(INPUTS)
+        release = threading.Event()
+        cpu.script = lambda number: (number == 2 and release.wait(10.0) and None) or None
+        with pytest.raises(TimeLimitError, match="its session was given up"):
+            runner.run_fastest(INPUTS, timeout_s=0.02)
+        assert [row.state for row in runner.health()] == [HealthState.READY]
+        np.testing.assert_array_equal(runner.run("cpu", INPUTS)[0], X + X)
+        assert cpu.inside == 1
+        release.set()
+        until(lambda: not cpu.inside)
+        assert [(row.state, row.failures) for row in runner.health()] == [(HealthState.READY, 0)]
 
 
 def test_a_session_that_opens_slowly_counts_against_the_limit(make: Any, fault: Any) -> None:

@@ -211,6 +211,44 @@ def test_a_session_in_use_is_not_closed(
     assert fault.peak == 100
 
 
+class Gate(threading.Event):
+    """An event that notes when a thread begins to wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait as any event does."""
+        self.begun.set()
+        return super().wait(timeout)
+
+
+def test_a_session_closed_while_it_opens_is_not_waited_for(
+    fault: FaultProvider, sessions: Residency, budget: Callable[[str], None], make: Callable[..., GraphDevices]
+) -> None:
+    """The error of the run that opened it keeps no session, so the run finds room when it is made again."""
+    budget("fault=150")
+    fault.sizes = {"doubled": (100, 0)}
+    sessions.longest_wait_s = 30.0
+    runner = make(doubled(("n",)))
+    for _ in range(3):
+        runner.run_fastest(INPUT)
+    runner.compile_fastest()._slot.release()
+    fault.open_now = gate = Gate()
+    fault.open_delay_s = 10.0
+    with ThreadPoolExecutor(1) as pool:
+        begun = time.monotonic()
+        running = pool.submit(runner.run_fastest, INPUT)
+        assert gate.begun.wait(10.0)
+        runner.invalidate_cache()
+        gate.set()
+        np.testing.assert_array_equal(running.result(60.0)[0], INPUT["x"] * 2)
+    assert time.monotonic() - begun < 10.0
+    assert runner.run_fastest(INPUT) and runner.last_run is not None
+    assert (runner.last_run.device, runner.last_run.attempts) == (Device("fault"), ())
+
+
 def test_a_wait_for_memory_keeps_the_limits_of_the_run(
     fault: FaultProvider, sessions: Residency, budget: Callable[[str], None]
 ) -> None:

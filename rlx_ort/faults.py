@@ -1,4 +1,8 @@
-"""Who is at fault for a failed run: the caller, the device, or nobody known yet. One table decides."""
+"""Who is at fault for an error: the caller, the device, or nobody known yet. One table decides for every caller.
+
+Chains, benchmarks, the server and resilience ask it whether another device may succeed (`is_device_failure`), and
+resilience whether the device is quarantined (`fault_of`).
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,34 @@ import re
 from typing import NamedTuple
 
 from rlx_ort.errors import (
+    CalibrationError,
     CancelledRunError,
+    DeviceError,
     DeviceParseError,
     DeviceUnavailableError,
     EngineError,
     GraphError,
+    GraphVerifyError,
     InputError,
-    LegalizeError,
     MemoryBudgetError,
     PackageError,
     ParamError,
+    ParityError,
     PlacementError,
     RlxError,
+    ServingError,
     StateLossError,
     TimeLimitError,
 )
-from rlx_ort.providers.engine.runtime import DEVICE_GONE
 
 OUT_OF_MEMORY = "out of memory"
+NOT_TAKEN = "ONNX Runtime did not take the model"
+"""The message of an error that stopped a session from being opened begins so."""
+DEVICE_GONE = (
+    r"WebGPU device lost|Failed to get a WebGPU adapter|no CUDA-capable device|invalid device ordinal"
+    r"|CUDA driver version is insufficient|devices are busy or unavailable|887A0005|887A0006|887A0007|887A0020"
+)
+"""Texts of ONNX Runtime that say that the device is not there any more."""
 
 
 class Fault(enum.Enum):
@@ -34,7 +48,7 @@ class Fault(enum.Enum):
     """The inputs, the model or the program: the error is raised, since every device would fail."""
 
     REFUSAL = "refusal"
-    """The device does not take this graph: the next one is tried, and the device is not quarantined."""
+    """The device does not take this work: the next one is tried, and the device is not quarantined."""
 
     DEVICE = "device"
     """The device: it is quarantined, and the next one is tried."""
@@ -69,31 +83,43 @@ _DRIVER = re.compile(
     re.IGNORECASE,
 )
 _ENDED = re.compile(r"the process ends|terminate flag|is closed; compile the graph again|was changed in place")
-# Names of ONNX Runtime's exceptions, `onnxruntime_pybind_exceptions.cc`: a kernel that refuses the data (an index out
-# of range), or a model without a kernel. InvalidArgument of a kernel reaches us as EngineError; see `runtime.py`.
-_MODEL = re.compile(r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NotImplemented|NoSuchFile|NoModel)\n")
+# The lines above a message are the name of ONNX Runtime's exception, `onnxruntime_pybind_exceptions.cc`. A session that
+# does not open says nothing about other providers. In a run, NotImplemented is a kernel without a case for its inputs.
+_REFUSED = re.compile(
+    r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NoSuchFile|NoModel)\n" + NOT_TAKEN + r"|^NotImplemented\n"
+)
+# A kernel that refuses the data, such as an index out of range, which other providers may read as anything. It reaches
+# us as EngineError; see `running_error`.
+_DATA = re.compile(r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NoSuchFile|NoModel)\n")
 
 RULES: tuple[Rule, ...] = (
-    Rule((LegalizeError, PlacementError), None, Fault.REFUSAL, "refused"),
-    Rule((MemoryBudgetError,), None, Fault.REFUSAL, "memory budget"),
     Rule((InputError, ParamError, DeviceParseError), None, Fault.CALLER, "inputs"),
-    Rule((GraphError, PackageError), None, Fault.CALLER, "model"),
+    Rule((GraphVerifyError, PackageError), None, Fault.CALLER, "model"),
     Rule((CancelledRunError, StateLossError), None, Fault.CALLER, "cancelled"),
+    Rule((ServingError,), None, Fault.CALLER, "request"),
+    Rule((GraphError, PlacementError), None, Fault.REFUSAL, "refused"),  # forms differ from device to device, too
+    Rule((MemoryBudgetError,), None, Fault.REFUSAL, "memory budget"),
+    Rule((CalibrationError,), None, Fault.REFUSAL, "not measured"),
+    Rule((DeviceUnavailableError,), None, Fault.DEVICE, "device lost"),
+    Rule((DeviceError,), None, Fault.REFUSAL, "no device"),  # no other was found within the work either
+    Rule((ParityError,), None, Fault.UNKNOWN, "results differ"),
     Rule((TimeLimitError,), None, Fault.UNKNOWN, "time limit"),
     Rule((MemoryError,), None, Fault.DEVICE, OUT_OF_MEMORY),
-    Rule((DeviceUnavailableError,), None, Fault.DEVICE, "device lost"),
     Rule((EngineError,), _ENDED, Fault.CALLER, "session closed"),
     Rule((Exception,), _NO_MEMORY, Fault.DEVICE, OUT_OF_MEMORY),
     Rule((Exception,), re.compile(DEVICE_GONE), Fault.DEVICE, "device lost"),
     Rule((Exception,), _DRIVER, Fault.DEVICE, "driver error"),
-    Rule((EngineError,), _MODEL, Fault.CALLER, "model"),
+    Rule((Exception,), _REFUSED, Fault.REFUSAL, "refused"),
+    Rule((Exception,), _DATA, Fault.CALLER, "model"),
     Rule((EngineError,), None, Fault.UNKNOWN, "engine error"),
+    Rule((RlxError,), None, Fault.UNKNOWN, "failed"),  # raised as RunError by callers whose next device may succeed
+    Rule((Exception,), None, Fault.UNKNOWN, "engine error"),
 )
 """The first row that matches decides. Rows for any exception apply to errors of this package and of ONNX Runtime."""
 
 
 def fault_of(error: BaseException) -> tuple[Fault, str]:
-    """Return who is at fault for an error of a run, and the kind of failure in a word or two.
+    """Return who is at fault for an error, and the kind of failure in a word or two.
 
     A bug, which is any exception that neither this package nor ONNX Runtime raises on purpose, is the caller's.
     """
@@ -101,7 +127,17 @@ def fault_of(error: BaseException) -> tuple[Fault, str]:
     if not (foreign or isinstance(error, (RlxError, MemoryError))):
         return Fault.CALLER, "program"
     text = f"{type(error.__cause__ or error).__name__}\n{error}"
-    for rule in RULES:
-        if isinstance(error, rule.types) and (rule.text is None or rule.text.search(text)):
-            return rule.fault, rule.what
-    return (Fault.UNKNOWN, "engine error") if foreign else (Fault.CALLER, "program")
+    rule = next(
+        rule for rule in RULES if isinstance(error, rule.types) and (rule.text is None or rule.text.search(text))
+    )
+    return rule.fault, rule.what
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether another device may succeed where this error was raised.
+
+    False for what is wrong on every device (inputs, parameters, device names, the graph, the package, data that a
+    kernel refuses, a cancelled run, state that cannot move), and for every exception that neither this package nor ONNX
+    Runtime raises on purpose, which is a bug or the caller's own business.
+    """
+    return fault_of(error)[0] is not Fault.CALLER
