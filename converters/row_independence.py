@@ -34,11 +34,15 @@ _END = 1 << 31  # ends of slices from here on mean the last element
 
 @dataclass(frozen=True)
 class RowIndependence:
-    """Whether rows are proved independent; else `node` is where the proof ends and `reason` says why."""
+    """Whether rows are proved independent; else `node` is where the proof ends and `reason` says why.
+
+    `axes` has the axis of the rows in each output, None for an output that is the same for every batch.
+    """
 
     proven: bool
     node: str = ""
     reason: str = ""
+    axes: tuple[int | None, ...] = ()
 
     def __bool__(self) -> bool:
         return self.proven
@@ -54,13 +58,35 @@ def row_independence(graph: Graph, dim: str, options: CompileOptions | None = No
 
     The model is exported, as every provider gets it, but not run. Data of small parameters counts as constant.
     """
+    return _of_graph(graph, _Batch(dim), options, graph.weights)
+
+
+def padding_independence(
+    graph: Graph, axes: Mapping[str, int], rows: int, options: CompileOptions | None = None
+) -> RowIndependence:
+    """Return whether padding on an axis of some inputs is proved to change no row of the outputs that is not padding.
+
+    Args:
+        graph: exported, as every provider gets it, but not run.
+        axes: name of each padded input -> axis of its rows. Other inputs count as the same for every batch.
+        rows: number of rows with the padding; where the graph has a size on that axis, it is a multiple of this.
+        options: how the graph is compiled.
+
+    Data of parameters does not count as constant: it may be changed between runs.
+    """
+    return _of_graph(graph, _Batch(None, axes, rows), options, {})
+
+
+def _of_graph(
+    graph: Graph, batch: _Batch, options: CompileOptions | None, weights: Mapping[str, TensorData]
+) -> RowIndependence:
     try:
         model = drafted(graph, options)
         exported, types = model.finished(), model.outline.types
     except RlxError as err:
         return RowIndependence(False, reason=f"the model cannot be exported: {err}")
-    data = {name: found for name in exported.params if (found := graph.weights.get(name)) is not None}
-    return model_row_independence(exported.model, dim, {**types}, {**data, **exported.constants})
+    data = {name: found for name in exported.params if (found := weights.get(name)) is not None}
+    return _proved(exported.model, batch, {**types}, {**data, **exported.constants})
 
 
 def model_row_independence(
@@ -70,6 +96,15 @@ def model_row_independence(
     data: Mapping[str, TensorData] | None = None,
 ) -> RowIndependence:
     """Return the same for a model; `types` are those of its values, inferred if None, `data` that of its weights."""
+    return _proved(model, _Batch(dim), types, data)
+
+
+def _proved(
+    model: onnx.ModelProto,
+    batch: _Batch,
+    types: Mapping[str, ValueType] | None,
+    data: Mapping[str, TensorData] | None,
+) -> RowIndependence:
     from onnx import inliner
 
     from rlx_ort.converters.protos import infer_proto
@@ -79,10 +114,20 @@ def model_row_independence(
     if types is None:
         types = infer_proto(model)
     try:
-        _Proof(types, dim, {entry.domain: entry.version for entry in model.opset_import}, data or {}).of_model(model)
+        proof = _Proof(types, batch, {entry.domain: entry.version for entry in model.opset_import}, data or {})
+        axes = proof.of_model(model)
     except _RefusedError as err:
         return RowIndependence(False, err.node, str(err))
-    return RowIndependence(True)
+    return RowIndependence(True, axes=axes)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What counts as rows: the named dim `dim` on the first axis of everything, or `axes` of the named inputs."""
+
+    dim: str | None
+    axes: Mapping[str, int] = field(default_factory=dict)
+    rows: int = 0
 
 
 class _RefusedError(Exception):
@@ -183,7 +228,8 @@ class _Value:
 
     @property
     def rows(self) -> _Size:
-        assert self.axis is not None  # noqa: S101  # asked of values with rows only
+        if self.axis is None:
+            raise _RefusedError("reads a value without rows beside one with rows")
         return self.dims[self.axis]
 
 
@@ -229,35 +275,93 @@ _Rule = Callable[["_Proof", _Node], "list[_Value]"]
 
 class _Proof:
     def __init__(
-        self, types: Mapping[str, ValueType], dim: str, versions: Mapping[str, int], data: Mapping[str, Any]
+        self, types: Mapping[str, ValueType], batch: _Batch, versions: Mapping[str, int], data: Mapping[str, Any]
     ) -> None:
-        self.types, self.dim, self.versions, self.given = types, dim, versions, data
+        self.types, self.batch, self.versions, self.given = types, batch, versions, data
+        self.one_batch = _Size(1, (_BATCH,))  # or the number of rows, if the model takes one number only
         self._symbols = 0
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the number of rows is fixed, so that sizes and values without rows may be made for it."""
+        return not self.one_batch.batched
 
     def unknown(self) -> _Size:
         self._symbols += 1
         return _Size(1, (f"\0{self._symbols}",))
 
-    def of_model(self, model: onnx.ModelProto) -> None:
+    def of_model(self, model: onnx.ModelProto) -> tuple[int | None, ...]:
+        """Return the axis of the rows in each output.
+
+        Raises:
+            _RefusedError: the proof ends.
+        """
         known: dict[str, _Value] = {}
         self._add_constants(model.graph, known)
-        for value in model.graph.input:
-            if value.name in known:
-                continue
-            kind = self.types.get(value.name)
+        inputs = [value.name for value in model.graph.input if value.name not in known]
+        axes = dict.fromkeys(inputs, 0) if self.batch.dim is not None else self.batch.axes
+        sizes = self._row_sizes(inputs, axes)
+        for name in inputs:
+            kind = self.types.get(name)
             dims = kind.shape if isinstance(kind, TensorType) else None
-            if not dims or dims[0] != self.dim or self.dim in list(dims)[1:]:
-                raise _RefusedError(f"input {value.name!r} has no rows along {self.dim!r} on its first axis alone")
-            rest = [
+            axis = axes.get(name)
+            if dims is None:
+                known[name] = _Value(None)
+                continue
+            shape = [
                 _Size(each) if isinstance(each, int) else _Size(1, (str(each),)) if each else self.unknown()
-                for each in list(dims)[1:]
+                for each in dims
             ]
-            known[value.name] = _Value((_Size(1, (_BATCH,)), *rest), 0)
+            if axis is not None and not self.is_fixed:
+                shape[axis] = self.one_batch
+            elif any(size in sizes for size in dims if isinstance(size, str)):
+                raise _RefusedError(f"input {name!r} has the size of the rows, but no rows")
+            known[name] = _Value(tuple(shape), axis)
         self._body(model.graph, known)
-        for value in model.graph.output:
-            found = known[value.name]
-            if found.axis != 0 or found.rows != _Size(1, (_BATCH,)) or found.places:
-                raise _RefusedError(f"output {value.name!r} does not have one row for each of the inputs")
+        found = [known[value.name] for value in model.graph.output]
+        if self.batch.dim is not None:
+            for value, result in zip(model.graph.output, found, strict=True):
+                if result.axis != 0 or result.rows != self.one_batch or result.places:
+                    raise _RefusedError(f"output {value.name!r} does not have one row for each of the inputs")
+        elif numbered := next((v.name for v, r in zip(model.graph.output, found, strict=True) if r.sized), None):
+            raise _RefusedError(f"output {numbered!r} is computed with the number of rows")
+        return tuple([result.axis for result in found])
+
+    def _row_sizes(self, inputs: Sequence[str], axes: Mapping[str, int]) -> set[int | str | None]:
+        """Return the declared sizes of the axes of rows, and note whether they are fixed."""
+        sizes = set[int | str | None]()
+        for name in inputs:
+            kind = self.types.get(name)
+            dims = list(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
+            if (axis := axes.get(name)) is None:
+                continue
+            size = dims[axis] if dims is not None and axis < len(dims) else None
+            alone = dims is not None and axis < len(dims) and (size is None or dims.count(size) == 1)
+            if self.batch.dim is not None and (not alone or size != self.batch.dim):
+                raise _RefusedError(f"input {name!r} has no rows along {self.batch.dim!r} on its first axis alone")
+            if not alone and not isinstance(size, int):
+                raise _RefusedError(f"input {name!r} has no rows on axis {axis} alone")
+            sizes.add(size)
+        fixed = {size for size in sizes if isinstance(size, int)}
+        if fixed and (len(fixed) < len(sizes) or any(size % self.batch.rows for size in fixed)):
+            raise _RefusedError("the padded inputs have other numbers of rows")
+        if fixed:
+            self.one_batch = _Size(self.batch.rows)
+        if self.one_batch == _ONE:  # an axis of one row cannot be told from one that is broadcast
+            raise _RefusedError("the model takes one row only")
+        return sizes
+
+    def is_rows(self, size: _Size) -> bool:
+        """Return whether an axis of this size may hold a whole number of elements for each row."""
+        if not self.is_fixed:
+            return size.batched
+        return size.whole is not None and size.whole > 0 and size.whole % self.one_batch.number == 0
+
+    def has_rows(self, value: _Value, axis: int, rows: _Size) -> bool:
+        """Return whether a value has one element along an axis for each of so many rows."""
+        if value.axis is None and self.is_fixed:
+            return value.shape is not None and value.rank > axis and value.dims[axis] == rows
+        return value.axis == axis and value.rows == rows
 
     def _add_constants(self, graph: onnx.GraphProto, known: dict[str, _Value]) -> None:
         from onnx import TensorProto, numpy_helper
@@ -356,7 +460,7 @@ class _Proof:
                 raise _RefusedError("rows meet an axis of another size")
             numbers = [size for size in wide if size.whole is not None]
             shape.append(_ONE if not wide else wide[0] if len(wide) == 1 else (numbers or [self.unknown()])[0])
-        if axis is not None:
+        if axis is not None and not self.is_fixed:
             for value in values:
                 at = axis - rank + value.rank
                 if value.axis is None and at >= 0 and value.dims[at] != _ONE:
@@ -609,15 +713,18 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         if found is None:
             raise _RefusedError("the rows do not follow from the new shape")
         sizes[open_at] = found
-    return [_reshaped(given, sizes)]
+    return [_reshaped(proof, given, sizes)]
 
 
-def _reshaped(given: _Value, sizes: Sequence[_Size]) -> _Value:
+def _reshaped(proof: _Proof, given: _Value, sizes: Sequence[_Size]) -> _Value:
     """Return the value with new sizes, on whose axis of rows the rows come first."""
-    axes = [at for at, size in enumerate(sizes) if size.batched]
     if given.axis is None:
         raise _RefusedError("a value without rows is given as many as there are")
-    if len(axes) != 1 or _product(sizes[: axes[0]]) != _product(given.dims[: given.axis]):
+    before = _product(given.dims[: given.axis])
+    axes = [at for at, size in enumerate(sizes) if proof.is_rows(size)]
+    if proof.is_fixed:  # other sizes may be multiples of the number of rows by chance
+        axes = [at for at in axes if _product(sizes[:at]) == before][:1]
+    if len(axes) != 1 or _product(sizes[: axes[0]]) != before:
         raise _RefusedError("rows are mixed with another axis")
     return _moved(given, _Value(tuple(sizes), axes[0]))
 
@@ -640,7 +747,7 @@ def _flatten(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     axis = node.attributes.get("axis", 1)
     axis = axis + given.rank if axis < 0 else axis
-    return [_reshaped(given, [_product(given.dims[:axis]), _product(given.dims[axis:])])]
+    return [_reshaped(proof, given, [_product(given.dims[:axis]), _product(given.dims[axis:])])]
 
 
 def _transpose(proof: _Proof, node: _Node) -> list[_Value]:
@@ -727,7 +834,7 @@ def _range(proof: _Proof, node: _Node) -> list[_Value]:
     contents = [value.content or (None,) for value in (node.need(0), node.need(1), node.need(2))]
     start, end, step = (content[0] for content in contents)
     if end is not None and end.batched:
-        if start != _Size(0) or step != _ONE or end != _Size(1, (_BATCH,)):
+        if start != _Size(0) or step != _ONE or end != proof.one_batch:
             raise _RefusedError("counts over the number of rows")
         return [_Value((end,), 0, places=(-1,), below=_ONE)]
     if any(node.need(place).sized or node.need(place).axis is not None for place in range(3)):
@@ -770,11 +877,11 @@ def _concat(proof: _Proof, node: _Node) -> list[_Value]:
         if all(part is not None for part in parts):
             return [replace(result, content=tuple([size for part in parts for size in part or ()]))]
         return [result]
-    if len(axes) > 1:
+    first = next(value for value in values if value.axis is not None)
+    if any(not proof.has_rows(value, first.axis or 0, first.rows) for value in values):
         raise _RefusedError("joins values with rows and values without, or with rows on other axes")
-    first = values[0]
     axis = _at(node.attributes["axis"], first.rank)
-    if axis == first.axis or any(value.rows != first.rows for value in values):
+    if axis == first.axis:
         raise _RefusedError("joins along the axis of rows")
     total = [value.dims[axis].whole for value in values]
     size = proof.unknown() if None in total else _Size(sum(each for each in total if each is not None))
@@ -903,7 +1010,7 @@ def _gather(proof: _Proof, node: _Node) -> list[_Value]:
     shape = (*given.dims[:axis], *index.dims, *given.dims[axis + 1 :])
     if index.places:
         assert index.axis is not None  # noqa: S101  # rows have numbers where there are rows
-        if not _in_own_row(given, axis, index):
+        if not _in_own_row(proof, given, axis, index):
             raise _RefusedError("takes rows by number")
         return [_Value(shape, axis + index.axis)]
     if given.axis is None:
@@ -913,10 +1020,10 @@ def _gather(proof: _Proof, node: _Node) -> list[_Value]:
     return [_Value(shape, given.axis if given.axis < axis else given.axis + index.rank - 1)]
 
 
-def _in_own_row(given: _Value, axis: int, index: _Value) -> bool:
+def _in_own_row(proof: _Proof, given: _Value, axis: int, index: _Value) -> bool:
     """Return whether each row's index lies in its own part of the axis of rows, of as many elements as the stride."""
     stride, below = index.stride, index.below
-    if given.axis != axis or index.places != (-1,) or given.rows != _Size(1, (_BATCH,)) * stride or below is None:
+    if given.axis != axis or index.places != (-1,) or given.rows != proof.one_batch * stride or below is None:
         return False
     if below in (_ONE, stride):
         return True
@@ -927,11 +1034,13 @@ def _gather_elements(proof: _Proof, node: _Node) -> list[_Value]:
     values = [value for value in node.inputs if value is not None]
     first = values[0]
     axis = _at(node.attributes.get("axis", 0), first.rank)
-    if any(value.axis is None or value.axis == axis or value.rows != values[0].rows for value in values):
+    rows = next(value for value in values if value.axis is not None)
+    if rows.axis == axis:
         raise _RefusedError("takes elements along the axis of rows")
-    if len({value.axis for value in values}) > 1:
+    if any(not proof.has_rows(value, rows.axis or 0, rows.rows) for value in values):
         raise _RefusedError("rows lie on different axes")
-    return [replace(first if node.proto.op_type == "ScatterElements" else values[1], content=None)]
+    shaped = first if node.proto.op_type == "ScatterElements" else values[1]
+    return [_Value(shaped.shape, rows.axis)]
 
 
 def _gather_nd(proof: _Proof, node: _Node) -> list[_Value]:
@@ -947,7 +1056,7 @@ def _gather_nd(proof: _Proof, node: _Node) -> list[_Value]:
     elif batch:
         if index.places or given.axis != index.axis or given.axis >= batch or given.rows != index.rows:
             raise _RefusedError("takes elements of other rows")
-    elif index.places != (given.axis,) or given.rows != _Size(1, (_BATCH,)) or index.rows != given.rows:
+    elif index.places != (given.axis,) or given.rows != proof.one_batch or index.rows != given.rows:
         raise _RefusedError("takes elements of other rows")
     return [_Value(shape, index.axis)]
 
@@ -1030,7 +1139,7 @@ def _by_row(*with_rows: int, axis: int = 0, rank: int = 1, single: bool = True) 
         first = node.need(0)
         for at in (0, *with_rows):
             value = node.get(at)
-            if value is not None and (value.axis != axis or value.rank < rank or value.rows != first.rows):
+            if value is not None and (value.rank < rank or not proof.has_rows(value, axis, first.rows)):
                 raise _RefusedError(f"input {at} does not have its rows on axis {axis}")
         found = []
         for at in range(len(node.proto.output)):
@@ -1063,7 +1172,7 @@ def _packed_attention(proof: _Proof, node: _Node) -> list[_Value]:
     first, mask = node.need(0), node.get(3)
     node.same_for_all(1, 2, 4, *range(6, len(node.inputs)))
     for value in (first, mask):
-        if value is not None and (value.axis != 0 or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0, first.rows):
             raise _RefusedError("data or mask does not have its rows on axis 0")
     if node.get(4) is not None or len([name for name in node.proto.output if name]) > 1:
         raise _RefusedError("keeps keys and values in one tensor, with the rows inside")
@@ -1156,7 +1265,7 @@ def _recurrent(proof: _Proof, node: _Node) -> list[_Value]:
     node.same_for_all(1, 2, 3, 7)
     for at in (0, 4, 5, 6):
         value = node.get(at)
-        if value is not None and (value.axis != (0 if at == 4 else axis) or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0 if at == 4 else axis, first.rows):
             raise _RefusedError(f"input {at} does not have its rows on the axis of the batch")
     return [proof.rows(node, 0, 0 if layout else 2, first.rows, 4)] + [
         proof.rows(node, at, axis, first.rows, 3) for at in (1, 2)
@@ -1220,7 +1329,7 @@ def _attention(proof: _Proof, node: _Node) -> list[_Value]:
     first = node.need(0)
     for at in (0, 1, 2, 4, 5, 6):
         value = node.get(at)
-        if value is not None and (value.axis != 0 or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0, first.rows):
             raise _RefusedError(f"input {at} does not have its rows on axis 0")
     if (mask := node.get(3)) is not None:
         scores = _Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0)
@@ -1234,7 +1343,7 @@ def _multi_head(proof: _Proof, node: _Node) -> list[_Value]:
     node.same_for_all(3, *range(8, len(node.inputs)))
     for at in (0, 1, 2, 4, 6, 7):
         value = node.get(at)
-        if value is not None and (value.axis != 0 or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0, first.rows):
             raise _RefusedError(f"input {at} does not have its rows on axis 0")
     if (bias := node.get(5)) is not None:
         proof.broadcast([_Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0), bias])
@@ -1250,7 +1359,7 @@ def _rotary(proof: _Proof, node: _Node) -> list[_Value]:
     node.same_for_all(*(at for at in (1, 2, 3) if at not in with_rows))
     for at in with_rows:
         value = node.get(at)
-        if value is not None and (value.axis != 0 or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0, first.rows):
             raise _RefusedError(f"input {at} does not have its rows on axis 0")
     return [replace(first, content=None)]
 
