@@ -158,7 +158,10 @@ class _Size:
         return None if self.symbols else self.number
 
     def over(self, other: _Size) -> _Size | None:
-        """Return the quotient, with a symbol of its own where it is not a product; None if the batch is in that."""
+        """Return the quotient, with a symbol of its own where it is not a product.
+
+        None if rows are in the dividend of that: 3 rows of 1 element are divisible by 3 though no row is.
+        """
         if other.number and not self.number % other.number:
             number, below = self.number // other.number, 1
         else:
@@ -167,11 +170,23 @@ class _Size:
         above, rest = mine - theirs, theirs - mine
         if below == 1 and not rest:
             return _Size(number, tuple(sorted(above.elements())))
-        outside = (_BATCH,) * above.pop(_BATCH, 0)
         top, bottom = _Size(number, tuple(sorted(above.elements()))), _Size(below, tuple(sorted(rest.elements())))
         if top.batched or bottom.batched:
             return None
-        return _Size(1, (*outside, f"({top}/{bottom})"))
+        return _Size(1, (_Quotient(top, bottom),))
+
+
+class _Quotient(str):
+    """The symbol of a division, rounded down unless `exact` of the proof has it."""
+
+    top: _Size
+    bottom: _Size
+
+    def __new__(cls, top: _Size, bottom: _Size) -> _Quotient:
+        """Return the symbol, which is that of each division of these two."""
+        made = super().__new__(cls, f"({top}/{bottom})")
+        made.top, made.bottom = top, bottom
+        return made
 
 
 _ONE = _Size(1)
@@ -280,6 +295,7 @@ class _Proof:
         self.types, self.batch, self.versions, self.given = types, batch, versions, data
         self.one_batch = _Size(1, (_BATCH,))  # or the number of rows, if the model takes one number only
         self._symbols = 0
+        self._exact: dict[str, _Size] = {}  # symbol -> the same as a multiple of its quotient
 
     @property
     def is_fixed(self) -> bool:
@@ -351,6 +367,44 @@ class _Proof:
             raise _RefusedError("the model takes one row only")
         return sizes
 
+    def note_exact(self, before: Sequence[_Size], after: Sequence[_Size]) -> None:
+        """Note which quotients have no remainder because a reshape gives as many elements as it gets.
+
+        A quotient rounded down times the divisor is never more than the dividend, so that all are exact if the products
+        are equal.
+        """
+        total, exact = _product(after), dict[str, _Size]()
+        for symbol in total.symbols:
+            if isinstance(symbol, _Quotient) and symbol.bottom.whole and symbol.top.number == len(symbol.top.symbols) == 1:
+                exact[symbol.top.symbols[0]] = symbol.bottom * _Size(1, (symbol,))
+        if exact and self._canonical(_product(before), exact) == self._canonical(total, exact):
+            self._exact.update(exact)
+
+    def canonical(self, size: _Size) -> _Size:
+        """Return a size by quotients that are known to be exact."""
+        return self._canonical(size, self._exact) if self._exact else size
+
+    @staticmethod
+    def _canonical(size: _Size, exact: Mapping[str, _Size]) -> _Size:
+        return math.prod([exact.get(each, _Size(1, (each,))) for each in size.symbols], start=_Size(size.number))
+
+    def sizes(self, value: _Value) -> tuple[_Size, ...]:
+        """Return the sizes of a value as elements, which name the number of rows even if it is fixed."""
+        dims = list(value.dims)
+        if value.axis is not None and self.is_fixed:
+            dims[value.axis] = _Size(dims[value.axis].number // self.one_batch.number, (_BATCH,))
+        return tuple(dims)
+
+    def numbered(self, sizes: Sequence[_Size]) -> tuple[_Size, ...]:
+        """Return sizes that a shape is made of, with the number of rows put in if it is fixed."""
+        if not self.is_fixed:
+            return tuple(sizes)
+        return tuple([self._numbered(size) for size in sizes])
+
+    def _numbered(self, size: _Size) -> _Size:
+        rest = tuple([symbol for symbol in size.symbols if symbol != _BATCH])
+        return _Size(size.number * self.one_batch.number ** (len(size.symbols) - len(rest)), rest)
+
     def is_rows(self, size: _Size) -> bool:
         """Return whether an axis of this size may hold a whole number of elements for each row."""
         if not self.is_fixed:
@@ -394,6 +448,13 @@ class _Proof:
                 refused = _RefusedError(f"gives {missing[0]!r}, which has no rule")
                 refused.node = label
                 raise refused
+
+    def _inner_body(self, graph: onnx.GraphProto, known: dict[str, _Value]) -> None:
+        """Follow a body that may not run, so that what it says of sizes holds in it only."""
+        exact = dict(self._exact)
+        self._add_constants(graph, known)
+        self._body(graph, known)
+        self._exact = exact
 
     def _results(self, node: Any, known: dict[str, _Value]) -> list[_Value]:
         from onnx import AttributeProto, helper
@@ -551,7 +612,8 @@ def _equal(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _is_no_size(left: _Size, right: _Size) -> bool:
     """Return whether one is negative and the other a product of sizes, which is not."""
-    return left.whole is not None and left.whole < 0 and right.number >= 0
+    differences = any(symbol.startswith("(") and "-" in symbol for symbol in right.symbols)
+    return left.whole is not None and left.whole < 0 and right.number >= 0 and not differences
 
 
 def _pairs(*values: _Value) -> list[tuple[_Size | None, ...]]:
@@ -657,8 +719,6 @@ def _computed(name: str, left: _Size | None, right: _Size | None) -> _Size | Non
             return _Size(int(left.whole / right.whole)) if right.whole else None
         if exact is None and (left.batched or right.batched):
             raise _RefusedError("divides the number of rows")
-        if exact is not None and exact.batched and any(symbol.startswith("(") for symbol in exact.symbols):
-            raise _RefusedError("divides the number of rows")
         return exact
     if left.whole is not None and right.whole is not None:
         return _Size(left.whole + right.whole if name == "Add" else left.whole - right.whole)
@@ -672,13 +732,12 @@ def _computed(name: str, left: _Size | None, right: _Size | None) -> _Size | Non
 
 
 def _shape(proof: _Proof, node: _Node) -> list[_Value]:
-    given = node.need(0)
-    sizes = given.dims[node.attributes.get("start", 0) : node.attributes.get("end")]
-    return [_Value((_Size(len(sizes)),), content=tuple(sizes))]
+    sizes = proof.sizes(node.need(0))[node.attributes.get("start", 0) : node.attributes.get("end")]
+    return [_Value((_Size(len(sizes)),), content=sizes)]
 
 
 def _size(proof: _Proof, node: _Node) -> list[_Value]:
-    return [_Value((), content=(_product(node.need(0).dims),))]
+    return [_Value((), content=(_product(proof.sizes(node.need(0))),))]
 
 
 def _constant_node(proof: _Proof, node: _Node) -> list[_Value]:
@@ -704,15 +763,17 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         return [_moved(given, replace(result, content=given.cells if given.content is None else given.content))]
     if target.content is None or None in target.content:
         raise _RefusedError("the new shape is not known")
-    sizes = [size for size in target.content if size is not None]
+    sizes = list(proof.numbered([size for size in target.content if size is not None]))
     if not node.attributes.get("allowzero", 0):
         sizes = [given.dims[place] if size.whole == 0 else size for place, size in enumerate(sizes)]
     if (open_at := next((at for at, size in enumerate(sizes) if size.whole == -1), None)) is not None:
         rest = _product([size for at, size in enumerate(sizes) if at != open_at])
-        found = _product(given.dims).over(rest)
+        found = proof.canonical(_product(given.dims)).over(proof.canonical(rest))
         if found is None:
             raise _RefusedError("the rows do not follow from the new shape")
         sizes[open_at] = found
+    else:
+        proof.note_exact(given.dims, sizes)
     return [_reshaped(proof, given, sizes)]
 
 
@@ -799,6 +860,8 @@ def _squeeze(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _expand(proof: _Proof, node: _Node) -> list[_Value]:
     given, target = node.need(0), node.need(1)
+    if given.sized:
+        raise _RefusedError("computes with the number of rows")
     if target.axis is not None or (given.axis is not None and (target.content is None or None in target.content)):
         raise _RefusedError("the new shape is not known")
     if target.content is None or None in target.content:
@@ -807,7 +870,7 @@ def _expand(proof: _Proof, node: _Node) -> list[_Value]:
     axes = [at for at, size in enumerate(sizes) if size.batched]
     if len(axes) > 1:
         raise _RefusedError("repeats values along two axes, as often as there are rows")
-    return [_moved(given, proof.broadcast([given, _Value(sizes, axes[0] if axes else None)]))]
+    return [_moved(given, proof.broadcast([given, _Value(proof.numbered(sizes), axes[0] if axes else None)]))]
 
 
 def _constant_of_shape(proof: _Proof, node: _Node) -> list[_Value]:
@@ -827,16 +890,16 @@ def _constant_of_shape(proof: _Proof, node: _Node) -> list[_Value]:
 
         array = numpy_helper.to_array(value).reshape(-1)
         content = (_Size(int(array[0])),) * sizes[0].whole if array.dtype.kind in "iu" else None
-    return [_Value(sizes, axes[0] if axes else None, content)]
+    return [_Value(proof.numbered(sizes), axes[0] if axes else None, content)]
 
 
 def _range(proof: _Proof, node: _Node) -> list[_Value]:
     contents = [value.content or (None,) for value in (node.need(0), node.need(1), node.need(2))]
     start, end, step = (content[0] for content in contents)
     if end is not None and end.batched:
-        if start != _Size(0) or step != _ONE or end != proof.one_batch:
+        if start != _Size(0) or step != _ONE or end != _Size(1, (_BATCH,)):
             raise _RefusedError("counts over the number of rows")
-        return [_Value((end,), 0, places=(-1,), below=_ONE)]
+        return [_Value(proof.numbered([end]), 0, places=(-1,), below=_ONE)]
     if any(node.need(place).sized or node.need(place).axis is not None for place in range(3)):
         raise _RefusedError("counts over the number of rows")
     size = end if start == _Size(0) and step == _ONE and end is not None else proof.unknown()
@@ -847,6 +910,8 @@ def _range(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _tile(proof: _Proof, node: _Node) -> list[_Value]:
     given, times = node.need(0), node.need(1)
+    if given.sized:
+        raise _RefusedError("computes with the number of rows")
     if times.axis is not None:
         raise _RefusedError("the repeats differ between rows")
     if times.content is None or None in times.content:
@@ -859,7 +924,7 @@ def _tile(proof: _Proof, node: _Node) -> list[_Value]:
         raise _RefusedError("repeats the rows")
     if len(axes) > 1:
         raise _RefusedError("makes two axes of rows")
-    shape = tuple([size * count for size, count in zip(given.dims, repeats, strict=True)])
+    shape = tuple([size * count for size, count in zip(given.dims, proof.numbered(repeats), strict=True)])
     return [_Value(shape, axes[0] if axes else given.axis)]
 
 
@@ -976,7 +1041,7 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
             for value, name in ((starts, "starts"), (ends, "ends"))
         )
         if axis == given.axis:
-            whole = end_size == given.rows or (end_size is not None and (end_size.whole or 0) >= _END - 1)
+            whole = end_size == proof.sizes(given)[axis] or end_size == given.rows or (end_size is not None and (end_size.whole or 0) >= _END - 1)
             if begin != _Size(0) or not whole or steps[at] != 1:
                 raise _RefusedError("takes some of the rows")
         elif any(size is not None and size.batched for size in (begin, end_size)):
@@ -993,15 +1058,15 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
 def _gather(proof: _Proof, node: _Node) -> list[_Value]:
     given, index = node.need(0), node.need(1)
     _no_places(given)
+    if index.sized or (given.sized and index.axis is not None):
+        raise _RefusedError("computes with the number of rows")
     if given.content is not None and index.axis is None and given.axis is None:
-        if index.content is None or None in index.content:
+        if index.content is None or any(each is None or each.whole is None for each in index.content):
             if given.sized:
                 raise _RefusedError("takes an unknown size")
             return [proof.typed(node.proto.output[0])]
         content = tuple([given.content[int(each.whole)] for each in index.content if each and each.whole is not None])
         return [_Value(index.shape, content=content)]
-    if index.sized:
-        raise _RefusedError("computes with the number of rows")
     if given.shape is None or index.shape is None:
         if given.axis is None and index.axis is None:
             return [proof.typed(node.proto.output[0])]
@@ -1198,7 +1263,10 @@ def _resize(proof: _Proof, node: _Node) -> list[_Value]:
     places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
     if given.axis in places:
         at = places.index(given.axis)
-        kept = sizes is not None and sizes.content is not None and sizes.content[at] == given.rows
+        same = (given.rows, proof.sizes(given)[given.axis])
+        kept = sizes is not None and sizes.content is not None and sizes.content[at] in same
+        if kept and node.attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+            raise _RefusedError("keeps the ratio of the sizes")
         kept = kept or (
             scales is not None and scales.data is not None and scales.data.size > at and scales.data[at] == 1
         )
@@ -1379,8 +1447,7 @@ def _if(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     branches = []
     for name in ("then_branch", "else_branch"):
         graph, inner = node.attributes[name], dict(known)
-        proof._add_constants(graph, inner)
-        proof._body(graph, inner)
+        proof._inner_body(graph, inner)
         branches.append([inner[value.name] for value in graph.output])
     results = []
     for one, other in zip(*branches, strict=True):
@@ -1408,7 +1475,6 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     """A body that keeps the rows of each state on their axis, run as often for each batch."""
     node.same_for_all(0, 1)
     graph, inner = node.attributes["body"], dict(known)
-    proof._add_constants(graph, inner)
     states = []
     for value in node.inputs[2:]:
         assert value is not None  # noqa: S101  # states have values
@@ -1418,7 +1484,7 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
         states.append(_Value(shape, value.axis))
     given = [_Value(()), _Value(()), *states]
     inner.update((value.name, found) for value, found in zip(graph.input, given, strict=True))
-    proof._body(graph, inner)
+    proof._inner_body(graph, inner)
     going_on, *results = [inner[value.name] for value in graph.output]
     if going_on.axis is not None or going_on.sized:
         raise _RefusedError("goes on as long as a row says")

@@ -1,7 +1,7 @@
 """`BucketedCompileCache`: one compiled graph for each range of lengths, and inputs padded to the longest of the range.
 
-For providers that compile for each shape. Others run the true shape if the graph takes any number of rows. Padding needs
-the proof that rows are independent (`converters/row_independence.py`), or the caller's word.
+For providers that compile for each shape. Others run the true shape if the graph takes any number of rows. Inputs are
+padded only if rows are proved independent (`converters/row_independence.py`), or with `unproven`.
 
 `LayerKvCache` holds keys and values of the tokens so far, layer by layer, on the host, for decode loops over graphs of
 a few fixed lengths: a prefill graph makes the cache, the cache is padded to the length that the next graph was compiled
@@ -179,8 +179,8 @@ class BucketedCompileCache:
     ) -> tuple[int, list[Array]] | None:
         """Run the graph of the key's range with inputs padded by rows of zeros, and cut the padding off the outputs.
 
-        Nothing is padded if the rows are as many as the longest length, or if the graph takes any number of rows and the
-        provider does not compile for each shape, or rows are not proved independent. `run_padded_mixed` is the same.
+        A graph that takes any number of rows runs without padding if the provider does not compile for each shape, or
+        if rows are not proved independent. `run_padded_mixed` is the same.
 
         Args:
             key: the length that selects the range.
@@ -215,9 +215,9 @@ class BucketedCompileCache:
                 pads, feeds = False, _padded(compiled, given, actual_rows)
             elif not proof:
                 raise InputError(
-                    f"{actual_rows} rows were to be padded to {upper}, but the rows are not proved independent: {proof}. "
-                    "Leave the dim of the rows open, give this length a range of its own, or pass unproven=True to the "
-                    "cache if an input masks the padding"
+                    f"{actual_rows} rows were to be padded to {upper}, but rows are not proved independent: {proof}. "
+                    "Leave the dim of the rows open, give this length a range of its own, or make the cache with "
+                    "unproven=True if the graph masks the padding"
                 )
         # No active extent is set: it would make a graph that takes any number of rows run the true shape.
         outputs = compiled.run(feeds)
@@ -227,8 +227,8 @@ class BucketedCompileCache:
         for place, (axis, output, inner) in enumerate(zip(proof.axes if proof else (), outputs, inners, strict=False)):
             if inner and axis is not None and _axis_of_rows(output.shape, inner, upper) != axis:
                 raise InputError(
-                    f"output {place} of shape {output.shape} has its rows on axis {axis}, not rows of {inner} elements one "
-                    f"behind the other; pass 0 for it to get it with the padding"
+                    f"output {place} of shape {output.shape} has its rows on axis {axis}, not rows of {inner} elements "
+                    "one behind the other; pass 0 for it to get it with the padding"
                 )
         return upper, [
             slice_rows(out, inner, actual_rows) if inner else out for out, inner in zip(outputs, inners, strict=False)
