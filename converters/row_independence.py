@@ -375,7 +375,11 @@ class _Proof:
         """
         total, exact = _product(after), dict[str, _Size]()
         for symbol in total.symbols:
-            if isinstance(symbol, _Quotient) and symbol.bottom.whole and symbol.top.number == len(symbol.top.symbols) == 1:
+            if (
+                isinstance(symbol, _Quotient)
+                and symbol.bottom.whole
+                and symbol.top.number == len(symbol.top.symbols) == 1
+            ):
                 exact[symbol.top.symbols[0]] = symbol.bottom * _Size(1, (symbol,))
         if exact and self._canonical(_product(before), exact) == self._canonical(total, exact):
             self._exact.update(exact)
@@ -1041,7 +1045,11 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
             for value, name in ((starts, "starts"), (ends, "ends"))
         )
         if axis == given.axis:
-            whole = end_size == proof.sizes(given)[axis] or end_size == given.rows or (end_size is not None and (end_size.whole or 0) >= _END - 1)
+            whole = (
+                end_size == proof.sizes(given)[axis]
+                or end_size == given.rows
+                or (end_size is not None and (end_size.whole or 0) >= _END - 1)
+            )
             if begin != _Size(0) or not whole or steps[at] != 1:
                 raise _RefusedError("takes some of the rows")
         elif any(size is not None and size.batched for size in (begin, end_size)):
@@ -1186,7 +1194,7 @@ def _along(default: int, *, after: bool = False, place: int | None = None) -> _R
         axis = _at(number, given.rank)
         if given.axis == axis or ((after or flat) and given.axis > axis):
             raise _RefusedError("mixes the rows along their axis")
-        if node.proto.op_type in ("TopK", "Compress"):
+        if node.proto.op_type == "TopK":
             return [proof.rows(node, at, given.axis, given.rows, given.rank) for at in range(2)]
         outputs = [replace(given, content=None)]
         for _ in range(1, len(node.proto.output)):
@@ -1215,10 +1223,55 @@ def _by_row(*with_rows: int, axis: int = 0, rank: int = 1, single: bool = True) 
     return rule
 
 
+def _scored(*names: str) -> _Rule:
+    """Return the rule of a model of ai.onnx.ml that gives each row scores, as many as an attribute says, or has.
+
+    A classifier gives a label before; its number of scores is not followed.
+    """
+
+    def rule(proof: _Proof, node: _Node) -> list[_Value]:
+        given = node.need(0)
+        node.same_for_all(*range(1, len(node.inputs)))
+        if given.axis != 0 or given.rank != 2:
+            raise _RefusedError("input 0 does not have its rows on axis 0")
+        counts = [node.attributes[name] for name in names if name in node.attributes]
+        count = _Size(int(counts[0])) if counts else proof.unknown()
+        scores = _Value((given.rows, count), 0)
+        return [scores] if len(node.proto.output) == 1 and names else [_Value((given.rows,), 0), scores]
+
+    return rule
+
+
+def _features(proof: _Proof, node: _Node) -> list[_Value]:
+    """An operator of ai.onnx.ml that gives each row as many elements as it gets."""
+    given = node.need(0)
+    if given.axis != 0 or given.rank != 2:
+        raise _RefusedError("input 0 does not have its rows on axis 0")
+    return [_Value(given.shape, 0)]
+
+
+def _compress(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    node.same_for_all(1)
+    axis = node.attributes.get("axis")
+    if given.axis is None or axis is None or _at(axis, given.rank) == given.axis:
+        raise _RefusedError("takes some of the rows")
+    place = _at(axis, given.rank)
+    return [_Value((*given.dims[:place], proof.unknown(), *given.dims[place + 1 :]), given.axis)]
+
+
 def _max_pool(proof: _Proof, node: _Node) -> list[_Value]:
     if len([name for name in node.proto.output if name]) > 1:
         raise _RefusedError("its indices count over all rows")
     return _by_row(rank=2)(proof, node)
+
+
+def _one_hot_encoded(proof: _Proof, node: _Node) -> list[_Value]:
+    """OneHotEncoder of ai.onnx.ml, which adds an axis of categories."""
+    given = node.need(0)
+    if given.axis is None:
+        raise _RefusedError("computes with the number of rows")
+    return [_Value((*given.dims, proof.unknown()), given.axis)]
 
 
 def _extracted(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1370,26 +1423,46 @@ def _trilu(proof: _Proof, node: _Node) -> list[_Value]:
 
 
 def _einsum(proof: _Proof, node: _Node) -> list[_Value]:
-    text = node.attributes["equation"].decode().replace(" ", "")
-    if "..." in text or "->" not in text:
-        raise _RefusedError("its equation leaves axes out")
-    reads, _, writes = text.partition("->")
-    labels, sizes = set[str](), dict[str, _Size]()
+    reads, arrow, writes = node.attributes["equation"].decode().replace(" ", "").partition("->")
     values = [value for value in node.inputs if value is not None]
-    for letters, value in zip(reads.split(","), values, strict=True):
-        sizes.update(zip(letters, value.dims, strict=True))
-        if value.axis is not None:
-            labels.add(letters[value.axis])
-    if len(labels) != 1 or writes.count(label := labels.pop()) != 1:
-        raise _RefusedError("sums over the rows")
-    for letters, value in zip(reads.split(","), values, strict=True):
-        if letters.count(label) != (value.axis is not None):
-            raise _RefusedError("rows meet an axis of another size")
+    operands = [
+        _subscripts(letters, value.rank) for letters, value in zip(reads.split(","), values, strict=True)
+    ]  # fmt: skip
+    if not arrow:
+        count = Counter(label for labels in operands for label in labels)
+        named = sorted(label for label, times in count.items() if times == 1 and label.isalpha())
+        result = [*sorted((label for label in count if not label.isalpha()), key=int), *named]
+    else:
+        dots = max(
+            (len(labels) - len(letters) + 3 for labels, letters in zip(operands, reads.split(",")) if "..." in letters),
+            default=0,
+        )
+        result = _subscripts(writes, len(writes) - 3 + dots if "..." in writes else len(writes))
+    rows_on = {labels[value.axis] for labels, value in zip(operands, values, strict=True) if value.axis is not None}
     rows = {value.rows for value in values if value.axis is not None}
-    if len(rows) > 1:
-        raise _RefusedError("rows meet an axis of another size")
-    shape = [rows.copy().pop() if letter == label else sizes[letter] for letter in writes]
-    return [_Value(tuple(shape), writes.index(label))]
+    if len(rows_on) != 1 or result.count(label := rows_on.pop()) != 1:
+        raise _RefusedError("sums over the rows")
+    for labels, value in zip(operands, values, strict=True):
+        alone = value.axis is None and all(value.dims[at] == _ONE for at, each in enumerate(labels) if each == label)
+        if len(rows) > 1 or (value.axis is None and not alone) or (value.axis is not None and labels.count(label) > 1):
+            raise _RefusedError("rows meet an axis of another size")
+    sizes: dict[str, _Size] = {}
+    for labels, value in zip(operands, values, strict=True):
+        sizes.update(
+            (each, size) for each, size in zip(labels, value.dims, strict=True) if size != _ONE or each not in sizes
+        )
+    sizes[label] = rows.pop()
+    return [_Value(tuple([sizes[each] for each in result]), result.index(label))]
+
+
+def _subscripts(text: str, rank: int) -> list[str]:
+    """Return a label for each axis; those of an ellipsis are numbers, -1 the last of them."""
+    before, dots, after = text.partition("...")
+    hidden = rank - len(before) - len(after) if dots else 0
+    labels = [*before, *map(str, range(-hidden, 0)), *after]
+    if len(labels) != rank:
+        raise _RefusedError("its equation has other axes than its inputs")
+    return labels
 
 
 def _attention(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1475,19 +1548,53 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     """A body that keeps the rows of each state on their axis, run as often for each batch."""
     node.same_for_all(0, 1)
     graph, inner = node.attributes["body"], dict(known)
-    states = []
-    for value in node.inputs[2:]:
-        assert value is not None  # noqa: S101  # states have values
-        if value.sized or value.places:
-            raise _RefusedError("computes with the number of rows")
-        shape = value.shape and tuple([s if at == value.axis else proof.unknown() for at, s in enumerate(value.shape)])
-        states.append(_Value(shape, value.axis))
+    states = [_state(proof, node.need(place)) for place in range(2, len(node.inputs))]
     given = [_Value(()), _Value(()), *states]
     inner.update((value.name, found) for value, found in zip(graph.input, given, strict=True))
     proof._inner_body(graph, inner)
     going_on, *results = [inner[value.name] for value in graph.output]
     if going_on.axis is not None or going_on.sized:
         raise _RefusedError("goes on as long as a row says")
+    _keeps_states(states, results)
+    return [*states, *(_stacked(proof, value) for value in results[len(states) :])]
+
+
+def _scan(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
+    """A body that keeps the rows of each state on their axis, over values along an axis that is not that of the rows."""
+    graph, inner, count = node.attributes["body"], dict(known), node.attributes["num_scan_inputs"]
+    values = [node.need(place) for place in range(len(node.inputs))]
+    if node.version < 9:
+        raise _RefusedError("scans a batch")
+    if any(value.sized or value.places for value in values):
+        raise _RefusedError("computes with the number of rows")
+    states = [_state(proof, value) for value in values[:-count]]
+    scanned = values[-count:]
+    axes = node.attributes.get("scan_input_axes") or [0] * count
+    for value, number in zip(scanned, axes, strict=True):
+        axis = _at(number, value.rank)
+        if axis == value.axis:
+            raise _RefusedError("goes along the rows")
+        rows = None if value.axis is None else value.axis - (axis < value.axis)
+        states.append(_Value((*value.dims[:axis], *value.dims[axis + 1 :]), rows))
+    inner.update((value.name, found) for value, found in zip(graph.input, states, strict=True))
+    proof._inner_body(graph, inner)
+    results = [inner[value.name] for value in graph.output]
+    kept = states[:-count]
+    _keeps_states(kept, results)
+    parts = results[len(kept) :]
+    places = node.attributes.get("scan_output_axes") or [0] * len(parts)
+    return [*kept, *(_stacked(proof, part, place) for part, place in zip(parts, places, strict=True))]
+
+
+def _state(proof: _Proof, value: _Value) -> _Value:
+    """Return a state at any turn: other sizes than that of the rows may change."""
+    if value.sized or value.places:
+        raise _RefusedError("computes with the number of rows")
+    shape = value.shape and tuple([s if at == value.axis else proof.unknown() for at, s in enumerate(value.shape)])
+    return _Value(shape, value.axis)
+
+
+def _keeps_states(states: Sequence[_Value], results: Sequence[_Value]) -> None:
     for before, after in zip(states, results, strict=False):
         if after.axis != before.axis or after.sized or after.places or (after.axis is not None and (
             after.rank != before.rank or after.rows != before.rows
@@ -1495,13 +1602,17 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
             raise _RefusedError("a state does not keep its rows on their axis")
         if after.axis is None and after.shape is not None and before.shape is not None and after.rank != before.rank:
             raise _RefusedError("a state changes its rank")
-    scans = []
-    for value in results[len(states) :]:
-        if value.sized or value.places:
-            raise _RefusedError("computes with the number of rows")
-        axis = None if value.axis is None else value.axis + 1
-        scans.append(_Value((proof.unknown(), *value.dims) if value.shape is not None else None, axis))
-    return [*states, *scans]
+
+
+def _stacked(proof: _Proof, value: _Value, place: int = 0) -> _Value:
+    """Return the values of all turns along a new axis."""
+    if value.sized or value.places:
+        raise _RefusedError("computes with the number of rows")
+    if value.shape is None:
+        return _Value(None)
+    place = _at(place, value.rank + 1)
+    axis = None if value.axis is None else value.axis + (place <= value.axis)
+    return _Value((*value.dims[:place], proof.unknown(), *value.dims[place:]), axis)
 
 
 _ELEMENTWISE = """\
@@ -1514,8 +1625,6 @@ _REDUCING = "ArgMax ArgMin " + " ".join(
 )
 _SPATIAL = """AveragePool Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool
 GroupNormalization InstanceNormalization LRN LpPool QLinearConv SpaceToDepth"""
-_ML_TABLES = """Imputer LinearClassifier LinearRegressor Normalizer OneHotEncoder SVMClassifier SVMRegressor Scaler
-TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor"""
 _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _elementwise for name in _ELEMENTWISE.split()},
     **{("", name): _arithmetic for name in ("Add", "Sub", "Mul", "Div")},
@@ -1537,6 +1646,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _gather_elements for name in ("GatherElements", "ScatterElements")},
     ("", "Attention"): _attention,
     ("", "BatchNormalization"): _batch_norm,
+    ("", "Compress"): _compress,
     ("", "Concat"): _concat,
     ("", "Constant"): _constant_node,
     ("", "ConstantOfShape"): _constant_of_shape,
@@ -1563,7 +1673,12 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Transpose"): _transpose,
     ("", "Trilu"): _trilu,
     ("", "Unsqueeze"): _unsqueeze,
-    **{("ai.onnx.ml", name): _by_row(rank=2, single=False) for name in _ML_TABLES.split()},
+    **{("ai.onnx.ml", name): _features for name in ("Imputer", "Normalizer", "Scaler")},
+    **{("ai.onnx.ml", f"{name}Classifier"): _scored() for name in ("Linear", "SVM", "TreeEnsemble")},
+    **{("ai.onnx.ml", f"{name}Regressor"): _scored("targets", "n_targets") for name in ("Linear", "TreeEnsemble")},
+    ("ai.onnx.ml", "SVMRegressor"): _scored("n_targets"),
+    ("ai.onnx.ml", "TreeEnsemble"): _scored("n_targets"),
+    ("ai.onnx.ml", "OneHotEncoder"): _one_hot_encoded,
     **{("ai.onnx.ml", name): _first_only for name in ("Binarizer", "CategoryMapper", "LabelEncoder")},
     **{("com.microsoft", name): _elementwise for name in ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")},
     **{("com.microsoft", name): _quantised for name in ("QuantizeLinear", "DequantizeLinear")},
@@ -1578,6 +1693,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
 _BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list[_Value]]] = {
     ("", "If"): _if,
     ("", "Loop"): _loop,
+    ("", "Scan"): _scan,
 }
 _SIZED = """Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Identity Mul Range Reshape Resize Shape
 Size Slice Split Squeeze Sub Tile Transpose Unsqueeze Where"""
