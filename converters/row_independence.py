@@ -1325,6 +1325,8 @@ def _resize(proof: _Proof, node: _Node) -> list[_Value]:
         )
         if not kept:
             raise _RefusedError("may change the number of rows")
+    if node.attributes.get("mode", b"nearest") != b"nearest" and (given.axis != 0 or given.rank < 4):
+        raise _RefusedError("interpolates along the rows, where a weight of 0 lets NaN through")
     if node.attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
         raise _RefusedError("crops along all axes")
     return [proof.rows(node, 0, given.axis, given.rows, given.rank)]
@@ -1433,10 +1435,8 @@ def _einsum(proof: _Proof, node: _Node) -> list[_Value]:
         named = sorted(label for label, times in count.items() if times == 1 and label.isalpha())
         result = [*sorted((label for label in count if not label.isalpha()), key=int), *named]
     else:
-        dots = max(
-            (len(labels) - len(letters) + 3 for labels, letters in zip(operands, reads.split(",")) if "..." in letters),
-            default=0,
-        )
+        pairs = zip(operands, reads.split(","), strict=True)
+        dots = max((len(labels) - len(text) + 3 for labels, text in pairs if "..." in text), default=0)
         result = _subscripts(writes, len(writes) - 3 + dots if "..." in writes else len(writes))
     rows_on = {labels[value.axis] for labels, value in zip(operands, values, strict=True) if value.axis is not None}
     rows = {value.rows for value in values if value.axis is not None}
@@ -1560,7 +1560,7 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
 
 
 def _scan(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
-    """A body that keeps the rows of each state on their axis, over values along an axis that is not that of the rows."""
+    """A body that keeps the rows of each state on their axis, over values along another axis."""
     graph, inner, count = node.attributes["body"], dict(known), node.attributes["num_scan_inputs"]
     values = [node.need(place) for place in range(len(node.inputs))]
     if node.version < 9:

@@ -209,7 +209,7 @@ def _print_warmed(rows: list[WarmedDevice]) -> None:
 @click.option(
     "--batch-unproven",
     is_flag=True,
-    help="Triton: batch requests although rows are not proved independent, so that they may change each other's results.",
+    help="Triton: batch requests although rows are not proved independent and may change each other's results.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing target.")
 @options.as_json

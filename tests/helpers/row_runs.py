@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
-__all__ = ["difference", "opened"]
+__all__ = ["difference", "influence", "opened"]
 
 Feeds = Mapping[str, Any]
 
@@ -45,4 +45,21 @@ def difference(session: ort.InferenceSession, feeds: Feeds, tolerance: float = 1
                 return f"output {place} is {output} together, {joined} alone"
         elif not np.allclose(output, joined, rtol=tolerance, atol=tolerance, equal_nan=True):
             return f"output {place} is {output} together, {joined} alone"
+    return ""
+
+
+def influence(session: ort.InferenceSession, feeds: Feeds, change: Callable[[Any, int], Any]) -> str:
+    """Return how a row changes with the values of the others, bit by bit; empty if it does not.
+
+    `change` gets values and the row that stays. A run with other values may fail: then nothing is known.
+    """
+    together = session.run(None, dict(feeds))
+    for row in range(len(next(iter(feeds.values())))):
+        try:
+            found = session.run(None, {name: change(array, row) for name, array in feeds.items()})
+        except Exception:  # noqa: S112  # its classes are those of the engine
+            continue
+        for place, (before, after) in enumerate(zip(together, found, strict=True)):
+            if before.shape != after.shape or before[row].tobytes() != after[row].tobytes():
+                return f"row {row} of output {place} is {before[row]} or {after[row]} beside other values"
     return ""

@@ -1,4 +1,4 @@
-"""Each rule of the row proof beside real runs: what is proved gives the same values alone and together, by onnxruntime."""
+"""Each rule of the row proof beside runs by ONNX Runtime: what is proved gives the same values alone and together."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ class Case(NamedTuple):
 
 ROW3 = "float[N,3,4] x"  # rows of 3 tokens of 4 elements
 FLIP = "t = Transpose<perm=[1,0,2]>(x) {} y = Transpose<perm=[1,0,2]>(r)"
-QKV = "w = Constant<value=float[4,12]{%s}>() b = Constant<value=float[12]{%s}>()" % (
-    ",".join(str((7 * i % 11 - 5) / 8) for i in range(48)),
-    ",".join(str((3 * i % 5 - 2) / 4) for i in range(12)),
+QKV = "w = Constant<value=float[4,12]{{{}}}>() b = Constant<value=float[12]{{{}}}>()".format(
+    ",".join(str((7 * i % 11 - 5) / 8) for i in range(48)), ",".join(str((3 * i % 5 - 2) / 4) for i in range(12))
 )
 HEADS = "s4 = Constant<value_ints=[0,0,2,2]>() h = Reshape(x, s4) q = Transpose<perm=[0,2,1,3]>(h)"
 BACK = "u = Transpose<perm=[0,2,1,3]>(a) s3 = Constant<value_ints=[0,0,4]>() y = Reshape(u, s3)"
@@ -65,16 +64,19 @@ PROVEN = {
     "Attention with one mask for all": Case(
         ROW3, HEADS + "m = Constant<value=bool[3,3]{1,0,1,1,1,0,0,1,1}>() a = Attention(q, q, q, m)" + BACK, 23
     ),
-    "Attention masked by row": Case(
-        "float[N,3,4] x, float[N,1,3,3] m", HEADS + "a = Attention(q, q, q, m)" + BACK, 23
+    "Attention masked by row": Case("float[N,3,4] x, float[N,1,3,3] m", HEADS + "a = Attention(q, q, q, m)" + BACK, 23),
+    "RNN": Case(
+        ROW3,
+        WEIGHTS + FLIP.format("o, z = RNN<hidden_size=2>(t, w1, r1) u = Constant<value_ints=[1]>()r = Squeeze(o, u)"),
     ),
-    "RNN": Case(ROW3, WEIGHTS + FLIP.format("o, z = RNN<hidden_size=2>(t, w1, r1) u = Constant<value_ints=[1]>()"
-                                            "r = Squeeze(o, u)")),
-    "GRU": Case(ROW3, WEIGHTS + FLIP.format("o, z = GRU<hidden_size=2>(t, w3, r3) u = Constant<value_ints=[1]>()"
-                                            "r = Squeeze(o, u)")),
+    "GRU": Case(
+        ROW3,
+        WEIGHTS + FLIP.format("o, z = GRU<hidden_size=2>(t, w3, r3) u = Constant<value_ints=[1]>()r = Squeeze(o, u)"),
+    ),
     "last state of an LSTM": Case(
         ROW3,
-        WEIGHTS + "t = Transpose<perm=[1,0,2]>(x) o, h, c = LSTM<hidden_size=2>(t, w4, r4) y = Transpose<perm=[1,0,2]>(h)",
+        WEIGHTS + "t = Transpose<perm=[1,0,2]>(x) o, h, c = LSTM<hidden_size=2>(t, w4, r4)"
+        "y = Transpose<perm=[1,0,2]>(h)",
     ),
     "LSTM in both directions with a length for each row": Case(
         "float[N,3,4] x, int32[N] k",
@@ -95,22 +97,21 @@ PROVEN = {
         ROW3, 'w = Constant<value=float[4,2]{1,2,3,4,5,6,7,8}>() y = Einsum<equation="bij,jk">(x, w)'
     ),
     "Einsum with an ellipsis": Case(ROW3, 'y = Einsum<equation="...ij,...kj->...ik">(x, x)'),
-    "Resize by scales": Case(
-        CUBE, 's = Constant<value=float[4]{1,1,2,2}>() y = Resize<mode="linear">(x, , s)'
-    ),
+    "Resize by scales": Case(CUBE, 's = Constant<value=float[4]{1,1,2,2}>() y = Resize<mode="linear">(x, , s)'),
     "Resize by sizes": Case(
         CUBE,
         "s = Shape<end=2>(x) h = Constant<value_ints=[3,5]>() z = Concat<axis=0>(s, h)"
         'y = Resize<mode="linear">(x, , , z)',
     ),
+    "Resize to the nearest": Case("float[N,2,2] x", "s = Constant<value=float[3]{1,2,2}>() y = Resize(x, , s)"),
     "MatMulInteger": Case(
         "uint8[N,4] x",
         "w = Constant<value=uint8[4,2]{1,2,3,4,5,6,7,8}>() z = Constant<value=uint8{3}>() y = MatMulInteger(x, w, z)",
     ),
     "QLinearMatMul": Case(
         "uint8[N,4] x",
-        "w = Constant<value=uint8[4,2]{1,2,3,4,5,6,7,8}>() z = Constant<value=uint8{3}>() s = Constant<value=float{0.5}>()"
-        "y = QLinearMatMul(x, s, z, w, s, z, s, z)",
+        "w = Constant<value=uint8[4,2]{1,2,3,4,5,6,7,8}>() z = Constant<value=uint8{3}>()"
+        "s = Constant<value=float{0.5}>() y = QLinearMatMul(x, s, z, w, s, z, s, z)",
     ),
     "a scale for each row": Case(
         "float[N,4] x",
@@ -124,10 +125,10 @@ PROVEN = {
     "a table's rows by number": Case(
         "int64[N,3] x", "t = Constant<value=float[4,2]{1,2,3,4,5,6,7,8}>() y = Gather(t, x)"
     ),
-    "elements of the own row by number": Case(
-        "float[N,4] v, int64[N,1] x", "y = GatherND<batch_dims=1>(v, x)"
+    "elements of the own row by number": Case("float[N,4] v, int64[N,1] x", "y = GatherND<batch_dims=1>(v, x)"),
+    "elements of the own row along another axis": Case(
+        "float[N,4] v, int64[N,2] x", "y = GatherElements<axis=1>(v, x)"
     ),
-    "elements of the own row along another axis": Case("float[N,4] v, int64[N,2] x", "y = GatherElements<axis=1>(v, x)"),
     "elements of all rows by the same numbers": Case(
         "float[N,4] x", "i = Constant<value_ints=[3,0]>() y = Gather<axis=1>(x, i)"
     ),
@@ -149,13 +150,9 @@ PROVEN = {
         "s = Shape(x) m = Constant<value_ints=[-1,-1]>() o = Constant<value_ints=[1,1]>() e = Equal(m, m)"
         "d = Where(e, s, o) c = Constant<value=float[1,4]{1,2,3,4}>() b = Expand(c, d) y = Mul(x, b)",
     ),
-    "zeros of the sizes of the input": Case(
-        "float[N,4] x", "s = Shape(x) z = ConstantOfShape(s) y = Max(x, z)"
-    ),
-    "Compress within rows": Case(
-        "float[N,4] x", "c = Constant<value=bool[4]{1,0,0,1}>() y = Compress<axis=1>(x, c)"
-    ),
-}  # fmt: skip
+    "zeros of the sizes of the input": Case("float[N,4] x", "s = Shape(x) z = ConstantOfShape(s) y = Max(x, z)"),
+    "Compress within rows": Case("float[N,4] x", "c = Constant<value=bool[4]{1,0,0,1}>() y = Compress<axis=1>(x, c)"),
+}
 MIXED = {
     "Attention of com.microsoft along the rows": Case(
         ROW3, QKV + FLIP.format("r = com.microsoft.Attention<num_heads=2>(t, w, b)")
@@ -163,9 +160,7 @@ MIXED = {
     "MultiHeadAttention along the rows": Case(
         ROW3, FLIP.format("r = com.microsoft.MultiHeadAttention<num_heads=2>(t, t, t)")
     ),
-    "Attention along the rows": Case(
-        ROW3, FLIP.format("r = Attention<q_num_heads=2, kv_num_heads=2>(t, t, t)"), 23
-    ),
+    "Attention along the rows": Case(ROW3, FLIP.format("r = Attention<q_num_heads=2, kv_num_heads=2>(t, t, t)"), 23),
     "RNN along the rows": Case(
         ROW3, WEIGHTS + "o, z = RNN<hidden_size=2>(x, w1, r1) u = Constant<value_ints=[1]>() y = Squeeze(o, u)"
     ),
@@ -176,7 +171,7 @@ MIXED = {
         ROW3, WEIGHTS + "o, h, c = LSTM<hidden_size=2>(x, w4, r4) u = Constant<value_ints=[1]>() y = Squeeze(o, u)"
     ),
     "Loop that reads other rows": Case(
-        "float[N,4] x", LOOP.format("a = Constant<value_ints=[0]>() m = ReduceMax(s, a) e = Sub(s, m) on = Identity(go)")
+        "float[N,4] x", LOOP.format("a = Constant<value_ints=[0]>() m = ReduceMax(s, a) e = Sub(s, m)on = Identity(go)")
     ),
     "Loop that goes on as long as a row says": Case(
         "float[N,4] x",
@@ -193,8 +188,9 @@ MIXED = {
         "y = If(c) <then_branch = a () => (p) { p = Exp(x) }, else_branch = b () => (q) { q = Neg(x) }>",
     ),
     "Einsum over the rows": Case(ROW3, 'y = Einsum<equation="bij,cij->bc">(x, x)'),
-    "Einsum without an output named, over the rows": Case(ROW3, 'z = Einsum<equation="bca,bda">(x, x) y = Add(x, w)'
-        'm = ReduceSum<keepdims=0>(z) w = Mul(m, m)'),
+    "Einsum without an output named, over the rows": Case(
+        ROW3, 'z = Einsum<equation="bca,bda">(x, x) y = Add(x, w)m = ReduceSum<keepdims=0>(z) w = Mul(m, m)'
+    ),
     "Resize along the rows": Case(
         CUBE,
         's = Constant<value=float[4]{2,1,1,1}>() r = Resize<mode="linear">(x, , s)'
@@ -213,9 +209,7 @@ MIXED = {
     "trees over features of other rows": Case(
         "float[N,4] x", f"t = Transpose(x) f = {TREE}(t) m = ReduceMax<keepdims=0>(f) y = Mul(x, m)"
     ),
-    "NonZero": Case(
-        "float[N,4] x", "n = NonZero(x) m = ReduceSum<keepdims=0>(n) f = Cast<to=1>(m) y = Mul(x, f)"
-    ),
+    "NonZero": Case("float[N,4] x", "n = NonZero(x) m = ReduceSum<keepdims=0>(n) f = Cast<to=1>(m) y = Mul(x, f)"),
     "Unique": Case("float[N,4] x", "u, i, v, c = Unique(x) s = Size(u) f = Cast<to=1>(s) y = Mul(x, f)"),
     "Compress of rows": Case(
         "float[N,4] x",
@@ -231,11 +225,10 @@ MIXED = {
         "float[N,4] v, int64[N,4] x", "y = GatherElements<axis=0>(v, x)"
     ),
     "rows split among two others": Case(
-        "float[N,4] x", "m = Constant<value_ints=[4,-1]>() f = Reshape(x, m) g = Softmax(f) s = Shape(x) y = Reshape(g, s)"
+        "float[N,4] x",
+        "m = Constant<value_ints=[4,-1]>() f = Reshape(x, m) g = Softmax(f) s = Shape(x)y = Reshape(g, s)",
     ),
-    "transposed, and softmax along the rows": Case(
-        "float[N,4] x", "t = Transpose(x) s = Softmax(t) y = Transpose(s)"
-    ),
+    "transposed, and softmax along the rows": Case("float[N,4] x", "t = Transpose(x) s = Softmax(t) y = Transpose(s)"),
     "as many zeros as there are rows, counted": Case(
         "float[N,4] x",
         "s = Shape(x) o = Constant<value_float=1.0>() e = Expand(o, s) a = Constant<value_ints=[0]>()"
@@ -254,12 +247,13 @@ MIXED = {
     "a shape that rows fill in turn": Case(
         "float[N,4] x", "s = Shape(x) t = Transpose(x) f = Reshape(t, s) y = Add(f, x)"
     ),
-}  # fmt: skip
+}
 UNKNOWN = {
     "random values": Case("float[N,4] x", "r = RandomNormalLike(x) y = Add(x, r)"),
-    "values dropped at random": Case("float[N,4] x", "h = Constant<value_float=0.5>() t = Constant<value=bool{1}>()"
-                                                     "y = Dropout(x, h, t)"),
-}  # fmt: skip
+    "values dropped at random": Case(
+        "float[N,4] x", "h = Constant<value_float=0.5>() t = Constant<value=bool{1}>()y = Dropout(x, h, t)"
+    ),
+}
 
 
 def model(case: Case) -> onnx.ModelProto:
@@ -295,7 +289,7 @@ def feeds(made: onnx.ModelProto, rows: int = ROWS) -> dict[str, Any]:
             scale = 3.0 ** np.arange(rows).reshape(-1, *[1] * (len(shape) - 1))
             found[value.name] = (source.normal(size=shape) * scale / 3).astype(dtype)
         else:
-            few = 1 if kind.elem_type == onnx.TensorProto.INT64 and len(shape) < 3 and "x" == value.name else 0
+            few = 1 if kind.elem_type == onnx.TensorProto.INT64 and len(shape) < 3 and value.name == "x" else 0
             found[value.name] = source.integers(1 - few, 4 if dtype.kind == "u" or not few else rows, shape).astype(
                 dtype
             )
