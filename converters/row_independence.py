@@ -34,11 +34,15 @@ _END = 1 << 31  # ends of slices from here on mean the last element
 
 @dataclass(frozen=True)
 class RowIndependence:
-    """Whether rows are proved independent; else `node` is where the proof ends and `reason` says why."""
+    """Whether rows are proved independent; else `node` is where the proof ends and `reason` says why.
+
+    `axes` has the axis of the rows in each output, None for an output that is the same for every batch.
+    """
 
     proven: bool
     node: str = ""
     reason: str = ""
+    axes: tuple[int | None, ...] = ()
 
     def __bool__(self) -> bool:
         return self.proven
@@ -54,13 +58,35 @@ def row_independence(graph: Graph, dim: str, options: CompileOptions | None = No
 
     The model is exported, as every provider gets it, but not run. Data of small parameters counts as constant.
     """
+    return _of_graph(graph, _Batch(dim), options, graph.weights)
+
+
+def padding_independence(
+    graph: Graph, axes: Mapping[str, int], rows: int, options: CompileOptions | None = None
+) -> RowIndependence:
+    """Return whether padding on an axis of some inputs is proved to change no row of the outputs that is not padding.
+
+    Args:
+        graph: exported, as every provider gets it, but not run.
+        axes: name of each padded input -> axis of its rows. Other inputs count as the same for every batch.
+        rows: number of rows with the padding; where the graph has a size on that axis, it is a multiple of this.
+        options: how the graph is compiled.
+
+    Data of parameters does not count as constant: it may be changed between runs.
+    """
+    return _of_graph(graph, _Batch(None, axes, rows), options, {})
+
+
+def _of_graph(
+    graph: Graph, batch: _Batch, options: CompileOptions | None, weights: Mapping[str, TensorData]
+) -> RowIndependence:
     try:
         model = drafted(graph, options)
         exported, types = model.finished(), model.outline.types
     except RlxError as err:
         return RowIndependence(False, reason=f"the model cannot be exported: {err}")
-    data = {name: found for name in exported.params if (found := graph.weights.get(name)) is not None}
-    return model_row_independence(exported.model, dim, {**types}, {**data, **exported.constants})
+    data = {name: found for name in exported.params if (found := weights.get(name)) is not None}
+    return _proved(exported.model, batch, {**types}, {**data, **exported.constants})
 
 
 def model_row_independence(
@@ -70,6 +96,15 @@ def model_row_independence(
     data: Mapping[str, TensorData] | None = None,
 ) -> RowIndependence:
     """Return the same for a model; `types` are those of its values, inferred if None, `data` that of its weights."""
+    return _proved(model, _Batch(dim), types, data)
+
+
+def _proved(
+    model: onnx.ModelProto,
+    batch: _Batch,
+    types: Mapping[str, ValueType] | None,
+    data: Mapping[str, TensorData] | None,
+) -> RowIndependence:
     from onnx import inliner
 
     from rlx_ort.converters.protos import infer_proto
@@ -79,10 +114,20 @@ def model_row_independence(
     if types is None:
         types = infer_proto(model)
     try:
-        _Proof(types, dim, {entry.domain: entry.version for entry in model.opset_import}, data or {}).of_model(model)
+        proof = _Proof(types, batch, {entry.domain: entry.version for entry in model.opset_import}, data or {})
+        axes = proof.of_model(model)
     except _RefusedError as err:
         return RowIndependence(False, err.node, str(err))
-    return RowIndependence(True)
+    return RowIndependence(True, axes=axes)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What counts as rows: the named dim `dim` on the first axis of everything, or `axes` of the named inputs."""
+
+    dim: str | None
+    axes: Mapping[str, int] = field(default_factory=dict)
+    rows: int = 0
 
 
 class _RefusedError(Exception):
@@ -113,7 +158,10 @@ class _Size:
         return None if self.symbols else self.number
 
     def over(self, other: _Size) -> _Size | None:
-        """Return the quotient, with a symbol of its own where it is not a product; None if the batch is in that."""
+        """Return the quotient, with a symbol of its own where it is not a product.
+
+        None if rows are in the dividend of that: 3 rows of 1 element are divisible by 3 though no row is.
+        """
         if other.number and not self.number % other.number:
             number, below = self.number // other.number, 1
         else:
@@ -122,11 +170,23 @@ class _Size:
         above, rest = mine - theirs, theirs - mine
         if below == 1 and not rest:
             return _Size(number, tuple(sorted(above.elements())))
-        outside = (_BATCH,) * above.pop(_BATCH, 0)
         top, bottom = _Size(number, tuple(sorted(above.elements()))), _Size(below, tuple(sorted(rest.elements())))
         if top.batched or bottom.batched:
             return None
-        return _Size(1, (*outside, f"({top}/{bottom})"))
+        return _Size(1, (_Quotient(top, bottom),))
+
+
+class _Quotient(str):
+    """The symbol of a division, rounded down unless `exact` of the proof has it."""
+
+    top: _Size
+    bottom: _Size
+
+    def __new__(cls, top: _Size, bottom: _Size) -> _Quotient:
+        """Return the symbol, which is that of each division of these two."""
+        made = super().__new__(cls, f"({top}/{bottom})")
+        made.top, made.bottom = top, bottom
+        return made
 
 
 _ONE = _Size(1)
@@ -183,7 +243,8 @@ class _Value:
 
     @property
     def rows(self) -> _Size:
-        assert self.axis is not None  # noqa: S101  # asked of values with rows only
+        if self.axis is None:
+            raise _RefusedError("reads a value without rows beside one with rows")
         return self.dims[self.axis]
 
 
@@ -229,35 +290,136 @@ _Rule = Callable[["_Proof", _Node], "list[_Value]"]
 
 class _Proof:
     def __init__(
-        self, types: Mapping[str, ValueType], dim: str, versions: Mapping[str, int], data: Mapping[str, Any]
+        self, types: Mapping[str, ValueType], batch: _Batch, versions: Mapping[str, int], data: Mapping[str, Any]
     ) -> None:
-        self.types, self.dim, self.versions, self.given = types, dim, versions, data
+        self.types, self.batch, self.versions, self.given = types, batch, versions, data
+        self.one_batch = _Size(1, (_BATCH,))  # or the number of rows, if the model takes one number only
         self._symbols = 0
+        self._exact: dict[str, _Size] = {}  # symbol -> the same as a multiple of its quotient
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the number of rows is fixed, so that sizes and values without rows may be made for it."""
+        return not self.one_batch.batched
 
     def unknown(self) -> _Size:
         self._symbols += 1
         return _Size(1, (f"\0{self._symbols}",))
 
-    def of_model(self, model: onnx.ModelProto) -> None:
+    def of_model(self, model: onnx.ModelProto) -> tuple[int | None, ...]:
+        """Return the axis of the rows in each output.
+
+        Raises:
+            _RefusedError: the proof ends.
+        """
         known: dict[str, _Value] = {}
         self._add_constants(model.graph, known)
-        for value in model.graph.input:
-            if value.name in known:
-                continue
-            kind = self.types.get(value.name)
+        inputs = [value.name for value in model.graph.input if value.name not in known]
+        axes = dict.fromkeys(inputs, 0) if self.batch.dim is not None else self.batch.axes
+        sizes = self._row_sizes(inputs, axes)
+        for name in inputs:
+            kind = self.types.get(name)
             dims = kind.shape if isinstance(kind, TensorType) else None
-            if not dims or dims[0] != self.dim or self.dim in list(dims)[1:]:
-                raise _RefusedError(f"input {value.name!r} has no rows along {self.dim!r} on its first axis alone")
-            rest = [
+            axis = axes.get(name)
+            if dims is None:
+                known[name] = _Value(None)
+                continue
+            shape = [
                 _Size(each) if isinstance(each, int) else _Size(1, (str(each),)) if each else self.unknown()
-                for each in list(dims)[1:]
+                for each in dims
             ]
-            known[value.name] = _Value((_Size(1, (_BATCH,)), *rest), 0)
+            if axis is not None and not self.is_fixed:
+                shape[axis] = self.one_batch
+            elif any(size in sizes for size in dims if isinstance(size, str)):
+                raise _RefusedError(f"input {name!r} has the size of the rows, but no rows")
+            known[name] = _Value(tuple(shape), axis)
         self._body(model.graph, known)
-        for value in model.graph.output:
-            found = known[value.name]
-            if found.axis != 0 or found.rows != _Size(1, (_BATCH,)) or found.places:
-                raise _RefusedError(f"output {value.name!r} does not have one row for each of the inputs")
+        found = [known[value.name] for value in model.graph.output]
+        if self.batch.dim is not None:
+            for value, result in zip(model.graph.output, found, strict=True):
+                if result.axis != 0 or result.rows != self.one_batch or result.places:
+                    raise _RefusedError(f"output {value.name!r} does not have one row for each of the inputs")
+        elif numbered := next((v.name for v, r in zip(model.graph.output, found, strict=True) if r.sized), None):
+            raise _RefusedError(f"output {numbered!r} is computed with the number of rows")
+        return tuple([result.axis for result in found])
+
+    def _row_sizes(self, inputs: Sequence[str], axes: Mapping[str, int]) -> set[int | str | None]:
+        """Return the declared sizes of the axes of rows, and note whether they are fixed."""
+        sizes = set[int | str | None]()
+        for name in inputs:
+            kind = self.types.get(name)
+            dims = list(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
+            if (axis := axes.get(name)) is None:
+                continue
+            size = dims[axis] if dims is not None and axis < len(dims) else None
+            alone = dims is not None and axis < len(dims) and (size is None or dims.count(size) == 1)
+            if self.batch.dim is not None and (not alone or size != self.batch.dim):
+                raise _RefusedError(f"input {name!r} has no rows along {self.batch.dim!r} on its first axis alone")
+            if not alone and not isinstance(size, int):
+                raise _RefusedError(f"input {name!r} has no rows on axis {axis} alone")
+            sizes.add(size)
+        fixed = {size for size in sizes if isinstance(size, int)}
+        if fixed and (len(fixed) < len(sizes) or any(size % self.batch.rows for size in fixed)):
+            raise _RefusedError("the padded inputs have other numbers of rows")
+        if fixed:
+            self.one_batch = _Size(self.batch.rows)
+        if self.one_batch == _ONE:  # an axis of one row cannot be told from one that is broadcast
+            raise _RefusedError("the model takes one row only")
+        return sizes
+
+    def note_exact(self, before: Sequence[_Size], after: Sequence[_Size]) -> None:
+        """Note which quotients have no remainder because a reshape gives as many elements as it gets.
+
+        A quotient rounded down times the divisor is never more than the dividend, so that all are exact if the products
+        are equal.
+        """
+        total, exact = _product(after), dict[str, _Size]()
+        for symbol in total.symbols:
+            if (
+                isinstance(symbol, _Quotient)
+                and symbol.bottom.whole
+                and symbol.top.number == len(symbol.top.symbols) == 1
+            ):
+                exact[symbol.top.symbols[0]] = symbol.bottom * _Size(1, (symbol,))
+        if exact and self._canonical(_product(before), exact) == self._canonical(total, exact):
+            self._exact.update(exact)
+
+    def canonical(self, size: _Size) -> _Size:
+        """Return a size by quotients that are known to be exact."""
+        return self._canonical(size, self._exact) if self._exact else size
+
+    @staticmethod
+    def _canonical(size: _Size, exact: Mapping[str, _Size]) -> _Size:
+        return math.prod([exact.get(each, _Size(1, (each,))) for each in size.symbols], start=_Size(size.number))
+
+    def sizes(self, value: _Value) -> tuple[_Size, ...]:
+        """Return the sizes of a value as elements, which name the number of rows even if it is fixed."""
+        dims = list(value.dims)
+        if value.axis is not None and self.is_fixed:
+            dims[value.axis] = _Size(dims[value.axis].number // self.one_batch.number, (_BATCH,))
+        return tuple(dims)
+
+    def numbered(self, sizes: Sequence[_Size]) -> tuple[_Size, ...]:
+        """Return sizes that a shape is made of, with the number of rows put in if it is fixed."""
+        if not self.is_fixed:
+            return tuple(sizes)
+        return tuple([self._numbered(size) for size in sizes])
+
+    def _numbered(self, size: _Size) -> _Size:
+        rest = tuple([symbol for symbol in size.symbols if symbol != _BATCH])
+        return _Size(size.number * self.one_batch.number ** (len(size.symbols) - len(rest)), rest)
+
+    def is_rows(self, size: _Size) -> bool:
+        """Return whether an axis of this size may hold a whole number of elements for each row."""
+        if not self.is_fixed:
+            return size.batched
+        return size.whole is not None and size.whole > 0 and size.whole % self.one_batch.number == 0
+
+    def has_rows(self, value: _Value, axis: int, rows: _Size) -> bool:
+        """Return whether a value has one element along an axis for each of so many rows."""
+        if value.axis is None and self.is_fixed:
+            return value.shape is not None and value.rank > axis and value.dims[axis] == rows
+        return value.axis == axis and value.rows == rows
 
     def _add_constants(self, graph: onnx.GraphProto, known: dict[str, _Value]) -> None:
         from onnx import TensorProto, numpy_helper
@@ -290,6 +452,13 @@ class _Proof:
                 refused = _RefusedError(f"gives {missing[0]!r}, which has no rule")
                 refused.node = label
                 raise refused
+
+    def _inner_body(self, graph: onnx.GraphProto, known: dict[str, _Value]) -> None:
+        """Follow a body that may not run, so that what it says of sizes holds in it only."""
+        exact = dict(self._exact)
+        self._add_constants(graph, known)
+        self._body(graph, known)
+        self._exact = exact
 
     def _results(self, node: Any, known: dict[str, _Value]) -> list[_Value]:
         from onnx import AttributeProto, helper
@@ -356,7 +525,7 @@ class _Proof:
                 raise _RefusedError("rows meet an axis of another size")
             numbers = [size for size in wide if size.whole is not None]
             shape.append(_ONE if not wide else wide[0] if len(wide) == 1 else (numbers or [self.unknown()])[0])
-        if axis is not None:
+        if axis is not None and not self.is_fixed:
             for value in values:
                 at = axis - rank + value.rank
                 if value.axis is None and at >= 0 and value.dims[at] != _ONE:
@@ -447,7 +616,8 @@ def _equal(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _is_no_size(left: _Size, right: _Size) -> bool:
     """Return whether one is negative and the other a product of sizes, which is not."""
-    return left.whole is not None and left.whole < 0 and right.number >= 0
+    differences = any(symbol.startswith("(") and "-" in symbol for symbol in right.symbols)
+    return left.whole is not None and left.whole < 0 and right.number >= 0 and not differences
 
 
 def _pairs(*values: _Value) -> list[tuple[_Size | None, ...]]:
@@ -553,8 +723,6 @@ def _computed(name: str, left: _Size | None, right: _Size | None) -> _Size | Non
             return _Size(int(left.whole / right.whole)) if right.whole else None
         if exact is None and (left.batched or right.batched):
             raise _RefusedError("divides the number of rows")
-        if exact is not None and exact.batched and any(symbol.startswith("(") for symbol in exact.symbols):
-            raise _RefusedError("divides the number of rows")
         return exact
     if left.whole is not None and right.whole is not None:
         return _Size(left.whole + right.whole if name == "Add" else left.whole - right.whole)
@@ -568,13 +736,12 @@ def _computed(name: str, left: _Size | None, right: _Size | None) -> _Size | Non
 
 
 def _shape(proof: _Proof, node: _Node) -> list[_Value]:
-    given = node.need(0)
-    sizes = given.dims[node.attributes.get("start", 0) : node.attributes.get("end")]
-    return [_Value((_Size(len(sizes)),), content=tuple(sizes))]
+    sizes = proof.sizes(node.need(0))[node.attributes.get("start", 0) : node.attributes.get("end")]
+    return [_Value((_Size(len(sizes)),), content=sizes)]
 
 
 def _size(proof: _Proof, node: _Node) -> list[_Value]:
-    return [_Value((), content=(_product(node.need(0).dims),))]
+    return [_Value((), content=(_product(proof.sizes(node.need(0))),))]
 
 
 def _constant_node(proof: _Proof, node: _Node) -> list[_Value]:
@@ -600,24 +767,29 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         return [_moved(given, replace(result, content=given.cells if given.content is None else given.content))]
     if target.content is None or None in target.content:
         raise _RefusedError("the new shape is not known")
-    sizes = [size for size in target.content if size is not None]
+    sizes = list(proof.numbered([size for size in target.content if size is not None]))
     if not node.attributes.get("allowzero", 0):
         sizes = [given.dims[place] if size.whole == 0 else size for place, size in enumerate(sizes)]
     if (open_at := next((at for at, size in enumerate(sizes) if size.whole == -1), None)) is not None:
         rest = _product([size for at, size in enumerate(sizes) if at != open_at])
-        found = _product(given.dims).over(rest)
+        found = proof.canonical(_product(given.dims)).over(proof.canonical(rest))
         if found is None:
             raise _RefusedError("the rows do not follow from the new shape")
         sizes[open_at] = found
-    return [_reshaped(given, sizes)]
+    else:
+        proof.note_exact(given.dims, sizes)
+    return [_reshaped(proof, given, sizes)]
 
 
-def _reshaped(given: _Value, sizes: Sequence[_Size]) -> _Value:
+def _reshaped(proof: _Proof, given: _Value, sizes: Sequence[_Size]) -> _Value:
     """Return the value with new sizes, on whose axis of rows the rows come first."""
-    axes = [at for at, size in enumerate(sizes) if size.batched]
     if given.axis is None:
         raise _RefusedError("a value without rows is given as many as there are")
-    if len(axes) != 1 or _product(sizes[: axes[0]]) != _product(given.dims[: given.axis]):
+    before = _product(given.dims[: given.axis])
+    axes = [at for at, size in enumerate(sizes) if proof.is_rows(size)]
+    if proof.is_fixed:  # other sizes may be multiples of the number of rows by chance
+        axes = [at for at in axes if _product(sizes[:at]) == before][:1]
+    if len(axes) != 1 or _product(sizes[: axes[0]]) != before:
         raise _RefusedError("rows are mixed with another axis")
     return _moved(given, _Value(tuple(sizes), axes[0]))
 
@@ -640,7 +812,7 @@ def _flatten(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     axis = node.attributes.get("axis", 1)
     axis = axis + given.rank if axis < 0 else axis
-    return [_reshaped(given, [_product(given.dims[:axis]), _product(given.dims[axis:])])]
+    return [_reshaped(proof, given, [_product(given.dims[:axis]), _product(given.dims[axis:])])]
 
 
 def _transpose(proof: _Proof, node: _Node) -> list[_Value]:
@@ -692,6 +864,8 @@ def _squeeze(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _expand(proof: _Proof, node: _Node) -> list[_Value]:
     given, target = node.need(0), node.need(1)
+    if given.sized:
+        raise _RefusedError("computes with the number of rows")
     if target.axis is not None or (given.axis is not None and (target.content is None or None in target.content)):
         raise _RefusedError("the new shape is not known")
     if target.content is None or None in target.content:
@@ -700,7 +874,7 @@ def _expand(proof: _Proof, node: _Node) -> list[_Value]:
     axes = [at for at, size in enumerate(sizes) if size.batched]
     if len(axes) > 1:
         raise _RefusedError("repeats values along two axes, as often as there are rows")
-    return [_moved(given, proof.broadcast([given, _Value(sizes, axes[0] if axes else None)]))]
+    return [_moved(given, proof.broadcast([given, _Value(proof.numbered(sizes), axes[0] if axes else None)]))]
 
 
 def _constant_of_shape(proof: _Proof, node: _Node) -> list[_Value]:
@@ -720,7 +894,7 @@ def _constant_of_shape(proof: _Proof, node: _Node) -> list[_Value]:
 
         array = numpy_helper.to_array(value).reshape(-1)
         content = (_Size(int(array[0])),) * sizes[0].whole if array.dtype.kind in "iu" else None
-    return [_Value(sizes, axes[0] if axes else None, content)]
+    return [_Value(proof.numbered(sizes), axes[0] if axes else None, content)]
 
 
 def _range(proof: _Proof, node: _Node) -> list[_Value]:
@@ -729,7 +903,7 @@ def _range(proof: _Proof, node: _Node) -> list[_Value]:
     if end is not None and end.batched:
         if start != _Size(0) or step != _ONE or end != _Size(1, (_BATCH,)):
             raise _RefusedError("counts over the number of rows")
-        return [_Value((end,), 0, places=(-1,), below=_ONE)]
+        return [_Value(proof.numbered([end]), 0, places=(-1,), below=_ONE)]
     if any(node.need(place).sized or node.need(place).axis is not None for place in range(3)):
         raise _RefusedError("counts over the number of rows")
     size = end if start == _Size(0) and step == _ONE and end is not None else proof.unknown()
@@ -740,6 +914,8 @@ def _range(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _tile(proof: _Proof, node: _Node) -> list[_Value]:
     given, times = node.need(0), node.need(1)
+    if given.sized:
+        raise _RefusedError("computes with the number of rows")
     if times.axis is not None:
         raise _RefusedError("the repeats differ between rows")
     if times.content is None or None in times.content:
@@ -752,7 +928,7 @@ def _tile(proof: _Proof, node: _Node) -> list[_Value]:
         raise _RefusedError("repeats the rows")
     if len(axes) > 1:
         raise _RefusedError("makes two axes of rows")
-    shape = tuple([size * count for size, count in zip(given.dims, repeats, strict=True)])
+    shape = tuple([size * count for size, count in zip(given.dims, proof.numbered(repeats), strict=True)])
     return [_Value(shape, axes[0] if axes else given.axis)]
 
 
@@ -770,11 +946,11 @@ def _concat(proof: _Proof, node: _Node) -> list[_Value]:
         if all(part is not None for part in parts):
             return [replace(result, content=tuple([size for part in parts for size in part or ()]))]
         return [result]
-    if len(axes) > 1:
+    first = next(value for value in values if value.axis is not None)
+    if any(not proof.has_rows(value, first.axis or 0, first.rows) for value in values):
         raise _RefusedError("joins values with rows and values without, or with rows on other axes")
-    first = values[0]
     axis = _at(node.attributes["axis"], first.rank)
-    if axis == first.axis or any(value.rows != first.rows for value in values):
+    if axis == first.axis:
         raise _RefusedError("joins along the axis of rows")
     total = [value.dims[axis].whole for value in values]
     size = proof.unknown() if None in total else _Size(sum(each for each in total if each is not None))
@@ -869,7 +1045,11 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
             for value, name in ((starts, "starts"), (ends, "ends"))
         )
         if axis == given.axis:
-            whole = end_size == given.rows or (end_size is not None and (end_size.whole or 0) >= _END - 1)
+            whole = (
+                end_size == proof.sizes(given)[axis]
+                or end_size == given.rows
+                or (end_size is not None and (end_size.whole or 0) >= _END - 1)
+            )
             if begin != _Size(0) or not whole or steps[at] != 1:
                 raise _RefusedError("takes some of the rows")
         elif any(size is not None and size.batched for size in (begin, end_size)):
@@ -886,15 +1066,15 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
 def _gather(proof: _Proof, node: _Node) -> list[_Value]:
     given, index = node.need(0), node.need(1)
     _no_places(given)
+    if index.sized or (given.sized and index.axis is not None):
+        raise _RefusedError("computes with the number of rows")
     if given.content is not None and index.axis is None and given.axis is None:
-        if index.content is None or None in index.content:
+        if index.content is None or any(each is None or each.whole is None for each in index.content):
             if given.sized:
                 raise _RefusedError("takes an unknown size")
             return [proof.typed(node.proto.output[0])]
         content = tuple([given.content[int(each.whole)] for each in index.content if each and each.whole is not None])
         return [_Value(index.shape, content=content)]
-    if index.sized:
-        raise _RefusedError("computes with the number of rows")
     if given.shape is None or index.shape is None:
         if given.axis is None and index.axis is None:
             return [proof.typed(node.proto.output[0])]
@@ -903,7 +1083,7 @@ def _gather(proof: _Proof, node: _Node) -> list[_Value]:
     shape = (*given.dims[:axis], *index.dims, *given.dims[axis + 1 :])
     if index.places:
         assert index.axis is not None  # noqa: S101  # rows have numbers where there are rows
-        if not _in_own_row(given, axis, index):
+        if not _in_own_row(proof, given, axis, index):
             raise _RefusedError("takes rows by number")
         return [_Value(shape, axis + index.axis)]
     if given.axis is None:
@@ -913,10 +1093,10 @@ def _gather(proof: _Proof, node: _Node) -> list[_Value]:
     return [_Value(shape, given.axis if given.axis < axis else given.axis + index.rank - 1)]
 
 
-def _in_own_row(given: _Value, axis: int, index: _Value) -> bool:
+def _in_own_row(proof: _Proof, given: _Value, axis: int, index: _Value) -> bool:
     """Return whether each row's index lies in its own part of the axis of rows, of as many elements as the stride."""
     stride, below = index.stride, index.below
-    if given.axis != axis or index.places != (-1,) or given.rows != _Size(1, (_BATCH,)) * stride or below is None:
+    if given.axis != axis or index.places != (-1,) or given.rows != proof.one_batch * stride or below is None:
         return False
     if below in (_ONE, stride):
         return True
@@ -927,11 +1107,13 @@ def _gather_elements(proof: _Proof, node: _Node) -> list[_Value]:
     values = [value for value in node.inputs if value is not None]
     first = values[0]
     axis = _at(node.attributes.get("axis", 0), first.rank)
-    if any(value.axis is None or value.axis == axis or value.rows != values[0].rows for value in values):
+    rows = next(value for value in values if value.axis is not None)
+    if rows.axis == axis:
         raise _RefusedError("takes elements along the axis of rows")
-    if len({value.axis for value in values}) > 1:
+    if any(not proof.has_rows(value, rows.axis or 0, rows.rows) for value in values):
         raise _RefusedError("rows lie on different axes")
-    return [replace(first if node.proto.op_type == "ScatterElements" else values[1], content=None)]
+    shaped = first if node.proto.op_type == "ScatterElements" else values[1]
+    return [_Value(shaped.shape, rows.axis)]
 
 
 def _gather_nd(proof: _Proof, node: _Node) -> list[_Value]:
@@ -947,7 +1129,7 @@ def _gather_nd(proof: _Proof, node: _Node) -> list[_Value]:
     elif batch:
         if index.places or given.axis != index.axis or given.axis >= batch or given.rows != index.rows:
             raise _RefusedError("takes elements of other rows")
-    elif index.places != (given.axis,) or given.rows != _Size(1, (_BATCH,)) or index.rows != given.rows:
+    elif index.places != (given.axis,) or given.rows != proof.one_batch or index.rows != given.rows:
         raise _RefusedError("takes elements of other rows")
     return [_Value(shape, index.axis)]
 
@@ -1012,7 +1194,7 @@ def _along(default: int, *, after: bool = False, place: int | None = None) -> _R
         axis = _at(number, given.rank)
         if given.axis == axis or ((after or flat) and given.axis > axis):
             raise _RefusedError("mixes the rows along their axis")
-        if node.proto.op_type in ("TopK", "Compress"):
+        if node.proto.op_type == "TopK":
             return [proof.rows(node, at, given.axis, given.rows, given.rank) for at in range(2)]
         outputs = [replace(given, content=None)]
         for _ in range(1, len(node.proto.output)):
@@ -1030,7 +1212,7 @@ def _by_row(*with_rows: int, axis: int = 0, rank: int = 1, single: bool = True) 
         first = node.need(0)
         for at in (0, *with_rows):
             value = node.get(at)
-            if value is not None and (value.axis != axis or value.rank < rank or value.rows != first.rows):
+            if value is not None and (value.rank < rank or not proof.has_rows(value, axis, first.rows)):
                 raise _RefusedError(f"input {at} does not have its rows on axis {axis}")
         found = []
         for at in range(len(node.proto.output)):
@@ -1041,10 +1223,55 @@ def _by_row(*with_rows: int, axis: int = 0, rank: int = 1, single: bool = True) 
     return rule
 
 
+def _scored(*names: str) -> _Rule:
+    """Return the rule of a model of ai.onnx.ml that gives each row scores, as many as an attribute says, or has.
+
+    A classifier gives a label before; its number of scores is not followed.
+    """
+
+    def rule(proof: _Proof, node: _Node) -> list[_Value]:
+        given = node.need(0)
+        node.same_for_all(*range(1, len(node.inputs)))
+        if given.axis != 0 or given.rank != 2:
+            raise _RefusedError("input 0 does not have its rows on axis 0")
+        counts = [node.attributes[name] for name in names if name in node.attributes]
+        count = _Size(int(counts[0])) if counts else proof.unknown()
+        scores = _Value((given.rows, count), 0)
+        return [scores] if len(node.proto.output) == 1 and names else [_Value((given.rows,), 0), scores]
+
+    return rule
+
+
+def _features(proof: _Proof, node: _Node) -> list[_Value]:
+    """An operator of ai.onnx.ml that gives each row as many elements as it gets."""
+    given = node.need(0)
+    if given.axis != 0 or given.rank != 2:
+        raise _RefusedError("input 0 does not have its rows on axis 0")
+    return [_Value(given.shape, 0)]
+
+
+def _compress(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    node.same_for_all(1)
+    axis = node.attributes.get("axis")
+    if given.axis is None or axis is None or _at(axis, given.rank) == given.axis:
+        raise _RefusedError("takes some of the rows")
+    place = _at(axis, given.rank)
+    return [_Value((*given.dims[:place], proof.unknown(), *given.dims[place + 1 :]), given.axis)]
+
+
 def _max_pool(proof: _Proof, node: _Node) -> list[_Value]:
     if len([name for name in node.proto.output if name]) > 1:
         raise _RefusedError("its indices count over all rows")
     return _by_row(rank=2)(proof, node)
+
+
+def _one_hot_encoded(proof: _Proof, node: _Node) -> list[_Value]:
+    """OneHotEncoder of ai.onnx.ml, which adds an axis of categories."""
+    given = node.need(0)
+    if given.axis is None:
+        raise _RefusedError("computes with the number of rows")
+    return [_Value((*given.dims, proof.unknown()), given.axis)]
 
 
 def _extracted(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1063,7 +1290,7 @@ def _packed_attention(proof: _Proof, node: _Node) -> list[_Value]:
     first, mask = node.need(0), node.get(3)
     node.same_for_all(1, 2, 4, *range(6, len(node.inputs)))
     for value in (first, mask):
-        if value is not None and (value.axis != 0 or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0, first.rows):
             raise _RefusedError("data or mask does not have its rows on axis 0")
     if node.get(4) is not None or len([name for name in node.proto.output if name]) > 1:
         raise _RefusedError("keeps keys and values in one tensor, with the rows inside")
@@ -1089,12 +1316,17 @@ def _resize(proof: _Proof, node: _Node) -> list[_Value]:
     places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
     if given.axis in places:
         at = places.index(given.axis)
-        kept = sizes is not None and sizes.content is not None and sizes.content[at] == given.rows
+        same = (given.rows, proof.sizes(given)[given.axis])
+        kept = sizes is not None and sizes.content is not None and sizes.content[at] in same
+        if kept and node.attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+            raise _RefusedError("keeps the ratio of the sizes")
         kept = kept or (
             scales is not None and scales.data is not None and scales.data.size > at and scales.data[at] == 1
         )
         if not kept:
             raise _RefusedError("may change the number of rows")
+    if node.attributes.get("mode", b"nearest") != b"nearest" and (given.axis != 0 or given.rank < 4):
+        raise _RefusedError("interpolates along the rows, where a weight of 0 lets NaN through")
     if node.attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
         raise _RefusedError("crops along all axes")
     return [proof.rows(node, 0, given.axis, given.rows, given.rank)]
@@ -1156,7 +1388,7 @@ def _recurrent(proof: _Proof, node: _Node) -> list[_Value]:
     node.same_for_all(1, 2, 3, 7)
     for at in (0, 4, 5, 6):
         value = node.get(at)
-        if value is not None and (value.axis != (0 if at == 4 else axis) or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0 if at == 4 else axis, first.rows):
             raise _RefusedError(f"input {at} does not have its rows on the axis of the batch")
     return [proof.rows(node, 0, 0 if layout else 2, first.rows, 4)] + [
         proof.rows(node, at, axis, first.rows, 3) for at in (1, 2)
@@ -1193,26 +1425,44 @@ def _trilu(proof: _Proof, node: _Node) -> list[_Value]:
 
 
 def _einsum(proof: _Proof, node: _Node) -> list[_Value]:
-    text = node.attributes["equation"].decode().replace(" ", "")
-    if "..." in text or "->" not in text:
-        raise _RefusedError("its equation leaves axes out")
-    reads, _, writes = text.partition("->")
-    labels, sizes = set[str](), dict[str, _Size]()
+    reads, arrow, writes = node.attributes["equation"].decode().replace(" ", "").partition("->")
     values = [value for value in node.inputs if value is not None]
-    for letters, value in zip(reads.split(","), values, strict=True):
-        sizes.update(zip(letters, value.dims, strict=True))
-        if value.axis is not None:
-            labels.add(letters[value.axis])
-    if len(labels) != 1 or writes.count(label := labels.pop()) != 1:
-        raise _RefusedError("sums over the rows")
-    for letters, value in zip(reads.split(","), values, strict=True):
-        if letters.count(label) != (value.axis is not None):
-            raise _RefusedError("rows meet an axis of another size")
+    operands = [
+        _subscripts(letters, value.rank) for letters, value in zip(reads.split(","), values, strict=True)
+    ]  # fmt: skip
+    if not arrow:
+        count = Counter(label for labels in operands for label in labels)
+        named = sorted(label for label, times in count.items() if times == 1 and label.isalpha())
+        result = [*sorted((label for label in count if not label.isalpha()), key=int), *named]
+    else:
+        pairs = zip(operands, reads.split(","), strict=True)
+        dots = max((len(labels) - len(text) + 3 for labels, text in pairs if "..." in text), default=0)
+        result = _subscripts(writes, len(writes) - 3 + dots if "..." in writes else len(writes))
+    rows_on = {labels[value.axis] for labels, value in zip(operands, values, strict=True) if value.axis is not None}
     rows = {value.rows for value in values if value.axis is not None}
-    if len(rows) > 1:
-        raise _RefusedError("rows meet an axis of another size")
-    shape = [rows.copy().pop() if letter == label else sizes[letter] for letter in writes]
-    return [_Value(tuple(shape), writes.index(label))]
+    if len(rows_on) != 1 or result.count(label := rows_on.pop()) != 1:
+        raise _RefusedError("sums over the rows")
+    for labels, value in zip(operands, values, strict=True):
+        alone = value.axis is None and all(value.dims[at] == _ONE for at, each in enumerate(labels) if each == label)
+        if len(rows) > 1 or (value.axis is None and not alone) or (value.axis is not None and labels.count(label) > 1):
+            raise _RefusedError("rows meet an axis of another size")
+    sizes: dict[str, _Size] = {}
+    for labels, value in zip(operands, values, strict=True):
+        sizes.update(
+            (each, size) for each, size in zip(labels, value.dims, strict=True) if size != _ONE or each not in sizes
+        )
+    sizes[label] = rows.pop()
+    return [_Value(tuple([sizes[each] for each in result]), result.index(label))]
+
+
+def _subscripts(text: str, rank: int) -> list[str]:
+    """Return a label for each axis; those of an ellipsis are numbers, -1 the last of them."""
+    before, dots, after = text.partition("...")
+    hidden = rank - len(before) - len(after) if dots else 0
+    labels = [*before, *map(str, range(-hidden, 0)), *after]
+    if len(labels) != rank:
+        raise _RefusedError("its equation has other axes than its inputs")
+    return labels
 
 
 def _attention(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1220,7 +1470,7 @@ def _attention(proof: _Proof, node: _Node) -> list[_Value]:
     first = node.need(0)
     for at in (0, 1, 2, 4, 5, 6):
         value = node.get(at)
-        if value is not None and (value.axis != 0 or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0, first.rows):
             raise _RefusedError(f"input {at} does not have its rows on axis 0")
     if (mask := node.get(3)) is not None:
         scores = _Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0)
@@ -1234,7 +1484,7 @@ def _multi_head(proof: _Proof, node: _Node) -> list[_Value]:
     node.same_for_all(3, *range(8, len(node.inputs)))
     for at in (0, 1, 2, 4, 6, 7):
         value = node.get(at)
-        if value is not None and (value.axis != 0 or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0, first.rows):
             raise _RefusedError(f"input {at} does not have its rows on axis 0")
     if (bias := node.get(5)) is not None:
         proof.broadcast([_Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0), bias])
@@ -1250,7 +1500,7 @@ def _rotary(proof: _Proof, node: _Node) -> list[_Value]:
     node.same_for_all(*(at for at in (1, 2, 3) if at not in with_rows))
     for at in with_rows:
         value = node.get(at)
-        if value is not None and (value.axis != 0 or value.rows != first.rows):
+        if value is not None and not proof.has_rows(value, 0, first.rows):
             raise _RefusedError(f"input {at} does not have its rows on axis 0")
     return [replace(first, content=None)]
 
@@ -1270,8 +1520,7 @@ def _if(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     branches = []
     for name in ("then_branch", "else_branch"):
         graph, inner = node.attributes[name], dict(known)
-        proof._add_constants(graph, inner)
-        proof._body(graph, inner)
+        proof._inner_body(graph, inner)
         branches.append([inner[value.name] for value in graph.output])
     results = []
     for one, other in zip(*branches, strict=True):
@@ -1299,20 +1548,53 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     """A body that keeps the rows of each state on their axis, run as often for each batch."""
     node.same_for_all(0, 1)
     graph, inner = node.attributes["body"], dict(known)
-    proof._add_constants(graph, inner)
-    states = []
-    for value in node.inputs[2:]:
-        assert value is not None  # noqa: S101  # states have values
-        if value.sized or value.places:
-            raise _RefusedError("computes with the number of rows")
-        shape = value.shape and tuple([s if at == value.axis else proof.unknown() for at, s in enumerate(value.shape)])
-        states.append(_Value(shape, value.axis))
+    states = [_state(proof, node.need(place)) for place in range(2, len(node.inputs))]
     given = [_Value(()), _Value(()), *states]
     inner.update((value.name, found) for value, found in zip(graph.input, given, strict=True))
-    proof._body(graph, inner)
+    proof._inner_body(graph, inner)
     going_on, *results = [inner[value.name] for value in graph.output]
     if going_on.axis is not None or going_on.sized:
         raise _RefusedError("goes on as long as a row says")
+    _keeps_states(states, results)
+    return [*states, *(_stacked(proof, value) for value in results[len(states) :])]
+
+
+def _scan(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
+    """A body that keeps the rows of each state on their axis, over values along another axis."""
+    graph, inner, count = node.attributes["body"], dict(known), node.attributes["num_scan_inputs"]
+    values = [node.need(place) for place in range(len(node.inputs))]
+    if node.version < 9:
+        raise _RefusedError("scans a batch")
+    if any(value.sized or value.places for value in values):
+        raise _RefusedError("computes with the number of rows")
+    states = [_state(proof, value) for value in values[:-count]]
+    scanned = values[-count:]
+    axes = node.attributes.get("scan_input_axes") or [0] * count
+    for value, number in zip(scanned, axes, strict=True):
+        axis = _at(number, value.rank)
+        if axis == value.axis:
+            raise _RefusedError("goes along the rows")
+        rows = None if value.axis is None else value.axis - (axis < value.axis)
+        states.append(_Value((*value.dims[:axis], *value.dims[axis + 1 :]), rows))
+    inner.update((value.name, found) for value, found in zip(graph.input, states, strict=True))
+    proof._inner_body(graph, inner)
+    results = [inner[value.name] for value in graph.output]
+    kept = states[:-count]
+    _keeps_states(kept, results)
+    parts = results[len(kept) :]
+    places = node.attributes.get("scan_output_axes") or [0] * len(parts)
+    return [*kept, *(_stacked(proof, part, place) for part, place in zip(parts, places, strict=True))]
+
+
+def _state(proof: _Proof, value: _Value) -> _Value:
+    """Return a state at any turn: other sizes than that of the rows may change."""
+    if value.sized or value.places:
+        raise _RefusedError("computes with the number of rows")
+    shape = value.shape and tuple([s if at == value.axis else proof.unknown() for at, s in enumerate(value.shape)])
+    return _Value(shape, value.axis)
+
+
+def _keeps_states(states: Sequence[_Value], results: Sequence[_Value]) -> None:
     for before, after in zip(states, results, strict=False):
         if after.axis != before.axis or after.sized or after.places or (after.axis is not None and (
             after.rank != before.rank or after.rows != before.rows
@@ -1320,13 +1602,17 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
             raise _RefusedError("a state does not keep its rows on their axis")
         if after.axis is None and after.shape is not None and before.shape is not None and after.rank != before.rank:
             raise _RefusedError("a state changes its rank")
-    scans = []
-    for value in results[len(states) :]:
-        if value.sized or value.places:
-            raise _RefusedError("computes with the number of rows")
-        axis = None if value.axis is None else value.axis + 1
-        scans.append(_Value((proof.unknown(), *value.dims) if value.shape is not None else None, axis))
-    return [*states, *scans]
+
+
+def _stacked(proof: _Proof, value: _Value, place: int = 0) -> _Value:
+    """Return the values of all turns along a new axis."""
+    if value.sized or value.places:
+        raise _RefusedError("computes with the number of rows")
+    if value.shape is None:
+        return _Value(None)
+    place = _at(place, value.rank + 1)
+    axis = None if value.axis is None else value.axis + (place <= value.axis)
+    return _Value((*value.dims[:place], proof.unknown(), *value.dims[place:]), axis)
 
 
 _ELEMENTWISE = """\
@@ -1339,8 +1625,6 @@ _REDUCING = "ArgMax ArgMin " + " ".join(
 )
 _SPATIAL = """AveragePool Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool
 GroupNormalization InstanceNormalization LRN LpPool QLinearConv SpaceToDepth"""
-_ML_TABLES = """Imputer LinearClassifier LinearRegressor Normalizer OneHotEncoder SVMClassifier SVMRegressor Scaler
-TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor"""
 _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _elementwise for name in _ELEMENTWISE.split()},
     **{("", name): _arithmetic for name in ("Add", "Sub", "Mul", "Div")},
@@ -1362,6 +1646,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _gather_elements for name in ("GatherElements", "ScatterElements")},
     ("", "Attention"): _attention,
     ("", "BatchNormalization"): _batch_norm,
+    ("", "Compress"): _compress,
     ("", "Concat"): _concat,
     ("", "Constant"): _constant_node,
     ("", "ConstantOfShape"): _constant_of_shape,
@@ -1388,7 +1673,12 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Transpose"): _transpose,
     ("", "Trilu"): _trilu,
     ("", "Unsqueeze"): _unsqueeze,
-    **{("ai.onnx.ml", name): _by_row(rank=2, single=False) for name in _ML_TABLES.split()},
+    **{("ai.onnx.ml", name): _features for name in ("Imputer", "Normalizer", "Scaler")},
+    **{("ai.onnx.ml", f"{name}Classifier"): _scored() for name in ("Linear", "SVM", "TreeEnsemble")},
+    **{("ai.onnx.ml", f"{name}Regressor"): _scored("targets", "n_targets") for name in ("Linear", "TreeEnsemble")},
+    ("ai.onnx.ml", "SVMRegressor"): _scored("n_targets"),
+    ("ai.onnx.ml", "TreeEnsemble"): _scored("n_targets"),
+    ("ai.onnx.ml", "OneHotEncoder"): _one_hot_encoded,
     **{("ai.onnx.ml", name): _first_only for name in ("Binarizer", "CategoryMapper", "LabelEncoder")},
     **{("com.microsoft", name): _elementwise for name in ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")},
     **{("com.microsoft", name): _quantised for name in ("QuantizeLinear", "DequantizeLinear")},
@@ -1403,6 +1693,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
 _BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list[_Value]]] = {
     ("", "If"): _if,
     ("", "Loop"): _loop,
+    ("", "Scan"): _scan,
 }
 _SIZED = """Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Identity Mul Range Reshape Resize Shape
 Size Slice Split Squeeze Sub Tile Transpose Unsqueeze Where"""

@@ -206,6 +206,11 @@ def _print_warmed(rows: list[WarmedDevice]) -> None:
     show_default=True,
     help="Triton: which processors.",
 )
+@click.option(
+    "--batch-unproven",
+    is_flag=True,
+    help="Triton: batch requests although rows are not proved independent and may change each other's results.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing target.")
 @options.as_json
 def export(
@@ -219,17 +224,18 @@ def export(
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.deploy.names import check_model_name
     from rlx_ort.deploy.open import runner_of
-    from rlx_ort.deploy.triton import batch_dim, export_triton
+    from rlx_ort.deploy.triton import batching, export_triton
 
     called = name or package.index.name
     check_model_name(called)
-    dim = None
+    dim, why = None, ""
     with progress(f"writing {target}"), runner_of(package) as runner:
         package.check_all()
         graph, given = runner.graph, runner.options
         if form == "triton":
             made = export_triton(graph, target, called, max_batch=max_batch, options=given, force=force, **rest)
-            dim = batch_dim(graph) if max_batch else None
+            if max_batch:
+                dim, why = batching(graph, given, unproven=rest["batch_unproven"])
         else:
             made = target / f"{called}.onnx"
             try:
@@ -238,7 +244,8 @@ def export(
                 raise WriteError(f"{target} cannot be written: {err.strerror}; check its rights") from err
             save_onnx(graph, made, external_data=bool(graph.params), overwrite=force, options=given)
     if as_json:
-        print_json({"written": str(made), "format": form, "batched_along": dim})
+        found = {"written": str(made), "format": form, "batched_along": dim}
+        print_json({**found, "not_batched": why} if why else found)
     note(f"wrote {made}")
     if form == "triton":
-        note(f"requests are batched along {dim!r}" if dim else "requests are not batched")
+        note(f"requests are batched along {dim!r}" if dim else f"requests are not batched{why and f': {why}'}")

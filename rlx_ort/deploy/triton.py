@@ -57,14 +57,15 @@ def export_triton(
     kind: str = "auto",
     options: CompileOptions | None = None,
     force: bool = False,
+    batch_unproven: bool = False,
 ) -> Path:
     """Write a graph as a model of a Triton repository and return the model's folder, which appears whole or not at all.
 
-    Weights are streamed to one data file. Requests are batched along the first dim where every input and output has the
-    same named one there; a model whose rows depend on each other needs `max_batch=0`, which cannot be detected. Every
-    parameter of the graph needs data. `target` is the repository, created if need be. `max_batch` limits the rows that
-    Triton puts together, 0 for none. `instances` are opened on each processor of `kind`, a key of `INSTANCE_KINDS`.
-    `force` replaces a model of that name.
+    Weights are streamed to one data file. Requests are batched if `batching` finds a dim for it; else a comment in
+    `config.pbtxt` has the reason. With `batch_unproven` they are batched without the proof that rows are independent.
+    Every parameter of the graph needs data. `target` is the repository, created if need be. `max_batch` limits the rows
+    that Triton puts together, 0 for none. `instances` are opened on each processor of `kind`, a key of
+    `INSTANCE_KINDS`. `force` replaces a model of that name.
 
     Raises:
         PackageError: the name cannot be a folder's, the model is there already, or Triton has no such type.
@@ -78,7 +79,7 @@ def export_triton(
     folder = target / name
     if folder.exists() and not force:
         raise PackageError(f"{folder} exists and was left as it is; force replaces it")
-    config_text(graph, name)  # what Triton has no type for is refused before anything is written
+    config_text(graph, name, max_batch=0)  # what Triton has no type for is refused before anything is written
     partial, old = partial_path(folder), partial_path(folder)
     model = partial / _VERSION / _MODEL_FILE
     clear_unfinished(target)
@@ -88,7 +89,16 @@ def export_triton(
         save_onnx(graph, model, external_data=bool(graph.params), options=options)
         # An output whose name an input has got another one in the model.
         names = [value.name for value in onnx.load(model, load_external_data=False).graph.output]
-        text = config_text(graph, name, outputs=names, max_batch=max_batch, instances=instances, kind=kind)
+        text = config_text(
+            graph,
+            name,
+            outputs=names,
+            max_batch=max_batch,
+            instances=instances,
+            kind=kind,
+            options=options,
+            batch_unproven=batch_unproven,
+        )
         (partial / "config.pbtxt").write_text(text, encoding="utf-8", newline="\n")
         if folder.exists():
             folder.rename(old)
@@ -112,13 +122,18 @@ def config_text(
     max_batch: int = 8,
     instances: int = 1,
     kind: str = "auto",
+    options: CompileOptions | None = None,
+    batch_unproven: bool = False,
 ) -> str:
     """Return the text of `config.pbtxt`; `outputs` are the names in the model where they are not the graph's.
+
+    The first line is a comment with the reason if the model could be batched by `max_batch` but is not.
 
     Raises:
         PackageError: Triton has no type for an input or output.
     """
-    batched = max_batch > 0 and batch_dim(graph) is not None
+    dim, why = batching(graph, options, unproven=batch_unproven) if max_batch else (None, "")
+    batched = dim is not None
     named = zip(graph.output_names if outputs is None else outputs, graph.outputs, strict=True)
     document: dict[str, _Field] = {
         "name": name,
@@ -132,17 +147,40 @@ def config_text(
     }
     if batched:
         document["dynamic_batching"] = {}
-    return "".join(_lines(document))
+    reason = " ".join(why.split()).encode("ascii", "backslashreplace").decode()
+    return "".join([f"# not batched: {reason}\n"] * bool(why) + _lines(document))
+
+
+def batching(
+    graph: Graph, options: CompileOptions | None = None, *, unproven: bool = False
+) -> tuple[str | None, str]:
+    """Return the named dim along which requests may be put together, or None and the reason.
+
+    It is that of `batch_dim`, if rows along it are proved independent, or else with `unproven`.
+    """
+    from rlx_ort.converters.row_independence import row_independence
+
+    dim = batch_dim(graph)
+    if dim is None:
+        return None, "inputs and outputs have no open first dim in common"
+    proof = None if unproven else row_independence(graph, dim, options)
+    return (dim, "") if proof is None or proof else (None, f"rows are not proved independent: {proof}")
 
 
 def batch_dim(graph: Graph) -> str | None:
-    """Return the named dim that every input and output begins with, or None."""
-    first = set()
-    for value in (*graph.inputs, *graph.outputs):
-        shape = value.type.shape if isinstance(value.type, TensorType) else None
-        first.add(shape[0] if shape else None)
+    """Return the named dim that every input begins with, or None if there is none, or an output has a fixed first dim.
+
+    Exporters give the first dim of an output names of its own; whether its size is the same follows from the row proof.
+    """
+    first = {_first_dim(value.type) for value in graph.inputs}
     found = first.pop() if len(first) == 1 else None
-    return found if isinstance(found, str) else None
+    open_outputs = all(isinstance(_first_dim(value.type), str) for value in graph.outputs)
+    return found if isinstance(found, str) and open_outputs else None
+
+
+def _first_dim(kind: ValueType) -> int | str | None:
+    shape = kind.shape if isinstance(kind, TensorType) else None
+    return shape[0] if shape else None
 
 
 def _tensor(name: str, kind: ValueType, batched: bool) -> dict[str, _Field]:

@@ -1,6 +1,7 @@
 """`BucketedCompileCache`: one compiled graph for each range of lengths, and inputs padded to the longest of the range.
 
-For providers that compile for each shape. Others run the true shape if the graph takes any number of rows.
+For providers that compile for each shape. Others run the true shape if the graph takes any number of rows. Inputs are
+padded only if rows are proved independent (`converters/row_independence.py`), or with `unproven`.
 
 `LayerKvCache` holds keys and values of the tokens so far, layer by layer, on the host, for decode loops over graphs of
 a few fixed lengths: a prefill graph makes the cache, the cache is padded to the length that the next graph was compiled
@@ -28,6 +29,7 @@ from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions
 
 if TYPE_CHECKING:
+    from rlx_ort.converters.row_independence import RowIndependence
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
@@ -52,6 +54,14 @@ class Bucket(NamedTuple):
         return self.end - 1
 
 
+class _Proved(NamedTuple):
+    """A compiled graph, its revision then, and whether rows on axes of its inputs are independent."""
+
+    graph: Graph
+    revision: int
+    proofs: dict[tuple[tuple[str, int], ...], RowIndependence]
+
+
 class BucketedCompileCache:
     """Compiled graphs for ranges of lengths on one device, each compiled at the first length of its range.
 
@@ -64,6 +74,8 @@ class BucketedCompileCache:
         options: how they are compiled.
         pad: whether `run_padded` pads; None pads if the provider compiles for each shape, or the graph of a bucket
             takes only the longest length.
+        unproven: whether graphs are padded too whose rows are not proved independent, such as those that mask the
+            padding by an input.
 
     Raises:
         InputError: there is no range, one is empty, or two overlap.
@@ -77,11 +89,15 @@ class BucketedCompileCache:
         options: CompileOptions | None = None,
         *,
         pad: bool | None = None,
+        unproven: bool = False,
     ) -> None:
         self._buckets = _checked(buckets)
         self._starts = [bucket.start for bucket in self._buckets]
         self._session = Session(device, options)
         self._pad = working_provider(self._session.device).compiles_per_shape or None if pad is None else pad
+        self._may_run_unpadded = pad is None
+        self._unproven = unproven
+        self._proved: dict[Bucket, _Proved] = {}
         self._compiled: dict[Bucket, CompiledGraph] = {}
         self._store: WeightStore | None = None
         self._initial: dict[str, TensorData] = {}  # what graphs brought, while it is what the store has
@@ -132,6 +148,7 @@ class BucketedCompileCache:
             found = self._compiled.get(bucket)
             if found is None or found.closed:
                 graph = build(bucket.upper)
+                self._proved[bucket] = _Proved(graph, graph.revision, {})
                 found = self._compiled[bucket] = self._session.compile(graph, self._shared_weights(graph))
             return bucket.upper, found
 
@@ -162,7 +179,8 @@ class BucketedCompileCache:
     ) -> tuple[int, list[Array]] | None:
         """Run the graph of the key's range with inputs padded by rows of zeros, and cut the padding off the outputs.
 
-        Correct for graphs whose rows are independent, or that mask the padding. `run_padded_mixed` is the same.
+        A graph that takes any number of rows runs without padding if the provider does not compile for each shape, or
+        if rows are not proved independent. `run_padded_mixed` is the same.
 
         Args:
             key: the length that selects the range.
@@ -175,31 +193,43 @@ class BucketedCompileCache:
             The longest length of the range and the outputs, or None if the key is in no range.
 
         Raises:
-            InputError: an input does not have that many rows, or more than fit.
+            InputError: an input does not have that many rows, or more than fit; or the graph of the range takes only
+                the longest length and its rows are not proved independent, so that padding may change them.
         """
         found = self.get_or_compile(key, build)
         if found is None:
             return None
         upper, compiled = found
         given = [(name, np.asarray(data), inner) for name, data, inner in inputs]
-        pads = (
-            self._pad if self._pad is not None else any(_is_fixed(compiled, name) for name, _, inner in given if inner)
-        )
-        rows = upper if pads else actual_rows
-        feeds = {}
         for name, data, inner in given:
-            if inner is None:
-                feeds[name] = data
-                continue
-            if _row_count(data, inner) != actual_rows:
+            if inner is not None and _row_count(data, inner) != actual_rows:
                 raise InputError(f"input {name!r} has {data.size // inner} rows of {inner} elements, not {actual_rows}")
-            padded = pad_rows(data, inner, rows)
-            feeds[name] = padded if padded.ndim > 1 else _shaped(compiled, name, padded)
+        fixed = any(_is_fixed(compiled, name) for name, _, inner in given if inner)
+        pads = self._pad if self._pad is not None else fixed
+        feeds = _padded(compiled, given, upper if pads else actual_rows)
+        proof = None
+        if pads and actual_rows < upper and not self._unproven:
+            axes = {name: _axis_of_rows(feeds[name].shape, inner, upper) for name, _, inner in given if inner}
+            proof = self._proof(key, axes)
+            if not proof and self._may_run_unpadded and not fixed:
+                pads, feeds = False, _padded(compiled, given, actual_rows)
+            elif not proof:
+                raise InputError(
+                    f"{actual_rows} rows were to be padded to {upper}, but rows are not proved independent: {proof}. "
+                    "Leave the dim of the rows open, give this length a range of its own, or make the cache with "
+                    "unproven=True if the graph masks the padding"
+                )
         # No active extent is set: it would make a graph that takes any number of rows run the true shape.
         outputs = compiled.run(feeds)
         if not pads:
             return upper, outputs
         inners = [*output_inners, *[0] * len(outputs)]
+        for place, (axis, output, inner) in enumerate(zip(proof.axes if proof else (), outputs, inners, strict=False)):
+            if inner and axis is not None and _axis_of_rows(output.shape, inner, upper) != axis:
+                raise InputError(
+                    f"output {place} of shape {output.shape} has its rows on axis {axis}, not rows of {inner} elements "
+                    "one behind the other; pass 0 for it to get it with the padding"
+                )
         return upper, [
             slice_rows(out, inner, actual_rows) if inner else out for out, inner in zip(outputs, inners, strict=False)
         ]
@@ -212,6 +242,26 @@ class BucketedCompileCache:
             for compiled in self._compiled.values():
                 compiled.close()
             self._compiled.clear()
+            self._proved.clear()
+
+    def _proof(self, key: int, axes: Mapping[str, int | None]) -> RowIndependence:
+        """Return whether padding changes no row of the graph of a key's range, cached."""
+        from rlx_ort.converters.row_independence import RowIndependence, padding_independence
+
+        bucket = self.bucket_for(key)
+        assert bucket is not None  # noqa: S101  # its graph is compiled
+        if split := [name for name, axis in axes.items() if axis is None]:
+            return RowIndependence(False, reason=f"the rows of input {split[0]!r} lie on several axes")
+        with self._lock:
+            graph, revision, proofs = self._proved[bucket]
+            if graph.revision != revision:
+                return RowIndependence(False, reason=f"graph {graph.name!r} was changed since it was compiled")
+            on = {name: axis for name, axis in axes.items() if axis is not None}
+            known = tuple(sorted(on.items()))
+            if known not in proofs:
+                options = self._session.options.on(self._session.device)
+                proofs[known] = padding_independence(graph, on, bucket.upper, options)
+            return proofs[known]
 
     def _shared_weights(self, graph: Graph) -> WeightStore:
         if self._store is None:
@@ -325,6 +375,26 @@ def _is_fixed(compiled: CompiledGraph, name: str) -> bool:
     """Return whether an input takes one size only; the run refuses unknown names."""
     kind = compiled.input_specs.get(name)
     return isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static
+
+
+def _padded(compiled: CompiledGraph, given: Iterable[tuple[str, Array, int | None]], rows: int) -> dict[str, Array]:
+    """Return the inputs of a run with so many rows, those without row sizes as they are."""
+    feeds = {}
+    for name, data, inner in given:
+        if inner is None:
+            feeds[name] = data
+            continue
+        padded = pad_rows(data, inner, rows)
+        feeds[name] = padded if padded.ndim > 1 else _shaped(compiled, name, padded)
+    return feeds
+
+
+def _axis_of_rows(shape: Sequence[int], inner: int, rows: int) -> int | None:
+    """Return the axis whose elements, one part of equal size behind the other, are the rows; None if there is none."""
+    for axis, size in enumerate(shape):
+        if size != 1 or rows == 1:
+            return axis if size % rows == 0 and math.prod(shape[axis:]) == rows * inner else None
+    return None
 
 
 def _shaped(compiled: CompiledGraph, name: str, flat: Array) -> Array:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
+from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, ParamError
 from rlx_ort.execution.buckets import BucketedCompileCache, power_of_two_ladder
+from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 
 SOURCE = np.random.default_rng(3)
@@ -122,3 +125,130 @@ def test_a_wrong_number_of_rows_is_refused() -> None:
     """Data with other rows than announced raises and names the input."""
     with pytest.raises(InputError, match="'x' has 2 rows"):
         _cache("cpu").run_padded(3, 3, _fixed, [("x", np.ones((2, 4), np.float32), 4)])
+
+
+# Bodies of graphs from x to y whose rows influence each other: 3 of 4 rows and one of zeros give other values.
+MIXING = {
+    "maximum of integers": ("int32", "m = ReduceMax<axes=[0]>(x) y = Sub(x, m)"),
+    "sum counted backwards": (
+        "float",
+        "o = Constant<value_float=1.0>() p = Add(x, o) i = Constant<value_int=0>() y = CumSum<reverse=1>(p, i)",
+    ),
+    "any of booleans": (
+        "bool",
+        "n = Not(x) c = Cast<to=6>(n) m = ReduceMax<axes=[0]>(c) f = Cast<to=9>(m) y = And(x, f)",
+    ),
+    "softmax along the rows": ("float", "y = Softmax<axis=0>(x)"),
+    "one scale for all rows": (
+        "float",
+        "a = Abs(x) b = Constant<value_float=10.0>() p = Sub(b, a) q, s, z = DynamicQuantizeLinear(p)"
+        "y = DequantizeLinear(q, s, z)",
+    ),
+    "product of rows with rows": ("float", "e = Exp(x) t = Transpose(e) p = MatMul(e, t) y = MatMul(p, e)"),
+}
+DIVIDED = (
+    "float",
+    "s = Shape(x) i = Constant<value_int=0>() n = Gather(s, i) c = Cast<to=1>(n) y = Div(x, c)",
+)
+VALUES = {
+    "int32": np.array([[-9, -8, -7, -6], [-5, -4, -3, -2], [-9, -9, -9, -9]], np.int32),
+    "bool": np.ones((3, 4), bool),
+    "float": np.array([[-2, -1, 3, 1], [5, 4, 3, 2], [-1, -1, -2, -2]], np.float32),
+}
+
+
+def _imported(mixing: tuple[str, str], rows: int | str) -> Graph:
+    kind, body = mixing
+    text = f'<ir_version: 8, opset_import: ["": 17]> g ({kind}[{rows},4] x) => ({kind}[{rows},4] y) {{ {body} }}'
+    return from_onnx(onnx.parser.parse_model(text))
+
+
+@pytest.mark.parametrize("mixing", [*MIXING.values(), DIVIDED], ids=[*MIXING.keys(), "divided by their number"])
+def test_rows_that_influence_each_other_are_not_padded(mixing: tuple[str, str]) -> None:
+    """A graph of one number of rows is refused with the reason, and padding changes its values indeed."""
+    x = VALUES[mixing[0]]
+    exact = Session().compile(_imported(mixing, 3)).run({"x": x})[0]
+    with pytest.raises(InputError, match=r"not proved independent.*unproven=True"):
+        _cache("cpu").run_padded(3, 3, lambda rows: _imported(mixing, rows), [("x", x, 4)], [4])
+    insisting = BucketedCompileCache(power_of_two_ladder(2, 8), "cpu", unproven=True)
+    found = insisting.run_padded(3, 3, lambda rows: _imported(mixing, rows), [("x", x, 4)], [4])
+    assert found is not None
+    assert not np.allclose(found[1][0], exact)
+
+
+@pytest.mark.parametrize("mixing", [*MIXING.values(), DIVIDED], ids=[*MIXING.keys(), "divided by their number"])
+def test_open_rows_that_influence_each_other_run_unpadded(
+    mixing: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that compiles for each shape gets the true one; padding that was asked for is refused."""
+    x = VALUES[mixing[0]]
+    exact = Session().compile(_imported(mixing, "n")).run({"x": x})[0]
+    with pytest.raises(InputError, match="not proved independent"):
+        _cache("cpu", pad=True).run_padded(3, 3, lambda rows: _imported(mixing, "n"), [("x", x, 4)], [4])
+    cache = _cache("cpu")
+    monkeypatch.setattr(cache, "_pad", True)  # as for a provider that compiles for each shape
+    found = cache.run_padded(3, 3, lambda rows: _imported(mixing, "n"), [("x", x, 4)], [4])
+    assert found is not None
+    np.testing.assert_array_equal(found[1][0], exact)
+
+
+def test_as_many_rows_as_the_longest_length_need_no_proof() -> None:
+    """Nothing is added, so that nothing is mixed in."""
+    x, mixing = np.arange(16, dtype=np.float32).reshape(4, 4), MIXING["softmax along the rows"]
+    exact = Session().compile(_imported(mixing, 4)).run({"x": x})[0]
+    found = _cache("cpu").run_padded(4, 4, lambda rows: _imported(mixing, rows), [("x", x, 4)], [4])
+    assert found is not None
+    np.testing.assert_array_equal(found[1][0], exact)
+
+
+def test_an_output_over_all_rows_is_refused_though_it_is_not_cut() -> None:
+    """A mean over the rows has no padding to show, and would be that of the padded rows."""
+
+    def build(rows: int) -> Graph:
+        graph = Graph("pooled")
+        x = graph.input("x", [rows, 4])
+        graph.outputs = [x * 2, graph.mean(x, [0])]
+        return graph
+
+    with pytest.raises(InputError, match="reduces over the rows"):
+        _cache("cpu").run_padded(3, 3, build, [("x", np.ones((3, 4), np.float32), 4)], [4])
+
+
+def test_rows_behind_another_axis_of_an_output_are_not_cut_off_as_if_first() -> None:
+    """Of a transposed output the first elements are not the first rows; with 0 it comes back with the padding."""
+
+    def build(rows: int) -> Graph:
+        graph = Graph("transposed")
+        graph.outputs = [graph.transpose(graph.input("x", [rows, 4]), [1, 0])]
+        return graph
+
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    with pytest.raises(InputError, match="rows on axis 1"):
+        _cache("cpu").run_padded(3, 3, build, [("x", x, 4)], [4])
+    found = _cache("cpu").run_padded(3, 3, build, [("x", x, 4)], [0])
+    assert found is not None
+    np.testing.assert_array_equal(found[1][0][:, :3], x.T)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (1, 3, 8), (24,)])
+def test_graphs_built_for_their_number_of_rows_are_padded(shape: tuple[int, ...]) -> None:
+    """Numbers of rows in shapes, and values made for each row, do not end the proof."""
+
+    def build(rows: int) -> Graph:
+        graph = Graph("blocks")
+        x = graph.input(
+            "x", [shape_of if shape_of != 3 else rows for shape_of in shape] if len(shape) > 1 else [8 * rows]
+        )
+        heads = graph.transpose(graph.reshape(x, [rows, 2, 4]), [1, 0, 2])
+        places = graph.constant(np.arange(rows, dtype=np.float32).reshape(1, rows, 1))
+        joined = graph.concat([heads + places, graph.constant(np.ones((2, rows, 1), np.float32))], 2)
+        graph.outputs = [graph.softmax(graph.reshape(graph.transpose(joined, [1, 0, 2]), [rows, 10]), -1)]
+        return graph
+
+    x = SOURCE.normal(size=shape).astype(np.float32)
+    heads = x.reshape(3, 2, 4) + np.arange(3).reshape(3, 1, 1)
+    joined = np.concatenate([heads, np.ones((3, 2, 1))], 2).reshape(3, 10)
+    wanted = np.exp(joined - joined.max(1, keepdims=True))
+    found = _cache("cpu").run_padded(3, 3, build, [("x", x, 8)], [10])
+    assert found is not None
+    np.testing.assert_allclose(found[1][0], wanted / wanted.sum(1, keepdims=True), rtol=1e-5)

@@ -59,6 +59,24 @@ REFUSED = {
         "s = Shape(x) z = Constant<value_int=0>() b = Gather(s, z) c = Cast<to=1>(b) y = Div(x, c)",
         "Cast",
     ),
+    "divided by the number of rows, repeated": (
+        "s = Shape(x) r = Constant<value_ints=[2]>() t = Tile(s, r) c = Cast<to=1>(t) y = Div(x, c)",
+        "Tile",
+    ),
+    "divided by the number of rows, expanded": (
+        "s = Shape(x) z = Constant<value_ints=[0]>() b = Gather(s, z) f = Constant<value_ints=[4]>()"
+        "e = Expand(b, f) c = Cast<to=1>(e) y = Div(x, c)",
+        "Expand",
+    ),
+    "the number of rows or of columns, by row": (
+        "s = Shape(x) i = Cast<to=7>(x) g = Gather(s, i) c = Cast<to=1>(g) y = Div(x, c)",
+        "Gather",
+    ),
+    "an element by the number of rows": (
+        "s = Shape(x) z = Constant<value_ints=[0]>() b = Gather(s, z) t = Constant<value_ints=[5,6,7,8]>()"
+        "g = Gather(t, b) c = Cast<to=1>(g) y = Mul(x, c)",
+        "Gather",
+    ),
     "rows mixed by a reshape": (
         "t = Transpose(x) s = Shape(x) y = Reshape(t, s)",
         "Reshape",
@@ -216,3 +234,9 @@ def test_the_indices_of_a_pool_are_refused() -> None:
     body = "y, i = MaxPool<kernel_shape=[2]>(x) z = Cast<to=1>(i)"
     found = model_row_independence(model(body, "float[N,2,4] x", "float[N,2,3] z"), "N")
     assert found.node == "MaxPool"
+
+
+def test_rows_that_only_together_fill_a_shape_are_refused() -> None:
+    """3 rows of 1 element are divisible by 3, and would be joined."""
+    body = "t = Constant<value_ints=[-1,3]>() r = Reshape(x, t) f = Softmax(r) s = Shape(x) y = Reshape(f, s)"
+    assert model_row_independence(model(body, "float[N,M] x", "float[N,M] y"), "N").node == "Reshape"

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from google.protobuf import text_format
 
+from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.deploy.triton import INSTANCE_KINDS, batch_dim, config_text, export_triton
 from rlx_ort.errors import PackageError
 from rlx_ort.ir.dtype import DType
@@ -85,6 +86,50 @@ def test_a_batch_must_be_the_first_dim_of_everything():
     graph.set_outputs([x * scale], ["y"])
     assert batch_dim(graph) is None
     assert batch_dim(classifier()) == "rows"
+
+
+def mixing() -> Graph:
+    """Return a graph whose rows all take their mean away."""
+    graph = Graph("centred")
+    x = graph.input("x", ["rows", 4])
+    graph.set_outputs([x - graph.mean(x, [0])], ["y"])
+    return graph
+
+
+def test_a_model_whose_rows_influence_each_other_is_not_batched(schema):
+    """Triton would put the rows of several clients together; a comment names the node."""
+    text = config_text(mixing(), "a")
+    assert text.splitlines()[0].startswith("# not batched: rows are not proved independent: ReduceMean")
+    found = parsed(schema, text)
+    assert (found.max_batch_size, found.HasField("dynamic_batching")) == (0, False)
+    assert list(found.input[0].dims) == [-1, 4]
+
+
+def test_a_model_is_batched_without_proof_where_the_caller_says_so(schema):
+    """The caller may know better, or accept it."""
+    text = config_text(mixing(), "a", batch_unproven=True)
+    assert not text.startswith("#")
+    assert parsed(schema, text).max_batch_size == 8
+
+
+def test_an_output_whose_rows_have_another_name_is_batched(schema):
+    """Exporters invent names for the dims of outputs; the proof shows that its rows are those of the inputs."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,4] x) => (float[y_dim_0,4] y) { y = Relu(x) }'
+    )
+    assert parsed(schema, config_text(from_onnx(model), "a")).max_batch_size == 8
+
+
+def test_an_output_with_other_rows_is_not_batched(schema):
+    """Every second row is as open as all of them."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,4] x) => (float[y_dim_0,4] y) {'
+        "b = Constant<value_ints=[0]>() e = Constant<value_ints=[99]>() s = Constant<value_ints=[2]>()"
+        "y = Slice(x, b, e, b, s) }"
+    )
+    text = config_text(from_onnx(model), "a")
+    assert "takes some of the rows" in text.splitlines()[0]
+    assert parsed(schema, text).max_batch_size == 0
 
 
 def test_a_scalar_is_reshaped_since_triton_has_none(schema):
