@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowers_native
-from rlx_ort.converters.to_onnx.elementwise import add_unless_zeros, gated
+from rlx_ort.converters.to_onnx.elementwise import activate, add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, from_compute, misorders, op_in, to_compute
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
@@ -46,7 +47,18 @@ def _norm(emit: Emitter, op: norm.LayerNorm | norm.RmsNorm | norm.LayerNorm2d, i
 
 
 def _layer(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+    x, eps = _with_epsilon(emit, x, eps, float(np.float32(eps)) if emit.input_dtype(0) is DType.F64 else eps)
     return emit.op("LayerNormalization", x, gamma, beta, axis=-1, epsilon=eps)
+
+
+def _with_epsilon(emit: Emitter, x: Any, eps: float, wanted: float) -> tuple[Any, float]:
+    """Return what to normalise with `wanted` to get what x is with `eps`: x times k is the same with k * k * eps.
+
+    The attribute of a kernel is an f32, and not every value of it is right everywhere.
+    """
+    if eps == wanted or not eps:
+        return x, eps
+    return emit.op("Mul", x, emit.constant(math.sqrt(wanted / eps), emit.input_dtype(0))), wanted
 
 
 def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
@@ -73,6 +85,8 @@ def _native_rms_norm(emit: Emitter, op: norm.RmsNorm, inputs: Sequence[Any]) -> 
     x, gamma, beta = inputs
     kind = emit.input_type(0)
     rank = known_shape(op, kind, "x").rank
+    if kind.dtype is DType.F64:
+        raise NoNativeForm("the kernel reads eps as f32")
     if op.axis % rank != rank - 1:
         raise NoNativeForm(f"the kernel normalises the last axis, not axis {op.axis}")
     # Of ai.onnx's first opset by ONNX Runtime's own reckoning; ONNX has RMSNormalization from opset 23 on.
@@ -88,8 +102,20 @@ def _group_norm(emit: Emitter, op: norm.GroupNorm, inputs: Sequence[Any]) -> Any
     kind = emit.input_type(0)
     shape = known_shape(op, kind, "x")
     grouped = reshape(emit, x, shape, (shape[0], op.num_groups, None))
+    if kind.dtype is DType.F64:  # InstanceNormalization is computed in f32
+        axis, eps = emit.i64([-1]), emit.constant(op.eps, DType.F64)
+        off = emit.op("Sub", grouped, emit.op("ReduceMean", grouped, axis, keepdims=1))
+        variance = emit.op("ReduceMean", emit.op("Mul", off, off), axis, keepdims=1)
+        normal = emit.op("Div", off, emit.op("Sqrt", emit.op("Add", variance, eps)))
+        return _by_channel(emit, op, normal, gamma, beta)
     ones, zeros = (emit.constant(np.full(op.num_groups, fill), kind.dtype) for fill in (1.0, 0.0))
     normal = op_in(emit, "InstanceNormalization", kind.dtype, grouped, ones, zeros, epsilon=op.eps)
+    return _by_channel(emit, op, normal, gamma, beta)
+
+
+def _by_channel(emit: Emitter, op: norm.GroupNorm, normal: Any, gamma: Any, beta: Any) -> Any:
+    """Return the normalised groups in the shape of x, times gamma plus beta of each channel."""
+    shape = known_shape(op, emit.input_type(0), "x")
     restored = reshape(emit, normal, Shape((shape[0], op.num_groups, None)), shape)
     spread = [1] * (shape.rank - 2)
     scale, shift = (emit.op("Reshape", vector, emit.i64([-1, *spread])) for vector in (gamma, beta))
@@ -127,7 +153,8 @@ def _native_residual(emit: Emitter, op: norm.FusedResidualLN | norm.FusedResidua
 
 @lowers(norm.FusedSwiGLU)
 def _swiglu(emit: Emitter, op: norm.FusedSwiGLU, inputs: Sequence[Any]) -> Any:
-    return gated(emit, op, inputs[0], lambda gate: emit.op("Mul", gate, emit.op("Sigmoid", gate)))
+    dtype = emit.input_dtype(0)
+    return gated(emit, op, inputs[0], lambda gate: activate(emit, "silu", gate, dtype))
 
 
 @lowers_native(norm.FusedSwiGLU)
@@ -136,7 +163,15 @@ def _native_swiglu(emit: Emitter, op: norm.FusedSwiGLU, inputs: Sequence[Any]) -
     return gated(emit, op, inputs[0], lambda gate: emit.op("QuickGelu", gate, domain="com.microsoft", alpha=1.0))
 
 
-lowers(norm.BatchNormInference)(lambda emit, op, inputs: emit.op("BatchNormalization", *inputs, epsilon=op.eps))
+@lowers(norm.BatchNormInference)
+def _batch_norm(emit: Emitter, op: norm.BatchNormInference, inputs: Sequence[Any]) -> Any:
+    *others, variance = inputs
+    rest = op.eps - float(np.float32(op.eps))
+    if emit.input_dtype(0) is DType.F64 and rest:  # the attribute is an f32
+        variance = emit.op("Add", variance, emit.constant(rest, DType.F64))
+    return emit.op("BatchNormalization", *others, variance, epsilon=op.eps)
+
+
 lowers(Softmax)(lambda emit, op, inputs: emit.op("Softmax", inputs[0], axis=op.axis))
 
 
