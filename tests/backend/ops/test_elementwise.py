@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,13 +60,6 @@ def test_activation_matches_its_formula(name: str, device: Device) -> None:
     """Each activation on negative and positive numbers, with an open batch dim."""
     x = np.abs(POINTS) if name in POSITIVE else POINTS
     check(device, lambda g, x: g.activation(name, x), REFERENCES[name], x, shapes=[["n", 5]])
-
-
-@pytest.mark.parametrize("name", REFERENCES)
-def test_activation_takes_f64(name: str) -> None:
-    """f64 works on the CPU too; where its kernel is missing it is computed in f32."""
-    x = np.abs(POINTS) if name in POSITIVE else POINTS
-    check(Device.CPU, lambda g, x: g.activation(name, x), REFERENCES[name], x.astype(np.float64))
 
 
 def test_round_goes_half_to_even(device: Device) -> None:
@@ -138,6 +132,28 @@ def test_integer_binary(name: str, dtype: type) -> None:
     reference = functions.get(name) or BINARY[name]
     a, b = np.array([7, 5, 3, 100], dtype), np.array([2, 1, 3, 1], dtype)
     check(Device.CPU, lambda g, a, b: g.binary(name, a, b), reference, a, b)
+
+
+@pytest.mark.parametrize("name", ["max", "min", "relu", "sign", "clamp", "cummax"])
+def test_i64_that_differ_in_their_lower_half_are_ordered(name: str) -> None:
+    """The CPU's vector kernels take the lower 32 bits for a signed number."""
+    a = np.array([5, 3_000_000_000, -1, -3_000_000_000, 2**40, 0, 2**40 + 2**31, 4_200_000_000])
+    b = np.array([4_000_000_000, 5, -3_000_000_000, -1, 2**40 + 2**31, -1, 2**40, 4_100_000_000])
+    build: dict[str, Callable[..., Any]] = {
+        "relu": lambda g, a, b: g.activation("relu", a),
+        "sign": lambda g, a, b: g.activation("sign", a),
+        "clamp": lambda g, a, b: g.clamp(a, -1, 3_900_000_000),
+        "cummax": lambda g, a, b: g.cummax(a, axis=0),
+    }
+    reference: dict[str, Callable[..., Array]] = {
+        "max": np.maximum,
+        "min": np.minimum,
+        "relu": lambda a, b: np.maximum(a, 0),
+        "sign": lambda a, b: np.sign(a),
+        "clamp": lambda a, b: np.clip(a, -1, 3_900_000_000),
+        "cummax": lambda a, b: np.maximum.accumulate(a),
+    }
+    check(Device.CPU, build.get(name, lambda g, a, b: g.binary(name, a, b)), reference[name], a, b)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -235,6 +251,52 @@ def test_elementwise_of_nothing() -> None:
     """An empty tensor stays empty."""
     empty = np.zeros((0, 3), np.float32)
     check(Device.CPU, lambda g, x: g.gelu(x) + 1, lambda x: x, empty, shapes=[["n", 3]])
+
+
+_SIZES = np.concatenate([np.logspace(-12, 2.8, 150), [0.5, 1.0, 2.0, 20.0, 40.0, 700.0]])
+
+
+# The formulas above lose the digits of small results to 1 + tanh, 1 + erf and the like.
+PRECISE: dict[str, Callable[[Array], Array]] = {
+    **REFERENCES,
+    "gelu": lambda x: 0.5 * x * np.vectorize(math.erfc)(-x / math.sqrt(2)),
+    "gelu_approx": lambda x: x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_activations_of_f64_have_the_precision_of_f64(name: str) -> None:
+    """Near 0 and far from it, without the digits that 1 + x and exp(x) - 1 lose."""
+    x = np.concatenate([_SIZES, -_SIZES])
+    x = np.abs(x) if name in POSITIVE else x
+    x = x[x > -8] if name == "gelu" else x  # 1e-15 and less beyond
+    (got,) = run(Device.CPU, lambda g, x: g.activation(name, x), x)
+    with np.errstate(over="ignore", under="ignore"):
+        expected = PRECISE[name](x)
+    np.testing.assert_allclose(got, expected, rtol=1e-12 if name == "gelu" else 5e-14, atol=1e-300)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_atan2_of_signed_zeros_and_infinities(dtype: type) -> None:
+    """As IEEE 754 has them."""
+    special = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 2.5], dtype)
+    y, x = (part.reshape(-1) for part in np.meshgrid(special, special))
+    (angle,) = run(Device.CPU, lambda g, y, x: g.binary("atan2", y, x), y, x)
+    np.testing.assert_allclose(angle, np.arctan2(y, x), rtol=1e-6 if dtype is np.float32 else 1e-15)
+
+
+def test_an_f64_factor_near_1_counts() -> None:
+    """ONNX Runtime's optimiser removes a product with what is within 1e-8 of 1."""
+    x = np.array([5.0, 7.0])
+    for factor in (1 + 4e-9, 1 - 1e-10):
+        (got,) = run(Device.CPU, lambda g, x, by=factor: g.abs(x) * by / (2 - by), x)
+        np.testing.assert_allclose(got, x * factor / (2 - factor), rtol=1e-15)
+
+
+def test_an_f64_product_is_scaled_in_f64() -> None:
+    """ONNX Runtime's optimiser would put the factor into an attribute, which is an f32."""
+    a, b = np.random.default_rng(0).normal(size=(2, 3, 3))
+    check(Device.CPU, lambda g, a, b: (a @ b) * 0.1 / 0.3, lambda a, b: a @ b * 0.1 / 0.3, a, b, bound=1e-13)
 
 
 def test_angles_of_f64_have_the_precision_of_f64() -> None:
