@@ -12,13 +12,12 @@ from typing import Any
 
 import device_facts
 import numpy as np
-from interpreter import Array, evaluate
+from interpreter import Array
 
 from generated.graphs import STEPS_AT_MOST, Made, made_of
 from generated.ways import COSTLY, WAYS, NotThisWayError, Opened
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
-from rlx_ort.ir.core import format_graph
 from rlx_ort.ir.dtype import DType
 
 __all__ = ["CALLS", "Failure", "judged", "kinds_in", "shrunk"]
@@ -71,11 +70,19 @@ def judged(
     """
     counts: collections.Counter[str] = collections.Counter()
     failures: list[Failure] = []
-    made, clean = made_of(seed, skip, outputs), made_of(seed, skip, outputs)
+    starting("import")
+    try:
+        made, clean = made_of(seed, skip, outputs), made_of(seed, skip, outputs)
+    except RlxError:
+        return collections.Counter(refused=1), []
+    except Exception as err:
+        text = f"{type(err).__name__}: {str(err)[:300]}"
+        return collections.Counter(UNTYPED=1), [Failure("UNTYPED", seed, "import", text)]
     if spoil:
         made.spoil_sources()
-    about = tuple(sorted(kinds_in(made))), format_graph(made.graph), tuple(skip), tuple(outputs) if outputs else None
-    expected = [_expected(clean, call) for call in CALLS]
+    about = tuple(sorted(kinds_in(made))), str(made), tuple(skip), tuple(outputs) if outputs else None
+    starting("reference")
+    expected = [clean.expected(call) for call in CALLS]
     opened = Opened(device, made.graph)
     try:
         for way in list(ways) or _ways_of(seed):
@@ -103,14 +110,6 @@ def _ways_of(seed: int) -> list[str]:
     return ["run", *order] if rng.random() < 0.5 else [*order, "run"]
 
 
-def _expected(made: Made, call: int) -> list[Array] | None:
-    """Return the outputs of the reference; None where it has none, as for shapes that do not fit."""
-    try:
-        return evaluate(made.graph, made.feeds(call))
-    except (ValueError, IndexError, ZeroDivisionError):
-        return None
-
-
 def _verdict(opened: Opened, made: Made, way: str, call: int, expected: list[Array] | None) -> tuple[str, str]:
     feeds = made.feeds(call)
     try:
@@ -125,12 +124,21 @@ def _verdict(opened: Opened, made: Made, way: str, call: int, expected: list[Arr
         array[...] = np.asarray(99).astype(array.dtype)  # the caller uses its arrays for something else
     if expected is None:
         return "unjudged", ""
+    wrong = _difference(found, expected, opened.device, made)
+    if wrong and made.second is not None:
+        other = made.second(made.feeds(call))
+        wrong = wrong if other is None else _difference(found, other, opened.device, made) and wrong
+    return ("WRONG", wrong) if wrong else ("equal", "")
+
+
+def _difference(found: Sequence[Any], expected: Sequence[Array], device: Device, made: Made) -> str:
+    """Return where results differ from those expected, or an empty text."""
     try:
         for index, (value, result, wanted) in enumerate(zip(made.graph.outputs, found, expected, strict=True)):
-            _compare(f"output {index}", value.dtype, np.asarray(result), wanted, opened.device, made)
+            _compare(f"output {index}", value.dtype, np.asarray(result), wanted, device, made)
     except (AssertionError, ValueError) as err:
-        return "WRONG", " ".join(str(err).split())[:500]
-    return "equal", ""
+        return " ".join(str(err).split())[:500]
+    return ""
 
 
 def _compare(what: str, dtype: DType, result: Array, expected: Array, device: Device, made: Made) -> None:
@@ -163,7 +171,7 @@ def shrunk(fails: Callable[[tuple[int, ...], tuple[int, ...] | None], bool], see
     """Return the steps to skip and the outputs to keep of the smallest graph of a seed that still fails."""
     skip: tuple[int, ...] = ()
     outputs: tuple[int, ...] | None = None
-    if seed % 2 == 0:
+    if seed % 4 != 1:
         for step in range(STEPS_AT_MOST):
             if fails((*skip, step), outputs):
                 skip = (*skip, step)

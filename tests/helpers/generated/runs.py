@@ -18,7 +18,6 @@ from typing import Any
 
 from generated.graphs import made_of
 from generated.judge import Failure, kinds_in, shrunk
-from rlx_ort.ir.core import format_graph
 
 __all__ = ["KNOWN", "Report", "kept_seeds", "known_reason", "run_cases"]
 
@@ -158,7 +157,7 @@ def _crash(device: str, seed: int, way: str, options: Sequence[str], *, shrink: 
     skip, outputs = shrunk(fails, seed) if alone and shrink else ((), None)
     made = made_of(seed, skip, outputs)
     text = "the process died" if alone else "the process died, and not in this way alone"
-    return Failure("CRASH", seed, way, text, tuple(sorted(kinds_in(made))), format_graph(made.graph), skip, outputs)
+    return Failure("CRASH", seed, way, text, tuple(sorted(kinds_in(made))), str(made), skip, outputs)
 
 
 def _events(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
