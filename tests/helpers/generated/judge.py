@@ -5,9 +5,8 @@ A case is one graph in one way at one size: each way gets three calls, of which 
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import device_facts
@@ -20,9 +19,11 @@ from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.dtype import DType
 
-__all__ = ["CALLS", "Failure", "judged", "kinds_in", "shrunk"]
+__all__ = ["CALLS", "LEAVES", "Failure", "Judgement", "judged", "kinds_in", "shrunk"]
 
 CALLS = (0, 1, 2)
+LEAVES = {"Input", "Param", "Constant", "Capture"}
+"""Kinds of the nodes that compute nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,28 @@ class Failure:
         return asdict(self)
 
 
+@dataclass
+class Judgement:
+    """What came of the graph of a seed.
+
+    Attributes:
+        ways: way -> verdict -> the number of cases.
+        failures: the cases that went wrong.
+        kinds: the kinds of the ops of the graph.
+        dtypes: the dtypes of its values.
+    """
+
+    ways: dict[str, dict[str, int]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+
+    def note(self, way: str, verdict: str) -> None:
+        """Count a case."""
+        counts = self.ways.setdefault(way, {})
+        counts[verdict] = counts.get(verdict, 0) + 1
+
+
 def judged(
     device: Device,
     seed: int,
@@ -62,25 +85,28 @@ def judged(
     ways: Iterable[str] = (),
     starting: Callable[[str], None] = lambda way: None,
     spoil: bool = True,
-) -> tuple[collections.Counter[str], list[Failure]]:
-    """Run the graph of a seed in some ways, by default in all that this seed takes; return counts and failures.
+) -> Judgement:
+    """Run the graph of a seed in some ways, by default in all that this seed takes.
 
     `starting` is called with the name of each way before it begins; with `spoil` the arrays that parameters and
     constants came from are overwritten before the first run.
     """
-    counts: collections.Counter[str] = collections.Counter()
-    failures: list[Failure] = []
+    result = Judgement()
     starting("import")
     try:
         made, clean = made_of(seed, skip, outputs), made_of(seed, skip, outputs)
     except RlxError:
-        return collections.Counter(refused=1), []
+        result.note("import", "refused")
+        return result
     except Exception as err:
-        text = f"{type(err).__name__}: {str(err)[:300]}"
-        return collections.Counter(UNTYPED=1), [Failure("UNTYPED", seed, "import", text)]
+        result.note("import", "UNTYPED")
+        result.failures.append(Failure("UNTYPED", seed, "import", f"{type(err).__name__}: {str(err)[:300]}"))
+        return result
     if spoil:
         made.spoil_sources()
-    about = tuple(sorted(kinds_in(made))), str(made), tuple(skip), tuple(outputs) if outputs else None
+    result.kinds = sorted(kinds_in(made))
+    result.dtypes = sorted({kind.dtype.value for node in made.graph.nodes for kind in _tensors(node)})
+    about = tuple(result.kinds), str(made), tuple(skip), tuple(outputs) if outputs else None
     starting("reference")
     expected = [clean.expected(call) for call in CALLS]
     opened = Opened(device, made.graph)
@@ -92,14 +118,14 @@ def judged(
                     verdict, text = _verdict(opened, made, way, call, expected[call])
                 except NotThisWayError:
                     continue
-                counts[verdict] += 1
+                result.note(way, verdict)
                 if verdict in ("WRONG", "UNTYPED"):
-                    failures.append(Failure(verdict, seed, way, f"call {call}: {text}", *about))
+                    result.failures.append(Failure(verdict, seed, way, f"call {call}: {text}", *about))
                     break
     finally:
         starting("close")
         opened.close()
-    return counts, failures
+    return result
 
 
 def _ways_of(seed: int) -> list[str]:
@@ -148,7 +174,7 @@ def _compare(what: str, dtype: DType, result: Array, expected: Array, device: De
         if not np.array_equal(result, expected.astype(result.dtype)):
             raise AssertionError(f"{what} is {result.tolist()}, not {expected.tolist()}")
         return
-    narrowest = [dtype, *(value.dtype for node in made.graph.nodes for value in _results(made, node))]
+    narrowest = [dtype, *(kind.dtype for node in made.graph.nodes for kind in _tensors(node))]
     bound = max(device_facts.bound(device, kind) for kind in narrowest if kind.is_float) * made.loose
     with np.errstate(over="ignore"):
         cast = expected.astype(dtype.numpy).astype(np.float64)
@@ -158,13 +184,13 @@ def _compare(what: str, dtype: DType, result: Array, expected: Array, device: De
     np.testing.assert_allclose(result.astype(np.float64), rounded, rtol=bound, atol=floor, err_msg=what)
 
 
-def _results(made: Made, node: Any) -> list[Any]:
+def _tensors(node: Any) -> list[Any]:
     return [kind for kind in node.types if hasattr(kind, "dtype")]
 
 
 def kinds_in(made: Made) -> set[str]:
     """Return the kinds of the ops of a graph, leaves left out."""
-    return {node.op.kind for node in made.graph.nodes} - {"Input", "Param", "Constant"}
+    return {node.op.kind for node in made.graph.nodes} - LEAVES
 
 
 def shrunk(fails: Callable[[tuple[int, ...], tuple[int, ...] | None], bool], seed: int) -> tuple[Any, Any]:

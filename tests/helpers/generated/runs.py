@@ -11,15 +11,18 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from generated.graphs import made_of
-from generated.judge import Failure, kinds_in, shrunk
+from op_tests.cases import DTYPES, runnable_kinds
 
-__all__ = ["KNOWN", "Report", "kept_seeds", "known_reason", "run_cases"]
+from generated.graphs import made_of
+from generated.judge import LEAVES, Failure, kinds_in, shrunk
+from generated.ways import WAYS
+
+__all__ = ["KNOWN", "Report", "chosen", "kept_seeds", "known_reason", "run_cases"]
 
 _DATA = Path(__file__).parents[2] / "data" / "generated"
 _HELPERS = Path(__file__).parents[1]
@@ -32,18 +35,31 @@ class Report:
     """What a run found.
 
     Attributes:
+        device: where they ran.
         graphs: the number of graphs.
         counts: verdict -> the number of cases; a case is one graph in one way at one size.
         failures: the cases that are wrong, crashed the process, or raised an untyped error.
         known: the reason -> how many failures have it.
         seconds: how long it took.
+        covered: seed -> what ran equal in its graph: op kinds, dtypes and ways, each with what it is.
     """
 
+    device: str
     graphs: int = 0
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     failures: list[Failure] = field(default_factory=list)
     known: collections.Counter[str] = field(default_factory=collections.Counter)
     seconds: float = 0.0
+    covered: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
+
+    def add(self, other: Report) -> None:
+        """Add what another run found."""
+        self.graphs += other.graphs
+        self.counts += other.counts
+        self.failures += other.failures
+        self.known += other.known
+        self.seconds += other.seconds
+        self.covered |= other.covered
 
     @property
     def cases(self) -> int:
@@ -52,11 +68,37 @@ class Report:
 
     def __str__(self) -> str:
         rate = self.cases / max(self.seconds, 1e-9)
-        head = f"{self.cases} cases of {self.graphs} graphs in {self.seconds:.0f} s, {rate:.0f} a second "
+        head = (
+            f"{self.device}: {self.cases} cases of {self.graphs} graphs in {self.seconds:.0f} s, {rate:.0f} a second "
+        )
         head += "(a case: one graph in one way at one size): "
         counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(self.counts.items()))
         known = [f"known, {count} times: {reason}" for reason, count in self.known.items()]
-        return "\n".join([head + counts, *known, *(described(failure) for failure in self.failures)])
+        covered = [_coverage(self.covered)] if self.graphs > 1 else []
+        return "\n".join([head + counts, *covered, *known, *(described(failure) for failure in self.failures)])
+
+
+def chosen(covered: Mapping[int, set[tuple[str, str]]]) -> list[int]:
+    """Return few seeds that cover as much as all: each adds something to those before it."""
+    left, found = set().union(*covered.values()), []
+    while left:
+        best = max(covered, key=lambda seed: len(covered[seed] & left))
+        found.append(best)
+        left -= covered[best]
+    return sorted(found)
+
+
+def _coverage(covered: Mapping[int, set[tuple[str, str]]]) -> str:
+    """Return how many op kinds, dtypes and ways ran equal, and which never did."""
+    found: set[tuple[str, str]] = set().union(*covered.values())
+    kinds = [kind for kind in runnable_kinds() if kind not in LEAVES]
+    every = {"op kinds": kinds, "dtypes": [dtype.value for dtype in DTYPES], "ways": [*WAYS]}
+    texts = []
+    for what, names in every.items():
+        missing = [name for name in names if (what, name) not in found]
+        never = f" (never: {', '.join(missing)})" if missing else ""
+        texts.append(f"{len(names) - len(missing)} of {len(names)} {what}{never}")
+    return f"ran equal: {', '.join(texts)}"
 
 
 def described(failure: Failure) -> str:
@@ -100,39 +142,41 @@ def known_reason(failure: Failure, device: str) -> str | None:
 
 def run_cases(
     device: str,
+    seeds: Sequence[int],
     *,
-    first: int,
-    graphs: int = 10**9,
     seconds: float = 1e9,
     one: dict[str, Any] | None = None,
     keep_sources: bool = False,
 ) -> Report:
-    """Judge the graphs of the seeds from `first` on until the number or the time is reached."""
-    report, seed, begun = Report(), first, time.monotonic()
+    """Judge the graphs of the seeds until all are done or the time is over."""
+    report, at, begun = Report(device), 0, time.monotonic()
     options = ["--keep-sources"] if keep_sources else []
     options += ["--one", json.dumps(one)] if one else []
-    while seed < first + graphs and time.monotonic() - begun < seconds:
-        count = min(_BATCH, first + graphs - seed)
+    while at < len(seeds) and time.monotonic() - begun < seconds:
         left = seconds - (time.monotonic() - begun)
-        last: dict[str, Any] = {}
-        for event in _events([device, str(seed), str(count), str(left), *options]):
+        last: dict[str, Any] = {"seed": seeds[at]}
+        for event in _events([device, json.dumps([*seeds[at : at + _BATCH]]), str(left), *options]):
             last = event
-            if "counts" not in event:
+            if "failures" not in event:
                 continue
             report.graphs += 1
-            report.counts.update(event["counts"])
-            seed = event["seed"] + 1
+            at += 1
+            covered = {("op kinds", kind) for kind in event["kinds"]} | {("dtypes", kind) for kind in event["dtypes"]}
+            equal = {("ways", way) for way, counts in event["ways"].items() if counts.get("equal")}
+            report.covered[event["seed"]] = covered | equal if equal else set()
+            for counts in event["ways"].values():
+                report.counts.update(counts)
             for found in event["failures"]:
                 _note(report, Failure(**{**found, "kinds": tuple(found["kinds"])}), device)
         if not last.get("ended"):
-            report.counts["CRASH"] += 1
-            report.graphs += 1
-            crashed = last.get("seed", seed)
             way = last.get("way", "start")
-            _note(
-                report, _crash(device, crashed, way, options, shrink=report.counts["CRASH"] <= _CRASHES_SHRUNK), device
-            )
-            seed = crashed + 1
+            verdict = "unjudged" if way == "reference" else "CRASH"  # plain ONNX Runtime died of a changed model
+            report.counts[verdict] += 1
+            report.graphs += 1
+            at += 1
+            if verdict == "CRASH":
+                shrink = report.counts["CRASH"] <= _CRASHES_SHRUNK
+                _note(report, _crash(device, last["seed"], way, options, shrink=shrink), device)
     report.seconds = time.monotonic() - begun
     return report
 
@@ -151,8 +195,10 @@ def _crash(device: str, seed: int, way: str, options: Sequence[str], *, shrink: 
     def fails(skip: tuple[int, ...], outputs: tuple[int, ...] | None) -> bool:
         one = json.dumps({"skip": skip, "outputs": outputs, "ways": [way]})
         rest = [option for option in options if option == "--keep-sources"]
-        return not any(e.get("ended") for e in _events([device, str(seed), "1", "60", *rest, "--one", one]))
+        return not any(e.get("ended") for e in _events([device, json.dumps([seed]), "60", *rest, "--one", one]))
 
+    if way == "import":  # so it would be here
+        return Failure("CRASH", seed, way, "the process died")
     alone = way not in ("start", "close") and fails((), None)
     skip, outputs = shrunk(fails, seed) if alone and shrink else ((), None)
     made = made_of(seed, skip, outputs)
@@ -172,8 +218,11 @@ def _events(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
         assert child.stdout is not None
         try:
             for line in child.stdout:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+                event = json.loads(line) if line.endswith("\n") else {}
+                if "broken" in event:
+                    raise RuntimeError(f"the generator is at fault:\n{event['broken']}")
+                if event:
+                    yield event
         finally:
             child.stdout.close()
             child.kill()

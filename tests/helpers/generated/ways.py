@@ -121,7 +121,7 @@ def _chain(o: Opened, feeds: Feeds) -> list[Any]:
 
 
 def _runner_dlpack(o: Opened, feeds: Feeds) -> list[Any]:
-    return [tensor.numpy() for tensor in o.runner.run_dlpack(o.device, feeds)]
+    return [tensor.numpy() for tensor in o.runner.run_dlpack(feeds, o.device)]
 
 
 def _slots(o: Opened, feeds: Feeds) -> list[Any]:
@@ -357,13 +357,14 @@ def _buckets(o: Opened, feeds: Feeds) -> list[Any]:
 
 
 def _size(o: Opened, feeds: Mapping[str, Array], dim: str) -> int:
-    """Return how long a named dim is."""
-    return next(
+    """Return how long a named dim of the inputs is, 0 for one that they do not have."""
+    found = (
         size
         for value in o.graph.inputs
         for name, size in zip(value.shape, feeds[value.name].shape, strict=True)
         if name == dim
     )
+    return next(found, 0)
 
 
 def _serving(o: Opened, feeds: Feeds) -> list[Any]:
