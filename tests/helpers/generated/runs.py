@@ -22,7 +22,7 @@ from generated.graphs import made_of
 from generated.judge import LEAVES, Failure, kinds_in, shrunk
 from generated.ways import WAYS
 
-__all__ = ["KNOWN", "Report", "chosen", "kept_seeds", "known_reason", "run_cases"]
+__all__ = ["KNOWN", "Report", "chosen", "kept_seeds", "known_reason", "never_equal", "run_cases"]
 
 _DATA = Path(__file__).parents[2] / "data" / "generated"
 _HELPERS = Path(__file__).parents[1]
@@ -75,7 +75,9 @@ class Report:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(self.counts.items()))
         known = [f"known, {count} times: {reason}" for reason, count in self.known.items()]
         covered = [_coverage(self.covered)] if self.graphs > 1 else []
-        return "\n".join([head + counts, *covered, *known, *(described(failure) for failure in self.failures)])
+        return "\n".join(
+            [head + counts, *covered, *known, *(described(failure, self.device) for failure in self.failures)]
+        )
 
 
 def chosen(covered: Mapping[int, set[tuple[str, str]]]) -> list[int]:
@@ -88,26 +90,34 @@ def chosen(covered: Mapping[int, set[tuple[str, str]]]) -> list[int]:
     return sorted(found)
 
 
+def never_equal(covered: Mapping[int, set[tuple[str, str]]]) -> dict[str, list[str]]:
+    """Return the op kinds, dtypes and ways that never ran equal."""
+    found: set[tuple[str, str]] = set().union(*covered.values())
+    return {what: [name for name in names if (what, name) not in found] for what, names in _every().items()}
+
+
+def _every() -> dict[str, list[str]]:
+    kinds = [kind for kind in runnable_kinds() if kind not in LEAVES]
+    return {"op kinds": kinds, "dtypes": [dtype.value for dtype in DTYPES], "ways": [*WAYS]}
+
+
 def _coverage(covered: Mapping[int, set[tuple[str, str]]]) -> str:
     """Return how many op kinds, dtypes and ways ran equal, and which never did."""
-    found: set[tuple[str, str]] = set().union(*covered.values())
-    kinds = [kind for kind in runnable_kinds() if kind not in LEAVES]
-    every = {"op kinds": kinds, "dtypes": [dtype.value for dtype in DTYPES], "ways": [*WAYS]}
-    texts = []
-    for what, names in every.items():
-        missing = [name for name in names if (what, name) not in found]
+    missed, texts = never_equal(covered), []
+    for what, names in _every().items():
+        missing = missed[what]
         never = f" (never: {', '.join(missing)})" if missing else ""
         texts.append(f"{len(names) - len(missing)} of {len(names)} {what}{never}")
     return f"ran equal: {', '.join(texts)}"
 
 
-def described(failure: Failure) -> str:
+def described(failure: Failure, device: str) -> str:
     """Return a failure as text, with the command that shows it again."""
     one = json.dumps({"skip": failure.skip, "outputs": failure.outputs, "ways": [failure.way]})
     return (
         f"{failure.verdict} in the way {failure.way!r}, seed {failure.seed}, ops {', '.join(failure.kinds)}: "
         f"{failure.text}\n{failure.graph}\n"
-        f"again: python scripts/generate_cases.py --first {failure.seed} --graphs 1 --one '{one}'"
+        f"again: python scripts/generate_cases.py --device {device} --first {failure.seed} --graphs 1 --one '{one}'"
     )
 
 
@@ -167,7 +177,7 @@ def run_cases(
             for counts in event["ways"].values():
                 report.counts.update(counts)
             for found in event["failures"]:
-                _note(report, Failure(**{**found, "kinds": tuple(found["kinds"])}), device)
+                _note(report, Failure(**{**found, "kinds": tuple(found["kinds"])}))
         if not last.get("ended"):
             way = last.get("way", "start")
             verdict = "unjudged" if way == "reference" else "CRASH"  # plain ONNX Runtime died of a changed model
@@ -176,13 +186,13 @@ def run_cases(
             at += 1
             if verdict == "CRASH":
                 shrink = report.counts["CRASH"] <= _CRASHES_SHRUNK
-                _note(report, _crash(device, last["seed"], way, options, shrink=shrink), device)
+                _note(report, _crash(device, last["seed"], way, options, shrink=shrink))
     report.seconds = time.monotonic() - begun
     return report
 
 
-def _note(report: Report, failure: Failure, device: str) -> None:
-    reason = known_reason(failure, device)
+def _note(report: Report, failure: Failure) -> None:
+    reason = known_reason(failure, report.device)
     if reason is None:
         report.failures.append(failure)
     else:
