@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
+from rlx_ort.ir.dtype import DType
 from rlx_ort.providers.base import (
     PRIVATE_MEMORY,
     Availability,
     CostProfile,
     KernelLimit,
     MemoryReading,
+    element,
+    input_dims,
     is_float_remainder,
 )
 from rlx_ort.providers.engine.recipe import Keeps
@@ -22,7 +26,32 @@ from rlx_ort.providers.ort_provider import OrtProvider
 # Per core of an AVX2 server at about 3 GHz: half of 2 FMA units x 8 lanes x 2 FLOP x 3 GHz, which MLAS reaches.
 _GEMM_GFLOPS_PER_CORE = 50.0
 _BYTES_PER_NS = (10.0, 1e9)  # inputs and outputs are handed over, not copied
+_IN_F64 = "its results stop at the limits of integers and are inexact above 2^53"
 _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
+
+
+def _reduces_integers(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether an imported node sums or multiplies integers; what the library writes itself stays in range."""
+    dtype = element(node.inputs)
+    return node.pattern.imported and dtype is not None and dtype.is_integer
+
+
+def _sums_integers_alone(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether an `Einsum` sums integers along an index of one input, for which it takes ReduceSum."""
+    terms, arrow, result = str(given.get("equation", "")).replace(" ", "").partition("->")
+    operands = terms.split(",")
+    letters = set(terms) - set(",.")
+    kept = set(result) if arrow else {each for each in letters if terms.count(each) == 1}
+    alone = {each for each in letters if sum(each in operand for operand in operands) == 1}
+    return bool(alone - kept) and _reduces_integers(node, given)
+
+
+def _orders_i64(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    return node.pattern.imported and element(node.inputs) is DType.I64
+
+
+def _averages_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    return node.pattern.imported and 0 in (input_dims(node, 0) or ())
 
 
 class CpuProvider(OrtProvider):
@@ -51,8 +80,29 @@ class CpuProvider(OrtProvider):
         """Return the process's private memory, which has other data beside that of sessions."""
         return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY)
 
+    # Some i64 are misordered; sums and products of integers are computed in f64, which stops at their limits; the mean
+    # of no elements is 0 (ONNX Runtime 1.31.1). `kernel_dtypes` and the lowering of `Reduce` have the other forms.
+    distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
+        ("", op_type)
+        for op_type in (
+            *("Clip", "Max", "Min", "Sign", "ReduceMax", "ReduceMin"),
+            *("ReduceSum", "ReduceProd", "ReduceMean"),
+        )
+    )
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)"),
+        # Nodes of imported models that are no IR ops, as with axes that are an input. ONNX's reference implementation
+        # wraps integers around and has NaN as the mean of no elements.
+        *(
+            KernelLimit(op_type, _reduces_integers, _IN_F64)
+            for op_type in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare")
+        ),
+        KernelLimit("Einsum", _sums_integers_alone, _IN_F64),
+        *(
+            KernelLimit(op_type, _orders_i64, "it takes the wrong one of two i64 whose upper 32 bits are equal")
+            for op_type in ("ReduceMax", "ReduceMin")
+        ),
+        KernelLimit("ReduceMean", _averages_nothing, "the mean of no elements is not NaN"),
     )
     # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry has both facts.
 

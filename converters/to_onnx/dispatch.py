@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.types import ValueType
+from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.dispatch import KernelDispatch
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter, Lowering
+    from rlx_ort.ir.core import Node
     from rlx_ort.ir.graph import Graph
 
 NATIVE, COMMON = "native", "common-ir"
@@ -29,6 +30,7 @@ NATIVE, COMMON = "native", "common-ir"
 
 O = TypeVar("O", bound=Op)  # noqa: E741
 _natives: dict[type[Op], _Native] = {}
+_by_kernel: dict[type[Op], Callable[[Any, TensorType], bool]] = {}
 _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf", "onnx"})
@@ -75,6 +77,14 @@ def lowers_native(
         return function
 
     return declare
+
+
+def asks_kernels(op: type[O], when: Callable[[O, TensorType], bool]) -> None:
+    """Declare that the lowering of an op class asks `Emitter.has_kernel` where `when(op, type of its input 0)`.
+
+    It has one form by the rules of kernel dispatch, and avoids kernels that compute something else.
+    """
+    _by_kernel[op] = when
 
 
 @dataclass(slots=True)
@@ -125,7 +135,7 @@ class Dispatcher:
 
 
 def has_choice(graph: Graph) -> bool:
-    """Return whether any op of the graph, bodies included, has two forms; cached until the graph grows."""
+    """Return whether the model of a graph, bodies included, depends on kernels; cached until the graph grows."""
     known = _choosing.get(graph)
     if known is None or known[0] != graph.revision:
         kinds = {type(node.op) for node in graph.nodes}
@@ -134,9 +144,16 @@ def has_choice(graph: Graph) -> bool:
         choosers = {kind for kind in kinds if kind in _natives or kind.bodies is not Op.bodies}
         ops = [node.op for node in graph.nodes if type(node.op) in choosers] if choosers else []
         natives = (native.when(op) for op in ops if (native := _natives.get(type(op))) is not None)
-        found = any(natives) or any(has_choice(body) for op in ops for body in op.bodies())
+        asking = kinds & _by_kernel.keys() and any(_asks(graph, node) for node in graph.nodes)
+        found = any(natives) or bool(asking) or any(has_choice(body) for op in ops for body in op.bodies())
         known = _choosing[graph] = (graph.revision, found)
     return known[1]
+
+
+def _asks(graph: Graph, node: Node) -> bool:
+    when, ref = _by_kernel.get(type(node.op)), node.inputs[0] if node.inputs else None
+    kind = None if ref is None else graph.nodes[ref.node].types[ref.output]
+    return when is not None and isinstance(kind, TensorType) and when(node.op, kind)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx_ort.converters.to_onnx.dispatch import lowers_native
+from rlx_ort.converters.to_onnx.dispatch import asks_kernels, lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap, op_in, where_in
 from rlx_ort.converters.to_onnx.model import ModelValue
@@ -61,6 +61,9 @@ def _native_activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> 
     return emit.op(op_type, inputs[0], domain=domain, alpha=1.0 if silu else None)
 
 
+asks_kernels(Activation, lambda op, kind: kind.dtype is DType.I64 and op.function in {"relu", "sign"})
+asks_kernels(Binary, lambda op, kind: kind.dtype is DType.I64 and op.function in {"max", "min"})
+asks_kernels(Clamp, lambda op, kind: kind.dtype is DType.I64)
 lowers(Activation)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))
 lowers(Cast)(lambda emit, op, inputs: emit.op("Cast", inputs[0], to=op.to))
 lowers(Fma)(lambda emit, op, inputs: emit.op("Add", emit.op("Mul", *inputs[:2]), inputs[2]))

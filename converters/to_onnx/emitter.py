@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.protos import trimmed
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap
+from rlx_ort.converters.to_onnx.kernel_dtypes import MISORDERING, compared, divisor_and_sign, may_trap, misorders
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError, GraphVerifyError
@@ -33,6 +33,7 @@ Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 """(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
 _lowerings: dict[type[Op], Lowering] = {}
+asks_kernels(OnnxNode, lambda op, kind: op.domain == "" and op.op_type in MISORDERING and kind.dtype is DType.I64)
 _NOTHING: Mapping[int, Any] = {}
 
 
@@ -178,6 +179,8 @@ class Emitter:
             reads[1], sign = divisor_and_sign(self, reads[1])
             if op_type == "Div":
                 op_type, reads, attributes = "Mul", [self.op("Div", *reads), sign], {}
+        elif op_type in MISORDERING and self.known_dtype(0) is DType.I64 and misorders(self, op_type):
+            (op_type, reads), attributes = compared(self, op_type, reads), {}
         elif op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
             # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
             op_type, reads = "Cast", reads[:1]
@@ -250,6 +253,19 @@ class Emitter:
         converted: ModelValue = self.op("Cast", value, to=dtype, types=[kind])
         return converted
 
+    def has_kernel(
+        self,
+        op_type: str,
+        *inputs: ValueType | None,
+        outputs: Sequence[ValueType | None] = (),
+        domain: str = "",
+        version: int | None = None,
+    ) -> bool:
+        """Return whether the provider that the model is for has a kernel that computes this; true for any provider."""
+        kernels = self._writer.dispatcher.kernels
+        version = version or (1 if domain else DEFAULT_OPSET)
+        return kernels is None or kernels.takes(domain, op_type, version, inputs, outputs)
+
     def require_kernel(
         self,
         op_type: str,
@@ -260,8 +276,8 @@ class Emitter:
     ) -> None:
         """Raise `NoNativeForm` if the model is for one provider and that has no kernel for a native form."""
         kernels = self._writer.dispatcher.kernels
-        version = version or (1 if domain else DEFAULT_OPSET)
-        if kernels is not None and not kernels.takes(domain, op_type, version, inputs, outputs):
+        taken = self.has_kernel(op_type, *inputs, outputs=outputs, domain=domain, version=version)
+        if kernels is not None and not taken:
             kinds = ", ".join(dict.fromkeys(str(kind) for kind in inputs if kind is not None))
             raise NoNativeForm(f"{kernels.name} has no kernel for {domain or 'ai.onnx'}::{op_type} ({kinds})")
 

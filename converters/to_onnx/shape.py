@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlx_ort.converters.to_onnx.dispatch import asks_kernels
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, from_compute, op_in, to_compute
 from rlx_ort.converters.to_onnx.model import ModelValue
@@ -131,6 +132,9 @@ def _sort(emit: Emitter, op: ops.Sort | ops.ArgSort, inputs: Sequence[Any]) -> A
     return places if isinstance(op, ops.ArgSort) else from_compute(emit, "TopK", values, kind.dtype)
 
 
+asks_kernels(ops.CumMax, lambda op, kind: compute_dtype("Max", kind.dtype) is DType.I64)
+
+
 @lowers(ops.CumProd, ops.CumMax)
 def _running(emit: Emitter, op: ops.CumProd | ops.CumMax, inputs: Sequence[Any]) -> Any:
     """Combine each element with the one 1, then 2, 4, 8, ... places before it."""
@@ -144,7 +148,7 @@ def _running(emit: Emitter, op: ops.CumProd | ops.CumMax, inputs: Sequence[Any])
     while isinstance(size, int) and reach < size:
         first = slice_axis(emit, value, axis, 0, reach)
         later, earlier = slice_axis(emit, value, axis, reach, None), slice_axis(emit, value, axis, 0, size - reach)
-        value = emit.op("Concat", first, emit.op(function, later, earlier), axis=axis)
+        value = emit.op("Concat", first, op_in(emit, function, compute, later, earlier), axis=axis)
         reach *= 2
     if value is x:
         return emit.op("Identity", x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +139,28 @@ def test_integer_binary(name: str, dtype: type) -> None:
     reference = functions.get(name) or BINARY[name]
     a, b = np.array([7, 5, 3, 100], dtype), np.array([2, 1, 3, 1], dtype)
     check(Device.CPU, lambda g, a, b: g.binary(name, a, b), reference, a, b)
+
+
+@pytest.mark.parametrize("name", ["max", "min", "relu", "sign", "clamp", "cummax"])
+def test_i64_that_differ_in_their_lower_half_are_ordered(name: str) -> None:
+    """The CPU's vector kernels take the lower 32 bits for a signed number."""
+    a = np.array([5, 3_000_000_000, -1, -3_000_000_000, 2**40, 0, 2**40 + 2**31, 4_200_000_000])
+    b = np.array([4_000_000_000, 5, -3_000_000_000, -1, 2**40 + 2**31, -1, 2**40, 4_100_000_000])
+    build: dict[str, Callable[..., Any]] = {
+        "relu": lambda g, a, b: g.activation("relu", a),
+        "sign": lambda g, a, b: g.activation("sign", a),
+        "clamp": lambda g, a, b: g.clamp(a, -1, 3_900_000_000),
+        "cummax": lambda g, a, b: g.cummax(a, axis=0),
+    }
+    reference: dict[str, Callable[..., Array]] = {
+        "max": np.maximum,
+        "min": np.minimum,
+        "relu": lambda a, b: np.maximum(a, 0),
+        "sign": lambda a, b: np.sign(a),
+        "clamp": lambda a, b: np.clip(a, -1, 3_900_000_000),
+        "cummax": lambda a, b: np.maximum.accumulate(a),
+    }
+    check(Device.CPU, build.get(name, lambda g, a, b: g.binary(name, a, b)), reference[name], a, b)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

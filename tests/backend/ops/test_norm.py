@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from op_tests.harness import Array, check, rand, run
 from op_tests.philox import stream
 
+from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
+from rlx_ort.selection.support import support_of
 
 EPS = 1e-3
 
@@ -214,6 +219,103 @@ def test_reduction_of_other_dtypes(name: str, dtype: type) -> None:
     """Types the kernels lack are reduced in a wider one and come back."""
     x = np.array([[1, 2, 3], [3, 1, 2]], dtype)
     check(Device.CPU, lambda g, x: g.reduce(x, name, 1), lambda x: FUNCTIONS[name](x, axis=1).astype(dtype), x)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64])
+@pytest.mark.parametrize("name", ["sum", "prod"])
+def test_sums_and_products_of_integers_wrap_around(name: str, dtype: type) -> None:
+    """As in numpy and PyTorch, for known and unknown sizes, over axes anywhere, none of their elements among them."""
+    for place, (shape, axes) in enumerate(
+        [((3, 4, 5), (2,)), ((3, 4, 5), (1,)), ((3, 4, 5), (0, 2)), ((2, 0), (1,)), ((0, 4, 5), (1,)), ((7,), (0,))]
+    ):
+        info = np.iinfo(dtype)
+        x = np.random.default_rng(place).integers(info.min, info.max, shape, dtype, endpoint=True)
+        for dims in (list(shape), [f"d{axis}" for axis in range(len(shape))]):
+            (got,) = run(Device.CPU, lambda g, x, axes=axes: g.reduce(x, name, axes), x, shapes=[dims])
+            np.testing.assert_array_equal(got, FUNCTIONS[name](x, axis=axes, dtype=dtype), strict=True)
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32])
+def test_integers_that_differ_in_their_lower_half_are_ordered(name: str, dtype: type) -> None:
+    """The CPU's vector kernels take the lower 32 bits of an i64 for a signed number."""
+    x = np.array([[5, 3_000_000_000, 7, 2**32 - 1, 9, 2**31, 1, 0]], dtype)
+    check(Device.CPU, lambda g, x: g.reduce(x, name, 1), lambda x: FUNCTIONS[name](x, axis=1), x)
+    check(Device.CPU, lambda g, x: g.reduce(x, name, (0, 1)), lambda x: FUNCTIONS[name](x), x)
+
+
+def test_the_mean_of_u64_knows_the_upper_half() -> None:
+    """It is computed in f64, as numpy's."""
+    x = np.array([[2**63, 2**63 + 2**40]], np.uint64)
+    check(Device.CPU, lambda g, x: g.mean(x, 1), lambda x: np.array([2**63 + 2**39], np.uint64), x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((2, 0), (1,)), ((0,), (0,)), ((2, 0), (0, 1)), ((2, 0, 3), (0,)), ((2, 3), (1,))]
+)
+def test_the_mean_of_no_elements_is_nan(
+    shape: tuple[int, ...], axes: tuple[int, ...], dtype: type, device: Device
+) -> None:
+    """Known and unknown sizes; a device that finds out in the run may refuse the run."""
+    x = np.ones(shape, dtype)
+    empty = 0 in [shape[axis] for axis in axes]
+    expected = np.full(FUNCTIONS["sum"](x, axis=axes).shape, np.nan if empty else 1, dtype)
+    for dims in (list(shape), [f"d{axis}" for axis in range(len(shape))]):
+        refuses = device != Device.CPU and 0 in shape and "d0" in dims
+        with contextlib.suppress(EngineError) if refuses else contextlib.nullcontext():
+            (got,) = run(device, lambda g, x: g.mean(x, axes), x, shapes=[dims])
+            np.testing.assert_array_equal(got, expected, strict=True)
+
+
+def test_a_mean_of_known_size_and_a_file_have_the_plain_reduction() -> None:
+    """The forms that avoid a kernel cost nodes, and are written for its provider alone."""
+    g = Graph("plain")
+    x, i = g.input("x", ["n", 4]), g.input("i", ["n", 4], "i64")
+    g.outputs = [g.mean(x, 1), g.mean(x, 0), g.sum(i, 1), g.reduce(i, "max", 1)]
+    written = [node.op_type for node in export_model(g).nodes]
+    assert written == ["ReduceMean", "ReduceMean", "ReduceSum", "ReduceMax"]
+
+
+def imported(op_type: str, dtype: type, opset: int = 21, **attributes: Any) -> Graph:
+    """Return a graph of one imported node, whose axes are an input unless it is an Einsum."""
+    number = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    x = onnx.helper.make_tensor_value_info("x", number, ["n", 3])
+    axes = onnx.helper.make_tensor_value_info("axes", onnx.TensorProto.INT64, [1])
+    inputs = [x] if op_type == "Einsum" else [x, axes]
+    y = onnx.helper.make_tensor_value_info("y", number, None)
+    node = onnx.helper.make_node(op_type, [value.name for value in inputs], ["y"], **attributes)
+    graph = onnx.helper.make_graph([node], "imported", inputs, [y])
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    return from_onnx(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "dtype", "attributes"),
+    [
+        ("ReduceSum", np.int64, {}),
+        ("ReduceProd", np.int32, {}),
+        ("ReduceSumSquare", np.int64, {}),
+        ("ReduceL1", np.int32, {}),
+        ("ReduceMax", np.int64, {}),
+        ("Einsum", np.int64, {"equation": "ij->i"}),
+    ],
+)
+def test_imported_reductions_of_integers_that_are_no_ops_are_refused(
+    op_type: str, dtype: type, attributes: dict[str, Any]
+) -> None:
+    """Axes that come with the run leave no other form; floats are taken."""
+    assert "has no kernel for" in str(support_of(Device.CPU, imported(op_type, dtype, **attributes)).blocker)
+    assert support_of(Device.CPU, imported(op_type, np.float32, **attributes)).supported
+
+
+def test_an_imported_mean_of_no_elements_is_refused_in_the_run() -> None:
+    """Its axes come with the run as well."""
+    compiled = Session("cpu").compile(imported("ReduceMean", np.float32))
+    (got,) = compiled.run({"x": np.ones((2, 3), np.float32), "axes": np.array([0])})
+    assert got.tolist() == [[1, 1, 1]]
+    with pytest.raises(EngineError, match="not NaN"):
+        compiled.run({"x": np.ones((0, 3), np.float32), "axes": np.array([0])})
 
 
 def softmax(x: Array, axis: int) -> Array:

@@ -187,7 +187,7 @@ class _Drawing:
         values = rng.integers(0 if unsigned else -4, 5, shape).astype(dtype.numpy)
         if self.limits:
             info = np.iinfo(dtype.numpy)
-            near = [info.min, info.max, info.max - 1, info.max // 2 + 1, min(2**53 + 1, info.max)]
+            near = [info.min, info.max, min(2**32 - 2, info.max - 1), info.max // 2 + 1, min(2**53 + 1, info.max)]
             return np.where(rng.random(shape) < 0.5, rng.choice(np.array(near, dtype.numpy), shape), values)
         return values
 
