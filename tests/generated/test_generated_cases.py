@@ -19,7 +19,7 @@ JUDGED = {"webgpu": 0.25}  # many of the kernels and dtypes are not there, and t
 DAY_S, SEEDS_A_DAY = 86_400, 1_000_000
 FRESH = "GENERATED_FRESH"
 FAULT_S = 60.0
-FIRST = 1204
+FIRST = 20
 NEEDS_A_LIBRARY = ["Custom"]  # of custom ops
 
 

@@ -132,12 +132,14 @@ def found_at(name: str, first: int, limit_s: float, ways: Sequence[str] = ()) ->
     are not about them.
     """
     end, spoil = time.monotonic() + limit_s, name == "aliased array"
-    for seed in itertools.count(first):
-        if time.monotonic() > end:
-            return None
-        with quiet():
-            with planted(name):
+    seeds = itertools.count(first)
+    while time.monotonic() < end:
+        with quiet(), planted(name):
+            seed, failures = first, []
+            while not failures and time.monotonic() < end:
+                seed = next(seeds)
                 failures = judged(Device.CPU, seed, ways=ways, spoil=spoil).failures
+        with quiet():
             if failures and not judged(Device.CPU, seed, ways=[failures[0].way], spoil=spoil).failures:
                 return seed
     return None
