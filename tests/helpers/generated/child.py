@@ -2,7 +2,7 @@
 
 It says on stdout what it begins, so that its parent knows what ended it.
 
-python -m generated.child DEVICE FIRST COUNT SECONDS [--keep-sources] [--one JSON]
+python -m generated.child DEVICE SEEDS SECONDS [--keep-sources] [--one JSON]
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import faulthandler
 import json
 import sys
 import time
+import traceback
+from dataclasses import asdict
 from typing import Any
 
 from generated.graphs import quiet
@@ -26,8 +28,7 @@ def main() -> None:
     """Judge the seeds and print a line of JSON for each event."""
     parser = argparse.ArgumentParser()
     parser.add_argument("device")
-    parser.add_argument("first", type=int)
-    parser.add_argument("count", type=int)
+    parser.add_argument("seeds", type=json.loads)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--keep-sources", action="store_true")
     parser.add_argument("--one", type=json.loads, default={})
@@ -37,7 +38,7 @@ def main() -> None:
     sys.stdout = sys.stderr
     with quiet():
         left = _SHRUNK_AT_MOST
-        for seed in range(given.first, given.first + given.count):
+        for seed in given.seeds:
             if time.monotonic() > end:
                 break
             faulthandler.dump_traceback_later(_STUCK_S, exit=True)
@@ -46,13 +47,13 @@ def main() -> None:
                 _say(out, {"seed": seed, "way": way})
 
             spoil = not given.keep_sources
-            counts, failures = judged(device, seed, **given.one, starting=starting, spoil=spoil)
-            distinct = {(failure.verdict, failure.text): failure for failure in reversed(failures)}
+            result = judged(device, seed, **given.one, starting=starting, spoil=spoil)
+            distinct = {(failure.verdict, failure.text): failure for failure in reversed(result.failures)}
             found = [*distinct.values()]
             if found and left and not given.one:
                 left -= 1
                 found[-1] = smaller(device, found[-1], starting, spoil)
-            _say(out, {"seed": seed, "counts": counts, "failures": [failure.as_dict() for failure in found]})
+            _say(out, {"seed": seed, **asdict(result), "failures": [failure.as_dict() for failure in found]})
         _say(out, {"ended": True})
 
 
@@ -62,7 +63,7 @@ def smaller(device: Device, failure: Failure, starting: Any, spoil: bool) -> Fai
 
     def fails(skip: tuple[int, ...], outputs: tuple[int, ...] | None) -> bool:
         nonlocal smallest
-        for found in judged(device, failure.seed, skip, outputs, [failure.way], starting, spoil)[1]:
+        for found in judged(device, failure.seed, skip, outputs, [failure.way], starting, spoil).failures:
             if found.verdict == failure.verdict:
                 smallest = found
                 return True
@@ -79,4 +80,7 @@ def _say(out: Any, event: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception:
+        _say(sys.__stdout__, {"broken": traceback.format_exc()})

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
+from generated.graphs import quiet
+from generated.judge import judged
+from rlx_ort.converters import row_independence
+from rlx_ort.converters.row_independence import RowIndependence
 from rlx_ort.converters.to_onnx import norm
+from rlx_ort.device import Device
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.serving import model_devices
 
-__all__ = ["FAULTS", "planted"]
+__all__ = ["FAULTS", "found_at", "planted"]
 
 
 def _swapped_outputs() -> Any:
@@ -90,6 +98,14 @@ def _mixed_rows() -> Any:
     return mock.patch.object(CompiledGraph, "commit_no_wait", commit)
 
 
+def _joined_rows() -> Any:
+    """A server joins rows of clients although nothing proves that they do not influence each other."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(row_independence, "row_independence", return_value=RowIndependence(True)))
+    stack.enter_context(mock.patch.object(model_devices, "_dependence", return_value=""))
+    return stack
+
+
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "swapped outputs": (_swapped_outputs, "slots"),
     "aliased array": (_aliased_array, "run"),
@@ -97,6 +113,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "i64 for u64": (_signed, "run"),
     "stale row": (_stale_row, "rows"),
     "mixed rows": (_mixed_rows, "committed"),
+    "joined rows": (_joined_rows, "serving"),
 }
 """Name -> what plants it, and the way of running that it is in."""
 
@@ -106,3 +123,23 @@ def planted(name: str) -> Iterator[None]:
     """Have the library do wrong until the block ends."""
     with FAULTS[name][0]():
         yield
+
+
+def found_at(name: str, first: int, limit_s: float, ways: Sequence[str] = ()) -> int | None:
+    """Return the first seed whose graph is wrong with a fault and right without it, None if the time is over before.
+
+    `ways` are those to run in, by default all. The arrays that graphs were made from are left alone for the faults that
+    are not about them.
+    """
+    end, spoil = time.monotonic() + limit_s, name == "aliased array"
+    seeds = itertools.count(first)
+    while time.monotonic() < end:
+        with quiet(), planted(name):
+            seed, failures = first, []
+            while not failures and time.monotonic() < end:
+                seed = next(seeds)
+                failures = judged(Device.CPU, seed, ways=ways, spoil=spoil).failures
+        with quiet():
+            if failures and not judged(Device.CPU, seed, ways=[failures[0].way], spoil=spoil).failures:
+                return seed
+    return None

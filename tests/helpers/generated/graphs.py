@@ -1,7 +1,8 @@
 """A graph and its inputs for every seed: small, of many ops and dtypes, and the same for the same seed everywhere.
 
-Half of the graphs are the cases of `op_tests`, which have every op; the others are chains of a few ops with named dims
-(also of size 0), several outputs in any order, and, in some, elements at the limits of their dtypes. Each step draws
+Half of the graphs are chains of a few ops with named dims (also of size 0), loops and branches, several outputs in any
+order, and, in some, elements at the limits of their dtypes. A quarter are the cases of `op_tests`, which have every op,
+and a quarter are changed models of the ONNX backend suite. Each step draws
 from a generator of its own, so a step that is left out changes no other, which is how failing graphs are shrunk.
 """
 
@@ -14,10 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from interpreter import Array
+from interpreter import Array, evaluate
 from op_tests.cases import CASES, DTYPES, Case, X, built
 
+from generated.mutants import mutant_of
 from rlx_ort.errors import GraphError
+from rlx_ort.ir.core import format_graph
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
 
@@ -26,9 +29,10 @@ __all__ = ["STEPS_AT_MOST", "Made", "made_of", "quiet"]
 STEPS_AT_MOST = 9
 _CALM = ("relu", "sigmoid", "tanh", "silu", "gelu", "sin", "cos", "neg", "abs", "erf", "softplus", "elu", "atan")
 _JUMPY = ("round", "floor", "ceil", "sign")
-_DTYPES = (DType.F32, DType.F32, DType.F32, DType.F16, DType.F64, DType.I64, DType.I32, DType.U64, DType.U8, DType.BOOL)
+_DTYPES = (DType.F32, DType.F32, DType.F16, DType.F64, DType.I64, DType.I32, DType.U64, DType.U64, DType.U8, DType.BOOL)
 _LARGEST = 100.0
 _NAMED = tuple(CASES.values())
+_Reference = Callable[[dict[str, Array]], "list[Array] | None"]
 
 
 @dataclass
@@ -56,6 +60,9 @@ class Made:
         loose: factor of the bounds of the device.
         size: the largest magnitude of intermediate values, to which rounding is relative.
         sources: the arrays that parameters and constants were made from.
+        reference: inputs -> the outputs to expect, or None where there is no reference, as for shapes that do not fit.
+        second: the same of another reference, which is asked where results differ from the first.
+        origin: what the graph was made of, where its text does not say it.
     """
 
     graph: Graph
@@ -63,6 +70,21 @@ class Made:
     loose: float = 1.0
     size: float = 0.0
     sources: list[Array] = field(default_factory=list)
+    reference: _Reference | None = None
+    second: _Reference | None = None
+    origin: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, [self.origin, format_graph(self.graph)]))
+
+    def expected(self, call: int) -> list[Array] | None:
+        """Return the outputs of a call to expect; None where there is no reference."""
+        if self.reference is not None:
+            return self.reference(self.feeds(call))
+        try:
+            return evaluate(self.graph, self.feeds(call))
+        except (ValueError, IndexError, ZeroDivisionError):
+            return None
 
     def spoil_sources(self) -> None:
         """Overwrite the arrays that the graph was made from, as a caller does who reuses a buffer."""
@@ -72,7 +94,10 @@ class Made:
 
 def made_of(seed: int, skip: Iterable[int] = (), outputs: Iterable[int] | None = None) -> Made:
     """Return the graph of a seed without the steps to skip, and with only some of its outputs."""
-    made = _of_case(seed) if seed % 2 else _of_steps(seed, frozenset(skip))
+    if seed % 2 == 0:
+        made = _of_steps(seed, frozenset(skip))
+    else:
+        made = _of_case(seed) if seed % 4 == 1 else _of_mutant(seed, frozenset(skip))
     if outputs is not None:
         kept = [index for index in outputs if index < len(made.graph.outputs)]
         made.graph.outputs = [made.graph.outputs[index] for index in kept or [0]]
@@ -99,6 +124,12 @@ def _feeds_of(case: Case, dtype: DType, call: int) -> dict[str, Array]:
     }
 
 
+def _of_mutant(seed: int, skip: frozenset[int]) -> Made:
+    mutant = mutant_of(seed, skip)
+    return Made(mutant.graph, mutant.feeds, 50.0, 0.0, [], mutant.expected, mutant.second, mutant.origin)
+
+
+_Body = Callable[[Graph, Value], Value]
 _Step = Callable[[np.random.Generator, "_Drawing", Entry], "Entry | None"]
 
 
@@ -108,8 +139,10 @@ class _Drawing:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = np.random.default_rng([seed, 0])
+        # Elements at the limits of their dtypes, nan among them, and rows of one batch in every input and output.
         self.limits = bool(self.rng.random() < 0.35)
         self.nan = bool(self.rng.random() < 0.25)
+        self.rows = bool(self.rng.random() < 0.25)
         self.graph = Graph(f"generated {seed}")
         self.sources: list[Array] = []
         self.pool: list[Entry] = []
@@ -121,6 +154,8 @@ class _Drawing:
             dtype = _DTYPES[self.rng.integers(len(_DTYPES))]
             dims: list[str | int] = ["n", "m", 1, 2, 3, 4]
             shape = [dims[i] for i in self.rng.choice(6, self.rng.integers(1, 4), p=[0.3, 0.1, 0.1, 0.2, 0.2, 0.1])]
+            if self.rows:
+                shape = ["n", *(dim for dim in shape[1:] if isinstance(dim, int))]
             value = self.graph.input(f"x{index}", shape, dtype)
             self.pool.append(Entry(value, 4.0, True))
 
@@ -188,6 +223,8 @@ def _of_steps(seed: int, skip: frozenset[int]) -> Made:
     rng = np.random.default_rng([seed, 3])
     computed = drawing.pool[given:] or [Entry(drawing.graph.stop_gradient(drawing.pool[0].value), 4.0, True)]
     chosen = [computed[-1], *(drawing.pool[i] for i in rng.integers(len(drawing.pool), size=rng.integers(0, 4)))]
+    if drawing.rows:
+        chosen = [entry for entry in chosen if [*entry.value.shape][:1] == ["n"]] or chosen
     results = [chosen[i].value for i in rng.permutation(len(chosen))]
     drawing.graph.set_outputs(results, [f"result {index}" for index in range(len(results))])
     size = 0.0 if drawing.limits else max(entry.size for entry in drawing.pool)
@@ -340,17 +377,90 @@ def _move(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
     return Entry(found, a.size, a.exact)
 
 
+def _body(rng: np.random.Generator, d: _Drawing, a: Entry, times: int) -> tuple[_Body, float, bool]:
+    """Return what a subgraph does to a value, how large its elements can be after some times, and if it is exact."""
+    floats, rank = a.value.dtype.is_float, a.value.rank
+    kinds = ["double", "negate"] if not a.value.dtype.value.startswith("u") else ["double"]
+    kinds += ["reverse", "cumsum"] if rank and not (floats and d.limits) else []
+    kinds += ["tanh", "softmax"] if floats and not d.limits and rank else []
+    kind, axis = str(rng.choice(kinds)), int(rng.integers(max(rank, 1)))
+    if kind == "double":
+        return (lambda g, x: g.binary("add", x, x)), a.size * 2**times, not floats
+    if kind == "negate":
+        return (lambda g, x: g.activation("neg", x)), a.size, a.exact
+    if kind == "reverse":
+        return (lambda g, x: g.reverse(x, [axis])), a.size, a.exact
+    if kind == "cumsum":
+        return (lambda g, x: g.cumsum(x, axis)), a.size * 5**times, not floats
+    if kind == "tanh":
+        return (lambda g, x: g.tanh(x)), a.size + 1, False
+    return (lambda g, x: g.softmax(x, axis)), a.size + 1, False
+
+
 def _branch(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
     if a.value.dtype is DType.BOOL or (d.limits and not a.exact):
         return None
-    flag = d.leaf(rng, np.asarray(bool(rng.random() < 0.5)), param=bool(rng.random() < 0.5))
-    found = d.graph.if_(flag, lambda g, x: g.binary("add", x, x), lambda g, x: g.binary("mul", x, x), [a.value])
-    return Entry(found, max(a.size * 2, a.size**2), not a.value.dtype.is_float)
+    (yes, size, exact), (no, other_size, other_exact) = _body(rng, d, a, 1), _body(rng, d, a, 1)
+    whole = [entry.value for entry in d.pool if entry.exact and not entry.value.dtype.is_float and entry.value.rank]
+    if whole and not d.limits and rng.random() < 0.5:  # a condition of the inputs
+        g, value = d.graph, whole[rng.integers(len(whole))]
+        total = g.reduce(g.cast(value, DType.I64), "sum", [*range(value.rank)], False)
+        flag = g.compare("gt", total, d.leaf(rng, np.asarray(0), param=False))
+    else:
+        flag = d.leaf(rng, np.asarray(bool(rng.random() < 0.5)), param=bool(rng.random() < 0.5))
+    if rng.random() < 0.3:  # a branch in a branch
+        inner, plain = yes, no
+        yes = lambda g, x: g.if_(g.constant(np.asarray(True)), inner, plain, [x])  # noqa: E731  # of one line
+    found = d.graph.if_(flag, yes, no, [a.value])
+    return Entry(found, max(size, other_size), exact and other_exact)
+
+
+def _loop(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
+    if a.value.dtype is DType.BOOL or (d.limits and not a.exact):
+        return None
+    times, least = int(rng.integers(0, 4)), np.asarray(0)
+    body, size, exact = _body(rng, d, a, times)
+    if rng.random() < 0.5:  # the number of turns is a parameter
+        limit, most = d.leaf(rng, np.asarray(times), param=True), None
+    else:
+        limit, most = d.leaf(rng, np.asarray(9), param=False), times
+    found = d.graph.while_(
+        [d.leaf(rng, least, param=False), a.value],
+        lambda g, i, x, end: g.compare("lt", i, end),
+        lambda g, i, x, end: (g.binary("add", i, g.constant(np.asarray(1))), body(g, x)),
+        [limit],
+        most,
+    )
+    return Entry(found[1], max(size, a.size), a.exact and (exact or not times))
+
+
+def _scan(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
+    if a.value.dtype is DType.BOOL or (d.limits and not a.exact):
+        return None
+    g, length = d.graph, int(rng.integers(1, 4))
+    body, size, exact = _body(rng, d, a, length)
+    kind = str(rng.choice(["last", "all", "some", "rows", "function"]))
+    if kind == "function":
+        return Entry(g.custom_fn([a.value], body), size, a.exact and exact)
+    if kind == "rows" and a.value.dtype.is_float and d.limits:
+        return None
+    if kind == "rows":
+        rows = np.asarray(rng.integers(1, 4, (length, *[1] * a.value.rank))).astype(a.value.dtype.numpy)
+        leaf = d.leaf(rng, rows, param=bool(rng.random() < 0.5))
+        found = g.scan_with_xs(a.value, [leaf], lambda g, x, row: g.binary("add", x, row), length, rng.random() < 0.5)
+        return Entry(found, a.size + 3 * length, not a.value.dtype.is_float)
+    if kind == "last":
+        found = g.scan(a.value, body, length)
+    elif kind == "all":
+        found = g.scan_trajectory(a.value, body, length)
+    else:
+        found = g.scan_checkpointed(a.value, body, length, int(rng.integers(1, length + 1)))
+    return Entry(found, size, a.exact and exact)
 
 
 _STEPS: tuple[_Step, ...] = (
     _activation, _binary, _binary, _leaf, _leaf, _matmul, _compare, _where, _reduce, _along, _order, _cast, _move,
-    _move, _move, _branch, _norm, _norm, _norm,
+    _move, _move, _branch, _loop, _scan, _norm, _norm, _norm,
 )  # fmt: skip
 
 

@@ -11,16 +11,18 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from generated.graphs import made_of
-from generated.judge import Failure, kinds_in, shrunk
-from rlx_ort.ir.core import format_graph
+from op_tests.cases import DTYPES, runnable_kinds
 
-__all__ = ["KNOWN", "Report", "kept_seeds", "known_reason", "run_cases"]
+from generated.graphs import made_of
+from generated.judge import LEAVES, Failure, kinds_in, shrunk
+from generated.ways import WAYS
+
+__all__ = ["KNOWN", "Report", "chosen", "kept_seeds", "known_reason", "never_equal", "run_cases"]
 
 _DATA = Path(__file__).parents[2] / "data" / "generated"
 _HELPERS = Path(__file__).parents[1]
@@ -33,18 +35,31 @@ class Report:
     """What a run found.
 
     Attributes:
+        device: where they ran.
         graphs: the number of graphs.
         counts: verdict -> the number of cases; a case is one graph in one way at one size.
         failures: the cases that are wrong, crashed the process, or raised an untyped error.
         known: the reason -> how many failures have it.
         seconds: how long it took.
+        covered: seed -> what ran equal in its graph: op kinds, dtypes and ways, each with what it is.
     """
 
+    device: str
     graphs: int = 0
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     failures: list[Failure] = field(default_factory=list)
     known: collections.Counter[str] = field(default_factory=collections.Counter)
     seconds: float = 0.0
+    covered: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
+
+    def add(self, other: Report) -> None:
+        """Add what another run found."""
+        self.graphs += other.graphs
+        self.counts += other.counts
+        self.failures += other.failures
+        self.known += other.known
+        self.seconds += other.seconds
+        self.covered |= other.covered
 
     @property
     def cases(self) -> int:
@@ -53,20 +68,56 @@ class Report:
 
     def __str__(self) -> str:
         rate = self.cases / max(self.seconds, 1e-9)
-        head = f"{self.cases} cases of {self.graphs} graphs in {self.seconds:.0f} s, {rate:.0f} a second "
+        head = (
+            f"{self.device}: {self.cases} cases of {self.graphs} graphs in {self.seconds:.0f} s, {rate:.0f} a second "
+        )
         head += "(a case: one graph in one way at one size): "
         counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(self.counts.items()))
         known = [f"known, {count} times: {reason}" for reason, count in self.known.items()]
-        return "\n".join([head + counts, *known, *(described(failure) for failure in self.failures)])
+        covered = [_coverage(self.covered)] if self.graphs > 1 else []
+        return "\n".join(
+            [head + counts, *covered, *known, *(described(failure, self.device) for failure in self.failures)]
+        )
 
 
-def described(failure: Failure) -> str:
+def chosen(covered: Mapping[int, set[tuple[str, str]]]) -> list[int]:
+    """Return few seeds that cover as much as all: each adds something to those before it."""
+    left, found = set().union(*covered.values()), []
+    while left:
+        best = max(covered, key=lambda seed: len(covered[seed] & left))
+        found.append(best)
+        left -= covered[best]
+    return sorted(found)
+
+
+def never_equal(covered: Mapping[int, set[tuple[str, str]]]) -> dict[str, list[str]]:
+    """Return the op kinds, dtypes and ways that never ran equal."""
+    found: set[tuple[str, str]] = set().union(*covered.values())
+    return {what: [name for name in names if (what, name) not in found] for what, names in _every().items()}
+
+
+def _every() -> dict[str, list[str]]:
+    kinds = [kind for kind in runnable_kinds() if kind not in LEAVES]
+    return {"op kinds": kinds, "dtypes": [dtype.value for dtype in DTYPES], "ways": [*WAYS]}
+
+
+def _coverage(covered: Mapping[int, set[tuple[str, str]]]) -> str:
+    """Return how many op kinds, dtypes and ways ran equal, and which never did."""
+    missed, texts = never_equal(covered), []
+    for what, names in _every().items():
+        missing = missed[what]
+        never = f" (never: {', '.join(missing)})" if missing else ""
+        texts.append(f"{len(names) - len(missing)} of {len(names)} {what}{never}")
+    return f"ran equal: {', '.join(texts)}"
+
+
+def described(failure: Failure, device: str) -> str:
     """Return a failure as text, with the command that shows it again."""
     one = json.dumps({"skip": failure.skip, "outputs": failure.outputs, "ways": [failure.way]})
     return (
         f"{failure.verdict} in the way {failure.way!r}, seed {failure.seed}, ops {', '.join(failure.kinds)}: "
         f"{failure.text}\n{failure.graph}\n"
-        f"again: python scripts/generate_cases.py --first {failure.seed} --graphs 1 --one '{one}'"
+        f"again: python scripts/generate_cases.py --device {device} --first {failure.seed} --graphs 1 --one '{one}'"
     )
 
 
@@ -101,45 +152,47 @@ def known_reason(failure: Failure, device: str) -> str | None:
 
 def run_cases(
     device: str,
+    seeds: Sequence[int],
     *,
-    first: int,
-    graphs: int = 10**9,
     seconds: float = 1e9,
     one: dict[str, Any] | None = None,
     keep_sources: bool = False,
 ) -> Report:
-    """Judge the graphs of the seeds from `first` on until the number or the time is reached."""
-    report, seed, begun = Report(), first, time.monotonic()
+    """Judge the graphs of the seeds until all are done or the time is over."""
+    report, at, begun = Report(device), 0, time.monotonic()
     options = ["--keep-sources"] if keep_sources else []
     options += ["--one", json.dumps(one)] if one else []
-    while seed < first + graphs and time.monotonic() - begun < seconds:
-        count = min(_BATCH, first + graphs - seed)
+    while at < len(seeds) and time.monotonic() - begun < seconds:
         left = seconds - (time.monotonic() - begun)
-        last: dict[str, Any] = {}
-        for event in _events([device, str(seed), str(count), str(left), *options]):
+        last: dict[str, Any] = {"seed": seeds[at]}
+        for event in _events([device, json.dumps([*seeds[at : at + _BATCH]]), str(left), *options]):
             last = event
-            if "counts" not in event:
+            if "failures" not in event:
                 continue
             report.graphs += 1
-            report.counts.update(event["counts"])
-            seed = event["seed"] + 1
+            at += 1
+            covered = {("op kinds", kind) for kind in event["kinds"]} | {("dtypes", kind) for kind in event["dtypes"]}
+            equal = {("ways", way) for way, counts in event["ways"].items() if counts.get("equal")}
+            report.covered[event["seed"]] = covered | equal if equal else set()
+            for counts in event["ways"].values():
+                report.counts.update(counts)
             for found in event["failures"]:
-                _note(report, Failure(**{**found, "kinds": tuple(found["kinds"])}), device)
+                _note(report, Failure(**{**found, "kinds": tuple(found["kinds"])}))
         if not last.get("ended"):
-            report.counts["CRASH"] += 1
-            report.graphs += 1
-            crashed = last.get("seed", seed)
             way = last.get("way", "start")
-            _note(
-                report, _crash(device, crashed, way, options, shrink=report.counts["CRASH"] <= _CRASHES_SHRUNK), device
-            )
-            seed = crashed + 1
+            verdict = "unjudged" if way == "reference" else "CRASH"  # plain ONNX Runtime died of a changed model
+            report.counts[verdict] += 1
+            report.graphs += 1
+            at += 1
+            if verdict == "CRASH":
+                shrink = report.counts["CRASH"] <= _CRASHES_SHRUNK
+                _note(report, _crash(device, last["seed"], way, options, shrink=shrink))
     report.seconds = time.monotonic() - begun
     return report
 
 
-def _note(report: Report, failure: Failure, device: str) -> None:
-    reason = known_reason(failure, device)
+def _note(report: Report, failure: Failure) -> None:
+    reason = known_reason(failure, report.device)
     if reason is None:
         report.failures.append(failure)
     else:
@@ -152,13 +205,15 @@ def _crash(device: str, seed: int, way: str, options: Sequence[str], *, shrink: 
     def fails(skip: tuple[int, ...], outputs: tuple[int, ...] | None) -> bool:
         one = json.dumps({"skip": skip, "outputs": outputs, "ways": [way]})
         rest = [option for option in options if option == "--keep-sources"]
-        return not any(e.get("ended") for e in _events([device, str(seed), "1", "60", *rest, "--one", one]))
+        return not any(e.get("ended") for e in _events([device, json.dumps([seed]), "60", *rest, "--one", one]))
 
+    if way == "import":  # so it would be here
+        return Failure("CRASH", seed, way, "the process died")
     alone = way not in ("start", "close") and fails((), None)
     skip, outputs = shrunk(fails, seed) if alone and shrink else ((), None)
     made = made_of(seed, skip, outputs)
     text = "the process died" if alone else "the process died, and not in this way alone"
-    return Failure("CRASH", seed, way, text, tuple(sorted(kinds_in(made))), format_graph(made.graph), skip, outputs)
+    return Failure("CRASH", seed, way, text, tuple(sorted(kinds_in(made))), str(made), skip, outputs)
 
 
 def _events(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -173,8 +228,11 @@ def _events(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
         assert child.stdout is not None
         try:
             for line in child.stdout:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+                event = json.loads(line) if line.endswith("\n") else {}
+                if "broken" in event:
+                    raise RuntimeError(f"the generator is at fault:\n{event['broken']}")
+                if event:
+                    yield event
         finally:
             child.stdout.close()
             child.kill()

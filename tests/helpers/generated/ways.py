@@ -7,8 +7,11 @@ fixed buffers are good until then only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,17 @@ from typing import Any
 import numpy as np
 from interpreter import Array
 
+from generated.served import Served
 from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.converters.row_independence import row_independence
 from rlx_ort.converters.to_onnx import to_onnx
-from rlx_ort.deploy.create import create_package
-from rlx_ort.deploy.open import open_package
+from rlx_ort.deploy.create import Recipe, create_package
+from rlx_ort.deploy.open import buckets_of, open_package, warm_package
+from rlx_ort.deploy.package import Package
+from rlx_ort.deploy.start import start_package
+from rlx_ort.deploy.triton import batch_dim
 from rlx_ort.device import Device
+from rlx_ort.errors import RlxError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
@@ -31,9 +40,15 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["COSTLY", "WAYS", "Opened"]
+__all__ = ["COSTLY", "WAYS", "NotThisWayError", "Opened"]
 
 Feeds = dict[str, Array]
+_PADDED = ((1, 3), (3, 6))
+_SINGLE = tuple((length, length + 1) for length in range(7))
+
+
+class NotThisWayError(Exception):
+    """A way is not for a graph, as bytes without a shape are not for named dims."""
 
 
 class Opened:
@@ -106,7 +121,7 @@ def _chain(o: Opened, feeds: Feeds) -> list[Any]:
 
 
 def _runner_dlpack(o: Opened, feeds: Feeds) -> list[Any]:
-    return [tensor.numpy() for tensor in o.runner.run_dlpack(o.device, feeds)]
+    return [tensor.numpy() for tensor in o.runner.run_dlpack(feeds, o.device)]
 
 
 def _slots(o: Opened, feeds: Feeds) -> list[Any]:
@@ -123,7 +138,7 @@ def _slots_of_clone(o: Opened, feeds: Feeds) -> list[Any]:
 
 def _typed(o: Opened, feeds: Feeds) -> list[Any]:
     if any(not isinstance(dim, int) for value in (*o.graph.inputs, *o.graph.outputs) for dim in value.shape):
-        return o.compiled.run(feeds)  # bytes have no shape
+        raise NotThisWayError  # bytes have no shape
     raw = {name: (array.tobytes(), DType.from_numpy(array.dtype)) for name, array in feeds.items()}
     found = o.compiled.run_typed(raw)
     return [
@@ -225,12 +240,135 @@ def _reimported(o: Opened, feeds: Feeds) -> list[Any]:
     return o.keep("reimported", make).run(feeds)
 
 
+def _threads(o: Opened, feeds: Feeds) -> list[Any]:
+    """Run beside a thread that runs on zeros."""
+    zeros = {name: np.zeros_like(array) for name, array in feeds.items()}
+    other = threading.Thread(target=_ignoring_refusals, args=(o.compiled, zeros))
+    other.start()
+    try:
+        return o.compiled.run(feeds)
+    finally:
+        other.join()
+
+
+def _ignoring_refusals(compiled: CompiledGraph, feeds: Feeds) -> None:
+    with contextlib.suppress(RlxError):
+        compiled.run(feeds)
+
+
+def _updated(o: Opened, feeds: Feeds) -> list[Any]:
+    """Run with parameters of zeros, then with their data set again."""
+    data = {value.name: o.graph.weights[value.name] for value in o.graph.params}
+    if not data:
+        raise NotThisWayError
+
+    def make() -> GraphDevices:
+        return GraphDevices(o.graph, DevicePolicy.only([o.device]), CompileOptions(placement=PlacementRule.ASSISTED))
+
+    runner = o.keep("updated", make)
+    for changed in (True, False):
+        with runner.update_params():
+            for name, tensor in data.items():
+                runner.set_param(name, np.zeros_like(tensor.numpy()) if changed else tensor)
+        with contextlib.suppress(RlxError) if changed else contextlib.nullcontext():
+            found = runner.run(o.device, feeds)
+    return found
+
+
+def _extent(o: Opened, feeds: Feeds) -> list[Any]:
+    """Run on the first rows of inputs that have more."""
+    dim = batch_dim(o.graph)
+    if dim is None or any(dim in value.shape[1:] for value in o.graph.inputs) or not _size(o, feeds, dim):
+        raise NotThisWayError
+    twin = o.keep("extent", o.compiled.clone)
+    longer = {name: np.concatenate([array, np.ones_like(array), np.ones_like(array)]) for name, array in feeds.items()}
+    twin.set_active_extent((_size(o, feeds, dim), 3 * _size(o, feeds, dim)))
+    return twin.run(longer)
+
+
+def _packed(o: Opened, name: str, recipe: Recipe | None = None) -> Path:
+    path = o.folder / f"{name}.rlx"
+    if not path.exists():
+        create_package(o.graph, path, recipe)
+    return path
+
+
 def _package(o: Opened, feeds: Feeds) -> list[Any]:
     def make() -> Any:
-        create_package(o.graph, o.folder / "model.rlx")
-        return open_package(o.folder / "model.rlx", DevicePolicy.only([o.device]))
+        return open_package(_packed(o, "model"), DevicePolicy.only([o.device]))
 
     return list(o.keep("package", make)(**feeds))
+
+
+def _warmed(o: Opened, feeds: Feeds) -> list[Any]:
+    """Run a package from the compile cache."""
+
+    def make() -> Any:
+        warm_package(_packed(o, "model"), [o.device])
+        return open_package(_packed(o, "model"), DevicePolicy.only([o.device]))
+
+    return list(o.keep("warmed", make)(**feeds))
+
+
+def _started(o: Opened, feeds: Feeds) -> list[Any]:
+    """Run a package from the compile cache that was not opened in full."""
+
+    def make() -> Any:
+        warm_package(_packed(o, "model"), [o.device])
+        return start_package(_packed(o, "model"), o.device.label)
+
+    return list(o.keep("started", make).run(feeds))
+
+
+def _buckets(o: Opened, feeds: Feeds) -> list[Any]:
+    """Run graphs of fixed lengths: padded ones where rows are proved independent, else one for each length."""
+    dims = [dim for value in o.graph.inputs for dim in value.shape if isinstance(dim, str)]
+    if not dims:
+        raise NotThisWayError
+    padded = batch_dim(o.graph) == dims[0] and not any(
+        dims[0] in v.shape[1:] for v in (*o.graph.inputs, *o.graph.outputs)
+    )
+    padded = padded and bool(row_independence(o.graph, dims[0]))
+
+    def make() -> Any:
+        recipe = Recipe(buckets=(dims[0], _PADDED if padded else _SINGLE))
+        package = o.keep("bucket package", lambda: Package(_packed(o, "buckets", recipe)))
+        return buckets_of(package, o.device, CompileOptions(placement=PlacementRule.ASSISTED))
+
+    cache, build = o.keep("buckets", make)
+    o.keep("bucket cache", lambda: cache)
+    rows = _size(o, feeds, dims[0])
+    inners = [array.size // rows or None if padded and rows else None for array in feeds.values()]
+    given = [(name, array, inner) for (name, array), inner in zip(feeds.items(), inners, strict=True)]
+    length = cache.bucket_for(rows)
+    if length is None:
+        raise NotThisWayError
+    outputs = (
+        [
+            math.prod(size if isinstance(size, int) else _size(o, feeds, size) for size in v.shape[1:])
+            for v in o.graph.outputs
+        ]
+        if padded
+        else []
+    )
+    found = cache.run_padded(rows, rows, build, given, outputs)
+    assert found is not None
+    return found[1]
+
+
+def _size(o: Opened, feeds: Mapping[str, Array], dim: str) -> int:
+    """Return how long a named dim of the inputs is, 0 for one that they do not have."""
+    found = (
+        size
+        for value in o.graph.inputs
+        for name, size in zip(value.shape, feeds[value.name].shape, strict=True)
+        if name == dim
+    )
+    return next(found, 0)
+
+
+def _serving(o: Opened, feeds: Feeds) -> list[Any]:
+    return o.keep("serving", lambda: Served(o.device, o.graph, o.folder)).run(feeds)
 
 
 WAYS: dict[str, Callable[[Opened, Feeds], list[Any]]] = {
@@ -239,9 +377,13 @@ WAYS: dict[str, Callable[[Opened, Feeds], list[Any]]] = {
     "typed": _typed, "dlpack": _dlpack, "dlpack in": _dlpack_in, "read_outputs": _read_outputs, "rows": _rows,
     "slot rows": _slot_rows, "handles": _handles, "device handles": _device_handles, "pipelined": _pipelined,
     "committed": _committed, "async": _async, "resilient": _resilient, "reimported": _reimported,
-    "package": _package,
+    "threads": _threads, "updated": _updated, "extent": _extent, "package": _package, "warmed package": _warmed,
+    "started package": _started, "buckets": _buckets, "serving": _serving,
 }  # fmt: skip
 """Name -> the way."""
 
-COSTLY = {"async": 4, "resilient": 4, "reimported": 4, "package": 16, "dlpack in": 4}
+COSTLY = {
+    "async": 4, "resilient": 4, "reimported": 4, "dlpack in": 4, "threads": 2, "updated": 4, "package": 16,
+    "warmed package": 16, "started package": 16, "buckets": 8, "serving": 16,
+}  # fmt: skip
 """Way -> of how many graphs one is run in it; those of the others all are."""
