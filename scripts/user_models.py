@@ -1,0 +1,322 @@
+"""Export the models of `user_architectures.py` as users do, and keep them in `tests/data/user_models/`.
+
+    python scripts/user_models.py                      all of them; takes some minutes
+    python scripts/user_models.py --only bert,yolo     these anew
+    python scripts/user_models.py --check              how far plain ONNX Runtime is from the frameworks
+
+Needs PyTorch with onnxscript, transformers, torchvision, timm, scikit-learn, skl2onnx, LightGBM, XGBoost and
+onnxmltools. Parameters of PyTorch's modules are filled with seeded numbers before the export, and the outputs of the
+framework are kept for the sizes of each case. In the export, every weight of more than 1 KB that is made of parameters
+is replaced by a recipe (`tests/helpers/model_corpus.py`); the exporter's notes about source lines are dropped. An
+export that fails, or whose results in plain ONNX Runtime are not the framework's, is left out and listed as such in
+`index.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import logging
+import sys
+import tempfile
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import torch
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "helpers")]
+
+from model_corpus import FOLDER, RECIPE, Expected, Input, corpus, made, restored, sampled  # noqa: E402
+from user_architectures import ARCHITECTURES, Architecture  # noqa: E402
+
+LARGE = 1024  # bytes of a weight that is replaced by its recipe
+BOUND = 1e-4
+PACKAGES = ("torch", "onnxscript", "transformers", "torchvision", "timm", "scikit-learn", "skl2onnx", "lightgbm")
+PACKAGES += ("xgboost", "onnxmltools", "onnx")
+
+
+def main() -> int:
+    """Export, or check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    if options.check:
+        return check()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / "index.json"
+    index = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"architectures": {}}
+    index["packages"] = {name: importlib.metadata.version(name) for name in PACKAGES}
+    for name in options.only.split(",") if options.only else ARCHITECTURES:
+        index["architectures"][name] = keep(name, ARCHITECTURES[name]())
+        index["architectures"] = {
+            each: index["architectures"][each] for each in ARCHITECTURES if each in index["architectures"]
+        }
+        path.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8", newline="\n")
+    print(f"{sum(each.stat().st_size for each in FOLDER.iterdir()) / 2**20:.2f} MiB in {FOLDER}")
+    return 0
+
+
+def check() -> int:
+    """Print how far each model of the corpus is from the framework in plain ONNX Runtime."""
+    wrong = 0
+    for each in corpus():
+        model = each.model()
+        errors = [_error(model, each.feeds(sizes), each.expected(at)) for at, sizes in enumerate(each.cases)]
+        wrong += max(errors) > BOUND
+        print(f"{each.name:32} {len(model):9} bytes  {max(errors):.1e}")
+    return int(wrong > 0)
+
+
+def keep(name: str, built: Architecture) -> dict[str, Any]:
+    """Write the exports of one architecture and what its framework gives, and return its entry in the index."""
+    for old in FOLDER.glob(f"{name}-*.onnx"):
+        old.unlink()
+    seed = zlib.crc32(name.encode())
+    parameters = fill(built.model, seed) if isinstance(built.model, torch.nn.Module) else {}
+    cases = [{each.name: each.array(sizes, 100 + at) for at, each in enumerate(built.inputs)} for sizes in built.cases]
+    results = [answers(built, feeds) for feeds in cases]
+    kept: dict[str, Any] = {"outputs": np.int64(len(results[0]))}
+    for case, outputs in enumerate(results):
+        for at, output in enumerate(outputs):
+            kept[f"{case}.{at}"], kept[f"{case}.{at}.shape"] = sampled(output), np.asarray(output.shape, np.int64)
+    np.savez_compressed(FOLDER / f"{name}.npz", **kept)
+    expected = [[Expected(output.shape, sampled(output)) for output in outputs] for outputs in results]
+    entry: dict[str, Any] = {
+        "inputs": [_without_defaults(each) for each in built.inputs],
+        "cases": built.cases,
+        "exports": [],
+        "left_out": [],
+    }
+    for exporter, opset in exporters(built):
+        title = f"{exporter} {opset or ''}".strip()
+        try:
+            model = export(built, exporter, opset, cases[1])
+            skeleton = without_weights(model, parameters)
+            errors = [
+                _error(restored(skeleton).SerializeToString(), feeds, want)
+                for feeds, want in zip(cases, expected, strict=True)
+            ]
+        except Exception as err:  # whatever an exporter raises
+            reason = f"{type(err).__name__}: {err}".splitlines()[0][:200]
+            entry["left_out"].append({"export": title, "reason": reason})
+            print(f"{name:20} {title:16} left out: {reason}", flush=True)
+            continue
+        versions = {each.domain: each.version for each in model.opset_import}
+        written = versions.get("", versions.get("ai.onnx.ml", 0))
+        if max(errors) > BOUND:
+            reason = (
+                f"ONNX Runtime's results are off by {max(errors):.1e}, by case {[f'{each:.0e}' for each in errors]}"
+            )
+            entry["left_out"].append({"export": title, "reason": reason})
+        elif any(each == {"exporter": exporter, "opset": written} for each in entry["exports"]):
+            continue
+        else:
+            entry["exports"].append({"exporter": exporter, "opset": written})
+            (FOLDER / f"{name}-{exporter}-{written}.onnx").write_bytes(skeleton)
+            reason = f"error {max(errors):.1e}"
+        print(f"{name:20} {title:16} opset {written} {len(skeleton):8} bytes {reason}", flush=True)
+    return entry
+
+
+def _without_defaults(given: Input) -> dict[str, Any]:
+    default = vars(Input("", ()))
+    return {key: value for key, value in vars(given).items() if value != default[key]}
+
+
+def fill(module: torch.nn.Module, seed: int) -> dict[str, tuple[Mapping[str, Any], np.ndarray[Any, Any]]]:
+    """Fill the parameters of a module, and the statistics of its normalisations, and return recipes and values.
+
+    They are spread as the framework spreads them, but none is constant.
+    """
+    module.eval()
+    tensors = dict(module.named_parameters())
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+            for each in ("running_mean", "running_var"):
+                tensors[f"{name}.{each}"] = getattr(part, each)
+    filled: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        mean = float(tensor.detach().mean())
+        spread = float(tensor.detach().std()) * 3**0.5 if tensor.numel() > 1 else 0.0
+        spread = spread or abs(mean) / 10 or 0.05
+        recipe = {
+            "seed": zlib.crc32(name.encode(), seed),
+            "shape": list(tensor.shape),
+            "low": float(f"{mean - spread:.3g}"),
+            "high": float(f"{mean + spread:.3g}"),
+        }
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(made(recipe)))
+        filled[name] = (recipe, made(recipe))
+    return filled
+
+
+def answers(built: Architecture, feeds: Mapping[str, Any]) -> list[np.ndarray[Any, Any]]:
+    """Return what the framework gives."""
+    if isinstance(built.model, torch.nn.Module):
+        with torch.no_grad():
+            found = built.model(**{name: torch.from_numpy(array) for name, array in feeds.items()})
+        return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
+    arrays = list(feeds.values())
+    rows = arrays[0] if len(arrays) == 1 else np.concatenate([each.astype(object) for each in arrays], 1)
+    if len(built.outputs) == 1:
+        return [built.model.predict(rows).astype(np.float32).reshape(-1, 1)]
+    scores = built.model.predict_proba if hasattr(built.model, "predict_proba") else built.model.decision_function
+    return [built.model.predict(rows).astype(np.int64), scores(rows).astype(np.float32)]
+
+
+def exporters(built: Architecture) -> Iterator[tuple[str, int | None]]:
+    """Yield exporters with opsets."""
+    if isinstance(built.model, torch.nn.Module):
+        for opset in built.opsets:
+            yield "torchscript", opset
+        yield "dynamo", None
+    else:
+        yield "onnxmltools" if _is_boosted(built.model) else "skl2onnx", 17
+
+
+def export(built: Architecture, exporter: str, opset: int | None, feeds: Mapping[str, Any]) -> onnx.ModelProto:
+    """Return an ONNX model as an exporter writes it."""
+    if not isinstance(built.model, torch.nn.Module):
+        return _convert(built, opset or 17)
+    tensors = tuple(torch.from_numpy(array) for array in feeds.values())
+    dynamic = {
+        each.name: {at: dim for at, dim in enumerate(each.dims) if isinstance(dim, str)} for each in built.inputs
+    }
+    names = {"input_names": list(dynamic), "output_names": list(built.outputs)}
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        path = Path(folder) / "model.onnx"
+        if exporter == "torchscript":
+            given: dict[str, Any] = {"dynamic_axes": dynamic, "dynamo": False, "opset_version": opset}
+        else:
+            given = {"dynamic_shapes": dynamic, "dynamo": True, "external_data": False, "verbose": False}
+            given |= {"opset_version": opset} if opset else {}
+        torch.onnx.export(built.model, tensors, str(path), **names, **given)
+        return onnx.load(path)
+
+
+def _is_boosted(model: Any) -> bool:
+    return type(model).__module__.split(".")[0] in ("lightgbm", "xgboost")
+
+
+def _convert(built: Architecture, opset: int) -> onnx.ModelProto:
+    """Return a model of scikit-learn, LightGBM or XGBoost as ONNX."""
+    from onnxmltools import convert_lightgbm, convert_xgboost
+    from onnxmltools.convert.common.data_types import FloatTensorType as BoostedFloats
+    from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+
+    if _is_boosted(built.model):
+        [given] = built.inputs
+        types = [(given.name, BoostedFloats([None, given.dims[1]]))]
+        if type(built.model).__module__.startswith("xgboost"):
+            return convert_xgboost(built.model, initial_types=types, target_opset=min(opset, 15))
+        return convert_lightgbm(built.model, initial_types=types, target_opset=min(opset, 15), zipmap=False)
+    types = [
+        (each.name, (StringTensorType if each.kind == "text" else FloatTensorType)([None, each.dims[1]]))
+        for each in built.inputs
+    ]
+    zipmap = {"options": {"zipmap": False}} if len(built.outputs) > 1 else {}
+    return to_onnx(built.model, initial_types=types, target_opset=opset, **zipmap)
+
+
+def without_weights(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> bytes:
+    """Return a model with recipes in place of large weights, and without the exporter's notes."""
+    skeleton = onnx.ModelProto()
+    skeleton.CopyFrom(model)
+    skeleton.ClearField("metadata_props")
+    for graph in _graphs(skeleton):
+        for each in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+            each.ClearField("metadata_props")
+            each.ClearField("doc_string")
+    for function in skeleton.functions:
+        for each in (function, *function.node, *function.value_info):
+            each.ClearField("metadata_props")
+            each.ClearField("doc_string")
+    for tensor in skeleton.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        if values.dtype != np.float32 or values.nbytes <= LARGE:
+            continue
+        recipe = found_recipe(values, parameters)
+        if recipe is None:
+            print(f"  kept: {tensor.name} {values.shape}, {values.nbytes} bytes")
+            continue
+        del tensor.float_data[:]
+        tensor.ClearField("raw_data")
+        tensor.metadata_props.add(key=RECIPE, value=json.dumps(recipe, separators=(",", ":")))
+    return skeleton.SerializeToString(deterministic=True)
+
+
+def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    waiting = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        waiting += [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+
+
+def found_recipe(values: np.ndarray[Any, Any], parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a recipe that gives values, or None: a parameter as it is, in another order, transposed or scaled.
+
+    Values of a recurrent network may be made of one for each direction.
+    """
+    recipe = _found_in_one(values, parameters)
+    if recipe is None and values.ndim == 3 and len(values) == 2:
+        parts = [_found_in_one(half, parameters) for half in values]
+        return {"parts": parts} if all(parts) else None
+    return recipe
+
+
+def _found_in_one(values: np.ndarray[Any, Any], parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    for recipe, parameter in parameters.values():
+        if parameter.size != values.size:
+            continue
+        for changed, candidate in _orders(recipe, parameter):
+            if np.array_equal(candidate.reshape(-1), values.reshape(-1)):
+                return changed
+    for recipe, parameter in parameters.values():
+        if parameter.shape != values.shape:
+            continue
+        for axis in range(values.ndim):
+            others = tuple(at for at in range(values.ndim) if at != axis)
+            ratio = values.astype(np.float64) / parameter
+            factors = np.median(ratio, others, keepdims=True)
+            if np.abs(ratio - factors).max() < 1e-5 * np.abs(factors).max():
+                listed = [float(f"{each:.9g}") for each in factors.reshape(-1)]
+                return {**recipe, "axis": axis, "factors": listed}
+    return None
+
+
+def _orders(recipe: Mapping[str, Any], values: np.ndarray[Any, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield recipes of a parameter's values in the orders that exporters write them, with the values."""
+    yield dict(recipe), values
+    for perm in itertools.permutations(range(values.ndim)):
+        yield {**recipe, "perm": list(perm)}, values.transpose(perm)
+    for blocks in ([0, 3, 1, 2], [1, 0, 2]):  # the gates of an LSTM and of a GRU
+        if len(values) % len(blocks) == 0:
+            parts = np.split(values, len(blocks))
+            yield {**recipe, "blocks": blocks}, np.concatenate([parts[at] for at in blocks])
+
+
+def _error(model: bytes, feeds: Mapping[str, Any], expected: Sequence[Expected]) -> float:
+    """Return how far plain ONNX Runtime on the CPU is from the framework."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    found: Iterable[Any] = session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})
+    return max(want.error(got) for got, want in zip(found, expected, strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

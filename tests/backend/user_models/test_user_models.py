@@ -1,0 +1,53 @@
+"""Models that users exported from frameworks: the outputs are the frameworks', or the device refuses as is known."""
+
+from __future__ import annotations
+
+import tomllib
+from fnmatch import fnmatch
+from typing import Any
+
+import pytest
+from model_corpus import FOLDER, UserModel, corpus
+
+import rlx_ort
+from rlx_ort.device import Device
+from rlx_ort.errors import PlacementError
+from rlx_ort.selection.support import supports_graph
+
+BOUND = 1e-4
+REFUSALS = tomllib.loads((FOLDER / "refusals.toml").read_text(encoding="utf-8"))["refusals"]
+MODELS = pytest.mark.parametrize("model", corpus(), ids=lambda model: model.name)
+
+
+def refusal(device: Device, name: str) -> dict[str, Any] | None:
+    """Return what a device is known not to take of a model."""
+    listed = (entry for entry in REFUSALS if entry["device"] == device.kind)
+    return next((entry for entry in listed if any(fnmatch(name, each) for each in entry["models"])), None)
+
+
+def check(model: UserModel, run: Any) -> None:
+    """Compare a function of inputs with the framework, at batch 1 and at another batch and length."""
+    for case, sizes in enumerate(model.cases[:2]):
+        for found, expected in zip(run(model.feeds(sizes)), model.expected(case), strict=True):
+            assert expected.error(found) < BOUND, sizes
+
+
+@MODELS
+def test_a_named_device_gives_what_the_framework_gives(device: Device, model: UserModel) -> None:
+    """Every node is on the device; or it refuses for the operators that are known, as its capability says."""
+    known = refusal(device, model.name)
+    with rlx_ort.load(model.model()) as runner:
+        assert supports_graph(device, runner.graph) == (known is None)
+        if known is None:
+            check(model, lambda feeds: runner.run(device, feeds))
+            return
+        with pytest.raises(PlacementError) as refused:
+            runner.run(device, model.feeds(model.cases[0]))
+    assert {node.op_type for node in refused.value.placement.strays} & set(known["operators"]), str(refused.value)
+
+
+@MODELS
+def test_the_device_that_is_chosen_gives_what_the_framework_gives(model: UserModel) -> None:
+    """Whatever is predicted to be fastest here."""
+    with rlx_ort.load(model.model()) as runner:
+        check(model, runner.run_fastest)
