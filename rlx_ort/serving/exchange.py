@@ -11,7 +11,9 @@ from typing import Any, cast
 
 from rlx_ort.errors import ServingError
 from rlx_ort.serving.access import Receive, Scope, Send
+from rlx_ort.serving.budget import Share
 
+_SENT_BYTES = 64 << 10
 _WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away
 _LINGER_S, _LINGER_BYTES = 1.0, 16 << 20  # how long a refused body is still read, so that its client sees the answer
 
@@ -23,14 +25,13 @@ class ClientGoneError(Exception):
 class Request:
     """A request as an ASGI server hands it over; of headers that are repeated, the last one counts."""
 
-    __slots__ = ("headers", "held_bytes", "is_read", "model", "receive", "scope", "version")
+    __slots__ = ("headers", "is_read", "model", "receive", "scope", "share", "version")
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.scope, self.receive = scope, receive
+    def __init__(self, scope: Scope, receive: Receive, share: Share) -> None:
+        self.scope, self.receive, self.share = scope, receive, share
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.model = self.version = ""
         self.is_read = False
-        self.held_bytes = 0
 
     def header(self, name: bytes) -> str:
         """Return a header, named in lower case; empty if it is not there."""
@@ -60,7 +61,7 @@ class Reply:
 
     def __init__(
         self,
-        body: bytes | Sequence[bytes],
+        body: bytes | Sequence[bytes | memoryview],
         status: int = 200,
         media_type: bytes = b"application/json",
         headers: Sequence[tuple[bytes, bytes]] = (),
@@ -73,8 +74,15 @@ class Reply:
     async def send(self, request: Request, send: Send) -> None:
         """Send it; a refusal overrides this."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        for at, part in enumerate(self.parts, 1):
-            await send({"type": "http.response.body", "body": part, "more_body": at < len(self.parts)})
+        if sum(map(len, self.parts)) <= _SENT_BYTES:
+            for at, part in enumerate(self.parts, 1):
+                await send({"type": "http.response.body", "body": part, "more_body": at < len(self.parts)})
+            return
+        with request.share.waiting():
+            for part in map(memoryview, self.parts):  # a server keeps what it was given until the client reads it
+                for start in range(0, len(part), _SENT_BYTES):
+                    await send({"type": "http.response.body", "body": bytes(part[start : start + _SENT_BYTES]), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Refusal(Reply):

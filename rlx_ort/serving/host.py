@@ -221,7 +221,7 @@ async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grp
         maximum_concurrent_rpcs=options.connections.most,
         interceptors=[] if options.http.token is None else [Guard(options.http)],  # each call goes through it
     )
-    rpc.add_generic_rpc_handlers(Servicer(repository, options.http).handlers())
+    rpc.add_generic_rpc_handlers(Servicer(repository, options.http, options.connections).handlers())
     place = _place(options.host, options.grpc_port)
     try:
         if options.certificate is None or options.private_key is None:

@@ -18,6 +18,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import tracing
+from rlx_ort.serving.budget import DEFAULT_BYTES
 from rlx_ort.serving.lanes import Answer, Times
 from rlx_ort.serving.model_devices import ModelDevices, started_devices, tried_devices
 from rlx_ort.serving.opening import Opening
@@ -48,6 +49,8 @@ class ServeOptions:
         load_limit_s: how long each version of a model may take to open and run on its devices, in seconds.
         batch_unproven: names of models that are batched although their rows are not proved independent; "*" for all.
             Rows of different clients then may influence each other.
+        most_held_bytes: the most bytes that the requests of all clients take at a time, over REST and gRPC together:
+            what has arrived, what is made of it, and answers until they are read; see `Budget`.
         precision: in which the f32 parts of ONNX files are computed, as `Precision` names it; packages have their own.
     """
 
@@ -60,6 +63,7 @@ class ServeOptions:
     load_limit_s: float = 600.0
     precision: str = "f32"
     batch_unproven: frozenset[str] = frozenset()
+    most_held_bytes: int = DEFAULT_BYTES
 
     def batches_unproven(self, name: str) -> bool:
         """Return whether a model is batched without a proof that its rows are independent."""

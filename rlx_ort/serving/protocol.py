@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -50,6 +50,16 @@ _LENGTH_BYTES = 4  # before each element of a binary BYTES tensor
 _MOST_TENSORS = 1024
 _LONGEST_NAME = 1024
 _REMEMBERED, _REMEMBERED_BYTES = 256, 1 << 10  # how many heads of binary requests and answers, and of which size
+PIECE = 1 << 14
+"""Elements that are converted in one call: the interpreter lock is held until it ends, and others wait for it."""
+_PIECE_BYTES = 64 << 10
+JSON_FACTOR = 24
+"""The most bytes in memory for a byte of JSON: an empty list, which is written with three characters, has 72."""
+TEXT_BYTES = 160
+"""What a text takes beside its characters: Python's object, two references to it, and the engine's copy."""
+_MOST_TEXTS = 1 << 20  # the engine converts them without releasing the interpreter lock
+_JSON_ELEMENT_BYTES = 64  # its text, twice while an answer is put together
+_MOST_LISTS = 1 << 18  # in JSON: making them, and collecting garbage meanwhile, keeps the interpreter lock as long
 _MOST_EMPTY = 1 << 16  # product of the other dims of a tensor without elements, which costs its sender nothing
 
 
@@ -111,8 +121,15 @@ class _Given(NamedTuple):
     data: Any
 
 
-def parse_request(body: memoryview, header_bytes: int | None) -> InferRequest:
+def parse_request(
+    body: memoryview, header_bytes: int | None, take: Callable[[int], object] = lambda count: None
+) -> InferRequest:
     """Return the request of a body: JSON, and behind its first `header_bytes` the binary data of inputs.
+
+    Args:
+        body: the body.
+        header_bytes: the size of its JSON; None if there is nothing else.
+        take: called with the bytes that are about to be taken in memory; it may raise.
 
     Raises:
         ServingError: the body is no request.
@@ -121,6 +138,8 @@ def parse_request(body: memoryview, header_bytes: int | None) -> InferRequest:
         raise ServingError(f"the header is said to take {header_bytes} bytes, and the body has {len(body)}", 400)
     text = body if header_bytes is None else body[:header_bytes]
     remembered = header_bytes is not None and header_bytes <= _REMEMBERED_BYTES
+    if len(text) > _PIECE_BYTES:
+        take(JSON_FACTOR * len(text))
     given, about = (_remembered if remembered else _described)(bytes(text))
     rest = body[len(text) :]
     inputs: dict[str, Array] = {}
@@ -133,7 +152,7 @@ def parse_request(body: memoryview, header_bytes: int | None) -> InferRequest:
             raise ServingError(
                 f"input {name!r} has binary_data_size {size!r}, and {len(rest) - at} bytes are left", 400
             )
-        inputs[name] = array_from_bytes(name, shape, dtype, rest[at : at + size])
+        inputs[name] = array_from_bytes(name, shape, dtype, rest[at : at + size], take)
         at += size
     if at != len(rest):
         raise ServingError(f"{len(rest) - at} bytes behind the binary data of the inputs are of no input", 400)
@@ -191,22 +210,38 @@ def array_of(name: str, shape: Sequence[int], dtype: DType, data: Any) -> Array:
     Raises:
         ServingError: it has other elements than the type or the shape says.
     """
-    flat = _flattened(data, name)
+    return array_of_flat(name, shape, dtype, _flattened(data, name))
+
+
+def array_of_flat(name: str, shape: Sequence[int], dtype: DType, flat: Sequence[Any]) -> Array:
+    """Return the elements of a tensor as an array.
+
+    Raises:
+        ServingError: it has other elements than the type or the shape says.
+    """
     _check_count(name, len(flat), shape)
-    kinds = set(map(type, flat))
+    wanted: set[type] = {str}
     if dtype is DType.STRING:
-        wanted: set[type] = {str}
+        check_texts(name, len(flat))
     else:
         wanted = {bool} if dtype is DType.BOOL else {int} if dtype.is_integer else {int, float}
-    if not kinds <= wanted:
-        raise ServingError(f"input {name!r} is {DATATYPES[dtype]} and holds other JSON values", 400)
+    found = np.empty(len(flat), object if dtype is DType.STRING else dtype.numpy)
+    for at in range(0, len(flat), PIECE):
+        piece = flat[at : at + PIECE]
+        if not set(map(type, piece)) <= wanted:
+            raise ServingError(f"input {name!r} is {DATATYPES[dtype]} and holds other JSON values", 400)
+        found[at : at + PIECE] = _piece_of(name, dtype, piece)
+    return found.reshape(shape)
+
+
+def _piece_of(name: str, dtype: DType, piece: Sequence[Any]) -> Array:
     try:
         if dtype is DType.STRING:
-            for text in flat:
+            for text in piece:
                 text.encode()  # JSON escapes can write half of a surrogate pair
-            return np.array(flat, object).reshape(shape)
+            return np.array(piece, object)
         with np.errstate(over="ignore"):
-            array = np.array(flat, dtype.numpy).reshape(shape)
+            array = np.array(piece, dtype.numpy)
     except (OverflowError, ValueError, TypeError) as err:
         raise ServingError(f"input {name!r} does not fit {DATATYPES[dtype]}: {err}", 400) from err
     if dtype.is_float and not np.isfinite(array).all():
@@ -214,14 +249,21 @@ def array_of(name: str, shape: Sequence[int], dtype: DType, data: Any) -> Array:
     return array
 
 
-def array_from_bytes(name: str, shape: Sequence[int], dtype: DType, data: memoryview) -> Array:
+def array_from_bytes(
+    name: str, shape: Sequence[int], dtype: DType, data: memoryview, take: Callable[[int], object] = lambda count: None
+) -> Array:
     """Return binary data, little-endian in C order, as an array; it shares memory with the data where that is aligned.
+
+    Before texts are made, `take` is called with the bytes that they take in memory; it may raise.
 
     Raises:
         ServingError: it has another size than the type and shape say.
     """
     elements = math.prod(shape)
     if dtype is DType.STRING:
+        most = min(elements, len(data) // _LENGTH_BYTES)
+        check_texts(name, most)
+        take(most * TEXT_BYTES + len(data))
         texts = list(_texts(name, data, elements))
         _check_count(name, len(texts), shape)
         return np.array(texts, object).reshape(shape)
@@ -234,44 +276,68 @@ def array_from_bytes(name: str, shape: Sequence[int], dtype: DType, data: memory
     return array if array.flags.aligned else array.copy()
 
 
-def bytes_of(array: Array) -> bytes:
-    """Return an array as the protocol's binary data."""
+def bytes_of(array: Array) -> bytes | memoryview:
+    """Return an array as the protocol's binary data; large numeric ones share its memory."""
     if array.dtype != object:
+        whole = array.base is None or not isinstance(array.base, np.ndarray) or array.base.nbytes < 2 * array.nbytes
+        if array.nbytes > _PIECE_BYTES and array.flags.c_contiguous and whole:  # else a batch would stay in memory
+            return array.reshape(-1).view(np.uint8).data
         return np.ascontiguousarray(array).tobytes()
-    pieces = []
-    for item in array.ravel():
+    flat = array.ravel()
+    return b"".join([b"".join(_with_lengths(flat[at : at + PIECE])) for at in range(0, flat.size, PIECE)])
+
+
+def _with_lengths(texts: Iterable[Any]) -> Iterator[bytes]:
+    for item in texts:
         text = item if isinstance(item, bytes) else str(item).encode()
-        pieces += [len(text).to_bytes(_LENGTH_BYTES, "little"), text]
-    return b"".join(pieces)
+        yield len(text).to_bytes(_LENGTH_BYTES, "little")
+        yield text
 
 
 def answer(
     request: InferRequest, model: str, version: str, outputs: Mapping[str, Array], datatypes: Mapping[str, str]
-) -> tuple[bytes, list[bytes]]:
+) -> tuple[bytes, list[bytes | memoryview]]:
     """Return the JSON of an answer and the binary parts behind it, in order."""
     wanted = request.outputs or tuple(WantedOutput(name, request.binary) for name in outputs)
     if request.is_binary and not request.id:
         parts = [bytes_of(outputs[output.name]) for output in wanted]
         described = [(out.name, datatypes[out.name], outputs[out.name].shape) for out in wanted]
         return _binary_head(model, version, tuple(described), tuple(map(len, parts))), parts
-    entries, parts = [], []
+    entries, parts = list[bytes](), list[bytes | memoryview]()
     for output in wanted:
         array = outputs[output.name]
         entry: dict[str, Any] = {"name": output.name, "datatype": datatypes[output.name], "shape": list(array.shape)}
         if output.binary:
             parts.append(bytes_of(array))
             entry["parameters"] = {"binary_data_size": len(parts[-1])}
+            entries.append(_json(entry))
         else:
-            entry["data"] = _json_data(array, output.name)
-        entries.append(entry)
+            entries.append(b"%s,\"data\":[%s]}" % (_json(entry)[:-1], _json_data(array, output.name)))
     return _head(model, version, entries, request.id), parts
 
 
-def _head(model: str, version: str, entries: Sequence[Mapping[str, Any]], id: str) -> bytes:
-    document: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": entries}
-    if id:
-        document["id"] = id
+def bytes_of_array(array: Array) -> int:
+    """Return what an array takes, texts without their characters."""
+    return array.size * TEXT_BYTES if array.dtype == object else array.nbytes
+
+
+def answer_bytes(request: InferRequest, outputs: Mapping[str, Array]) -> int:
+    """Return about how many bytes making an answer takes beside its outputs."""
+    binary = {output.name: output.binary for output in request.outputs or ()}
+    return sum(
+        bytes_of_array(array) if binary.get(name, request.binary) else array.size * _JSON_ELEMENT_BYTES
+        for name, array in outputs.items()
+    )
+
+
+def _json(document: object) -> bytes:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _head(model: str, version: str, entries: Sequence[bytes], id: str) -> bytes:
+    start = _json({"model_name": model, "model_version": version})[:-1]
+    end = b',"id":%s}' % _json(id) if id else b"}"
+    return b'%s,"outputs":[%s]%s' % (start, b",".join(entries), end)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
@@ -279,17 +345,22 @@ def _binary_head(
     model: str, version: str, outputs: tuple[tuple[str, str, tuple[int, ...]], ...], sizes: tuple[int, ...]
 ) -> bytes:
     entries = [
-        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
+        _json({"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}})
         for (name, datatype, shape), size in zip(outputs, sizes, strict=True)
     ]
     return _head(model, version, entries, "")
 
 
-def _json_data(array: Array, name: str) -> list[Any]:
+def _json_data(array: Array, name: str) -> bytes:
+    """Return the elements as JSON with commas between them."""
     flat = array.ravel()
-    if array.dtype == object:
+    return b",".join([_json(_json_list(flat[at : at + PIECE], name))[1:-1] for at in range(0, flat.size, PIECE)])
+
+
+def _json_list(flat: Array, name: str) -> list[Any]:
+    if flat.dtype == object:
         return [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in flat]
-    if array.dtype.kind not in _NUMBERS:  # float types of ml_dtypes
+    if flat.dtype.kind not in _NUMBERS:  # float types of ml_dtypes
         flat = flat.astype(np.float32)
     if flat.dtype.kind == "f" and not np.isfinite(flat).all():
         raise ServingError(f"output {name!r} holds NaN or infinity, which JSON cannot carry; ask for binary data", 400)
@@ -303,8 +374,16 @@ def parse_document(text: bytes | bytearray) -> dict[str, Any]:
     Raises:
         ServingError: the text is none, has a key twice, or has NaN or infinity, which are no JSON.
     """
+    numbers: dict[str, Any] = {}
+    if len(text) > _PIECE_BYTES:
+        numbers = _SLOW_NUMBERS
+        for mark, most in ((b"[", _MOST_LISTS), (b'"', 2 * _MOST_TEXTS)):
+            if (count := text.count(mark)) > most:
+                raise ServingError(
+                    f"the JSON has {count} times {mark.decode()}; {most} are allowed; send binary data", 413
+                )
     try:
-        document = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        document = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, **numbers)
     except (ValueError, RecursionError) as err:
         raise ServingError(f"the request is no JSON: {err}", 400) from err
     if not isinstance(document, dict):
@@ -319,8 +398,30 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _float(text: str) -> float:
+    return float(text)
+
+
+def _int(text: str) -> int:
+    return int(text)
+
+
+_SLOW_NUMBERS: dict[str, Any] = {"parse_float": _float, "parse_int": _int}
+"""The parser is in C and keeps the interpreter lock; each call of a function in Python lets other threads have it."""
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON; send it as binary data")
+
+
+def check_texts(name: str, count: int) -> None:
+    """Check that an input has not too many texts.
+
+    Raises:
+        ServingError: it has.
+    """
+    if count > _MOST_TEXTS:
+        raise ServingError(f"input {name!r} has {count} texts; {_MOST_TEXTS} are allowed", 413)
 
 
 def _check_count(name: str, count: int, shape: Sequence[int]) -> None:
@@ -421,7 +522,7 @@ def _flattened(data: Any, name: str) -> list[Any]:
         raise ServingError(f"the data of input {name!r} is no list", 400)
     flat: list[Any] = data
     for _ in range(32):
-        if list not in set(map(type, flat)):
+        if not any(list in set(map(type, flat[at : at + PIECE])) for at in range(0, len(flat), PIECE)):
             return flat
         flat = list(itertools.chain.from_iterable(each if isinstance(each, list) else (each,) for each in flat))
     raise ServingError(f"the data of input {name!r} is nested too deeply", 400)

@@ -134,7 +134,7 @@ def _unary(name: str) -> Callable[..., Any]:
         context = _Context(grpc_context)
         handler = await self._handler(name, context)
         try:
-            return await (handler.unary_unary or handler.stream_unary)(data, context)
+            return await handler.stream_unary(data, context)
         except _Aborted:
             return messages.ServerLiveResponse()  # of no bytes; the status is in Ray's context
 
@@ -192,7 +192,7 @@ class _Context:
         self._context = context
         self.invocation_metadata, self.peer, self.code = context.invocation_metadata, context.peer, context.code
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+    async def abort(self, code: grpc.StatusCode, details: str, metadata: object = ()) -> None:
         self._context.set_code(code)
         self._context.set_details(details)
         raise _Aborted

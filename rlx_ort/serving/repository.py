@@ -19,6 +19,7 @@ from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.start import StartedPackage, quick_start
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, RlxError, ServingError
+from rlx_ort.serving.budget import Budget
 from rlx_ort.serving.models import ServedModel, ServeOptions
 from rlx_ort.serving.opening import Opening
 
@@ -70,6 +71,7 @@ class Repository:
 
     def __init__(self, sources: Sequence[Path], options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
+        self.budget = Budget(self.options.most_held_bytes)
         self._sources = list(sources)
         self._draining = False
         self._closing: set[asyncio.Future[None]] = set()

@@ -21,10 +21,18 @@ from typing import Any, TypeAlias
 import rlx_ort
 from rlx_ort.errors import InputError, MemoryBudgetError, NoViableDeviceError, RlxError, ServingError, TimeLimitError
 from rlx_ort.serving.access import Logged, Receive, Scope, Send
+from rlx_ort.serving.budget import Share
 from rlx_ort.serving.exchange import ClientGoneError, Refusal, Reply, Request, Watch
 from rlx_ort.serving.lanes import Answer
 from rlx_ort.serving.models import ServedModel, Statistics
-from rlx_ort.serving.protocol import InferRequest, answer, parse_document, parse_request
+from rlx_ort.serving.protocol import (
+    InferRequest,
+    answer,
+    answer_bytes,
+    bytes_of_array,
+    parse_document,
+    parse_request,
+)
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.tracing import Traced
 
@@ -35,6 +43,7 @@ _HEADER = "Inference-Header-Content-Length"
 _HEADER_KEY = _HEADER.lower().encode()
 _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
 _LONGEST_ERROR = 2000  # characters; gRPC sends the text as a header, and requests are quoted in it
+_INFLATED_BYTES = 1 << 20  # a piece of a body that is decompressed
 _JOINED_BYTES = 64 << 10  # parts of an answer below this are sent as one
 _PAGE_HEADERS = (
     (b"content-security-policy", b"default-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"),
@@ -55,8 +64,7 @@ class HttpOptions:
         most_bytes: the largest body, before and after it is decompressed.
         token: what `Authorization: Bearer` must hold, in every request but those for health; None asks for none.
         repository_control: whether clients may load and unload models.
-        most_json_bytes: the most JSON of a request, which takes up to 20 times its size in memory.
-        most_held_bytes: the most bytes of all HTTP requests that are read or wait; beyond it they get status 503.
+        most_json_bytes: the most JSON of a request, which takes up to 24 times its size in memory.
         hosts: the host names that `Host` and `Origin` may have, against web pages that reach into a private network;
             None allows every `Host`, and as `Origin` only the same.
         access_log: whether `rlx_ort.serving.access` logs a line of JSON for each request.
@@ -67,7 +75,6 @@ class HttpOptions:
     token: str | None = None
     repository_control: bool = False
     most_json_bytes: int = 8 << 20
-    most_held_bytes: int = 1 << 30
     hosts: frozenset[str] | None = None
     access_log: bool = False
     traces: bool = False
@@ -105,7 +112,8 @@ class ConnectionLimits:
         body_s: how long the body may take before `body_rate` counts, in seconds.
         body_rate: bytes a second that a body must have.
         ending_s: how long a request that is incomplete may still take once the server ends, in seconds.
-        write_s: how long a client may leave an answer unread, in seconds.
+        write_s: how long a client may leave an answer unread, in seconds; of gRPC those from 64 KiB.
+        message_s: how long the message of a gRPC call may take, in seconds.
         head_bytes: the most bytes of a request that are neither body nor a complete head.
     """
 
@@ -116,6 +124,7 @@ class ConnectionLimits:
     body_rate: int = 16 << 10
     ending_s: float = 3.0
     write_s: float = 60.0
+    message_s: float = 60.0
     head_bytes: int = 64 << 10
 
 
@@ -148,7 +157,8 @@ def described(error: Exception) -> tuple[int, str]:
     return 503 if isinstance(error, NoViableDeviceError | MemoryBudgetError) else 500, text
 
 
-def _retry_after_s(error: Exception) -> int:
+def retry_after_s(error: Exception) -> int:
+    """Return the seconds after which a request that was refused may be sent again."""
     seconds = error.retry_after_s if isinstance(error, ServingError) else None
     return min(max(math.ceil(seconds or 1), 1), _MOST_RETRY_AFTER_S)
 
@@ -185,7 +195,6 @@ class _Rest:
         self._repository = repository
         self._options = options
         self._load, self._close = load, close
-        self._held_bytes = 0
         self._watch = Watch()
         self._open: dict[str, Handler] = {"/": self.page, "/v2/health/live": self.live, "/v2/health/ready": self.ready}
         self._paths: dict[str, tuple[str, Handler]] = {
@@ -206,9 +215,13 @@ class _Rest:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or load and close the models at the start and the end."""
         if scope["type"] == "http":
-            request = Request(scope, receive)
-            with contextlib.suppress(ClientGoneError):
+            request = Request(scope, receive, Share(self._repository.budget))
+            try:
                 await (await self._replied(request)).send(request, send)
+            except (ClientGoneError, ServingError):
+                pass  # its server closes the connection
+            finally:
+                request.share.close()
         elif scope["type"] == "lifespan":
             await self._live_through(receive, send)
         else:
@@ -253,9 +266,8 @@ class _Rest:
         except ClientGoneError:
             raise
         except Exception as err:  # whatever it is, the answer has the protocol's form
-            return Refusal(*described(err), retry_after_s=_retry_after_s(err))
-        finally:
-            self._held_bytes -= request.held_bytes
+            request.share.close()
+            return Refusal(*described(err), retry_after_s=retry_after_s(err))
 
     def _route(self, request: Request, path: str) -> tuple[str, Handler]:
         """Return the method and the handler of a path, and note the model that it names.
@@ -298,12 +310,17 @@ class _Rest:
         length = request.once(_HEADER_KEY)
         if length is not None and not (length.isascii() and length.isdigit() and len(length) < 19):
             raise ServingError(f"{_HEADER} is {length!r}, not a number of bytes", 400)
-        body = await self._body(request)
-        wanted = await self._parsed(body, None if length is None else int(length))
+        wanted = await self._parsed(request, await self._body(request), None if length is None else int(length))
         model, found = await self._watch.unless_gone(request, self._run(request, wanted))
-        elements = sum(array.size for array in found.outputs.values())
+        wanted.inputs.clear()
+        outputs = sum(map(bytes_of_array, found.outputs.values()))
+        making = answer_bytes(wanted, found.outputs)
+        if (large := making > INLINE_BYTES):
+            request.share.keep(outputs + making)
         make = functools.partial(answer, wanted, model.name, model.version, found.outputs, model.output_types)
-        head, parts = make() if elements * 8 <= INLINE_BYTES or wanted.is_binary else await asyncio.to_thread(make)
+        slow = large and not (wanted.is_binary and outputs == making)  # numbers as binary data are not even copied
+        head, parts = await self._repository.budget.decoded(make) if slow else make()
+        request.share.keep(len(head) + sum(map(len, parts)))
         if not parts:
             return Reply(head)
         parts.insert(0, head)
@@ -314,15 +331,19 @@ class _Rest:
         model = self._model(request)  # a reload since the request began has replaced it; nothing is awaited in between
         return model, await model.infer(wanted)
 
-    async def _parsed(self, body: bytes | bytearray, header_bytes: int | None) -> InferRequest:
+    async def _parsed(self, request: Request, body: bytes | bytearray, header_bytes: int | None) -> InferRequest:
         json_bytes = len(body) if header_bytes is None else header_bytes
         if json_bytes > self._options.most_json_bytes:
             most = self._options.most_json_bytes
             raise ServingError(f"the request has {json_bytes} bytes of JSON; {most} are allowed; send binary data", 413)
         slow = json_bytes > INLINE_BYTES or (len(body) > INLINE_BYTES and body.find(b"BYTES", 0, json_bytes) >= 0)
-        if slow:
-            return await asyncio.to_thread(parse_request, memoryview(body), header_bytes)
-        return parse_request(memoryview(body), header_bytes)
+        if not slow:
+            return parse_request(memoryview(body), header_bytes)
+        share = request.share
+        parse = functools.partial(parse_request, memoryview(body), header_bytes, share.take)
+        found = await self._repository.budget.decoded(parse)
+        share.keep(len(body) + sum(map(bytes_of_array, found.inputs.values())))
+        return found
 
     async def _body(self, request: Request) -> bytes | bytearray:
         """Read the body; until the request is answered, its bytes count against the limit of all requests."""
@@ -333,32 +354,35 @@ class _Rest:
         coding = request.header(b"content-encoding").strip().lower()
         if coding not in ("", "identity", *_INFLATERS):
             raise ServingError(f"the body is encoded as {coding!r}; known: gzip, deflate", 415)
-        body: bytes | bytearray = b""
-        more = True
-        while more:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            piece, more = message.get("body", b""), message.get("more_body", False)
-            self._hold(request, len(piece))
-            if body:
-                body += piece
-            else:
-                body = bytearray(piece) if more else piece
-            if len(body) > most:
-                raise ServingError(f"the body has more than the {most} bytes that are allowed", 413)
+        body, more = await self._piece(request)
+        if len(body) > most or more:
+            body = await self._rest_of(request, bytearray(body), most, more)
         request.is_read = True
         if coding in _INFLATERS:
-            inflate = functools.partial(_inflated, body, _INFLATERS[coding], most)
-            body = inflate() if len(body) <= INLINE_BYTES // 64 else await asyncio.to_thread(inflate)
-            self._hold(request, len(body))
+            inflate = functools.partial(_inflated, body, _INFLATERS[coding], most, request.share.take)
+            slow = len(body) > INLINE_BYTES // 64
+            body = await self._repository.budget.decoded(inflate) if slow else inflate()
+            request.share.keep(len(body))
         return body
 
-    def _hold(self, request: Request, count: int) -> None:
-        if self._held_bytes + count > self._options.most_held_bytes:
-            raise ServingError("the requests of all clients take too much memory; try again later", 503)
-        request.held_bytes += count
-        self._held_bytes += count
+    async def _rest_of(self, request: Request, body: bytearray, most: int, more: bool) -> bytearray:
+        """Add to a body what has not arrived yet; a client that is too slow may lose its place to others."""
+        with request.share.waiting():
+            while len(body) <= most and more:
+                piece, more = await self._piece(request)
+                body += piece
+        if len(body) > most:
+            raise ServingError(f"the body has more than the {most} bytes that are allowed", 413)
+        return body
+
+    async def _piece(self, request: Request) -> tuple[bytes, bool]:
+        """Return what has arrived of a body, and whether there is more; its bytes count against the budget."""
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        piece = message.get("body", b"")
+        request.share.take(len(piece))
+        return piece, message.get("more_body", False)
 
     async def _document(self, request: Request) -> dict[str, Any]:
         """Return the JSON of a request whose body may be empty."""
@@ -434,14 +458,20 @@ def _name_of(host: str) -> str:
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()
 
 
-def _inflated(body: bytes | bytearray, window: int, most: int) -> bytearray:
-    try:
-        inflater = zlib.decompressobj(window)
-        found = bytearray(inflater.decompress(body, most + 1))
-    except zlib.error as err:
-        raise ServingError(f"the body cannot be decompressed: {err}", 400) from err
-    if len(found) > most or inflater.unconsumed_tail:
-        raise ServingError(f"the body decompresses to more than the {most} bytes that are allowed", 413)
+def _inflated(body: bytes | bytearray, window: int, most: int, take: Callable[[int], object]) -> bytearray:
+    inflater, found = zlib.decompressobj(window), bytearray()
+    for start in range(0, len(body), INLINE_BYTES):
+        left, piece = bytes(body[start : start + INLINE_BYTES]), b""
+        while left or len(piece) == _INFLATED_BYTES:
+            try:
+                piece = inflater.decompress(left, _INFLATED_BYTES)
+            except zlib.error as err:
+                raise ServingError(f"the body cannot be decompressed: {err}", 400) from err
+            left = inflater.unconsumed_tail
+            take(len(piece))
+            found += piece
+            if len(found) > most:
+                raise ServingError(f"the body decompresses to more than the {most} bytes that are allowed", 413)
     if not inflater.eof or inflater.unused_data:
         raise ServingError("the compressed body is cut short, or there is more behind it", 400)
     return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -12,22 +13,35 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 
 from rlx_ort.errors import ServingError
 from rlx_ort.serving import access, tracing
+from rlx_ort.serving.budget import Share
 from rlx_ort.serving.lanes import Answer
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import ServedModel
 from rlx_ort.serving.protocol import (
+    PIECE,
+    TEXT_BYTES,
     Array,
     InferRequest,
     array_from_bytes,
-    array_of,
+    array_of_flat,
     bytes_of,
+    bytes_of_array,
     check_tensors,
     checked_dtype,
     checked_shape,
     request_of,
 )
 from rlx_ort.serving.repository import Repository
-from rlx_ort.serving.rest import INLINE_BYTES, HttpOptions, described, server_metadata, statistics_of
+from rlx_ort.serving.rest import (
+    INLINE_BYTES,
+    ConnectionLimits,
+    HttpOptions,
+    described,
+    retry_after_s,
+    server_metadata,
+    statistics_of,
+)
+from rlx_ort.serving.wire import DECODED_FACTOR, Encoded, check_inputs, nested, split_request, with_raw_outputs
 
 SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 _CODES: Mapping[int, grpc.StatusCode] = {
@@ -57,7 +71,11 @@ _CONTENTS = {
 
 _OPEN = {f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"}
 
-Method: TypeAlias = Callable[[Any], Awaitable[Any]]
+_AHEAD_BYTES = 64 << 10  # what gRPC receives of a call before its message is asked for
+_STREAM_BYTES, _MOST_AHEAD = 16 << 20, 64  # answers of a stream that are not read, and requests that are read ahead
+_STREAM_ANSWER = 2  # the field of ModelStreamInferResponse
+
+Method: TypeAlias = Callable[[Any, Share], Awaitable[Any]]
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
@@ -88,11 +106,15 @@ class Servicer:
     Args:
         repository: the models.
         options: what a client may do. The server limits the size of messages, and its `Guard` asks for the token.
+        limits: how long a message, and reading an answer, may take.
     """
 
-    def __init__(self, repository: Repository, options: HttpOptions | None = None) -> None:
+    def __init__(
+        self, repository: Repository, options: HttpOptions | None = None, limits: ConnectionLimits | None = None
+    ) -> None:
         self._repository = repository
         self._options = options or HttpOptions()
+        self._limits = limits or ConnectionLimits()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """Return what `server.add_generic_rpc_handlers` takes."""
@@ -111,7 +133,7 @@ class Servicer:
         }
         found = {name: self._handler(name, method) for name, method in methods.items()}
         found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, response_serializer=messages.ModelStreamInferResponse.SerializeToString
+            self._stream, response_serializer=_serialized
         )
         health = {"Check": self._handler("HealthCheck", self._check)}
         return (
@@ -120,43 +142,71 @@ class Servicer:
         )
 
     def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler:
-        async def guarded(data: bytes, context: grpc.aio.ServicerContext) -> Any:
-            begun_s, code = time.perf_counter(), grpc.StatusCode.CANCELLED
+        async def guarded(requests: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
+            begun_s, code, size = time.perf_counter(), grpc.StatusCode.CANCELLED, 0
+            share = Share(self._repository.budget)
+            if (task := asyncio.current_task()) is not None:
+                task.add_done_callback(lambda _: share.close())  # the answer was sent
             try:
-                found = await method(self._message(f"{name}Request", data))
+                data = await self._received(requests, share)
+                size = len(data)
+                found = await method(self._message(name, data), share)
+                if not isinstance(requests, bytes):
+                    found = found.SerializeToString()
+                    share.keep(2 * len(found))  # gRPC makes a copy
+                    share.sending(self._limits.write_s)
                 code = grpc.StatusCode.OK
                 return found
             except Exception as err:  # whatever it is, no detail of the server leaves it
-                status, text = described(err)
-                code = _CODES.get(status, grpc.StatusCode.INTERNAL)
-                await context.abort(code, text)
+                share.close()
+                code, text, metadata = _refusal(err)
+                await context.abort(code, text, metadata)
             finally:
                 if self._options.access_log:
                     trace = dict(context.invocation_metadata() or ()).get("traceparent")
-                    sizes = {"client": context.peer(), "bytes": len(data), "traceparent": trace}
+                    sizes = {"client": context.peer(), "bytes": size, "traceparent": trace}
                     access.write("grpc", "POST", name, code.name, begun_s, **sizes)
 
-        return grpc.unary_unary_rpc_method_handler(
-            tracing.traced_call(f"{SERVICE}/{name}", guarded) if self._options.traces else guarded,
-            response_serializer=getattr(messages, f"{name}Response").SerializeToString,
+        # As a stream of requests, of which there is one: the message is asked for once there is room for it.
+        return grpc.stream_unary_rpc_method_handler(
+            tracing.traced_call(f"{SERVICE}/{name}", guarded) if self._options.traces else guarded
         )
 
+    async def _received(self, requests: bytes | AsyncIterator[bytes], share: Share) -> bytes:
+        """Return the message of a call, as other hosts pass it on or as it is asked for."""
+        if isinstance(requests, bytes):
+            share.take(len(requests))
+            return requests
+        share.take(_AHEAD_BYTES)
+        limit_s = self._limits.message_s
+        with share.waiting():
+            try:
+                async with asyncio.timeout(limit_s):
+                    async for data in requests:
+                        share.keep(len(data))
+                        return data
+            except TimeoutError:
+                raise ServingError(f"the message did not arrive within {limit_s:g} s", 504) from None
+        raise ServingError("the call has no message", 400)
+
     def _message(self, name: str, data: bytes) -> Any:
+        """Return a message; one for an inference as it arrived."""
         most = self._options.most_bytes  # our own server refuses larger ones before; other hosts may not
         if len(data) > most:
             raise ServingError(f"the message has {len(data)} bytes; {most} are allowed", 413)
-        try:
-            return getattr(messages, name).FromString(data)
-        except DecodeError as err:
-            raise ServingError(f"the request is no {name}: {err}", 400) from err
+        if name == "ModelInfer":
+            return data
+        if len(data) > INLINE_BYTES:
+            raise ServingError(f"the {name}Request has {len(data)} bytes; {INLINE_BYTES} are allowed", 413)
+        return _decoded(f"{name}Request", data)
 
-    async def _live(self, request: Any) -> Any:
+    async def _live(self, request: Any, share: Share) -> Any:
         return messages.ServerLiveResponse(live=True)
 
-    async def _ready(self, request: Any) -> Any:
+    async def _ready(self, request: Any, share: Share) -> Any:
         return messages.ServerReadyResponse(ready=self._repository.ready)
 
-    async def _model_ready(self, request: Any) -> Any:
+    async def _model_ready(self, request: Any, share: Share) -> Any:
         try:
             self._repository.find(request.name, request.version)
         except ServingError as err:
@@ -165,14 +215,14 @@ class Servicer:
             return messages.ModelReadyResponse(ready=False)
         return messages.ModelReadyResponse(ready=True)
 
-    async def _server_metadata(self, request: Any) -> Any:
+    async def _server_metadata(self, request: Any, share: Share) -> Any:
         return messages.ServerMetadataResponse(**server_metadata())
 
-    async def _model_metadata(self, request: Any) -> Any:
+    async def _model_metadata(self, request: Any, share: Share) -> Any:
         model = self._repository.find(request.name, request.version)
         return messages.ModelMetadataResponse(**model.metadata(list(self._repository.entries[model.name].loaded)))
 
-    async def _config(self, request: Any) -> Any:
+    async def _config(self, request: Any, share: Share) -> Any:
         found = await self._repository.find(request.name, request.version).config()
         for side in ("input", "output"):
             for tensor in found[side]:
@@ -183,71 +233,146 @@ class Servicer:
         found["parameters"] = {name: messages.ModelParameter(**value) for name, value in given.items()}
         return messages.ModelConfigResponse(config=messages.ModelConfig(**found))
 
-    async def _statistics(self, request: Any) -> Any:
+    async def _statistics(self, request: Any, share: Share) -> Any:
         one = [self._repository.find(request.name, request.version)] if request.name else self._repository.models()
         return messages.ModelStatisticsResponse(model_stats=[statistics_of(model) for model in one])
 
-    async def _index(self, request: Any) -> Any:
+    async def _index(self, request: Any, share: Share) -> Any:
         return messages.RepositoryIndexResponse(models=self._repository.index(ready_only=request.ready))
 
-    async def _load(self, request: Any) -> Any:
+    async def _load(self, request: Any, share: Share) -> Any:
         self._options.check_change(request.parameters)
         await self._repository.load(request.model_name)
         return messages.RepositoryModelLoadResponse()
 
-    async def _unload(self, request: Any) -> Any:
+    async def _unload(self, request: Any, share: Share) -> Any:
         self._options.check_change(request.parameters)
         await self._repository.unload(request.model_name)
         return messages.RepositoryModelUnloadResponse()
 
-    async def _check(self, request: Any) -> Any:
+    async def _check(self, request: Any, share: Share) -> Any:
         if request.service not in ("", SERVICE):
             raise ServingError(f"there is no service {request.service!r}", 404)
         return messages.HealthCheckResponse(status=_SERVING if self._repository.ready else _NOT_SERVING)
 
-    async def _infer(self, request: Any) -> Any:
-        numbers = request.raw_input_contents and all(tensor.datatype != "BYTES" for tensor in request.inputs)
-        if numbers or request.ByteSize() <= INLINE_BYTES:
-            wanted, raw = _parsed(request)
+    async def _infer(self, data: bytes, share: Share) -> Encoded:
+        budget, most = self._repository.budget, self._options.most_json_bytes
+        rest, contents = (data, None) if len(data) <= INLINE_BYTES else split_request(data)
+        if len(rest) <= INLINE_BYTES and (contents is None or b"BYTES" not in rest):
+            name, version, wanted, raw = _parsed(rest, contents, most, share.take)
         else:
-            wanted, raw = await asyncio.to_thread(_parsed, request)
-        model = self._repository.find(request.model_name, request.model_version)
-        return _response(model, wanted, await model.infer(wanted), raw)
+            parse = functools.partial(_parsed, rest, contents, most, share.take)
+            name, version, wanted, raw = await budget.decoded(parse)
+            share.keep(len(data) + sum(map(bytes_of_array, wanted.inputs.values())))
+        model = self._repository.find(name, version)
+        found = await model.infer(wanted)
+        wanted.inputs.clear()
+        taken = 2 * sum(map(bytes_of_array, found.outputs.values()))  # raw tensors are joined to a message
+        if taken <= INLINE_BYTES:
+            return _response(model, wanted, found, raw)
+        share.keep(taken)
+        if raw and "BYTES" not in model.output_types.values():
+            return _response(model, wanted, found, raw)
+        return await budget.decoded(functools.partial(_response, model, wanted, found, raw))
 
     async def _stream(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Answer each request of a stream in order; an error answers its request and leaves the stream open."""
-        waiting: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(maxsize=64)
+        waiting: asyncio.Queue[tuple[asyncio.Task[Encoded], Share] | None] = asyncio.Queue()
+        shares, room, largest = set[Share](), asyncio.Event(), 0
 
-        async def infer(data: bytes, context: Any) -> Any:
-            return await self._infer(self._message("ModelInferRequest", data))
+        async def infer(given: tuple[bytes, Share], context: Any) -> Encoded:
+            nonlocal largest
+            data, share = given
+            share.take(len(data))
+            found = nested(_STREAM_ANSWER, await self._infer(self._message("ModelInfer", data), share))
+            largest = max(largest, len(found))
+            room.set()
+            return found
 
         one = tracing.traced_call(f"{SERVICE}/ModelStreamInfer", infer) if self._options.traces else infer
 
         async def read() -> None:
             async for request in requests:
-                await waiting.put(asyncio.ensure_future(one(request, context)))
-            await waiting.put(None)
+                shares.add(share := Share(self._repository.budget))
+                waiting.put_nowait((asyncio.ensure_future(one((request, share), context)), share))
+                # A client that reads no answers is not asked for more requests.
+                while len(shares) >= (min(_STREAM_BYTES // largest + 1, _MOST_AHEAD) if largest else 1):
+                    room.clear()
+                    await room.wait()
+            waiting.put_nowait(None)
 
-        reader = asyncio.create_task(read())
-        try:
-            while (task := await waiting.get()) is not None:
-                try:
-                    yield messages.ModelStreamInferResponse(infer_response=await task)
-                except Exception as err:
-                    yield messages.ModelStreamInferResponse(error_message=described(err)[1])
-        finally:
+        def end(_: object) -> None:
             reader.cancel()
             while not waiting.empty():
-                left = waiting.get_nowait()
-                if left is not None:
-                    left.cancel()
+                if (left := waiting.get_nowait()) is not None:
+                    left[0].cancel()
+            for share in shares:
+                share.close()
+
+        reader = asyncio.create_task(read())
+        if (call := asyncio.current_task()) is not None:
+            call.add_done_callback(end)
+        try:
+            while (entry := await waiting.get()) is not None:
+                task, share = entry
+                try:
+                    found: Any = await task
+                    share.keep(3 * len(found))  # with what gRPC makes of it
+                except Exception as err:
+                    share.close()
+                    found = messages.ModelStreamInferResponse(error_message=_refusal(err)[1])
+                del entry, task
+                share.sending(self._limits.write_s)
+                yield found
+                del found
+                share.close()
+                shares.discard(share)
+                room.set()
+        finally:
+            end(None)
 
 
-def _parsed(request: Any) -> tuple[InferRequest, bool]:
-    """Return the request, and whether its tensors are raw bytes, in which form the answer is then given."""
+def _refusal(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Return the code, the text and the metadata of an error."""
+    status, text = described(error)
+    code = _CODES.get(status, grpc.StatusCode.INTERNAL)
+    if not isinstance(error, ServingError) or error.retry_after_s is None:
+        return code, text, ()
+    wait_s = retry_after_s(error)
+    metadata = (("retry-after", str(wait_s)), ("grpc-retry-pushback-ms", str(1000 * wait_s)))
+    return grpc.StatusCode.RESOURCE_EXHAUSTED, text, metadata
+
+
+def _serialized(message: Any) -> bytes:
+    found: bytes = message.SerializeToString()
+    return found
+
+
+def _decoded(name: str, data: bytes) -> Any:
+    try:
+        return getattr(messages, name).FromString(data)
+    except DecodeError as err:
+        raise ServingError(f"the request is no {name}: {err}", 400) from err
+
+
+def _parsed(
+    rest: bytes, contents: Sequence[memoryview] | None, most_numbers: int, take: Callable[[int], object]
+) -> tuple[str, str, InferRequest, bool]:
+    """Return the model, its version, the request, and whether its tensors are raw bytes, as then the answer's are.
+
+    Args:
+        rest: the message, without its raw contents if they are given.
+        contents: its raw contents.
+        most_numbers: the most bytes of whole numbers in other contents.
+        take: called with the bytes that are about to be taken in memory; it may raise.
+    """
+    if len(rest) > INLINE_BYTES:
+        check_inputs(rest, most_numbers)
+        take(DECODED_FACTOR * len(rest))
+    request = _decoded("ModelInferRequest", rest)
     check_tensors("inputs", len(request.inputs))
     check_tensors("outputs", len(request.outputs))
-    raw = list(request.raw_input_contents)
+    raw = contents or list(request.raw_input_contents)
     if raw and len(raw) != len(request.inputs):
         raise ServingError(f"there are {len(raw)} raw contents for {len(request.inputs)} inputs", 400)
     inputs: dict[str, Array] = {}
@@ -259,44 +384,49 @@ def _parsed(request: Any) -> tuple[InferRequest, bool]:
             raise ServingError(f"{name!r} is in shared memory, which this server never reads; send the data", 400)
         shape, dtype = checked_shape(name, tensor.shape), checked_dtype(name, tensor.datatype)
         if raw:
-            inputs[name] = array_from_bytes(name, shape, dtype, memoryview(raw[at]))
+            inputs[name] = array_from_bytes(name, shape, dtype, memoryview(raw[at]), take)
             continue
         place = _CONTENTS.get(tensor.datatype)
         if place is None:
             raise ServingError(f"input {name!r} is {tensor.datatype}, which is sent in raw_input_contents only", 400)
-        data: list[Any] = list(getattr(tensor.contents, place))
+        data: Any = getattr(tensor.contents, place)
         if tensor.datatype == "BYTES":
+            take(len(data) * TEXT_BYTES)
             try:
                 data = [item.decode() for item in data]
             except UnicodeDecodeError as err:
                 raise ServingError(f"input {name!r} holds an element that is no UTF-8", 400) from err
-        inputs[name] = array_of(name, shape, dtype, data)
-    if not request.parameters and not request.outputs:
-        return InferRequest(inputs, id=request.id), bool(raw)
-    document = {
-        "id": request.id,
-        "parameters": _plain(request.parameters),
-        "outputs": [{"name": output.name, "parameters": _plain(output.parameters)} for output in request.outputs],
-    }
-    return request_of(inputs, document), bool(raw)
+        inputs[name] = array_of_flat(name, shape, dtype, data)
+    document = {}
+    if request.parameters or request.outputs:
+        document = {
+            "id": request.id,
+            "parameters": _plain(request.parameters),
+            "outputs": [{"name": output.name, "parameters": _plain(output.parameters)} for output in request.outputs],
+        }
+    wanted = request_of(inputs, document) if document else InferRequest(inputs, id=request.id)
+    return request.model_name, request.model_version, wanted, bool(raw)
 
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {key: getattr(value, value.WhichOneof("choice") or "string_param") for key, value in parameters.items()}
 
 
-def _response(model: ServedModel, wanted: InferRequest, found: Answer, raw: bool) -> Any:
+def _response(model: ServedModel, wanted: InferRequest, found: Answer, raw: bool) -> Encoded:
     response = messages.ModelInferResponse(model_name=model.name, model_version=model.version, id=wanted.id)
     names = [output.name for output in wanted.outputs] if wanted.outputs else list(found.outputs)
     raw = raw or any(model.output_types[name] not in _CONTENTS for name in names)
+    contents = []
     for name in names:
         array, datatype = found.outputs[name], model.output_types[name]
         tensor = response.outputs.add(name=name, datatype=datatype, shape=list(array.shape))
         if raw:
-            response.raw_output_contents.append(bytes_of(array))
+            contents.append(bytes_of(array))
             continue
-        flat = array.ravel().tolist()
-        if datatype == "BYTES":
-            flat = [item if isinstance(item, bytes) else str(item).encode() for item in flat]
-        getattr(tensor.contents, _CONTENTS[datatype]).extend(flat)
-    return response
+        flat, elements = array.ravel(), getattr(tensor.contents, _CONTENTS[datatype])
+        for at in range(0, flat.size, PIECE):
+            piece = flat[at : at + PIECE].tolist()
+            if datatype == "BYTES":
+                piece = [item if isinstance(item, bytes) else str(item).encode() for item in piece]
+            elements.extend(piece)
+    return with_raw_outputs(response, contents)

@@ -184,24 +184,26 @@ class Scheduler:
     ) -> Answer:
         """Return the answer of a request with more rows than a batch may have; it runs as several."""
         most = self.options.max_batch
-        window = asyncio.Semaphore(_PIECES_A_LANE * len(self.lanes))  # the others in the queue get their turn
+        starts, answers = iter(range(0, rows, most)), dict[int, Answer]()
 
-        async def run(at: int) -> Answer:
-            async with window:
+        async def run() -> None:
+            for at in starts:
                 piece = {name: array[at : at + most] for name, array in inputs.items()}
-                return await queued(piece, min(most, rows - at))
+                answers[at] = await queued(piece, min(most, rows - at))
 
         self._running += 1  # until it ends, the model is not closed
-        pieces = [asyncio.ensure_future(run(at)) for at in range(0, rows, most)]
+        # So many at a time: the others in the queue get their turn.
+        runs = [asyncio.ensure_future(run()) for _ in range(_PIECES_A_LANE * len(self.lanes))]
         try:
-            answers = await asyncio.gather(*pieces)
+            await asyncio.gather(*runs)
         finally:
             self._running -= 1
-            for piece in pieces:
-                piece.cancel()
+            for each in runs:
+                each.cancel()
             self._soon()
-        outputs = {name: np.concatenate([answer.outputs[name] for answer in answers]) for name in answers[0].outputs}
-        return Answer(outputs, answers[-1].device, answers[-1].times)
+        pieces = [answers[at] for at in range(0, rows, most)]
+        outputs = {name: np.concatenate([answer.outputs[name] for answer in pieces]) for name in pieces[0].outputs}
+        return Answer(outputs, pieces[-1].device, pieces[-1].times)
 
     def backlog_s(self) -> float:
         """Return the predicted seconds until what waits now has run."""

@@ -26,8 +26,8 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Yield a server with a token and limits that a test can reach."""
     folder = tmp_path_factory.mktemp("strict")
     save_product(folder / "product.onnx")
-    http = HttpOptions(most_bytes=1 << 20, token="secret", most_json_bytes=1 << 16, most_held_bytes=3 << 19)
-    options = ServeOptions(policy=DevicePolicy.only("cpu"))
+    http = HttpOptions(most_bytes=1 << 20, token="secret", most_json_bytes=1 << 16)
+    options = ServeOptions(policy=DevicePolicy.only("cpu"), most_held_bytes=3 << 19)
     found, thread = started(folder, http, options, connections=LIMITS)
     yield found
     found.end()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlx_ort.serving.budget import Budget, Share
 from rlx_ort.serving.exchange import ClientGoneError, Request, Watch
 
 SCOPE: dict[str, Any] = {"headers": []}
@@ -18,7 +19,7 @@ async def _watched(gone: asyncio.Event, answer: asyncio.Future[str]) -> str:
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    found = await Watch().unless_gone(Request(SCOPE, receive), answer)
+    found = await Watch().unless_gone(Request(SCOPE, receive, Share(Budget())), answer)
     await asyncio.sleep(0.01)  # the answer is sent
     return str(found)
 

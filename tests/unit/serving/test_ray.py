@@ -21,6 +21,7 @@ from rlx_ort.serving.host import HostOptions
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import ServeOptions
 from rlx_ort.serving.rest import HttpOptions
+from rlx_ort.serving.budget import Budget
 from rlx_ort.serving.rpc import Guard, Servicer
 
 
@@ -87,7 +88,7 @@ class _RayContext:
 def _replica(http: HttpOptions) -> Any:
     replica = object.__new__(ray.Replica)
     replica._guard = Guard(http)
-    replica._handlers = Servicer(SimpleNamespace(ready=True), http).handlers()  # type: ignore[arg-type]
+    replica._handlers = Servicer(SimpleNamespace(ready=True, budget=Budget()), http).handlers()  # type: ignore[arg-type]
     return replica
 
 

@@ -1,0 +1,155 @@
+"""`Budget`: the bytes that the requests of all clients may take at a time, over REST and gRPC together.
+
+What counts: a request's bytes as they arrive, what decoding makes of them, and its answer until the client has read it.
+Where a request finds no room, it is refused, and the requests that have waited longest for their own clients, whose
+bodies do not end or whose answers are not read, are given up: slow clients cannot keep others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from rlx_ort.errors import ServingError
+
+T = TypeVar("T")
+
+DEFAULT_BYTES = 1 << 30
+_PATIENCE_S = 5.0  # a client that has kept a request waiting for longer may lose it to others
+_SMALL_BYTES = 64 << 10  # answers below it are not watched while they are sent
+_DECODED_AT_A_TIME = 2  # decoding holds the interpreter lock in turns with the event loop
+
+
+class Budget:
+    """Counts bytes, from any thread; gives each request a `Share`.
+
+    Attributes:
+        most_bytes: the most bytes of all shares.
+        held_bytes: those of all shares now.
+        peak_bytes: the most that they have been.
+        refused: how many requests found no room.
+        ended: how many requests were given up for others, since they waited for their clients.
+    """
+
+    def __init__(self, most_bytes: int = DEFAULT_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self.held_bytes = self.peak_bytes = self.refused = self.ended = 0
+        self._lock = threading.Lock()
+        self._waiting: dict[Share, float] = {}  # since when, the oldest first
+        self._decoding = asyncio.Semaphore(_DECODED_AT_A_TIME)
+
+    def _change(self, share: Share, total: int) -> None:
+        with self._lock:
+            after = self.held_bytes + total - share.bytes
+            if total <= share.bytes or after <= self.most_bytes:
+                self.held_bytes, share.bytes = after, total
+                self.peak_bytes = max(self.peak_bytes, after)
+                return
+            self.refused += 1
+            missing, now_s = after - self.most_bytes, time.monotonic()
+            for slow, since_s in list(self._waiting.items()):
+                if missing <= 0 or now_s - since_s < _PATIENCE_S:
+                    break
+                if slow is not share:
+                    del self._waiting[slow]
+                    self.ended += 1
+                    missing -= slow.bytes
+                    slow.end()
+        raise _refusal(
+            f"the request takes {total} bytes, and those of all clients may take {self.most_bytes}; try again later"
+        )
+
+    async def decoded(self, decode: Callable[[], T]) -> T:
+        """Return the result of a call in a thread; few run at a time, so that the event loop gets its turns."""
+        async with self._decoding:
+            return await asyncio.to_thread(decode)
+
+
+class Share:
+    """What one request takes of a budget. It belongs to the task that answers the request."""
+
+    __slots__ = ("_budget", "_end", "_timer", "bytes", "ended")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.bytes = 0
+        self.ended = False
+        self._end: Callable[[], object] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, count: int) -> None:
+        """Take more bytes.
+
+        Raises:
+            ServingError: there is no room for them; those taken before stay taken.
+        """
+        self._budget._change(self, self.bytes + count)
+
+    def keep(self, total: int) -> None:
+        """Hold so many bytes in all.
+
+        Raises:
+            ServingError: these are more than before, and there is no room for them.
+        """
+        self._budget._change(self, total)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._goes_on()
+        self._budget._change(self, 0)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark that the task waits for the request's client; others that find no room may end this wait.
+
+        Raises:
+            ServingError: the wait was ended.
+        """
+        task = self._waits()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.ended or task is None:
+                raise
+            task.uncancel()
+            raise _refusal("the client was too slow while others found no memory; try again later") from None
+        finally:
+            self._goes_on()
+
+    def sending(self, limit_s: float) -> None:
+        """Mark that what the task returns is being sent, until `close`; it is cancelled if that takes too long."""
+        if self.bytes > _SMALL_BYTES and (task := self._waits()) is not None:
+            self._timer = asyncio.get_running_loop().call_later(limit_s, self._cancel, task)
+
+    def end(self) -> None:
+        """End the wait for the client; from any thread."""
+        end = self._end
+        if end is not None:
+            end()
+
+    def _waits(self) -> asyncio.Task[Any] | None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        if task is not None:
+            self._end = lambda: loop.call_soon_threadsafe(self._cancel, task)
+            self._budget._waiting[self] = time.monotonic()
+        return task
+
+    def _goes_on(self) -> None:
+        self._end = None
+        self._budget._waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cancel(self, task: asyncio.Task[Any]) -> None:
+        if self._end is not None:  # else the client has come meanwhile
+            self.ended = True
+            task.cancel()
+
+
+def _refusal(message: str) -> ServingError:
+    return ServingError(message, 503, retry_after_s=1.0)
