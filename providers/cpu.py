@@ -52,7 +52,7 @@ class CpuProvider(OrtProvider):
         return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY)
 
     limits: ClassVar[Sequence[KernelLimit]] = (
-        KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)"),
+        KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only before opset 28"),
     )
     # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry has both facts.
 
