@@ -158,9 +158,9 @@ def element(kinds: Sequence[ValueType | None]) -> DType | None:
 
 
 def is_float_remainder(node: ExportedNode, given: Mapping[str, Any]) -> bool:
-    """Return whether a `Mod` is of floats without `fmod=1`, which ONNX allows and ONNX Runtime's kernels do not."""
+    """Return whether a `Mod` is of floats without `fmod=1`, which the kernels before opset 28 take and cannot run."""
     dtype = element(node.inputs)
-    return not given.get("fmod") and dtype is not None and dtype.is_float
+    return node.version < 28 and not given.get("fmod") and dtype is not None and dtype.is_float
 
 
 def rank(node: ExportedNode) -> int | None:

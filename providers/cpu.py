@@ -91,7 +91,7 @@ class CpuProvider(OrtProvider):
         )
     )
     limits: ClassVar[Sequence[KernelLimit]] = (
-        KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)"),
+        KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only before opset 28"),
         # Nodes of imported models that are no IR ops, as with axes that are an input. ONNX's reference implementation
         # wraps integers around and has NaN as the mean of no elements.
         *(

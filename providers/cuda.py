@@ -169,7 +169,7 @@ class CudaProvider(OrtProvider):
             lambda node, given: bool(given.get("qk_matmul_output_mode")) and any(node.outputs[3:]),
             "only kNone and kQK output modes are supported",
         ),
-        KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only"),
+        KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only before opset 28"),
         KernelLimit(
             "Cast",
             lambda node, given: element(node.outputs) is DType.F4E2M1 and element(node.inputs) is not DType.F32,

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
 """(operator, old, new): inputs that only got another name."""
 _BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
-MAX_OPSET = 26
-"""The newest ai.onnx opset that ONNX Runtime 1.31 loads."""
+MAX_OPSET = 28
+"""The newest ai.onnx opset that a version of ONNX Runtime loads: 1.32. Older versions refuse what needs it."""
 _ENGINE_OPS = frozenset({"SimplifiedLayerNormalization"})
 """Operators that ONNX Runtime adds to ai.onnx; they are the same in every opset."""
 # IR version -> the element types it brought: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `Version`.
@@ -79,6 +79,7 @@ BREAKS: dict[str, tuple[_Break, ...]] = {
         _Break(7, "is_test was off by default before 7: the node trained", unless=("is_test", 1)),
         _Break(9, "statistics were not per channel when spatial was 0", ("spatial",)),
     ),
+    "BitShift": (_Break(28, "shifts by the number of bits and more were undefined before 28 and give 0 since"),),
     "Cast": (_Break(6, "the target type was a string before 6"),),
     "ConvTranspose": (
         _Break(11, "output_shape and SAME padding split the padding differently", ("auto_pad", "output_shape")),
@@ -172,6 +173,10 @@ def obstacle(node: NodeForm, written: int, target: int) -> str:
     """Return why a node of ai.onnx written for one opset version must not be stamped with another; empty if it may."""
     if written == target:
         return ""
+    import onnx
+
+    if target > onnx.defs.onnx_opset_version():
+        return f"onnx {onnx.__version__} does not know opset {target}"
     old, new = schema_of(node.op_type, written), schema_of(node.op_type, target)
     if old is None:
         return "" if node.op_type in _ENGINE_OPS else f"ai.onnx has no {node.op_type} in opset {written}"

@@ -47,6 +47,11 @@ _ABOUT_INPUTS = (
     r"Invalid input name|Invalid output name|Got invalid dimensions|Unexpected input data type|Invalid rank for input"
     r"|Missing Input|Invalid Feed|Required inputs|Input name cannot|do not match expected type|Unable to handle object"
 )
+_TOO_NEW = re.compile(
+    r"Opset (?P<opset>\d+) is under development.* domain (?P<domain>\S+) is till opset (?P<most>\d+)"
+    r"|Unsupported model IR version: (?P<ir>\d+), max supported IR version: (?P<most_ir>\d+)",
+    re.DOTALL,
+)
 _NOISE = r"^\[ONNXRuntimeError\] : \d+ : \w+ : "
 _POSITION = r"/\S+?\.(?:cc|h|cpp):\d+ .*?\)(?:::<lambda\(\)>)? (?=\S)"  # source position and C++ signature
 
@@ -212,11 +217,27 @@ def opening_error(err: Exception, device: Device) -> RlxError:
     check_stopped()
     kind = _mapped(err)[0]
     text = readable(err)
+    if too_new := _TOO_NEW.search(text):
+        return _too_new(too_new)
     if "ort_version_supported" in text:  # a plugin that was built for a newer core registers, and fails here
         return DeviceUnavailableError(device, text, "pip install --upgrade onnxruntime")
     if kind is DeviceUnavailableError or re.search(DEVICE_GONE, str(err)):
         return DeviceUnavailableError(device, text)
     return kind(f"{NOT_TAKEN} for {device.display}: {text}")
+
+
+def _too_new(found: re.Match[str]) -> LegalizeError:
+    """Return the error for a model whose opset or IR version this ONNX Runtime does not load."""
+    from rlx_ort.providers.engine.cores import known_cores
+
+    if found["ir"]:
+        what, asked, most = "IR version", int(found["ir"]), found["most_ir"]
+        loads = [core.name for core in known_cores() if core.ir_version >= asked]
+    else:
+        what, asked, most = f"opset of {found['domain']}", int(found["opset"]), found["most"]
+        loads = [core.name for core in known_cores() if core.opset >= asked and found["domain"] == "ai.onnx"]
+    remedy = f"ONNX Runtime {loads[0]} and newer load it" if loads else "no ONNX Runtime is known to load it"
+    return LegalizeError(f"the model needs {what} {asked}, and {describe_runtime()} loads up to {most}; {remedy}")
 
 
 def running_error(err: Exception, device: Device) -> RlxError:

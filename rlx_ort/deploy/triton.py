@@ -151,9 +151,7 @@ def config_text(
     return "".join([f"# not batched: {reason}\n"] * bool(why) + _lines(document))
 
 
-def batching(
-    graph: Graph, options: CompileOptions | None = None, *, unproven: bool = False
-) -> tuple[str | None, str]:
+def batching(graph: Graph, options: CompileOptions | None = None, *, unproven: bool = False) -> tuple[str | None, str]:
     """Return the named dim along which requests may be put together, or None and the reason.
 
     It is that of `batch_dim`, if rows along it are proved independent, or else with `unproven`.

@@ -20,7 +20,8 @@ from rlx_ort.converters.from_onnx.tensor_files import file_inside
 from rlx_ort.errors import ConversionError, near_names
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
-from rlx_ort.providers.engine.recipe import KNOWN_CONFIG_KEYS, names
+from rlx_ort.providers.engine.cores import known_cores
+from rlx_ort.providers.engine.recipe import names
 from rlx_ort.storage import parse_json, read_regular
 
 CONFIG = "genai_config.json"
@@ -41,7 +42,7 @@ _SESSION_OPTIONS = names(
 # QNN's backend_path and op_packages, OpenVINO's load_config, TensorRT's trt_extra_plugin_lib_paths, caches of engines.
 _FILE_WORDS = names(
     """
-    path paths file files filepath folder dir dirs directory lib libs library libraries dll plugin plugins package
+    path paths file files filepath folder dir dirs directory root lib libs library libraries dll plugin plugins package
     packages xclbin
     """
 )
@@ -216,14 +217,16 @@ def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[st
             f"{session.where('custom_ops_library')} names a library, which is native code that would run in this "
             "process; if you trust it, take the entry out and name it in CompileOptions(custom_op_libraries=...)"
         )
+    # onnxruntime-genai brings an ONNX Runtime of its own, of any version.
+    known = _SESSION_OPTIONS.union(*(core.config_keys for core in known_cores()))
     for key, value in session.value.items():
         if _names_file(key, value):
             raise ConversionError(
                 f"{session.where(key)} is {value!r}: a file or an address that the folder names and ONNX Runtime would "
                 "use unchecked; take the entry out"
             )
-        if key not in _SESSION_OPTIONS and key not in KNOWN_CONFIG_KEYS:
-            near = near_names(key, [*_SESSION_OPTIONS, *KNOWN_CONFIG_KEYS])
+        if key not in known:
+            near = near_names(key, known)
             notes.append(f"{session.where(key)} is no option of ONNX Runtime and has no effect; {near}")
     listed = session.value.get("provider_options", [])
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):

@@ -315,7 +315,7 @@ class _Rest:
         wanted.inputs.clear()
         outputs = sum(map(bytes_of_array, found.outputs.values()))
         making = answer_bytes(wanted, found.outputs)
-        if (large := making > INLINE_BYTES):
+        if large := making > INLINE_BYTES:
             request.share.keep(outputs + making)
         make = functools.partial(answer, wanted, model.name, model.version, found.outputs, model.output_types)
         slow = large and not (wanted.is_binary and outputs == making)  # numbers as binary data are not even copied

@@ -78,4 +78,5 @@ def test_a_frozen_program_brings_what_it_needs_and_not_the_command_line(program:
     assert list(inside.glob("onnxruntime-*.dist-info"))
     assert list(inside.glob("rlx_ort-*.dist-info"))
     assert list((inside / "rlx_ort" / "providers" / "kernel_lists").glob("*.txt"))
+    assert list((inside / "rlx_ort" / "providers" / "cores").glob("*.toml"))
     assert not (inside / "matplotlib").exists()

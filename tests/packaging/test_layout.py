@@ -84,13 +84,16 @@ def test_the_wheel_says_that_it_is_typed_and_licensed(archives: tuple[Path, Path
     assert "rlx-ort = rlx_ort.cli:main" in scripts
 
 
-def test_the_sdist_and_the_wheel_hold_the_kernel_lists(archives: tuple[Path, Path]) -> None:
-    """Capability is judged by these text files where ONNX Runtime cannot list a provider's kernels."""
-    lists = {path.name for path in (ROOT / "providers" / "kernel_lists").glob("*.txt")}
+@pytest.mark.parametrize(
+    ("folder", "known"), [("kernel_lists", "CUDAExecutionProvider-1.31.txt"), ("cores", "1.31.toml")]
+)
+def test_the_sdist_and_the_wheel_hold_the_tables(archives: tuple[Path, Path], folder: str, known: str) -> None:
+    """Capability and config keys are judged by these files where ONNX Runtime cannot be asked."""
+    tables = {path.name for path in (ROOT / "providers" / folder).iterdir()}
     with tarfile.open(archives[0]) as sdist, zipfile.ZipFile(archives[1]) as wheel:
         for names in (sdist.getnames(), wheel.namelist()):
-            assert {name.rpartition("/")[2] for name in names if "providers/kernel_lists/" in name} == lists
-    assert "CUDAExecutionProvider-1.31.txt" in lists
+            assert {name.rpartition("/")[2] for name in names if f"providers/{folder}/" in name} == tables
+    assert known in tables
 
 
 def test_the_wheel_asks_for_no_flavour_of_onnx_runtime(archives: tuple[Path, Path]) -> None:

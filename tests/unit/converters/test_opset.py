@@ -176,3 +176,18 @@ def test_a_floored_remainder_of_floats_stays_in_opset_28() -> None:
     assert "floors" in obstacle(NodeForm("Mod", {}, (F32, F32), (F32,)), 28, 21)
     assert not obstacle(NodeForm("Mod", {"fmod": 1}, (F32, F32), (F32,)), 28, 21)
     assert not obstacle(NodeForm("Mod", {}, (whole, whole), (whole,)), 28, 21)
+
+
+def test_a_shift_that_may_be_as_wide_as_the_type_stays_in_opset_28() -> None:
+    """It is 0 there; ONNX Runtime 1.24 shifts by the remainder in the older form, which leaves such shifts open."""
+    whole = TensorType(DType.U64, Shape([2]))
+    node = NodeForm("BitShift", {"direction": "RIGHT"}, (whole, whole), (whole,))
+    assert "undefined before 28" in obstacle(node, 28, 21)
+    assert not obstacle(node, 11, 26)
+
+
+def test_an_opset_that_the_installed_onnx_does_not_know_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its schemas of older versions would be taken for those of the new one."""
+    monkeypatch.setattr(onnx.defs, "onnx_opset_version", lambda: 26)
+    assert "does not know opset 27" in obstacle(NodeForm("Relu", {}, (F32,), (F32,)), 21, 27)
+    assert not obstacle(NodeForm("Relu", {}, (F32,), (F32,)), 21, 26)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlx_ort.errors import EngineError
+from rlx_ort.providers.engine import cores, runtime
 from rlx_ort.providers.engine.recipe import check_config, check_provider_options
 from rlx_ort.providers.registry import default_registry
 
@@ -25,6 +26,49 @@ def test_keys_that_belong_to_the_library_are_refused(key):
     """Setting them would crash, or send weights the wrong way."""
     with pytest.raises(EngineError, match="cannot be set"):
         check_config({key: "1"})
+
+
+@pytest.mark.parametrize("key", ["session.intra_op_num_threads", "session.use_deterministic_compute"])
+def test_keys_that_only_the_c_api_obeys_are_refused(key, monkeypatch):
+    """Through Python they would be taken and have no effect, in versions whose library has them too."""
+    monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 32, 0))
+    assert key in cores.core_of((1, 32, 0)).config_keys
+    with pytest.raises(EngineError, match="no effect from Python"):
+        check_config({key: "1"})
+
+
+def test_the_keys_are_those_of_the_version(monkeypatch):
+    """A key that a later version brought is refused before it, with the version to upgrade to."""
+    key = "session.moe.offload.mode"
+    monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 32, 0))
+    check_config({key: "auto"})
+    monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 31, 1))
+    with pytest.raises(EngineError, match=r"unknown to ONNX Runtime 1\.31; known from 1\.32 on"):
+        check_config({key: "auto"})
+
+
+def test_a_key_that_only_plugins_read_passes_with_every_version(monkeypatch):
+    """The core hands all entries to the plugins, whichever version they were built for."""
+    for core in cores.known_cores():
+        monkeypatch.setattr(runtime, "runtime_version", lambda core=core: (*core.version, 0))
+        check_config({"ep.share_ep_contexts": "1"})
+
+
+def test_a_newer_version_than_all_known_ones_has_the_keys_of_the_newest(monkeypatch):
+    """What it brought is refused with a message that says which version's keys are known."""
+    monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 99, 2))
+    check_config({"session.moe.offload.mode": "auto"})
+    with pytest.raises(EngineError, match=r"the newest that this rlx_ort knows; 1\.99\.2 is installed"):
+        check_config({"session.from_the_future": "1"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [((1, 24, 4), (1, 24)), ((1, 31, 0), (1, 31)), ((1, 99), (1, 32)), ((1, 8), (1, 24)), (None, (1, 32))],
+)
+def test_the_newest_core_that_is_not_newer_counts(asked, wanted):
+    """Versions compare as numbers; before the oldest the oldest counts, and without a version the newest."""
+    assert cores.core_of(asked).version == wanted
 
 
 def test_an_unknown_option_names_the_closest():

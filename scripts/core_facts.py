@@ -1,0 +1,199 @@
+"""Write providers/cores/: what each minor version of ONNX Runtime takes, read from its released packages.
+
+    pip download --no-deps --platform win_amd64 onnxruntime==1.32.0      # and other systems, and onnxruntime-gpu
+    python scripts/core_facts.py write onnxruntime*-1.32.0-*.whl
+    python scripts/core_facts.py plugins onnxruntime_qnn-*.whl
+    python scripts/core_facts.py check
+
+`write` takes the packages of one minor version, one of which must run here: session config keys are strings of the
+libraries, and each system's build has a few of its own; the newest opset and IR version are those of models that load.
+`plugins` takes packages of execution providers and writes the keys that no known core reads itself. `check` exits with
+1 when the installed ONNX Runtime takes anything that the file of its version does not say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rlx_ort.providers.engine import runtime
+
+FOLDER = Path(__file__).resolve().parents[1] / "providers" / "cores"
+KEY = re.compile(rb"(?<=\0)(?:session|optimization|ep|memory|mlas)(?:\.[a-z0-9_]+)+(?=\0)")
+NO_SESSION_KEYS = "ep.dynamic."  # options of a session that is open
+CHUNK = 16  # GCC and Clang cut long constants into pieces of this size, which may lie beside pieces of others
+LIMITS = """
+import json, sys
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+def loads(ir_version, opset):
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, ir_version=ir_version, opset_imports=imports).SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception:
+        return False
+    return True
+
+opset, ir_version = 21, 10
+while loads(10, opset + 1):
+    opset += 1
+while loads(ir_version + 1, 21):
+    ir_version += 1
+print(json.dumps({"version": onnxruntime.__version__, "opset": opset, "ir_version": ir_version}))
+"""
+
+
+def main() -> int:
+    """Write or check the files and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    jobs = parser.add_subparsers(dest="job", required=True)
+    for name, help_text in (
+        ("write", "read the packages of one minor version"),
+        ("plugins", "read packages of execution providers"),
+    ):
+        jobs.add_parser(name, help=help_text).add_argument("wheels", type=Path, nargs="+")
+    jobs.add_parser("check", help="compare the installed ONNX Runtime with the file of its version")
+    args = parser.parse_args()
+    match args.job:
+        case "check":
+            problems = list(check())
+            print("\n".join(problems) or "the file of the installed version is right")
+            return int(bool(problems))
+        case "write":
+            write(args.wheels)
+        case "plugins":
+            write_plugins(args.wheels)
+    return 0
+
+
+def write(wheels: list[Path]) -> None:
+    """Write the file of a minor version from its packages.
+
+    Raises:
+        ValueError: the packages are of several minor versions, or none of them runs here.
+    """
+    minors = {".".join(wheel.name.split("-")[1].split(".")[:2]) for wheel in wheels}
+    if len(minors) != 1:
+        raise ValueError(f"packages of one minor version are needed, and these are of {sorted(minors)}")
+    limits = next((found for wheel in wheels if (found := limits_of_wheel(wheel)) is not None), None)
+    if limits is None:
+        raise ValueError("none of the packages runs here: add the one for this system and Python")
+    keys = whole(map(libraries_of_wheel, wheels))
+    path = FOLDER / f"{minors.pop()}.toml"
+    path.write_text(render(wheels, keys, opset=limits["opset"], ir_version=limits["ir_version"]), "utf-8", newline="\n")
+    print(f"{path.name}: opset {limits['opset']}, IR version {limits['ir_version']}, {len(keys)} config keys")
+
+
+def write_plugins(wheels: list[Path]) -> None:
+    """Write the file of the keys that only execution providers read."""
+    path = FOLDER / "plugins.toml"
+    cores = (tomllib.loads(known.read_text("utf-8")) for known in FOLDER.glob("[0-9]*.toml"))
+    known = {key for core in cores for key in core["config_keys"]}
+    keys = whole(map(libraries_of_wheel, wheels)) - known
+    path.write_text(render(wheels, keys), "utf-8", newline="\n")
+    print(f"{path.name}: {len(keys)} config keys")
+
+
+def check() -> Iterator[str]:
+    """Yield what the installed ONNX Runtime takes and the file of its version does not say."""
+    version = ".".join(str(runtime.onnxruntime().__version__).split(".")[:2])
+    path = FOLDER / f"{version}.toml"
+    if not path.exists():
+        yield f"there is no {path.name}: write it from the packages of {version}"
+        return
+    facts = tomllib.loads(path.read_text("utf-8"))
+    limits = limits_of(sys.executable, os.environ)
+    for name in ("opset", "ir_version"):
+        if limits[name] != facts[name]:
+            yield f"{path.name} has {name} {facts[name]}, and ONNX Runtime takes {limits[name]}"
+    folder = Path(runtime.onnxruntime().__file__).parent
+    found = keys_of(library.read_bytes() for library in folder.rglob("*") if is_library(library.name))
+    for key in sorted(found - {*facts["config_keys"]}):
+        if len(key) % CHUNK:
+            yield f"{path.name} lacks {key}"
+
+
+def whole(wheels: Iterable[tuple[bool, Iterable[bytes]]]) -> set[str]:
+    """Return the keys in the libraries of several wheels; what may be pieces counts only if a Windows build has it."""
+    elsewhere, windows = set(), set()
+    for for_windows, libraries in wheels:
+        (windows if for_windows else elsewhere).update(keys_of(libraries))
+    return windows | {key for key in elsewhere if len(key) % CHUNK}
+
+
+def keys_of(libraries: Iterable[bytes]) -> set[str]:
+    """Return the strings of libraries that have the form of a session config key."""
+    found = {key.decode() for library in libraries for key in KEY.findall(library)}
+    return {key for key in found if not key.startswith(NO_SESSION_KEYS)}
+
+
+def libraries_of_wheel(wheel: Path) -> tuple[bool, Iterable[bytes]]:
+    """Return whether a wheel is for Windows, and its libraries one after the other."""
+
+    def libraries() -> Iterator[bytes]:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if is_library(name):
+                    yield archive.read(name)
+
+    return "-win" in wheel.name, libraries()
+
+
+def is_library(name: str) -> bool:
+    """Return whether a file is a shared library, by its name."""
+    return name.endswith((".so", ".dll", ".dylib", ".pyd")) or ".so." in name
+
+
+def limits_of_wheel(wheel: Path) -> dict[str, Any] | None:
+    """Return the newest opset and IR version of a wheel's ONNX Runtime, or None if it does not load here."""
+    with tempfile.TemporaryDirectory() as folder:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+        try:
+            found = limits_of(sys.executable, {**os.environ, "PYTHONPATH": folder}, cwd=folder)
+        except subprocess.CalledProcessError:
+            return None
+    return found if found["version"] == wheel.name.split("-")[1] else None
+
+
+def limits_of(python: str, environment: Any, cwd: str | None = None) -> dict[str, Any]:
+    """Return the version, newest opset and IR version of a Python's ONNX Runtime.
+
+    Raises:
+        subprocess.CalledProcessError: it does not load.
+    """
+    command = [python, "-P", "-c", LIMITS]
+    answer = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=True).stdout
+    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    return found
+
+
+def render(wheels: Iterable[Path], keys: Iterable[str], **limits: int) -> str:
+    """Return the text of a file."""
+    names = sorted({" ".join(wheel.name.split("-")[:2]).replace("_", "-") for wheel in wheels})
+    systems = sorted({re.split(r"[-.]", wheel.stem)[-1] for wheel in wheels})
+    lines = [f"# Written by scripts/core_facts.py from {', '.join(names)} for {', '.join(systems)}."]
+    lines += [f"{name} = {value}" for name, value in limits.items()]
+    lines += ["config_keys = [", *(f'  "{key}",' for key in sorted(keys)), "]"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
