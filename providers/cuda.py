@@ -148,13 +148,14 @@ class CudaProvider(OrtProvider):
     def _open(self, request: SessionRequest) -> EngineSession:
         """Open a session; where input sizes are open, convolutions are planned by cuDNN's heuristics.
 
-        ONNX Runtime searches anew whenever the shape of a convolution's input differs from the last one's: a small
-        network took 843 ms for each new width with its default, EXHAUSTIVE, and 52 ms with HEURISTIC (H100, ONNX
-        Runtime 1.31.1). A session with fixed sizes searches once.
+        ONNX Runtime plans anew whenever the shape of a convolution's input differs from the last one's: a small network
+        for text took 92 ms for each new width with its default, EXHAUSTIVE, and 17 ms with HEURISTIC, and other models
+        were about as fast afterwards (H100, ONNX Runtime 1.31.1; docs/results/h100-2026-11-25). The old plan goes, and
+        with it the code of kernels that cuDNN has compiled for it: a replay of them ended in CUDA error 715.
         """
         recipe = self.recipe(request.device, request.options)
-        if _SEARCH not in request.options.provider_options and _plans_anew(request.model):
-            recipe = replace(recipe, options={**recipe.options, _SEARCH: "HEURISTIC"}, any_size=True)
+        if _plans_anew(request.model):
+            recipe = replace(recipe, options={_SEARCH: "HEURISTIC", **recipe.options}, replans=True)
         return open_session(recipe, request)
 
     # Each was assigned and failed in the run with this message, on an H200 with ONNX Runtime 1.31.1.

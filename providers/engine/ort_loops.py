@@ -183,6 +183,8 @@ class OrtBoundRun(BoundRun):
         self._memory = inputs, outputs
         self._given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
         self._results = {name: place for name, place in outputs.items() if isinstance(place, np.ndarray)}
+        if core.recordings is not None and session.recipe.replans:
+            core.recordings.give_up("steps over fixed memory plan convolutions anew")
         self._recordings = core.recordings
         self._replay: Any = None
         self._end_replay: Callable[[], object] = _nothing

@@ -67,7 +67,7 @@ class SessionRecipe:
         memory: ONNX Runtime's name and index of the memory in which tensors stay between runs; host memory where the
             provider's own cannot be bound.
         device_graph: whether the provider itself records launches and replays them, over one binding of static shapes.
-        any_size: whether kernels are searched for quickly, since each new size of the inputs needs another search.
+        replans: whether the session plans kernels anew when the sizes of its inputs change, and drops the plans before.
         recording: how this library records launches; None where it does not.
         pinned: makes an array like another one in pinned host memory; None if there is no such memory, or if bound
             device buffers are as cheap.
@@ -89,7 +89,7 @@ class SessionRecipe:
     before_run: Callable[[], None] | None = None
     memory: tuple[str, int] = HOST_MEMORY
     device_graph: bool = False
-    any_size: bool = False
+    replans: bool = False
     recording: Recording | None = None
     pinned: Callable[[Any], Any] | None = None
     run_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -50,6 +50,7 @@ MOST_RECORDED_BYTES = 256 << 20  # of inputs and outputs, by which recordings be
 MOST_SIGNATURES = 128  # counted but not recorded yet
 FIRST_TRIES = 64  # to record a signature, which takes about ten runs
 FIRST_TRIES_NS = 2_000_000_000  # of tries, before they must be worth it; see `TRY_SHARE`
+MOST_CHANGES = 4  # of sizes that cost recordings, after which a session records no more
 TRY_SHARE = 0.04  # of the time of plain runs is for more of them
 RUNS_PER_TRY = 256  # plain runs that allow another try, so that tries take at most 4 % of them
 MOST_RUNS_WITHOUT = 64  # plain runs after which a session without recordings gives up
@@ -68,7 +69,8 @@ class Recordings:
     `plain` runs the session: `(names, feeds, options)`. `bind` makes a `FixedRun` for inputs and outputs like the given
     ones, and `fresh` a tensor on the device like an array, outside of the session's arena. All runs of the session hold
     `lock`. `shared` are the RunOptions of runs that are not stopped one by one: only these are replayed. With
-    `required`, a signature that cannot be recorded is an error.
+    `required`, a signature that cannot be recorded is an error. With `one_size`, a plain run of other sizes drops what
+    kernels of the recorded runs need, so that their recordings go before it.
 
     `active` is true if anything is recorded, or may be; `broken` if a failed recording left the session in an unknown
     state.
@@ -85,9 +87,13 @@ class Recordings:
         *,
         required: bool,
         errors: tuple[type[Exception], ...],
+        one_size: bool = False,
     ) -> None:
         self.active = True
         self.broken = False
+        self._one_size = one_size
+        self._size: object = None  # of the last plain run
+        self._changes = 0  # of sizes that cost a recording
         self._driver = driver
         self._plain = plain
         self._bind = bind
@@ -118,6 +124,7 @@ class Recordings:
         """Run, by a replay where there is a recording, and return new arrays."""
         with self._lock:
             if not self.active or options is not self.shared:
+                self.leave_size()
                 return self._plain(names, feeds, options)
             found = self._found(0, names, feeds)
             if found is not None:
@@ -166,6 +173,11 @@ class Recordings:
             if self._copied_out >= MOST_COPIED_OUT and not self._required:
                 self.give_up(LEFT_ON_DEVICE)
             return results
+
+    def leave_size(self) -> None:
+        """Drop the recordings that a run of other sizes, which is not made here, would spoil."""
+        if self._one_size and self._recorded:
+            self._drop_other_sizes(None)
 
     def kept(self, results: Sequence[Any]) -> Sequence[Any]:
         """Return the results of a plain run, with copies of what it left where a replay of a bound run may write."""
@@ -240,6 +252,18 @@ class Recordings:
         self.active = False
         self._drop_all()
 
+    def _drop_other_sizes(self, key: Signature | None) -> None:
+        """Drop the recordings before a run of other sizes; end recording where that happens again and again."""
+        size = None if key is None else key[2]
+        if size is not None and size == self._size:
+            return
+        self._size = size
+        if self._recorded:
+            self._drop_all()
+            self._changes += 1
+            if self._changes >= MOST_CHANGES and not self._required:
+                self.give_up("its sizes take turns, and each change plans convolutions anew")
+
     def _drop_all(self) -> None:
         self._last = None
         while self._recorded:
@@ -274,10 +298,12 @@ class Recordings:
         self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]
     ) -> list[Any]:
         """Run without a recording, and record the signature if it has come often enough."""
+        key = signature(owner, names, feeds)
+        if self._one_size:
+            self._drop_other_sizes(key)
         begun = time.perf_counter_ns()
         results = plain() if isinstance(owner, int) else self._copied(plain())
         took_ns = time.perf_counter_ns() - begun
-        key = signature(owner, names, feeds)
         if key is None:
             return results
         if key in self._refused:

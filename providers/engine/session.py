@@ -38,6 +38,7 @@ from rlx_ort.providers.engine.values import (
     value_type,
 )
 
+_REPLANS = "runs of other sizes would spoil them: convolutions are planned anew"
 _FATAL = 4  # the shrinking run ends with an error, which is no news
 
 
@@ -288,18 +289,22 @@ class OrtEngineSession:
             if not (isinstance(value, np.ndarray) or (isinstance(value, OrtTensor) and value.on_host == here)):
                 if resident:
                     recordings.give_up(LEFT_ON_DEVICE)
+                recordings.leave_size()
                 return list(recordings.kept(plain()))
         return recordings.run_values(names, feeds, resident, plain)
 
-    def gains_from_fixed_sizes(self) -> bool:
-        """Return whether a session with fixed input sizes may be faster: its launches could be recorded, or searched.
+    @property
+    def records(self) -> bool:
+        """Whether launches of usual runs may be recorded, unless something in the model is in the way."""
+        recording = self.recipe.recording
+        return recording is not None and not recording.required
 
-        True where this session cannot be recorded as it is, or was opened with a cheap search for its kernels.
-        """
-        core, recording = self._core, self.recipe.recording
-        if core is None or recording is None or recording.required:
+    def gains_from_fixed_sizes(self) -> bool:
+        """Return whether a session with fixed input sizes may be faster, as far as the runs so far show."""
+        core = self._core
+        if core is None or not self.records:
             return False
-        return self.recipe.any_size or (core.recordings is not None and not core.recordings.active)
+        return self.recipe.replans or core.recordings is None or not core.recordings.active
 
     def device_graph_report(self) -> DeviceGraphReport:
         """Return which runs replay recorded launches, and why others do not."""
@@ -334,13 +339,22 @@ class OrtEngineSession:
 
             plain: Any = core.call
             core.recordings = Recordings(
-                core.recorder, plain, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
+                core.recorder,
+                plain,
+                bind,
+                fresh,
+                self._graph_lock,
+                shared,
+                required=required,
+                errors=self.errors,
+                one_size=recipe.replans,
             )
             core.call = core.recordings.run
             if self._reason:
                 core.recordings.give_up(self._reason)
             nodes = without_shape_arithmetic(self.assignments, node_of, guess=True)
-            core.recordings.refuse_bound(unfit or host_work(recipe.ep_name, recipe.memory[0], nodes, core.session))
+            unbound = _REPLANS if recipe.replans else host_work(recipe.ep_name, recipe.memory[0], nodes, core.session)
+            core.recordings.refuse_bound(unfit or unbound)
         if required and (why := self._reason):
 
             def refuse(*arguments: Any) -> Any:  # holds no session, or the core would keep it alive

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx_ort.errors import InputError
+from rlx_ort.ir.ops.norm import Reduce
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 if TYPE_CHECKING:
@@ -183,9 +184,12 @@ class _Readers:
 
     def __init__(self, exported: ExportedModel) -> None:
         self._readers: dict[str, list[tuple[ExportedNode, int]]] = defaultdict(list)
+        self._sums: dict[int, list[str]] = defaultdict(list)  # id of a sum of the user's -> what its nodes write
         for node in exported.nodes:
             for place, name in enumerate(node.input_names):
                 self._readers[name].append((node, place))
+            if _is_sum(node):
+                self._sums[id(node.source)].extend(node.output_names)
 
     def of(self, name: str) -> list[tuple[ExportedNode, int]]:
         """Return the nodes that read a value, each with the number of its input."""
@@ -211,13 +215,23 @@ class _Readers:
         found: set[tuple[str | None, str, int]] = set()
         for node, place in self.of(name):
             kind = node.op_type
-            if way is None and kind in ("ReduceSum", "Shape") and place == 0:
-                found |= self._ends(node.output_names[0], "sum" if kind == "ReduceSum" else "length")
+            if way is None and _is_sum(node):  # of one node or several, as the kernels of the device allow
+                for written in self._sums[id(node.source)]:
+                    if any(reader.source is not node.source for reader, _ in self.of(written)):
+                        found |= self._ends(written, "sum")
+            elif way is None and kind == "Shape" and place == 0:
+                found |= self._ends(node.output_names[0], "length")
             elif kind in _PASSED_ON or (way and kind in ("Sub", "Add")) or (way == "length" and kind == "Gather"):
                 found |= self._ends(node.output_names[0], way)
             else:
                 found.add((way, kind, place))
         return found
+
+
+def _is_sum(node: ExportedNode) -> bool:
+    """Return whether a node is one of those that a sum of the user's graph was written as."""
+    op = None if node.source is None else node.source.op
+    return isinstance(op, Reduce) and op.function == "sum"
 
 
 def _longest(exported: ExportedModel) -> int | None:

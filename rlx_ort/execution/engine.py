@@ -37,6 +37,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import limited_nodes
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, binder_of
 from rlx_ort.providers.engine.stopping import Turns
+from rlx_ort.providers.registry import availability
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
@@ -50,6 +51,7 @@ Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Receives the hidden outputs of a run, by name."""
 WeightSource: TypeAlias = "WeightStore | ExpertWeights"
 
+_SIZED_SHARE, _USUAL_BYTES = 16, 8 << 30  # sessions with fixed sizes may take a 16th of the device's memory
 _LAYERS = "session.name_based_layer_assignment"
 
 
@@ -469,19 +471,21 @@ class EngineSlot:
 
     def _watch_sizes(self, engine: Engine, rule: PlacementRule) -> None:
         """Let sizes that come back have sessions of their own, where such may be faster and there is no budget."""
-        session, names = engine.session, _open_dims(self.input_types)
+        session = engine.session
         gains = getattr(session, "gains_from_fixed_sizes", None)
-        plain = self.source is self.weights and not self.runs.hidden
-        if gains is None or not plain or not names or not gains() or self.resident.governed:
+        plain = self.source is self.weights and not self.runs.hidden and not self.resident.governed
+        if gains is None or not plain or not self.options.sized_sessions or not session.records:
             return
-        if self.options.sized_sessions and self.options.device_graph != True:  # noqa: E712  # it may be "auto"
+        if _open_dims(self.input_types):
             link, asked = weakref.ref(self), weakref.WeakMethod(gains)
             engine.sized = SizedSessions(
                 engine.run,
                 lambda: bool((found := asked()) and found()),
+                session.recipe.replans,
                 lambda key: _sized_slot(link(), key),
                 rule,
                 self.options.sized_sessions,
+                (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
             )
             engine.run = engine.sized.run
 

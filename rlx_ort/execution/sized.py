@@ -1,7 +1,8 @@
 """`SizedSessions`: input sizes that come back run in sessions of their own, whose models have these sizes fixed.
 
 In such a session ONNX Runtime computes no shapes, so that launches can be recorded where nodes on the host stood in the
-way, and a device's libraries may search long for the best kernels, which would be wasted on a size seen once.
+way. Convolutions are planned once, by a long search; the plain session plans them anew at each change of size, which
+also ends its recordings.
 
 A session is opened in the background after some runs of the same sizes, compared with the plain one on the inputs of a
 real run, and kept if it gives the same results in less time. It takes the device's memory for the weights once more.
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-AFTER_RUNS = 8  # of the same sizes
-WORTH = 0.95  # the largest ratio of a run's time to a plain run's
-MOST_TRIES = 16  # of one session; each opens another
+AFTER_RUNS = 4  # of the same sizes
+WORTH = 0.97  # the largest ratio of a run's time to a plain run's
+WORTH_AMONG_OTHERS = 1.1  # the same where other sizes come between, after which the plain run would have to plan anew
+MOST_TRIES = 64  # of one session; each opens another
 MOST_KNOWN = 256  # sizes that are counted
 WARM_RUNS = 8  # before a session is timed; launches are recorded in them
 TIMED_PAIRS = 5
@@ -47,9 +49,11 @@ class SizedSessions:
     Args:
         plain: runs the plain session: `(names, feeds)`.
         gains: returns whether the plain session leaves something to gain.
+        replans: whether a change of sizes costs the plain session its plans and recordings.
         opened: makes the slot of a session with these sizes, for `(name of an input, shape)` pairs.
         rule: the placement rule that they keep.
         most: the most sessions that are kept.
+        most_bytes: the most bytes of weights that they may take on the device together.
         later: runs a call in the background.
     """
 
@@ -57,20 +61,25 @@ class SizedSessions:
         self,
         plain: Callable[..., list[Any]],
         gains: Callable[[], bool],
+        replans: bool,
         opened: Callable[[_Key], EngineSlot],
         rule: PlacementRule,
         most: int,
+        most_bytes: int,
         later: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._plain = plain
         self._gains = gains
+        self._replans = replans
         self._opened = opened
         self._rule = rule
         self._most = most
+        self._most_bytes = most_bytes
         self._later = later or _in_thread
         self._ready: OrderedDict[_Key, EngineSlot] = OrderedDict()
         self._counts: OrderedDict[_Key, int] = OrderedDict()
         self._found: dict[_Key, SizedRun] = {}  # what became of each try
+        self._tries = 0
         self._lock = threading.Lock()
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Any], *more: Any) -> list[Any]:
@@ -112,14 +121,17 @@ class SizedSessions:
         self._counts[key] = count
         if len(self._counts) > MOST_KNOWN:
             self._counts.popitem(last=False)
-        if count < AFTER_RUNS or len(self._found) >= MOST_TRIES or len(self._ready) >= self._most:
+        if count == 1 and self._replans and len(self._counts) == 2:  # the first one is no longer alone
+            self._found = {each: found for each, found in self._found.items() if found.state != "refused"}
+        if count % AFTER_RUNS or self._tries >= MOST_TRIES or len(self._ready) >= self._most:
             return
-        if count % AFTER_RUNS or not self._gains() or not all(isinstance(a, np.ndarray) for a in feeds.values()):
+        if not self._gains() or not all(isinstance(array, np.ndarray) for array in feeds.values()):
             return
         with self._lock:
             if key in self._found or any(found.state == "opening" for found in self._found.values()):
                 return
             self._found[key] = SizedRun(described(key), "opening")
+            self._tries += 1
         copies = {name: array.copy() for name, array in feeds.items()}
         self._later(lambda: self._try(key, list(names), copies))
 
@@ -132,15 +144,18 @@ class SizedSessions:
                 slot = self._opened(key)
                 engine = slot.engine(self._rule)
                 opened_s = time.perf_counter() - begun
+                nbytes = sum(tensor.nbytes for tensor in engine.weights.values())
+                if (taken := nbytes * (1 + len(self._ready))) > self._most_bytes:
+                    raise _NotKeptError(f"{taken >> 20} MB of weights are more than {self._most_bytes >> 20} MB")
                 for _ in range(WARM_RUNS):
                     outputs = engine.run(names, feeds)
                 for name, want, got in zip(names, self._plain(names, feeds), outputs, strict=True):
                     if not _same(got, want):
                         raise _NotKeptError(f"output {name!r} differs by {relative_error(got, want):.1e}")
                 plain_ns, sized_ns = _least(lambda: self._plain(names, feeds), lambda: engine.run(names, feeds))
-                if sized_ns > WORTH * plain_ns:
+                several = self._replans and len(self._counts) > 1
+                if sized_ns > (WORTH_AMONG_OTHERS if several else WORTH) * plain_ns:
                     raise _NotKeptError(f"a run takes {sized_ns / 1e3:.0f} us, a plain one {plain_ns / 1e3:.0f} us")
-            nbytes = sum(tensor.nbytes for tensor in engine.weights.values())
             self._found[key] = SizedRun(described(key), "used", "", plain_ns, sized_ns, nbytes)
             self._ready[key] = slot
             _log.info("sizes %s have a session of their own, opened in %.3g s", described(key), opened_s)

@@ -24,7 +24,6 @@ from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import replays
 from rlx_ort.providers.engine.recipe import Recording
 from rlx_ort.providers.engine.replays import NotRecordedError
-from rlx_ort.providers.engine.session import OrtEngineSession
 
 
 def graph() -> Graph:
@@ -46,6 +45,40 @@ def result(count: int, value: float = 3.0, weight: float = 1.0) -> np.ndarray[An
 
 
 @pytest.fixture
+def replanning(monkeypatch: pytest.MonkeyPatch, jobs: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    """Let all sessions record, those of open sizes like ones with convolutions."""
+    original = CpuProvider.recipe
+
+    def recipe(self: CpuProvider, device: Device, options: CompileOptions) -> Any:
+        made = original(self, device, options.with_(dims={"rows": 1}))
+        return dataclasses.replace(made, replans=not options.dims)
+
+    monkeypatch.setattr(CpuProvider, "recipe", recipe)
+    return jobs
+
+
+def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
+    replanning: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if they are not faster than a recording that the next size would end; one size alone has none."""
+    monkeypatch.setattr(sized, "WORTH", 0.0)
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 3, 20)
+    replanning.pop()()
+    assert [found.state for found in compiled.device_graph_report().sized] == ["refused"]
+    assert compiled.device_graph_report().recorded
+    monkeypatch.setattr(sized, "WORTH_AMONG_OTHERS", 1e9)
+    for _ in range(2 * sized.AFTER_RUNS):
+        for count in (3, 5):
+            run_often(compiled, count, 1)
+            while replanning:
+                replanning.pop()()
+    assert {found.sizes for found in compiled.device_graph_report().sized} == {"x [3, 4]", "x [5, 4]"}
+    for count in (3, 5, 7, 3, 5):
+        run_often(compiled, count, 2)
+
+
+@pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
     """Make CPU sessions record, only those with fixed sizes with success, and collect what runs in the background."""
     Session("cpu")  # the probe's session must not be among them
@@ -60,12 +93,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
         recording = Recording(opened, options.device_graph is True) if options.device_graph else None
         return dataclasses.replace(original(self, device, options), recording=recording)
 
-    def gains(self: OrtEngineSession) -> bool:
-        return self.recipe.recording is not None
-
     found: list[Callable[[], None]] = []
     monkeypatch.setattr(CpuProvider, "recipe", recipe)
-    monkeypatch.setattr(OrtEngineSession, "gains_from_fixed_sizes", gains)
     monkeypatch.setattr(replays, "WORTH", 1e9)
     monkeypatch.setattr(sized, "WORTH", 1e9)
     monkeypatch.setattr(sized, "_in_thread", found.append)
@@ -113,6 +142,19 @@ def test_there_are_at_most_as_many_as_the_options_say(jobs: list[Callable[[], No
     run_often(without, 1, 20)
     assert jobs == []
     assert without.device_graph_report().sized == ()
+
+
+def test_their_weights_take_a_share_of_the_memory_at_most(jobs: list[Callable[[], None]]) -> None:
+    """The second one would be too much."""
+    compiled = Session("cpu").compile(graph())
+    engine = compiled.engine()
+    assert engine.sized is not None
+    engine.sized._most_bytes = 20
+    for count in (1, 2):
+        run_often(compiled, count)
+        while jobs:
+            jobs.pop()()
+    assert [found.state for found in compiled.device_graph_report().sized] == ["used", "refused"]
 
 
 def test_a_wrong_session_is_refused_with_the_reason(

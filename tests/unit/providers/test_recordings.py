@@ -83,12 +83,20 @@ def always_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "TIMED_PAIRS", 1)
 
 
-def made(required: bool = False) -> tuple[Recordings, Doubling, FakeRecorder]:
+def made(required: bool = False, one_size: bool = False) -> tuple[Recordings, Doubling, FakeRecorder]:
     """Return recordings over a doubling session and a fake driver."""
     session, driver = Doubling(), FakeRecorder()
     lock = threading.RLock()
     found = Recordings(
-        driver, session.run, session.bind, Tensor, lock, SHARED, required=required, errors=(RuntimeError,)
+        driver,
+        session.run,
+        session.bind,
+        Tensor,
+        lock,
+        SHARED,
+        required=required,
+        errors=(RuntimeError,),
+        one_size=one_size,
     )
     return found, session, driver
 
@@ -329,6 +337,38 @@ def test_recording_waits_where_it_took_too_long(monkeypatch: pytest.MonkeyPatch)
         for _ in range(4):
             run(found, rows)
     assert driver.made == 1
+
+
+def test_a_plain_run_of_another_size_drops_recordings_that_it_would_spoil() -> None:
+    """Where kernels are planned anew for each size, the code that a recording launches is gone after it."""
+    found, session, driver = made(one_size=True)
+    for _ in range(4):
+        run(found, 4)
+    assert driver.dropped == []
+    run(found, 5)
+    assert driver.dropped == [1]
+    before = session.runs
+    run(found, 4)
+    assert session.runs == before + 1
+
+
+def test_a_stoppable_run_drops_them_too() -> None:
+    """It is plain, and of whatever size."""
+    found, _, driver = made(one_size=True)
+    for _ in range(4):
+        run(found, 4)
+    run(found, 5, options=object())
+    assert driver.dropped == [1]
+
+
+def test_recording_ends_where_sizes_take_turns_and_spoil_each_other() -> None:
+    """Each try takes ten runs."""
+    found, _, driver = made(one_size=True)
+    for rows in (4, 5) * 10:
+        for _ in range(4):
+            run(found, rows)
+    assert driver.made == recordings.MOST_CHANGES
+    assert found.report().reason == "its sizes take turns, and each change plans convolutions anew"
 
 
 def test_two_dozen_signatures_are_all_recorded() -> None:
