@@ -257,8 +257,10 @@ class MeasuredCostModel:
         """Return the work per ns of the row that saturates the device most, or what stands for it where none does."""
         rows = [(ns, work_of(*size)) for size, ns in self._rows[name, "f32"].items() if size]
         possible = max((work / ns for ns, work in rows), default=1.0)
-        saturated = [work / (ns - self._launch) for ns, work in rows if ns > _SATURATES * self._launch]
         known = 0.0 if self.shipped is None else float(getattr(self.shipped, shipped))
+        least_ns = _SATURATES * self._launch
+        enough = known * least_ns  # work that takes so long at the shipped rate: less may be slow for other reasons
+        saturated = [work / (ns - self._launch) for ns, work in rows if ns > least_ns and work >= enough]
         return max(saturated) if saturated else max(possible, known)
 
     def _grid(self, name: str, dtype: str = "f32") -> Grid:
@@ -290,8 +292,8 @@ class MeasuredCostModel:
         by_elements = (name not in AXES and name not in POWERS) or name in BY_WIDTH
         if by_elements and self._grid("Add").covers(axes[:1]):
             ns = self._beyond(grid, axes)
-        elif not grid.covers(axes) and grid.most < _SATURATES * self._launch:
-            ns = self._above(grid, kernel, axes)
+        elif not grid.covers(axes) and (above := self._above(grid, kernel, axes)) is not None:
+            ns = above
         elif by_elements:
             ns = self._beyond(grid, axes)
         ns *= self._dtype_factor(dtype) if own != dtype and kernel.flops > 2 * math.prod(size) else 1.0
@@ -307,9 +309,16 @@ class MeasuredCostModel:
             return grid(axes)
         return ns * min(add((elements,)) / add((inside,)), max(elements / inside, 1.0))
 
-    def _above(self, grid: Grid, kernel: Kernel, axes: tuple[float, ...]) -> float:
-        """Return the time beyond rows that are all launch: theirs, and the work that they lack at the known rates."""
+    def _above(self, grid: Grid, kernel: Kernel, axes: tuple[float, ...]) -> float | None:
+        """Return the time beyond rows that do not saturate the device: theirs, and that of the work that they lack.
+
+        None where the grid reaches far enough to be continued.
+        """
         inside, share = grid.inside(axes)
+        least_ns = _SATURATES * self._launch
+        computes = self.shipped is not None and kernel.flops * share < self.shipped.gemm_gflops * least_ns
+        if grid.most > least_ns and not (computes and share < 1.0):
+            return None
         return grid(inside) + max(self._roofline(kernel) * (1.0 - share), 0.0)
 
     def _floor(self, grid: Grid) -> float:

@@ -116,6 +116,13 @@ def test_a_row_that_saturates_the_device_replaces_the_shipped_rate() -> None:
     assert few(*TINY, Row("Add", (1 << 24,), 104_000.0)).memory_bw() == pytest.approx(12 * (1 << 24) / 100_000)
 
 
+def test_a_small_product_that_is_slow_says_nothing_about_the_rates() -> None:
+    """50 us for 4 MFLOP: its 64 columns leave most of a GPU idle."""
+    model = few(*TINY, Row("MatMul", (512, 64 * 64), 50_000.0))
+    large = model.price(Kernel("Attention-1", (1,), flops=1e10, nbytes=1e6)).ns
+    assert large == pytest.approx(1e10 / 10_000)
+
+
 def test_a_rate_that_a_row_shows_to_be_possible_is_never_priced_below() -> None:
     """1 M elements in 8 us are more than the shipped rate, with the launch included."""
     assert few(*TINY, Row("Add", (1 << 20,), 8000.0)).memory_bw() == pytest.approx(12 * (1 << 20) / 8000)
