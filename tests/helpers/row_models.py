@@ -22,15 +22,13 @@ __all__ = ["ROWS", "Made", "fixed", "made_of", "other_values"]
 ROWS = 7
 Array = npt.NDArray[Any]
 _LARGEST = 3000  # elements
-_INEXACT = frozenset(
-    """Exp Sigmoid Tanh Softmax LogSoftmax LayerNormalization ReduceMean Div Sqrt LSTM GRU RNN Resize Conv Attention
-    InstanceNormalization GlobalAveragePool MultiHeadAttention DequantizeLinear Normalizer Scaler LpNormalization
-    DynamicQuantizeLinear Erf SkipLayerNormalization BatchNormalization AveragePool ReduceL2 Loop Scan""".split()
-)
-_JUMPY = frozenset(
-    """Floor Sign Greater Less Equal GreaterOrEqual ArgMax ArgMin TopK Cast QuantizeLinear DynamicQuantizeLinear Hardmax
-    NonZero Mod Unique Where TreeEnsembleRegressor Round Compress If""".split()
-)
+_INEXACT = """\
+Exp Sigmoid Tanh Softmax LogSoftmax LayerNormalization ReduceMean Div Sqrt LSTM GRU RNN Resize Conv Attention
+InstanceNormalization GlobalAveragePool MultiHeadAttention DequantizeLinear Normalizer Scaler LpNormalization
+DynamicQuantizeLinear Erf SkipLayerNormalization BatchNormalization AveragePool ReduceL2 Loop Scan"""
+_JUMPY = """\
+Floor Sign Greater Less Equal GreaterOrEqual ArgMax ArgMin TopK Cast QuantizeLinear DynamicQuantizeLinear Hardmax
+NonZero Mod Unique Where TreeEnsembleRegressor Round Compress If"""
 
 
 @dataclass
@@ -114,7 +112,7 @@ class _Drawing:
         """Return the outputs of a node, once it ran."""
         given = [each for each in inputs if each is not None]
         exact = all(each.exact for each in given)
-        if name in _JUMPY and not exact:
+        if name in _JUMPY.split() and not exact:
             raise _ImpossibleError
         names = []
         for _ in range(outputs):
@@ -139,7 +137,9 @@ class _Drawing:
         if any(each.dtype.kind == "f" and not np.abs(each[np.isfinite(each)]).max(initial=0) < 1e6 for each in found):
             raise _ImpossibleError
         self.nodes.append(node)
-        entries = [_Entry(key, array, exact and name not in _INEXACT) for key, array in zip(names, found, strict=True)]
+        entries = [
+            _Entry(key, array, exact and name not in _INEXACT.split()) for key, array in zip(names, found, strict=True)
+        ]
         self.pool += entries
         return entries
 
