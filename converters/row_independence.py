@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
     from rlx_ort.options.compile_options import CompileOptions
 
+UNNAMED = "?"
+"""A dim without a name, as it is written in shapes."""
+
 _BATCH = "\0batch"  # no named dim is called so
+_ANYHOW = (-2,)
 _SMALL = 64  # elements of constants that are read: axes, sizes, scales
 _END = 1 << 31  # ends of slices from here on mean the last element
 
@@ -56,6 +60,7 @@ class RowIndependence:
 def row_independence(graph: Graph, dim: str, options: CompileOptions | None = None) -> RowIndependence:
     """Return whether rows along a named dim, the first of every input and output, are proved independent.
 
+    `UNNAMED` stands for the first dim of the only input where that is open and has no name.
     The model is exported, as every provider gets it, but not run. Data of small parameters counts as constant.
     """
     return _of_graph(graph, _Batch(dim), options, graph.weights)
@@ -207,7 +212,8 @@ class _Value:
         cells: the same of a higher rank, in order, for a value without rows and independent of their number.
         data: the elements of a small constant.
         places: which columns, along the last axis, hold the row's number in the batch; (-1,) if all elements are
-            that number times `stride`, plus an offset from 0 to less than `below` that is the same for all rows.
+            that number times `stride`, plus an offset from 0 to less than `below` that is the same for all rows;
+            `_ANYHOW` if they are computed from it in any other way.
         stride: how far the elements of neighbouring rows are apart, with `places`.
         below: what elements without rows, or offsets, are less than, none of them negative; None if not known.
     """
@@ -353,7 +359,8 @@ class _Proof:
                 continue
             size = dims[axis] if dims is not None and axis < len(dims) else None
             alone = dims is not None and axis < len(dims) and (size is None or dims.count(size) == 1)
-            if self.batch.dim is not None and (not alone or size != self.batch.dim):
+            named = self.batch.dim if self.batch.dim != UNNAMED or len(inputs) > 1 else None
+            if self.batch.dim is not None and (not alone or size != named):
                 raise _RefusedError(f"input {name!r} has no rows along {self.batch.dim!r} on its first axis alone")
             if not alone and not isinstance(size, int):
                 raise _RefusedError(f"input {name!r} has no rows on axis {axis} alone")
@@ -485,7 +492,9 @@ class _Proof:
                     return rule(self, found)
                 return [self.typed(name) for name in node.output]
         if node.op_type not in _MOVES_PLACES and any(each is not None and each.places for each in inputs):
-            raise _RefusedError("computes with the row's number")
+            if rule is not _elementwise:
+                raise _RefusedError("computes with the row's number")
+            return [replace(value, places=_ANYHOW) for value in rule(self, found)]  # its sizes may still be asked for
         if node.op_type not in _OF_SIZES and any(each is not None and each.sized for each in inputs):
             raise _RefusedError("computes with the number of rows")
         return [_flat(value) for value in rule(self, found)]
@@ -1277,8 +1286,8 @@ def _one_hot_encoded(proof: _Proof, node: _Node) -> list[_Value]:
 def _extracted(proof: _Proof, node: _Node) -> list[_Value]:
     """ArrayFeatureExtractor, which takes elements along the last axis."""
     given, index = node.need(0), node.need(1)
-    if given.axis is None and index.axis is not None and index.rank == 1:
-        shape = (*given.dims[:-1], index.rows) if given.rank > 1 else (_ONE, index.rows)
+    if given.axis is None and index.axis is not None and _product(index.dims[: index.axis]) == _ONE:
+        shape = (*(given.dims[:-1] or (_ONE,)), _product(index.dims))
         return [_Value(shape, len(shape) - 1)]
     if given.axis is None or index.axis is not None or given.axis == given.rank - 1:
         raise _RefusedError("takes elements along the axis of rows")

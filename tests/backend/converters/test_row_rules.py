@@ -54,7 +54,22 @@ TREE = (
     "target_ids=[0,0], target_weights=[1.0,2.0]>"
 )
 
+NUMBERS = (  # of rows and of columns, and the larger of both, in the shape of x
+    "s = Shape(x) z = Constant<value_int=0>() o = Constant<value_int=1>() n = Gather(s, z) w = Gather(s, o)"
+    "i = Range(z, n, o) j = Range(z, w, o) u = Constant<value_ints=[1]>() c = Unsqueeze(i, u) m = Max(c, j)"
+)
+
 PROVEN = {
+    "elements at the row's number and any column": Case(
+        "float[N,4] x",
+        NUMBERS + "d = Shape(m) l = Constant<value_ints=[-1]>() e = Expand(c, d) g = Unsqueeze(e, l) v = Expand(j, d)"
+        "h = Unsqueeze(v, l) p = Concat<axis=-1>(g, h) y = GatherND(x, p)",
+    ),
+    "labels by number": Case(
+        "float[N,4] x",
+        "i = ArgMax<axis=1>(x) t = Constant<value_ints=[7,5,8,6]>() a = ai.onnx.ml.ArrayFeatureExtractor(t, i)"
+        "m = Constant<value_ints=[-1]>() y = Reshape(a, m)",
+    ),
     "Attention of com.microsoft": Case(ROW3, QKV + "y = com.microsoft.Attention<num_heads=2>(x, w, b)"),
     "Attention of com.microsoft, masked by row": Case(
         "float[N,3,4] x, int32[N,3] k", QKV + "y = com.microsoft.Attention<num_heads=2>(x, w, b, k)"
@@ -154,6 +169,7 @@ PROVEN = {
     "Compress within rows": Case("float[N,4] x", "c = Constant<value=bool[4]{1,0,0,1}>() y = Compress<axis=1>(x, c)"),
 }
 MIXED = {
+    "the larger of the row's number and others": Case("float[N,4] x", NUMBERS + "f = Cast<to=1>(m) y = Mul(x, f)"),
     "Attention of com.microsoft along the rows": Case(
         ROW3, QKV + FLIP.format("r = com.microsoft.Attention<num_heads=2>(t, w, b)")
     ),
