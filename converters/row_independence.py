@@ -7,6 +7,7 @@ without a rule here is refused, as is one whose rule does not hold; nothing is r
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -487,9 +488,10 @@ class _Proof:
             if not sized and node.op_type not in _OF_SIZES:
                 if node.op_type == "GatherElements":
                     return [_Value(found.need(1).shape)]
-                shaped = all(each is not None and each.shape is not None for each in inputs)
-                if rule in (_elementwise, _at_least) and shaped:
-                    return rule(self, found)
+                shaped = all(each is None or each.shape is not None for each in inputs)
+                with contextlib.suppress(_RefusedError):
+                    if (domain, node.op_type) in _SHAPED and shaped:
+                        return rule(self, found)
                 return [self.typed(name) for name in node.output]
         if node.op_type not in _MOVES_PLACES and any(each is not None and each.places for each in inputs):
             if rule is not _elementwise:
@@ -583,7 +585,7 @@ def _elementwise(proof: _Proof, node: _Node) -> list[_Value]:
 def _first_only(proof: _Proof, node: _Node) -> list[_Value]:
     """An elementwise operator whose other inputs are settings, the same for all rows."""
     node.same_for_all(*range(1, len(node.inputs)))
-    return [replace(node.need(0), content=None, data=None)] * len(node.proto.output)
+    return [_Value(node.need(0).shape, node.need(0).axis)] * len(node.proto.output)
 
 
 def _kept(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1171,17 +1173,16 @@ def _reduced(proof: _Proof, node: _Node) -> list[_Value]:
     else:
         node.same_for_all(1)
         axes = node.numbers(1, "axes")
-    if given.axis is None:
-        raise _RefusedError("computes with the number of rows")
     if not axes and node.attributes.get("noop_with_empty_axes", 0):
-        return [replace(given, content=None)]
+        return [_Value(given.shape, given.axis)]
     gone = {_at(axis, given.rank) for axis in axes} if axes else set(range(given.rank))
     if given.axis in gone:
         raise _RefusedError("reduces over the rows")
     keeps = node.attributes.get("keepdims", 1)
     shape = [_ONE if at in gone else size for at, size in enumerate(given.dims) if keeps or at not in gone]
-    axis = given.axis if keeps else given.axis - sum(at < given.axis for at in gone)
-    return [_Value(tuple(shape), axis)]
+    if given.axis is None or keeps:
+        return [_Value(tuple(shape), given.axis)]
+    return [_Value(tuple(shape), given.axis - sum(at < given.axis for at in gone))]
 
 
 def _along(default: int, *, after: bool = False, place: int | None = None) -> _Rule:
@@ -1191,7 +1192,7 @@ def _along(default: int, *, after: bool = False, place: int | None = None) -> _R
         given = node.need(0)
         node.same_for_all(*range(1, len(node.inputs)))
         if given.axis is None:
-            raise _RefusedError("computes with the number of rows")
+            return [_Value(given.shape) if at == 0 else proof.typed(name) for at, name in enumerate(node.proto.output)]
         first = default
         flat = node.proto.op_type in ("Softmax", "LogSoftmax", "Hardmax") and node.version < 13
         if flat:
@@ -1407,12 +1408,18 @@ def _recurrent(proof: _Proof, node: _Node) -> list[_Value]:
 def _quantised(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     node.same_for_all(1, 2)
-    if given.axis is None or node.need(1).rank > 1:
+    if given.axis is None:
+        return [_Value(given.shape)]
+    if node.need(1).rank > 1:
         raise _RefusedError("has scales in blocks")
     per_axis = node.need(1).rank == 1 and node.need(1).dims != (_ONE,)
     if per_axis and _at(node.attributes.get("axis", 1), given.rank) == given.axis:
         raise _RefusedError("has a scale for each row")
     return [replace(given, content=None)]
+
+
+def _dynamic_scale(proof: _Proof, node: _Node) -> list[_Value]:
+    raise _RefusedError("takes one scale for all rows")
 
 
 def _one_hot(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1644,6 +1651,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _along(0, place=1) for name in ("CumSum", "CumProd")},
     **{("", name): _matmul for name in ("MatMul", "MatMulInteger", "QLinearMatMul")},
     **{("", name): _recurrent for name in ("RNN", "LSTM", "GRU")},
+    ("", "DynamicQuantizeLinear"): _dynamic_scale,
     **{("", name): _quantised for name in ("QuantizeLinear", "DequantizeLinear")},
     **{("", name): _first_only for name in ("CastLike", "Clip", "StringConcat", "RegexFullMatch")},
     **{("", name): _kept for name in ("Identity",)},
@@ -1704,6 +1712,10 @@ _BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list
     ("", "Loop"): _loop,
     ("", "Scan"): _scan,
 }
+_SHAPED_TOO = """Clip CumSum DequantizeLinear Dropout GreaterOrEqual Hardmax LayerNormalization LogSoftmax
+LpNormalization MatMul MatMulInteger QuantizeLinear RMSNormalization Softmax"""
+_SHAPED = frozenset(("", name) for name in (*_ELEMENTWISE.split(), *_REDUCING.split(), *_SHAPED_TOO.split()))
+"""Operators whose rules give the shape of values without rows."""
 _SIZED = """Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Identity Mul Range Reshape Resize Shape
 Size Slice Split Squeeze Sub Tile Transpose Unsqueeze Where"""
 _OF_SIZES = frozenset(_SIZED.split())  # these read or carry sizes, which depend on the number of rows
