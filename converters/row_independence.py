@@ -482,6 +482,13 @@ class _Proof:
             raise _RefusedError("its body has no rule")
         rule = _RULES.get((domain, node.op_type))
         if rule is None:
+            standard = domain in ("", "ai.onnx.ml") and node.op_type not in _RANDOM
+            if (
+                inputs
+                and standard
+                and not any(each is not None and (each.axis is not None or each.sized) for each in inputs)
+            ):
+                return [self.typed(name) for name in node.output]
             raise _RefusedError("the operator has no rule")
         if found.inputs or node.op_type == "Constant":
             sized = any(each is not None and (each.axis is not None or each.sized) for each in inputs)
@@ -1284,6 +1291,39 @@ def _one_hot_encoded(proof: _Proof, node: _Node) -> list[_Value]:
     return [_Value((*given.dims, proof.unknown()), given.axis)]
 
 
+def _normalised_mean(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    if given.axis in [_at(axis, given.rank) for axis in node.attributes.get("axes", (0, 2, 3))]:
+        raise _RefusedError("takes mean and variance over the rows")
+    return [_Value(given.shape, given.axis)]
+
+
+def _vectors(proof: _Proof, node: _Node) -> list[_Value]:
+    """An operator of one vector for each row, made from one or several inputs of a vector for each row."""
+    first = node.need(0)
+    for value in node.inputs:
+        if value is None or value.axis != 0 or value.rank != 2 or value.rows != first.rows:
+            raise _RefusedError("an input does not have its rows on axis 0")
+    return [_Value((first.rows, proof.unknown()), 0)]
+
+
+def _quantised_pair(proof: _Proof, node: _Node) -> list[_Value]:
+    """QLinearAdd and QLinearMul: each operand with scale and zero point, then those of the result."""
+    node.same_for_all(1, 2, 4, 5, 6, 7)
+    return [proof.broadcast([node.need(0), node.need(3)])]
+
+
+def _rotary_by_offset(proof: _Proof, node: _Node) -> list[_Value]:
+    """RotaryEmbedding of com.microsoft: data, the first position or those of each row, cosines and sines."""
+    first, positions = node.need(0), node.need(1)
+    node.same_for_all(2, 3)
+    if node.attributes.get("is_packed_batching", 0):
+        raise _RefusedError("packs the rows")
+    if first.axis != 0 or (positions.axis is not None and not proof.has_rows(positions, 0, first.rows)):
+        raise _RefusedError("data or positions do not have their rows on axis 0")
+    return [_Value(first.shape, 0)]
+
+
 def _extracted(proof: _Proof, node: _Node) -> list[_Value]:
     """ArrayFeatureExtractor, which takes elements along the last axis."""
     given, index = node.need(0), node.need(1)
@@ -1531,16 +1571,19 @@ def _skip_norm(proof: _Proof, node: _Node) -> list[_Value]:
 
 
 def _if(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
-    """Both branches are proved; the condition is the same for all rows."""
+    """Both branches are proved, or the one that is taken; the condition is the same for all rows."""
     node.same_for_all(0)
-    branches = []
-    for name in ("then_branch", "else_branch"):
+    branches, condition = [], node.need(0)
+    known_to_be = condition.data.any() if condition.data is not None else (condition.content or (None,))[0]
+    whole = known_to_be.whole if isinstance(known_to_be, _Size) else known_to_be
+    names = ("then_branch", "else_branch") if whole is None else ("then_branch",) if whole else ("else_branch",)
+    for name in names:
         graph, inner = node.attributes[name], dict(known)
         proof._inner_body(graph, inner)
         branches.append([inner[value.name] for value in graph.output])
     results = []
-    for one, other in zip(*branches, strict=True):
-        if one == other and one.data is None:
+    for one, other in zip(branches[0], branches[-1], strict=True):
+        if one is other or (one == other and one.data is None):
             results.append(one)
             continue
         if one.sized or other.sized or one.places or other.places or one.axis != other.axis:
@@ -1701,6 +1744,14 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("com.microsoft", name): _quantised for name in ("QuantizeLinear", "DequantizeLinear")},
     **{("com.microsoft", name): _skip_norm for name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _extracted,
+    ("ai.onnx.ml", "FeatureVectorizer"): _vectors,
+    ("", "MeanVarianceNormalization"): _normalised_mean,
+    ("", "TfIdfVectorizer"): _vectors,
+    **{("com.microsoft", f"QLinear{name}"): _quantised_pair for name in ("Add", "Mul")},
+    **{("com.microsoft", f"QLinear{name}"): _first_only for name in ("LeakyRelu", "Sigmoid")},
+    **{("com.microsoft", f"QLinear{name}"): _by_row(rank=2) for name in ("AveragePool", "GlobalAveragePool")},
+    ("com.microsoft", "FusedConv"): _by_row(3, rank=2),
+    ("com.microsoft", "RotaryEmbedding"): _rotary_by_offset,
     ("com.microsoft", "Attention"): _packed_attention,
     ("com.microsoft", "FusedMatMul"): _matmul,
     ("com.microsoft", "MatMulNBits"): _by_row(rank=2),
@@ -1712,6 +1763,9 @@ _BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list
     ("", "Loop"): _loop,
     ("", "Scan"): _scan,
 }
+_RANDOM = frozenset(
+    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+)
 _SHAPED_TOO = """Clip CumSum DequantizeLinear Dropout GreaterOrEqual Hardmax LayerNormalization LogSoftmax
 LpNormalization MatMul MatMulInteger QuantizeLinear RMSNormalization Softmax"""
 _SHAPED = frozenset(("", name) for name in (*_ELEMENTWISE.split(), *_REDUCING.split(), *_SHAPED_TOO.split()))

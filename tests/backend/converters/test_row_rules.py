@@ -65,6 +65,26 @@ PROVEN = {
         NUMBERS + "d = Shape(m) l = Constant<value_ints=[-1]>() e = Expand(c, d) g = Unsqueeze(e, l) v = Expand(j, d)"
         "h = Unsqueeze(v, l) p = Concat<axis=-1>(g, h) y = GatherND(x, p)",
     ),
+    "mean and variance within rows": Case(ROW3, "y = MeanVarianceNormalization<axes=[1,2]>(x)"),
+    "features of two inputs": Case(
+        "float[N,2] x, float[N,3] z", "y = ai.onnx.ml.FeatureVectorizer<inputdimensions=[2,3]>(x, z)"
+    ),
+    "the branch that is taken": Case(
+        "float[N,4] x",
+        "s = Shape<start=1>(x) o = Constant<value_ints=[4]>() c = Equal(s, o) z = Constant<value_ints=[0]>()"
+        "y = If(c) <then_branch = a () => (p) { p = Relu(x) },"
+        " else_branch = b () => (q) { m = ReduceMax(x, z) q = Sub(x, m) }>",
+    ),
+    "places that are not zero in a constant": Case(
+        "float[N,4] x",
+        "c = Constant<value=float[4]{0,1,2,0}>() n = NonZero(c) z = Constant<value_ints=[0]>() i = Squeeze(n, z)"
+        "y = Gather<axis=1>(x, i)",
+    ),
+    "positions by row": Case(
+        "float[N,3,4] x, int64[N,3] k",
+        "c = Constant<value=float[4,2]{1,0.5,0.25,0,1,0.5,0.25,0}>()"
+        "y = com.microsoft.RotaryEmbedding<num_heads=1>(x, k, c, c)",
+    ),
     "labels by number": Case(
         "float[N,4] x",
         "i = ArgMax<axis=1>(x) t = Constant<value_ints=[7,5,8,6]>() a = ai.onnx.ml.ArrayFeatureExtractor(t, i)"
@@ -169,6 +189,7 @@ PROVEN = {
     "Compress within rows": Case("float[N,4] x", "c = Constant<value=bool[4]{1,0,0,1}>() y = Compress<axis=1>(x, c)"),
 }
 MIXED = {
+    "mean and variance over rows": Case(ROW3, "y = MeanVarianceNormalization<axes=[0,2]>(x)"),
     "the larger of the row's number and others": Case("float[N,4] x", NUMBERS + "f = Cast<to=1>(m) y = Mul(x, f)"),
     "Attention of com.microsoft along the rows": Case(
         ROW3, QKV + FLIP.format("r = com.microsoft.Attention<num_heads=2>(t, w, b)")
