@@ -785,7 +785,8 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         return [_moved(given, replace(result, content=given.cells if given.content is None else given.content))]
     if target.content is None or None in target.content:
         raise _RefusedError("the new shape is not known")
-    sizes = list(proof.numbered([size for size in target.content if size is not None]))
+    asked = [size for size in target.content if size is not None]
+    sizes = list(proof.numbered(asked))
     if not node.attributes.get("allowzero", 0):
         sizes = [given.dims[place] if size.whole == 0 else size for place, size in enumerate(sizes)]
     if (open_at := next((at for at, size in enumerate(sizes) if size.whole == -1), None)) is not None:
@@ -796,7 +797,10 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         sizes[open_at] = found
     else:
         proof.note_exact(given.dims, sizes)
-    return [_reshaped(proof, given, sizes)]
+    result = _reshaped(proof, given, sizes)
+    if any(size.batched and at != result.axis for at, size in enumerate(asked)):
+        raise _RefusedError("gives another axis as many elements as there are rows")
+    return [result]
 
 
 def _reshaped(proof: _Proof, given: _Value, sizes: Sequence[_Size]) -> _Value:
@@ -1364,6 +1368,10 @@ def _resize(proof: _Proof, node: _Node) -> list[_Value]:
         raise _RefusedError("gives rows other sizes")
     axes = node.attributes.get("axes")
     places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
+    if sizes is not None and sizes.sized:
+        counts = [size is not None and size.batched for size in sizes.content or ()]
+        if any(count for count, place in zip(counts, places, strict=True) if place != given.axis):
+            raise _RefusedError("gives another axis as many elements as there are rows")
     if given.axis in places:
         at = places.index(given.axis)
         same = (given.rows, proof.sizes(given)[given.axis])

@@ -234,6 +234,11 @@ MIXED = {
         "b = Constant<value_ints=[0]>() e = Constant<value_ints=[99]>() t = Constant<value_ints=[2]>()"
         "y = Slice(r, b, e, b, t)",
     ),
+    "Resize to as many columns as rows": Case(
+        CUBE,
+        "s = Shape<end=2>(x) b = Shape<end=1>(x) h = Constant<value_ints=[3]>() z = Concat<axis=0>(s, h, b)"
+        "r = Resize(x, , , z) a = Constant<value_ints=[3]>() m = ReduceSum(r, a) y = Mul(x, m)",
+    ),
     "one scale for all rows": Case("float[N,4] x", "q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)"),
     "a product of integers by one scale for all rows": Case(
         "float[N,4] x",
