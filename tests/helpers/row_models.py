@@ -294,7 +294,7 @@ def _along(d: _Drawing) -> None:
     if name == "CumSum":
         d.op(name, entry, d.const(axis))
     elif name == "TopK":
-        d.ops(name, entry, d.const([1]), outputs=2, axis=axis)
+        d.ops(name, entry, d.const([1]) if d.chance(0.8) else _sizes(d, [ROWS]), outputs=2, axis=axis)
     else:
         d.op(name, entry, axis=axis)
 
@@ -355,15 +355,20 @@ def _sizes(d: _Drawing, sizes: Sequence[int]) -> _Entry:
     """Return the sizes as a value, those of rows from the number of rows."""
     parts = []
     for size in sizes:
-        if size % ROWS or not size:
+        if (size % ROWS or not size) and not (size == 1 and d.chance(0.05)):
             parts.append(d.const([size]))
             continue
         part = d.op("Gather", d.op("Shape", d.one(d.pool[: len(d.inputs)])), d.const([0]))
+        size = max(size, ROWS)
         parts.append(part if size == ROWS else d.op("Mul", part, d.const([size // ROWS])))
     if d.chance(0.3) and len(parts) > 1:
         at = int(d.rng.integers(len(parts)))
         parts[at] = d.const([-1])
     return d.op("Concat", *parts, axis=0)
+
+
+def _count(d: _Drawing) -> _Entry:
+    return d.op("Squeeze", _sizes(d, [ROWS]))
 
 
 def _expand(d: _Drawing) -> None:
@@ -475,7 +480,7 @@ def _gather_nd(d: _Drawing) -> None:
 
 
 def _one_hot(d: _Drawing) -> None:
-    d.op("OneHot", d.pick("i"), d.const(3), d.const([0, 1], np.float32), axis=d.one([-1, 0, 1]))
+    d.op("OneHot", d.pick("i"), d.const(3) if d.chance(0.8) else _count(d), d.const([0, 1], np.float32), axis=d.one([-1, 0, 1]))
 
 
 def _trilu(d: _Drawing) -> None:
@@ -539,6 +544,10 @@ def _images(d: _Drawing) -> None:
         d.op(name, entry, ones, ones, ones, ones)
     elif name == "MaxPool":
         d.ops(name, entry, outputs=d.one([1, 2]), kernel_shape=[1] * (entry.rank - 2))
+    elif name == "Resize" and d.chance(0.5):
+        sizes = list(entry.array.shape)
+        sizes[d.axis(entry)] = d.one([2, 5, ROWS])
+        d.op(name, entry, None, None, _sizes(d, sizes), mode=d.one(["nearest", "linear"]))
     elif name == "Resize":
         scales = np.ones(entry.rank)
         scales[d.axis(entry)] = 2
