@@ -7,6 +7,7 @@ without a rule here is refused, as is one whose rule does not hold; nothing is r
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
     from rlx_ort.options.compile_options import CompileOptions
 
+UNNAMED = "?"
+"""A dim without a name, as it is written in shapes."""
+
 _BATCH = "\0batch"  # no named dim is called so
+_ANYHOW = (-2,)
 _SMALL = 64  # elements of constants that are read: axes, sizes, scales
 _END = 1 << 31  # ends of slices from here on mean the last element
 
@@ -56,6 +61,7 @@ class RowIndependence:
 def row_independence(graph: Graph, dim: str, options: CompileOptions | None = None) -> RowIndependence:
     """Return whether rows along a named dim, the first of every input and output, are proved independent.
 
+    `UNNAMED` stands for the first dim of the only input where that is open and has no name.
     The model is exported, as every provider gets it, but not run. Data of small parameters counts as constant.
     """
     return _of_graph(graph, _Batch(dim), options, graph.weights)
@@ -207,7 +213,8 @@ class _Value:
         cells: the same of a higher rank, in order, for a value without rows and independent of their number.
         data: the elements of a small constant.
         places: which columns, along the last axis, hold the row's number in the batch; (-1,) if all elements are
-            that number times `stride`, plus an offset from 0 to less than `below` that is the same for all rows.
+            that number times `stride`, plus an offset from 0 to less than `below` that is the same for all rows;
+            `_ANYHOW` if they are computed from it in any other way.
         stride: how far the elements of neighbouring rows are apart, with `places`.
         below: what elements without rows, or offsets, are less than, none of them negative; None if not known.
     """
@@ -353,7 +360,8 @@ class _Proof:
                 continue
             size = dims[axis] if dims is not None and axis < len(dims) else None
             alone = dims is not None and axis < len(dims) and (size is None or dims.count(size) == 1)
-            if self.batch.dim is not None and (not alone or size != self.batch.dim):
+            named = self.batch.dim if self.batch.dim != UNNAMED or len(inputs) > 1 else None
+            if self.batch.dim is not None and (not alone or size != named):
                 raise _RefusedError(f"input {name!r} has no rows along {self.batch.dim!r} on its first axis alone")
             if not alone and not isinstance(size, int):
                 raise _RefusedError(f"input {name!r} has no rows on axis {axis} alone")
@@ -474,18 +482,28 @@ class _Proof:
             raise _RefusedError("its body has no rule")
         rule = _RULES.get((domain, node.op_type))
         if rule is None:
+            standard = domain in ("", "ai.onnx.ml") and node.op_type not in _RANDOM
+            if (
+                inputs
+                and standard
+                and not any(each is not None and (each.axis is not None or each.sized) for each in inputs)
+            ):
+                return [self.typed(name) for name in node.output]
             raise _RefusedError("the operator has no rule")
         if found.inputs or node.op_type == "Constant":
             sized = any(each is not None and (each.axis is not None or each.sized) for each in inputs)
             if not sized and node.op_type not in _OF_SIZES:
                 if node.op_type == "GatherElements":
                     return [_Value(found.need(1).shape)]
-                shaped = all(each is not None and each.shape is not None for each in inputs)
-                if rule in (_elementwise, _at_least) and shaped:
-                    return rule(self, found)
+                shaped = all(each is None or each.shape is not None for each in inputs)
+                with contextlib.suppress(_RefusedError):
+                    if (domain, node.op_type) in _SHAPED and shaped:
+                        return rule(self, found)
                 return [self.typed(name) for name in node.output]
         if node.op_type not in _MOVES_PLACES and any(each is not None and each.places for each in inputs):
-            raise _RefusedError("computes with the row's number")
+            if rule is not _elementwise:
+                raise _RefusedError("computes with the row's number")
+            return [replace(value, places=_ANYHOW) for value in rule(self, found)]  # its sizes may still be asked for
         if node.op_type not in _OF_SIZES and any(each is not None and each.sized for each in inputs):
             raise _RefusedError("computes with the number of rows")
         return [_flat(value) for value in rule(self, found)]
@@ -574,7 +592,7 @@ def _elementwise(proof: _Proof, node: _Node) -> list[_Value]:
 def _first_only(proof: _Proof, node: _Node) -> list[_Value]:
     """An elementwise operator whose other inputs are settings, the same for all rows."""
     node.same_for_all(*range(1, len(node.inputs)))
-    return [replace(node.need(0), content=None, data=None)] * len(node.proto.output)
+    return [_Value(node.need(0).shape, node.need(0).axis)] * len(node.proto.output)
 
 
 def _kept(proof: _Proof, node: _Node) -> list[_Value]:
@@ -767,7 +785,8 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         return [_moved(given, replace(result, content=given.cells if given.content is None else given.content))]
     if target.content is None or None in target.content:
         raise _RefusedError("the new shape is not known")
-    sizes = list(proof.numbered([size for size in target.content if size is not None]))
+    asked = [size for size in target.content if size is not None]
+    sizes = list(proof.numbered(asked))
     if not node.attributes.get("allowzero", 0):
         sizes = [given.dims[place] if size.whole == 0 else size for place, size in enumerate(sizes)]
     if (open_at := next((at for at, size in enumerate(sizes) if size.whole == -1), None)) is not None:
@@ -778,7 +797,10 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         sizes[open_at] = found
     else:
         proof.note_exact(given.dims, sizes)
-    return [_reshaped(proof, given, sizes)]
+    result = _reshaped(proof, given, sizes)
+    if any(size.batched and at != result.axis for at, size in enumerate(asked)):
+        raise _RefusedError("gives another axis as many elements as there are rows")
+    return [result]
 
 
 def _reshaped(proof: _Proof, given: _Value, sizes: Sequence[_Size]) -> _Value:
@@ -1162,17 +1184,16 @@ def _reduced(proof: _Proof, node: _Node) -> list[_Value]:
     else:
         node.same_for_all(1)
         axes = node.numbers(1, "axes")
-    if given.axis is None:
-        raise _RefusedError("computes with the number of rows")
     if not axes and node.attributes.get("noop_with_empty_axes", 0):
-        return [replace(given, content=None)]
+        return [_Value(given.shape, given.axis)]
     gone = {_at(axis, given.rank) for axis in axes} if axes else set(range(given.rank))
     if given.axis in gone:
         raise _RefusedError("reduces over the rows")
     keeps = node.attributes.get("keepdims", 1)
     shape = [_ONE if at in gone else size for at, size in enumerate(given.dims) if keeps or at not in gone]
-    axis = given.axis if keeps else given.axis - sum(at < given.axis for at in gone)
-    return [_Value(tuple(shape), axis)]
+    if given.axis is None or keeps:
+        return [_Value(tuple(shape), given.axis)]
+    return [_Value(tuple(shape), given.axis - sum(at < given.axis for at in gone))]
 
 
 def _along(default: int, *, after: bool = False, place: int | None = None) -> _Rule:
@@ -1182,7 +1203,7 @@ def _along(default: int, *, after: bool = False, place: int | None = None) -> _R
         given = node.need(0)
         node.same_for_all(*range(1, len(node.inputs)))
         if given.axis is None:
-            raise _RefusedError("computes with the number of rows")
+            return [_Value(given.shape) if at == 0 else proof.typed(name) for at, name in enumerate(node.proto.output)]
         first = default
         flat = node.proto.op_type in ("Softmax", "LogSoftmax", "Hardmax") and node.version < 13
         if flat:
@@ -1274,11 +1295,44 @@ def _one_hot_encoded(proof: _Proof, node: _Node) -> list[_Value]:
     return [_Value((*given.dims, proof.unknown()), given.axis)]
 
 
+def _normalised_mean(proof: _Proof, node: _Node) -> list[_Value]:
+    given = node.need(0)
+    if given.axis in [_at(axis, given.rank) for axis in node.attributes.get("axes", (0, 2, 3))]:
+        raise _RefusedError("takes mean and variance over the rows")
+    return [_Value(given.shape, given.axis)]
+
+
+def _vectors(proof: _Proof, node: _Node) -> list[_Value]:
+    """An operator of one vector for each row, made from one or several inputs of a vector for each row."""
+    first = node.need(0)
+    for value in node.inputs:
+        if value is None or value.axis != 0 or value.rank != 2 or value.rows != first.rows:
+            raise _RefusedError("an input does not have its rows on axis 0")
+    return [_Value((first.rows, proof.unknown()), 0)]
+
+
+def _quantised_pair(proof: _Proof, node: _Node) -> list[_Value]:
+    """QLinearAdd and QLinearMul: each operand with scale and zero point, then those of the result."""
+    node.same_for_all(1, 2, 4, 5, 6, 7)
+    return [proof.broadcast([node.need(0), node.need(3)])]
+
+
+def _rotary_by_offset(proof: _Proof, node: _Node) -> list[_Value]:
+    """RotaryEmbedding of com.microsoft: data, the first position or those of each row, cosines and sines."""
+    first, positions = node.need(0), node.need(1)
+    node.same_for_all(2, 3)
+    if node.attributes.get("is_packed_batching", 0):
+        raise _RefusedError("packs the rows")
+    if first.axis != 0 or (positions.axis is not None and not proof.has_rows(positions, 0, first.rows)):
+        raise _RefusedError("data or positions do not have their rows on axis 0")
+    return [_Value(first.shape, 0)]
+
+
 def _extracted(proof: _Proof, node: _Node) -> list[_Value]:
     """ArrayFeatureExtractor, which takes elements along the last axis."""
     given, index = node.need(0), node.need(1)
-    if given.axis is None and index.axis is not None and index.rank == 1:
-        shape = (*given.dims[:-1], index.rows) if given.rank > 1 else (_ONE, index.rows)
+    if given.axis is None and index.axis is not None and _product(index.dims[: index.axis]) == _ONE:
+        shape = (*(given.dims[:-1] or (_ONE,)), _product(index.dims))
         return [_Value(shape, len(shape) - 1)]
     if given.axis is None or index.axis is not None or given.axis == given.rank - 1:
         raise _RefusedError("takes elements along the axis of rows")
@@ -1314,6 +1368,10 @@ def _resize(proof: _Proof, node: _Node) -> list[_Value]:
         raise _RefusedError("gives rows other sizes")
     axes = node.attributes.get("axes")
     places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
+    if sizes is not None and sizes.sized:
+        counts = [size is not None and size.batched for size in sizes.content or ()]
+        if any(count for count, place in zip(counts, places, strict=True) if place != given.axis):
+            raise _RefusedError("gives another axis as many elements as there are rows")
     if given.axis in places:
         at = places.index(given.axis)
         same = (given.rows, proof.sizes(given)[given.axis])
@@ -1398,12 +1456,18 @@ def _recurrent(proof: _Proof, node: _Node) -> list[_Value]:
 def _quantised(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     node.same_for_all(1, 2)
-    if given.axis is None or node.need(1).rank > 1:
+    if given.axis is None:
+        return [_Value(given.shape)]
+    if node.need(1).rank > 1:
         raise _RefusedError("has scales in blocks")
     per_axis = node.need(1).rank == 1 and node.need(1).dims != (_ONE,)
     if per_axis and _at(node.attributes.get("axis", 1), given.rank) == given.axis:
         raise _RefusedError("has a scale for each row")
     return [replace(given, content=None)]
+
+
+def _dynamic_scale(proof: _Proof, node: _Node) -> list[_Value]:
+    raise _RefusedError("takes one scale for all rows")
 
 
 def _one_hot(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1515,16 +1579,19 @@ def _skip_norm(proof: _Proof, node: _Node) -> list[_Value]:
 
 
 def _if(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
-    """Both branches are proved; the condition is the same for all rows."""
+    """Both branches are proved, or the one that is taken; the condition is the same for all rows."""
     node.same_for_all(0)
-    branches = []
-    for name in ("then_branch", "else_branch"):
+    branches, condition = [], node.need(0)
+    known_to_be = condition.data.any() if condition.data is not None else (condition.content or (None,))[0]
+    whole = known_to_be.whole if isinstance(known_to_be, _Size) else known_to_be
+    names = ("then_branch", "else_branch") if whole is None else ("then_branch",) if whole else ("else_branch",)
+    for name in names:
         graph, inner = node.attributes[name], dict(known)
         proof._inner_body(graph, inner)
         branches.append([inner[value.name] for value in graph.output])
     results = []
-    for one, other in zip(*branches, strict=True):
-        if one == other and one.data is None:
+    for one, other in zip(branches[0], branches[-1], strict=True):
+        if one is other or (one == other and one.data is None):
             results.append(one)
             continue
         if one.sized or other.sized or one.places or other.places or one.axis != other.axis:
@@ -1635,6 +1702,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _along(0, place=1) for name in ("CumSum", "CumProd")},
     **{("", name): _matmul for name in ("MatMul", "MatMulInteger", "QLinearMatMul")},
     **{("", name): _recurrent for name in ("RNN", "LSTM", "GRU")},
+    ("", "DynamicQuantizeLinear"): _dynamic_scale,
     **{("", name): _quantised for name in ("QuantizeLinear", "DequantizeLinear")},
     **{("", name): _first_only for name in ("CastLike", "Clip", "StringConcat", "RegexFullMatch")},
     **{("", name): _kept for name in ("Identity",)},
@@ -1684,6 +1752,14 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("com.microsoft", name): _quantised for name in ("QuantizeLinear", "DequantizeLinear")},
     **{("com.microsoft", name): _skip_norm for name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _extracted,
+    ("ai.onnx.ml", "FeatureVectorizer"): _vectors,
+    ("", "MeanVarianceNormalization"): _normalised_mean,
+    ("", "TfIdfVectorizer"): _vectors,
+    **{("com.microsoft", f"QLinear{name}"): _quantised_pair for name in ("Add", "Mul")},
+    **{("com.microsoft", f"QLinear{name}"): _first_only for name in ("LeakyRelu", "Sigmoid")},
+    **{("com.microsoft", f"QLinear{name}"): _by_row(rank=2) for name in ("AveragePool", "GlobalAveragePool")},
+    ("com.microsoft", "FusedConv"): _by_row(3, rank=2),
+    ("com.microsoft", "RotaryEmbedding"): _rotary_by_offset,
     ("com.microsoft", "Attention"): _packed_attention,
     ("com.microsoft", "FusedMatMul"): _matmul,
     ("com.microsoft", "MatMulNBits"): _by_row(rank=2),
@@ -1695,6 +1771,13 @@ _BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list
     ("", "Loop"): _loop,
     ("", "Scan"): _scan,
 }
+_RANDOM = frozenset(
+    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+)
+_SHAPED_TOO = """Clip CumSum DequantizeLinear Dropout GreaterOrEqual Hardmax LayerNormalization LogSoftmax
+LpNormalization MatMul MatMulInteger QuantizeLinear RMSNormalization Softmax"""
+_SHAPED = frozenset(("", name) for name in (*_ELEMENTWISE.split(), *_REDUCING.split(), *_SHAPED_TOO.split()))
+"""Operators whose rules give the shape of values without rows."""
 _SIZED = """Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Identity Mul Range Reshape Resize Shape
 Size Slice Split Squeeze Sub Tile Transpose Unsqueeze Where"""
 _OF_SIZES = frozenset(_SIZED.split())  # these read or carry sizes, which depend on the number of rows

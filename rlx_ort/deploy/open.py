@@ -262,11 +262,12 @@ def runner_of(
 
 
 def buckets_of(
-    package: Package, device: Device | str = "cpu", options: CompileOptions | None = None
+    package: Package, device: Device | str = "cpu", options: CompileOptions | None = None, *, unproven: bool = False
 ) -> tuple[BucketedCompileCache, Callable[[int], Graph]]:
     """Return an empty cache for the package's ranges of lengths, and what builds the graph of a range.
 
     Pass the second to `get_or_compile` or `run_padded` of the first. The graphs share the weights of the package.
+    `unproven` is that of `BucketedCompileCache`.
 
     Raises:
         PackageError: the package has no buckets.
@@ -279,7 +280,7 @@ def buckets_of(
     dim, ranges = package.index.buckets
     graph = package.graph()
     settings = options_of(package, options).on(Device(device))
-    return BucketedCompileCache(ranges, device, settings), lambda length: graph.bind({dim: length})
+    return BucketedCompileCache(ranges, device, settings, unproven=unproven), lambda length: graph.bind({dim: length})
 
 
 def options_of(package: Package, options: CompileOptions | None = None) -> CompileOptions:

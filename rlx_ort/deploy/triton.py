@@ -166,14 +166,22 @@ def batching(graph: Graph, options: CompileOptions | None = None, *, unproven: b
 
 
 def batch_dim(graph: Graph) -> str | None:
-    """Return the named dim that every input begins with, or None if there is none, or an output has a fixed first dim.
+    """Return the open dim that every input begins with, or None if there is none, or an output has a fixed first dim.
 
-    Exporters give the first dim of an output names of its own; whether its size is the same follows from the row proof.
+    `UNNAMED` stands for a dim without a name, which a graph of one input may have: several inputs need not have equal
+    sizes there. Exporters give the first dim of an output another name than that of the inputs, or 1; whether its size
+    is the same follows from the row proof.
     """
+    from rlx_ort.converters.row_independence import UNNAMED
+
+    if any(not isinstance(value.type, TensorType) or not value.type.shape for value in (*graph.inputs, *graph.outputs)):
+        return None
     first = {_first_dim(value.type) for value in graph.inputs}
-    found = first.pop() if len(first) == 1 else None
-    open_outputs = all(isinstance(_first_dim(value.type), str) for value in graph.outputs)
-    return found if isinstance(found, str) and open_outputs else None
+    found = first.pop() if len(first) == 1 else 0
+    fixed = {dim for value in graph.outputs if isinstance(dim := _first_dim(value.type), int)}
+    if isinstance(found, int) or fixed - {1}:
+        return None
+    return found if found is not None else UNNAMED if len(graph.inputs) == 1 else None
 
 
 def _first_dim(kind: ValueType) -> int | str | None:

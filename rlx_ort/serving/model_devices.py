@@ -153,9 +153,10 @@ def started_devices(package: StartedPackage, inputs: Mapping[str, ValueType], op
 def _predictor(
     graph: Graph, device: Device, dim: str | None, once_ns: float | None, options: CompileOptions
 ) -> Callable[[int], float | None]:
+    from rlx_ort.converters.row_independence import UNNAMED
     from rlx_ort.selection.predict import batch_curve
 
-    if dim is None:
+    if dim in (None, UNNAMED):
         return lambda rows: once_ns
     return batch_curve(graph, device, dim, options).ns
 

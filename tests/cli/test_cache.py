@@ -9,7 +9,9 @@ import onnx
 import pytest
 from sample_packages.packages import X, make, reference
 
+from rlx_ort.deploy.create import create_package
 from rlx_ort.deploy.open import load
+from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.engine.compiled.store import default_store
 
 
@@ -92,6 +94,19 @@ def test_export_to_triton_and_back(cli, package, tmp_path):
     assert (document["format"], document["batched_along"]) == ("triton", "rows")
     model = Path(document["written"]) / "1" / "model.onnx"
     np.testing.assert_allclose(load(model).run("cpu", {"x": X})[0], reference(X), rtol=1e-3, atol=1e-3)
+
+
+def test_export_to_triton_says_why_a_model_is_not_batched(cli, tmp_path):
+    """The reason names the operator that mixes the rows; a flag stands in for the proof."""
+    graph = Graph("centred")
+    x = graph.input("x", ["rows", 4])
+    graph.set_outputs([x - graph.mean(x, [0])], ["y"])
+    create_package(graph, tmp_path / "centred.ortpackage")
+    arguments = ("package", "export", tmp_path / "centred.ortpackage", tmp_path / "repository", "--format", "triton")
+    outcome = cli(*arguments)
+    assert "not batched: rows are not proved independent: ReduceMean" in outcome.err
+    document = cli(*arguments, "--force", "--batch-unproven", "--json").document
+    assert document["batched_along"] == "rows"
 
 
 def test_export_to_onnx(cli, package, tmp_path):

@@ -1,8 +1,7 @@
-"""Random models: what the row proof says yes to gives each row the same alone, together, padded and beside other rows."""
+"""Random models whose rows are proved independent give each row the same alone, together, padded and beside others."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Callable
@@ -124,5 +123,4 @@ def test_a_fault_of_the_proof_is_found(fault: str, monkeypatch: pytest.MonkeyPat
         assert time.monotonic() < end, f"no model of {seed} seeds shows it"
         made = made_of(seed, often)
         if made is not None and batched(made, np.random.default_rng(seed)):
-            print("FOUND", fault, seed)
             return

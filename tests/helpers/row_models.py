@@ -22,15 +22,13 @@ __all__ = ["ROWS", "Made", "fixed", "made_of", "other_values"]
 ROWS = 7
 Array = npt.NDArray[Any]
 _LARGEST = 3000  # elements
-_INEXACT = frozenset(
-    """Exp Sigmoid Tanh Softmax LogSoftmax LayerNormalization ReduceMean Div Sqrt LSTM GRU RNN Resize Conv Attention
-    InstanceNormalization GlobalAveragePool MultiHeadAttention DequantizeLinear Normalizer Scaler LpNormalization
-    DynamicQuantizeLinear Erf SkipLayerNormalization BatchNormalization AveragePool ReduceL2 Loop Scan""".split()
-)
-_JUMPY = frozenset(
-    """Floor Sign Greater Less Equal GreaterOrEqual ArgMax ArgMin TopK Cast QuantizeLinear DynamicQuantizeLinear Hardmax
-    NonZero Mod Unique Where TreeEnsembleRegressor Round Compress If""".split()
-)
+_INEXACT = """\
+Exp Sigmoid Tanh Softmax LogSoftmax LayerNormalization ReduceMean Div Sqrt LSTM GRU RNN Resize Conv Attention
+InstanceNormalization GlobalAveragePool MultiHeadAttention DequantizeLinear Normalizer Scaler LpNormalization
+DynamicQuantizeLinear Erf SkipLayerNormalization BatchNormalization AveragePool ReduceL2 Loop Scan"""
+_JUMPY = """\
+Floor Sign Greater Less Equal GreaterOrEqual ArgMax ArgMin TopK Cast QuantizeLinear DynamicQuantizeLinear Hardmax
+NonZero Mod Unique Where TreeEnsembleRegressor Round Compress If"""
 
 
 @dataclass
@@ -114,7 +112,7 @@ class _Drawing:
         """Return the outputs of a node, once it ran."""
         given = [each for each in inputs if each is not None]
         exact = all(each.exact for each in given)
-        if name in _JUMPY and not exact:
+        if name in _JUMPY.split() and not exact:
             raise _ImpossibleError
         names = []
         for _ in range(outputs):
@@ -139,7 +137,9 @@ class _Drawing:
         if any(each.dtype.kind == "f" and not np.abs(each[np.isfinite(each)]).max(initial=0) < 1e6 for each in found):
             raise _ImpossibleError
         self.nodes.append(node)
-        entries = [_Entry(key, array, exact and name not in _INEXACT) for key, array in zip(names, found, strict=True)]
+        entries = [
+            _Entry(key, array, exact and name not in _INEXACT.split()) for key, array in zip(names, found, strict=True)
+        ]
         self.pool += entries
         return entries
 
@@ -294,7 +294,7 @@ def _along(d: _Drawing) -> None:
     if name == "CumSum":
         d.op(name, entry, d.const(axis))
     elif name == "TopK":
-        d.ops(name, entry, d.const([1]), outputs=2, axis=axis)
+        d.ops(name, entry, d.const([1]) if d.chance(0.8) else _sizes(d, [ROWS]), outputs=2, axis=axis)
     else:
         d.op(name, entry, axis=axis)
 
@@ -355,15 +355,20 @@ def _sizes(d: _Drawing, sizes: Sequence[int]) -> _Entry:
     """Return the sizes as a value, those of rows from the number of rows."""
     parts = []
     for size in sizes:
-        if size % ROWS or not size:
+        if (size % ROWS or not size) and not (size == 1 and d.chance(0.05)):
             parts.append(d.const([size]))
             continue
         part = d.op("Gather", d.op("Shape", d.one(d.pool[: len(d.inputs)])), d.const([0]))
+        size = max(size, ROWS)
         parts.append(part if size == ROWS else d.op("Mul", part, d.const([size // ROWS])))
     if d.chance(0.3) and len(parts) > 1:
         at = int(d.rng.integers(len(parts)))
         parts[at] = d.const([-1])
     return d.op("Concat", *parts, axis=0)
+
+
+def _count(d: _Drawing) -> _Entry:
+    return d.op("Squeeze", _sizes(d, [ROWS]))
 
 
 def _expand(d: _Drawing) -> None:
@@ -475,7 +480,13 @@ def _gather_nd(d: _Drawing) -> None:
 
 
 def _one_hot(d: _Drawing) -> None:
-    d.op("OneHot", d.pick("i"), d.const(3), d.const([0, 1], np.float32), axis=d.one([-1, 0, 1]))
+    d.op(
+        "OneHot",
+        d.pick("i"),
+        d.const(3) if d.chance(0.8) else _count(d),
+        d.const([0, 1], np.float32),
+        axis=d.one([-1, 0, 1]),
+    )
 
 
 def _trilu(d: _Drawing) -> None:
@@ -539,6 +550,10 @@ def _images(d: _Drawing) -> None:
         d.op(name, entry, ones, ones, ones, ones)
     elif name == "MaxPool":
         d.ops(name, entry, outputs=d.one([1, 2]), kernel_shape=[1] * (entry.rank - 2))
+    elif name == "Resize" and d.chance(0.5):
+        sizes = list(entry.array.shape)
+        sizes[d.axis(entry)] = d.one([2, 5, ROWS])
+        d.op(name, entry, None, None, _sizes(d, sizes), mode=d.one(["nearest", "linear"]))
     elif name == "Resize":
         scales = np.ones(entry.rank)
         scales[d.axis(entry)] = 2

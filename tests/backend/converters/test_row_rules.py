@@ -54,7 +54,42 @@ TREE = (
     "target_ids=[0,0], target_weights=[1.0,2.0]>"
 )
 
+NUMBERS = (  # of rows and of columns, and the larger of both, in the shape of x
+    "s = Shape(x) z = Constant<value_int=0>() o = Constant<value_int=1>() n = Gather(s, z) w = Gather(s, o)"
+    "i = Range(z, n, o) j = Range(z, w, o) u = Constant<value_ints=[1]>() c = Unsqueeze(i, u) m = Max(c, j)"
+)
+
 PROVEN = {
+    "elements at the row's number and any column": Case(
+        "float[N,4] x",
+        NUMBERS + "d = Shape(m) l = Constant<value_ints=[-1]>() e = Expand(c, d) g = Unsqueeze(e, l) v = Expand(j, d)"
+        "h = Unsqueeze(v, l) p = Concat<axis=-1>(g, h) y = GatherND(x, p)",
+    ),
+    "mean and variance within rows": Case(ROW3, "y = MeanVarianceNormalization<axes=[1,2]>(x)"),
+    "features of two inputs": Case(
+        "float[N,2] x, float[N,3] z", "y = ai.onnx.ml.FeatureVectorizer<inputdimensions=[2,3]>(x, z)"
+    ),
+    "the branch that is taken": Case(
+        "float[N,4] x",
+        "s = Shape<start=1>(x) o = Constant<value_ints=[4]>() c = Equal(s, o) z = Constant<value_ints=[0]>()"
+        "y = If(c) <then_branch = a () => (p) { p = Relu(x) },"
+        " else_branch = b () => (q) { m = ReduceMax(x, z) q = Sub(x, m) }>",
+    ),
+    "places that are not zero in a constant": Case(
+        "float[N,4] x",
+        "c = Constant<value=float[4]{0,1,2,0}>() n = NonZero(c) z = Constant<value_ints=[0]>() i = Squeeze(n, z)"
+        "y = Gather<axis=1>(x, i)",
+    ),
+    "positions by row": Case(
+        "float[N,3,4] x, int64[N,3] k",
+        "c = Constant<value=float[4,2]{1,0.5,0.25,0,1,0.5,0.25,0}>()"
+        "y = com.microsoft.RotaryEmbedding<num_heads=1>(x, k, c, c)",
+    ),
+    "labels by number": Case(
+        "float[N,4] x",
+        "i = ArgMax<axis=1>(x) t = Constant<value_ints=[7,5,8,6]>() a = ai.onnx.ml.ArrayFeatureExtractor(t, i)"
+        "m = Constant<value_ints=[-1]>() y = Reshape(a, m)",
+    ),
     "Attention of com.microsoft": Case(ROW3, QKV + "y = com.microsoft.Attention<num_heads=2>(x, w, b)"),
     "Attention of com.microsoft, masked by row": Case(
         "float[N,3,4] x, int32[N,3] k", QKV + "y = com.microsoft.Attention<num_heads=2>(x, w, b, k)"
@@ -154,6 +189,8 @@ PROVEN = {
     "Compress within rows": Case("float[N,4] x", "c = Constant<value=bool[4]{1,0,0,1}>() y = Compress<axis=1>(x, c)"),
 }
 MIXED = {
+    "mean and variance over rows": Case(ROW3, "y = MeanVarianceNormalization<axes=[0,2]>(x)"),
+    "the larger of the row's number and others": Case("float[N,4] x", NUMBERS + "f = Cast<to=1>(m) y = Mul(x, f)"),
     "Attention of com.microsoft along the rows": Case(
         ROW3, QKV + FLIP.format("r = com.microsoft.Attention<num_heads=2>(t, w, b)")
     ),
@@ -196,6 +233,11 @@ MIXED = {
         's = Constant<value=float[4]{2,1,1,1}>() r = Resize<mode="linear">(x, , s)'
         "b = Constant<value_ints=[0]>() e = Constant<value_ints=[99]>() t = Constant<value_ints=[2]>()"
         "y = Slice(r, b, e, b, t)",
+    ),
+    "Resize to as many columns as rows": Case(
+        CUBE,
+        "s = Shape<end=2>(x) b = Shape<end=1>(x) h = Constant<value_ints=[3]>() z = Concat<axis=0>(s, h, b)"
+        "r = Resize(x, , , z) a = Constant<value_ints=[3]>() m = ReduceSum(r, a) y = Mul(x, m)",
     ),
     "one scale for all rows": Case("float[N,4] x", "q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)"),
     "a product of integers by one scale for all rows": Case(

@@ -145,11 +145,16 @@ MIXING = {
         "y = DequantizeLinear(q, s, z)",
     ),
     "product of rows with rows": ("float", "e = Exp(x) t = Transpose(e) p = MatMul(e, t) y = MatMul(p, e)"),
+    "divided by their number": (
+        "float",
+        "s = Shape(x) i = Constant<value_int=0>() n = Gather(s, i) c = Cast<to=1>(n) y = Div(x, c)",
+    ),
+    "as many columns as rows": (
+        "float",
+        "s = Shape(x) n = Shape<end=1>(x) c = Constant<value_ints=[4]>() t = Concat<axis=0>(c, n) f = Reshape(x, t)"
+        "m = Softmax(f) y = Reshape(m, s)",
+    ),
 }
-DIVIDED = (
-    "float",
-    "s = Shape(x) i = Constant<value_int=0>() n = Gather(s, i) c = Cast<to=1>(n) y = Div(x, c)",
-)
 VALUES = {
     "int32": np.array([[-9, -8, -7, -6], [-5, -4, -3, -2], [-9, -9, -9, -9]], np.int32),
     "bool": np.ones((3, 4), bool),
@@ -163,7 +168,7 @@ def _imported(mixing: tuple[str, str], rows: int | str) -> Graph:
     return from_onnx(onnx.parser.parse_model(text))
 
 
-@pytest.mark.parametrize("mixing", [*MIXING.values(), DIVIDED], ids=[*MIXING.keys(), "divided by their number"])
+@pytest.mark.parametrize("mixing", MIXING.values(), ids=MIXING.keys())
 def test_rows_that_influence_each_other_are_not_padded(mixing: tuple[str, str]) -> None:
     """A graph of one number of rows is refused with the reason, and padding changes its values indeed."""
     x = VALUES[mixing[0]]
@@ -176,7 +181,7 @@ def test_rows_that_influence_each_other_are_not_padded(mixing: tuple[str, str]) 
     assert not np.allclose(found[1][0], exact)
 
 
-@pytest.mark.parametrize("mixing", [*MIXING.values(), DIVIDED], ids=[*MIXING.keys(), "divided by their number"])
+@pytest.mark.parametrize("mixing", MIXING.values(), ids=MIXING.keys())
 def test_open_rows_that_influence_each_other_run_unpadded(
     mixing: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

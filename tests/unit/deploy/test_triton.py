@@ -120,6 +120,24 @@ def test_an_output_whose_rows_have_another_name_is_batched(schema):
     assert parsed(schema, config_text(from_onnx(model), "a")).max_batch_size == 8
 
 
+@pytest.mark.parametrize(
+    ("takes", "body", "rows"),
+    [
+        ("float[1,4] x", "y = Relu(x)", 8),
+        ("float[1,4] x, float[1,4] z", "y = Add(x, z)", 0),
+    ],
+)
+def test_rows_without_a_name_are_batched_where_no_other_input_may_have_fewer(schema, takes, body, rows):
+    """Converters of scikit-learn leave the first dim without a name; in two inputs one row may be broadcast to others."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> g ({takes}) => (float[1,4] y) {{ {body} }}'
+    )
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 1  # as LightGBM's converter declares labels
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[0].Clear()
+    assert parsed(schema, config_text(from_onnx(model), "a")).max_batch_size == rows
+
+
 def test_an_output_with_other_rows_is_not_batched(schema):
     """Every second row is as open as all of them."""
     model = onnx.parser.parse_model(
