@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 
 from rlx_ort.converters.to_onnx.dispatch import asks_kernels, lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
@@ -66,7 +67,12 @@ def _native_activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> 
 
 _ASKING = {DType.I64: {"relu", "sign"}, DType.F64: {"sigmoid", "silu"}}
 asks_kernels(Activation, lambda op, kind: op.function in _ASKING.get(kind.dtype, ()))
-asks_kernels(Binary, lambda op, kind: kind.dtype is DType.I64 and op.function in {"max", "min"})
+asks_kernels(
+    Binary,
+    lambda op, kind: (
+        op.function in {"max", "min"} if kind.dtype is DType.I64 else op.function == "pow" and kind.dtype.is_float
+    ),
+)
 asks_kernels(Clamp, lambda op, kind: kind.dtype is DType.I64)
 lowers(Activation)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))
 lowers(Cast)(lambda emit, op, inputs: emit.op("Cast", inputs[0], to=op.to))
@@ -119,10 +125,26 @@ def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
         return _shift(emit, op.function, lhs, rhs, dtype)
     if dtype is DType.BOOL:
         return emit.op(_LOGICAL[op.function], lhs, rhs)
+    if op.function == "pow" and dtype.is_float:
+        return _power(emit, lhs, rhs, dtype)
     if op.function == "div" and may_trap(emit):
         divisor, sign = divisor_and_sign(emit, rhs)
         return emit.op("Mul", emit.op("Div", lhs, divisor), sign)
     return op_in(emit, _BINARY[op.function], dtype, lhs, rhs)
+
+
+def _power(emit: Emitter, base: Any, exponent: Any, dtype: DType) -> Any:
+    """Pow, NaN for negative numbers to broken exponents, which WebGPU takes for positive ones (plugin 0.4.0)."""
+    power = op_in(emit, "Pow", dtype, base, exponent)
+    data = emit.input_data(1)
+    broken = None if data is None else data.numpy() != np.rint(data.numpy())
+    if emit.has_kernel("Pow", emit.input_type(0)) or (broken is not None and not broken.any()):
+        return power
+    outside = emit.op("Less", base, emit.constant(0, dtype))
+    if broken is None or not broken.all():
+        whole = emit.op("Equal", exponent, emit.op("Floor", exponent))
+        outside = emit.op("And", outside, emit.op("Not", whole))
+    return emit.op("Where", outside, emit.constant(np.nan, dtype), power)
 
 
 class _Doubles:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
@@ -103,8 +103,35 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
+def _reads_threes(op: Conv2d, x: TensorType) -> bool:
+    """Return whether a convolution may read a multiple of 3 channels that is none of 4."""
+    channels = None if x.shape is None else x.shape[1]
+    return op.groups == 1 and not (isinstance(channels, int) and (channels <= 3 or channels % 3 or channels % 4 == 0))
+
+
+asks_kernels(Conv2d, _reads_threes)
+
+
+def _with_channels_of_four(emit: Emitter, op: Conv2d, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the inputs with channels of zeros up to a multiple of 4 where the kernel of the provider is wrong.
+
+    WebGPU reads a multiple of 3 channels in threes and sums some of them wrongly (plugin 0.4.0).
+    """
+    kinds = emit.input_types
+    if not _reads_threes(op, kinds[0]) or emit.has_kernel("Conv", *kinds):
+        return inputs
+    channels = known_shape(op, kinds[1], "w")[1]
+    if not isinstance(channels, int):
+        return inputs  # the limits of the provider refuse it
+    ends = emit.i64([0, -channels % 4])
+    axis, zero = emit.i64([1]), emit.constant(0, kinds[0].dtype)
+    return [*(emit.op("Pad", each, ends, zero, axis) for each in inputs[:2]), *inputs[2:]]
+
+
 @lowers(Conv2d, Conv3d, ConvTranspose2d)
 def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence[Any]) -> Any:
+    if isinstance(op, Conv2d):
+        inputs = _with_channels_of_four(emit, op, inputs)
     grown = op.output_padding if isinstance(op, ConvTranspose2d) else None
     return op_in(
         emit,
