@@ -2,7 +2,7 @@
 
 It says on stdout what it begins, so that its parent knows what ended it.
 
-python -m generated.child DEVICE SEEDS SECONDS [--keep-sources] [--one JSON]
+python -m generated.child DEVICE SEEDS SECONDS [--keep-sources] [--most WAYS] [--one JSON]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from generated.graphs import quiet
 from generated.judge import Failure, judged, shrunk
+from generated.ways import WAYS
 from rlx_ort.device import Device
 
 _SHRUNK_AT_MOST = 6
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("seeds", type=json.loads)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--keep-sources", action="store_true")
+    parser.add_argument("--most", type=int, default=len(WAYS))
     parser.add_argument("--one", type=json.loads, default={})
     given = parser.parse_args()
     device, end = Device(given.device), time.monotonic() + given.seconds
@@ -47,7 +49,7 @@ def main() -> None:
                 _say(out, {"seed": seed, "way": way})
 
             spoil = not given.keep_sources
-            result = judged(device, seed, **given.one, starting=starting, spoil=spoil)
+            result = judged(device, seed, **given.one, starting=starting, spoil=spoil, most=given.most)
             distinct = {(failure.verdict, failure.text): failure for failure in reversed(result.failures)}
             found = [*distinct.values()]
             if found and left and not given.one:

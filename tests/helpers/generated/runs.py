@@ -157,10 +157,11 @@ def run_cases(
     seconds: float = 1e9,
     one: dict[str, Any] | None = None,
     keep_sources: bool = False,
+    most: int = len(WAYS),
 ) -> Report:
-    """Judge the graphs of the seeds until all are done or the time is over."""
+    """Judge the graphs of the seeds, each in `most` ways at most, until all are done or the time is over."""
     report, at, begun = Report(device), 0, time.monotonic()
-    options = ["--keep-sources"] if keep_sources else []
+    options = [*(["--keep-sources"] if keep_sources else []), "--most", str(most)]
     options += ["--one", json.dumps(one)] if one else []
     while at < len(seeds) and time.monotonic() - begun < seconds:
         left = seconds - (time.monotonic() - begun)
