@@ -8,19 +8,15 @@ from __future__ import annotations
 import functools
 import tomllib
 import warnings
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 import pytest
 from onnx_suite.cases import KINDS, Case, all_cases
-from onnx_suite.compare import assert_similar
-from onnx_suite.plain import run_plain
+from onnx_suite.compare import failure
+from onnx_suite.plain import engine_exceptions, run_plain, run_with_rlx
 
-from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.errors import RlxError
-from rlx_ort.graph_devices import GraphDevices
 
 KNOWN = tomllib.loads(Path(__file__).with_name("known_failures.toml").read_text(encoding="utf-8"))
 GROUPS = KNOWN["group"]
@@ -33,24 +29,6 @@ pytestmark = pytest.mark.skipif(
     not ort.__version__.startswith(KNOWN["onnxruntime"]),
     reason=f"the list of known failures was made for ONNX Runtime {KNOWN['onnxruntime']}",
 )
-
-
-def run_with_rlx(model: bytes, inputs: Sequence[Any]) -> list[Any]:
-    """Run a model on the CPU through the library."""
-    graph = from_onnx(model)
-    names = [value.name for value in graph.inputs]
-    return list(GraphDevices(graph).run("cpu", dict(zip(names, inputs, strict=False))))
-
-
-def failure(case: Case, run: Callable[[bytes, Sequence[Any]], list[Any]], expected: tuple[type[Exception], ...]) -> str:
-    """Return why a case fails, or an empty string when it passes."""
-    model, sets = case.load()
-    for inputs, outputs in sets:
-        try:
-            assert_similar(run(model, inputs), list(outputs), case.rtol, case.atol)
-        except (AssertionError, *expected) as err:
-            return f"{type(err).__name__}: {err}"
-    return ""
 
 
 @functools.cache
@@ -75,13 +53,8 @@ def test_every_case_passes_or_is_a_known_failure(kind: str) -> None:
 @pytest.mark.slow
 def test_whatever_plain_onnx_runtime_passes_is_not_a_known_failure() -> None:
     """Each known failure fails in plain ONNX Runtime too, so the library never loses a case."""
-    engine = tuple(
-        value
-        for value in vars(ort.capi.onnxruntime_pybind11_state).values()
-        if isinstance(value, type) and issubclass(value, Exception)
-    )
     listed = [case for kind in KINDS for case in cases_of(kind) if case.id in FAILING and case.id not in UNSTEADY]
-    assert [case.id for case in listed if not failure(case, run_plain, (*engine, RuntimeError))] == []
+    assert [case.id for case in listed if not failure(case, run_plain, engine_exceptions())] == []
 
 
 def test_the_known_failures_are_cases_and_few_enough() -> None:
