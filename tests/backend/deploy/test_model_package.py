@@ -68,9 +68,7 @@ def test_shared_assets_have_the_names_that_onnx_runtime_computes(tmp_path: Path)
     [({"cpu": Precision.F32, "cuda": Precision.F16}, 1e-6), ({"cpu": Precision.F16}, 1e-2)],
     ids=["f32", "f16"],
 )
-def test_both_readers_give_the_same_outputs(
-    tmp_path: Path, variants: dict[str, Precision], tolerance: float
-) -> None:
+def test_both_readers_give_the_same_outputs(tmp_path: Path, variants: dict[str, Precision], tolerance: float) -> None:
     """ONNX Runtime selects the CPU's variant by itself, and its session and ours agree with the reference."""
     folder = make(tmp_path / "a.ortpackage", folder=True, variants=variants)
     (theirs,) = session_of(folder).run(None, {"x": X})
