@@ -132,7 +132,8 @@ def check() -> Iterator[str]:
 
 def whole(wheels: Iterable[tuple[bool, Iterable[bytes]]]) -> set[str]:
     """Return the keys in the libraries of several wheels; what may be pieces counts only if a Windows build has it."""
-    elsewhere, windows = set(), set()
+    elsewhere: set[str] = set()
+    windows: set[str] = set()
     for for_windows, libraries in wheels:
         (windows if for_windows else elsewhere).update(keys_of(libraries))
     return windows | {key for key in elsewhere if len(key) % CHUNK}

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from onnx_suite.cases import Case
+
+
+def failure(case: Case, run: Callable[[bytes, Sequence[Any]], list[Any]], expected: tuple[type[Exception], ...]) -> str:
+    """Return why a case fails, or an empty string when it passes; exceptions that are not expected are raised."""
+    model, sets = case.load()
+    for inputs, outputs in sets:
+        try:
+            assert_similar(run(model, inputs), list(outputs), case.rtol, case.atol)
+        except (AssertionError, *expected) as err:
+            return f"{type(err).__name__}: {err}"
+    return ""
 
 
 def assert_similar(got: Any, wanted: Any, rtol: float, atol: float) -> None:

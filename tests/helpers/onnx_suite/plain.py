@@ -1,4 +1,4 @@
-"""Plain ONNX Runtime on the raw model: the yardstick that the library must never fall short of."""
+"""Plain ONNX Runtime on the raw model, the yardstick that the library must never fall short of, and the library."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import numpy as np
 import onnxruntime as ort
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.graph_devices import GraphDevices
+
 _FOREIGN = {"bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "int4", "uint4",
             "float4e2m1", "float8e8m0", "int2", "uint2"}  # fmt: skip
 _PACKED = {ml_dtypes.int4: 2, ml_dtypes.uint4: 2, ml_dtypes.float4_e2m1fn: 2, ml_dtypes.int2: 4, ml_dtypes.uint2: 4}
@@ -19,6 +22,19 @@ _BY_TEXT = {
     "bfloat16": 16, "float8e4m3fn": 17, "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20, "uint4": 21,
     "int4": 22, "float4e2m1": 23, "float8e8m0": 24, "uint2": 25, "int2": 26,
 }  # fmt: skip
+
+
+def run_with_rlx(model: bytes, inputs: Sequence[Any]) -> list[Any]:
+    """Run a model on the CPU through the library."""
+    graph = from_onnx(model)
+    names = [value.name for value in graph.inputs]
+    return list(GraphDevices(graph).run("cpu", dict(zip(names, inputs, strict=False))))
+
+
+def engine_exceptions() -> tuple[type[Exception], ...]:
+    """Return the exceptions that plain ONNX Runtime refuses a model or fails with."""
+    found = vars(ort.capi.onnxruntime_pybind11_state).values()
+    return (RuntimeError, *(each for each in found if isinstance(each, type) and issubclass(each, Exception)))
 
 
 def run_plain(model: bytes, inputs: Sequence[Any]) -> list[Any]:

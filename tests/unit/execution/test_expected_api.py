@@ -267,6 +267,16 @@ def test_precisions_take_names_and_values() -> None:
         rlx_ort.CompileOptions(precisions={"cpu": "f17"})  # type: ignore[dict-item]
 
 
+def test_options_that_nobody_gave_change_nothing() -> None:
+    """Results are in f32 at full optimisation, no dim is bound, and both forms of an op are open."""
+    options = rlx_ort.CompileOptions()
+    assert (options.precision, options.precision_policy) == (rlx_ort.Precision.F32, None)
+    assert options.optimization is compile_options.OptimizationLevel.ALL
+    assert (options.placement, options.cache, options.opset, options.intra_op_threads) == (None, None, None, None)
+    assert [dict(each) for each in (options.dims, options.provider_options, options.session_config)] == [{}, {}, {}]
+    assert options.kernel_dispatch == rlx_ort.KernelDispatch(rlx_ort.KernelDispatchPolicy.PREFER_NATIVE)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "typo", "hint"),
     [

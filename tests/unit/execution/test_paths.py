@@ -49,6 +49,25 @@ def test_a_handle_is_the_value_of_its_input(compiled: CompiledGraph) -> None:
     np.testing.assert_array_equal(found, X)
 
 
+def test_binding_again_replaces_the_handle(compiled: CompiledGraph) -> None:
+    """The value of the last call counts."""
+    compiled.bind_handle("x", X)
+    compiled.bind_handle("x", X * 3)
+    np.testing.assert_array_equal(compiled.run({})[0], Y * 3)
+
+
+@pytest.mark.parametrize("side", ["handle", "gpu_handle"])
+def test_slots_and_raw_runs_ignore_handles(compiled: CompiledGraph, side: str) -> None:
+    """They take all inputs from the call, refuse to run without one, and leave the handle as it was."""
+    getattr(compiled, f"bind_{side}")("x", X)
+    np.testing.assert_array_equal(compiled.run_slots([X * 2])[0], Y * 2)
+    np.testing.assert_array_equal(compiled.run_raw({"x": X * 4})[0], Y * 4)
+    for call in (lambda: compiled.run_slots([]), lambda: compiled.run_raw({})):
+        with pytest.raises(InputError):
+            call()
+    np.testing.assert_array_equal(getattr(compiled, f"read_{side}")("x"), X)
+
+
 def test_a_handle_is_a_copy(compiled: CompiledGraph) -> None:
     """Neither the array it was bound from nor the one it was read into is its memory."""
     mine = X.copy()
@@ -83,6 +102,18 @@ def test_a_feed_says_the_output(providers: Any) -> None:
         for _ in range(3):
             compiled.run({})
         np.testing.assert_array_equal(getattr(compiled, read)("x"), np.eye(4) * 8)
+
+
+def test_a_feed_that_a_run_set_stays(providers: Any) -> None:
+    """`run_feed_gpu_handle` returns its output, and the plain runs after it feed the handle as well."""
+    graph = Graph("square")
+    x = graph.input("x", [4, 4])
+    graph.outputs = [x @ graph.param("w", [4, 4], data=np.eye(4, dtype=np.float32) * 2)]
+    compiled = Session("cuda").compile(graph)
+    compiled.bind_gpu_handle("x", np.eye(4, dtype=np.float32))
+    np.testing.assert_array_equal(compiled.run_feed_gpu_handle({}, "x", 0), np.eye(4) * 2)
+    compiled.run({})
+    np.testing.assert_array_equal(compiled.read_gpu_handle("x"), np.eye(4) * 4)
 
 
 @pytest.mark.parametrize(
