@@ -45,11 +45,11 @@ def test_two_devices_are_not_held_to_less_than_their_precision() -> None:
     [
         ("h = Cast <to: int = 10> (x) y = Cast <to: int = 1> (h)", {"f32", "f16"}),
         ("h = Cast <to: int = 16> (x) y = Cast <to: int = 1> (h)", {"f32", "bf16"}),
-        ("h = Constant <value: tensor = float16[1] {1.0}> () y = Cast <to: int = 1> (h)", {"f32", "f16"}),
+        ("h = EyeLike <dtype: int = 10> (x) y = Cast <to: int = 1> (h)", {"f32", "f16"}),
         ("y = Relu (x)", {"f32"}),
     ],
 )
 def test_a_half_precision_that_is_only_inside_counts(node: str, expected: set[str]) -> None:
     """A model of f32 weights, inputs and outputs may compute in f16 or bf16 between casts."""
-    text = f'<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[n] y) {{ {node} }}'
+    text = f'<ir_version: 8, opset_import: ["": 18]> g (float[2, 2] x) => (float[n, n] y) {{ {node} }}'
     assert dtypes_of(bundle_of(onnx.parser.parse_model(text))) == expected
