@@ -5,7 +5,8 @@
 
 Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
 on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, the tests that
-calibrate, and the figures of `bench.py ask cuda`, each alone. Writes gpu-gate.json after each part, with the commit,
+calibrate, and the figures of `bench.py ask cuda`, each alone. The part `models`, users' models by `model_runs.py`, is
+run if it is named: `--parts models`. Writes gpu-gate.json after each part, with the commit,
 the versions, the counts and the figures; `--record` adds the parts to those of an earlier call, each with its commit,
 if both are about the same models, verdicts and sessions (`gpu_covered.py`). Its copy in docs/results/ is the record. A
 test compares what it is about with the code as it is. The exit code is 1 when something fails that is not listed as
@@ -35,8 +36,9 @@ from typing import Any
 from gpu_covered import covered_digest
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS_S = {"suite": 240, "truth": 180, "webgpu": 110, "checks": 30, "calibration": 70, "figures": 90}
+LIMITS_S = {"suite": 240, "truth": 180, "webgpu": 110, "checks": 30, "calibration": 70, "figures": 90, "models": 240}
 """The parts in order -> seconds after which each is stopped and keeps what it has."""
+NAMED = ("models",)  # run only if they are named: with them a call takes longer than ten minutes
 BESIDE = ("suite", "truth")  # run side by side: neither measures time, and neither uses WebGPU much
 TAIL = 1500
 GRACE_S = 30  # to end the case that a stopped process is at
@@ -58,7 +60,7 @@ def main() -> int:
     parser.add_argument("--commit", default="", help="the commit that is tested, where git is not at hand")
     parser.add_argument("--covered", default="", help="what gpu_covered.py prints, to save the time on the GPU machine")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--parts", default=",".join(LIMITS_S))
+    parser.add_argument("--parts", default=",".join(part for part in LIMITS_S if part not in NAMED))
     parser.add_argument("--limits", default="", metavar="PART=SECONDS,...", help=f"other than {LIMITS_S}")
     parser.add_argument("--record", type=Path, help="the gpu-gate.json of an earlier call, to add these parts to")
     parser.add_argument("--families", default="ask,cuda", help="of bench.py, for the figures")
@@ -87,6 +89,7 @@ def main() -> int:
         "truth": lambda limit_s: truth([options.device, "cpu"], options.out, limit_s),
         "webgpu": lambda limit_s: truth(["webgpu"], options.out, limit_s),
         "checks": lambda limit_s: checks(options.device, options.out, limit_s),
+        "models": lambda limit_s: models(options.device, options.out, limit_s),
         "figures": lambda limit_s: figures(options.out, options.families, limit_s),
     }
 
@@ -256,6 +259,16 @@ def checks(device: str, out: Path, limit_s: float) -> dict[str, Any]:
         found[name] = {"code": code, "lines": (text or err)[-TAIL:].splitlines()}
     listed = json.loads(models.read_text(encoding="utf-8")) if models.exists() else {}
     return {"ok": all(entry["code"] == 0 for entry in found.values()), "programs": found, "models": listed}
+
+
+def models(device: str, out: Path, limit_s: float) -> dict[str, Any]:
+    """Run the models of users on the device, as many as the time allows; none may be left."""
+    table = out / "user_models.json"
+    program = ["scripts/model_runs.py", device, "--out", str(table), "--seconds", str(limit_s - GRACE_S)]
+    code, text, err = _run(program, limit_s)
+    (out / "user_models.txt").write_text(text, encoding="utf-8")
+    found = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
+    return {"ok": code == 0, "error": err[-TAIL:] if code not in (0, 1) else "", **found}
 
 
 def figures(out: Path, families: str, limit_s: float) -> dict[str, Any]:

@@ -383,19 +383,20 @@ class Yolo(nn.Module):
         )
         self.head = nn.Conv2d(32, 4 + classes, 1)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return boxes, scores and image numbers of what is left."""
-        found = self.head(self.backbone(x))
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return boxes, scores and classes of what is left."""
+        found = self.head(self.backbone(images))
         batch, _, height, width = found.shape
         found = found.flatten(2).transpose(1, 2)
         rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        centre = torch.stack([columns, rows], -1).reshape(1, -1, 2).to(x.dtype) + 0.5
+        centre = torch.stack([columns, rows], -1).reshape(1, -1, 2).to(images.dtype) + 0.5
         middle = (centre + found[..., :2].tanh()) * 8
         size = found[..., 2:4].exp() * 12
         boxes = torch.cat([middle - size / 2, middle + size / 2], -1).flatten(0, 1)
         scores, labels = found[..., 4:].sigmoid().max(-1)
-        image_of = torch.arange(batch).repeat_interleave(height * width)
-        kept = torchvision.ops.nms(boxes + (image_of * 1000)[:, None].to(x.dtype), scores.flatten(), 0.3)
+        number = torch.arange(batch).unsqueeze(1).expand(batch, height * width).flatten()
+        apart = boxes + (number * 1000).unsqueeze(1).to(boxes.dtype)  # boxes of different images do not overlap
+        kept = torchvision.ops.nms(apart, scores.flatten(), 0.3)
         return boxes[kept], scores.flatten()[kept], labels.flatten()[kept]
 
 

@@ -57,6 +57,7 @@ def main() -> int:
     path = FOLDER / "index.json"
     index = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"architectures": {}}
     index["packages"] = {name: importlib.metadata.version(name) for name in PACKAGES}
+    torch.set_num_threads(1)
     for name in options.only.split(",") if options.only else ARCHITECTURES:
         index["architectures"][name] = keep(name, ARCHITECTURES[name]())
         index["architectures"] = {

@@ -418,8 +418,11 @@ def _by_value(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
 def _strings(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "OSUT":
         raise ValueError(f"{array.dtype} array of shape {array.shape} holds no strings")
+    items = array.reshape(-1).tolist()
+    if set(map(type, items)) <= {str}:
+        return np.asarray(array, dtype=object, order="C")
     texts = np.empty(array.size, dtype=object)
-    for index, item in enumerate(array.reshape(-1).tolist()):
+    for index, item in enumerate(items):
         if isinstance(item, bytes):
             try:
                 item = item.decode("utf-8")

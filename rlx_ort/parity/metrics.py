@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.protos import graphs_of, nodes_of
 from rlx_ort.ir.types import TensorType
 from rlx_ort.numerics import is_exact
 
@@ -22,6 +25,7 @@ _F32 = 1e-5  # some tens of roundings of 6e-8: a deep model adds up the differen
 _DEVICES = 1e-3  # kernels of another device sum in another order and approximate `exp` and `tanh`
 _F16 = 5e-3  # one rounding is 5e-4
 _BF16 = 4e-2  # three bits less than f16, so eight times as much
+_HALVES = {onnx.TensorProto.FLOAT16: "f16", onnx.TensorProto.BFLOAT16: "bf16"}
 # Bits of quantised values -> least cosine: single elements differ much, the direction of the result does not.
 _COSINE = {8: 0.99, 4: 0.98}
 
@@ -101,14 +105,31 @@ def tolerance_for(dtypes: Collection[str], *, other_device: bool = False, bits: 
 
 
 def dtypes_of(*models: object) -> set[str]:
-    """Return the names of the element types in the weights, inputs and outputs of models; none of ORT files."""
+    """Return the names of the element types in the weights, inputs and outputs of models; none of ORT files.
+
+    Those of f16 and bf16 are found inside as well: such values come from a constant or a node that names the type.
+    """
     found = set()
     for model in models:
         if isinstance(model, ModelBundle):
+            found |= {_HALVES[number] for number in _named_types(model.proto) if number in _HALVES}
             found |= {data.dtype.value for data in model.weights.values()}
             kinds = (*model.input_types().values(), *model.output_types().values())
             found |= {kind.dtype.value for kind in kinds if isinstance(kind, TensorType)}
     return found
+
+
+def _named_types(proto: onnx.ModelProto) -> Iterator[int]:
+    """Yield ONNX's numbers of the element types that constants have and nodes name."""
+    for graph in graphs_of(proto):
+        yield from (tensor.data_type for tensor in graph.initializer)
+    in_functions = (node for function in proto.functions for node in function.node)
+    for node in itertools.chain(nodes_of(proto), in_functions):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t.data_type
+            elif attribute.name in ("to", "dtype"):
+                yield attribute.i
 
 
 def difference(reference: Array, value: Array) -> Difference:

@@ -75,7 +75,7 @@ def made(recipe: Mapping[str, Any]) -> Array:
         shape = [1] * values.ndim
         shape[recipe["axis"]] = -1
         values = values * np.asarray(recipe["factors"], np.float32).reshape(shape)
-    return np.ascontiguousarray(values)
+    return np.asarray(values, order="C")
 
 
 def restored(skeleton: bytes) -> onnx.ModelProto:

@@ -57,7 +57,7 @@ def call(gate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     """Return a call of the gate on a machine where every part passes at once."""
     monkeypatch.setattr(gate, "machine", lambda device: {"hardware": "H", "onnxruntime": "1"})
     monkeypatch.setattr(gate, "covered_digest", lambda: "as it is")  # takes ten seconds
-    for name in ("suite", "truth", "checks", "figures"):
+    for name in ("suite", "truth", "checks", "figures", "models"):
         monkeypatch.setattr(gate, name, lambda *given, **more: {"ok": True, "limit_s": given[-1]})
 
     def run(*arguments: str) -> dict[str, Any]:
@@ -118,8 +118,8 @@ def test_a_part_that_fails_leaves_the_record_of_those_before(
 
 
 def test_all_parts_together_take_at_most_nine_minutes(gate: ModuleType, call: Callable[..., dict[str, Any]]) -> None:
-    """The truth of the device runs beside the suite; a limit can be given."""
-    assert sum(limit for part, limit in gate.LIMITS_S.items() if part != "truth") <= 540
+    """The truth of the device runs beside the suite, users' models have a call of their own; a limit can be given."""
+    assert sum(limit for part, limit in gate.LIMITS_S.items() if part not in ("truth", *gate.NAMED)) <= 540
     assert gate.LIMITS_S["truth"] <= gate.LIMITS_S["suite"]
     assert call("--commit", "a", "--limits", "webgpu=7")["webgpu"]["limit_s"] == 7
 
@@ -172,3 +172,9 @@ def test_a_failure_in_the_record_names_no_folder_of_the_machine(gate: ModuleType
     """The record is committed; paths within the project stay."""
     text = "/usr/lib/python3.12/subprocess.py:550 at tests/backend/ops/test_moe.py, usr/bin/x"
     assert gate._ABSOLUTE.sub("", text) == "subprocess.py:550 at tests/backend/ops/test_moe.py, x"
+
+
+def test_models_of_users_take_at_most_four_minutes(gate: ModuleType, call: Callable[..., dict[str, Any]]) -> None:
+    """They are a part that is run only if it is named."""
+    assert "models" not in call("--commit", "a")
+    assert call("--commit", "a", "--parts", "models")["models"]["limit_s"] <= 240

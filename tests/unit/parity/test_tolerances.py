@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import onnx.parser
 import pytest
 
 from rlx_ort.conversion.convert import ConvertOptions, default_tolerance
 from rlx_ort.conversion.options import ModelFacts
-from rlx_ort.parity.metrics import Tolerance, tolerance_for
+from rlx_ort.converters.bundle import bundle_of
+from rlx_ort.parity.metrics import Tolerance, dtypes_of, tolerance_for
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,18 @@ def test_two_devices_are_not_held_to_less_than_their_precision() -> None:
     """f16 on two devices keeps the tolerance of f16."""
     assert tolerance_for({"f32"}, other_device=True) == Tolerance(1e-3)
     assert tolerance_for({"f16"}, other_device=True) == Tolerance(5e-3)
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ("h = Cast <to: int = 10> (x) y = Cast <to: int = 1> (h)", {"f32", "f16"}),
+        ("h = Cast <to: int = 16> (x) y = Cast <to: int = 1> (h)", {"f32", "bf16"}),
+        ("h = EyeLike <dtype: int = 10> (x) y = Cast <to: int = 1> (h)", {"f32", "f16"}),
+        ("y = Relu (x)", {"f32"}),
+    ],
+)
+def test_a_half_precision_that_is_only_inside_counts(node: str, expected: set[str]) -> None:
+    """A model of f32 weights, inputs and outputs may compute in f16 or bf16 between casts."""
+    text = f'<ir_version: 8, opset_import: ["": 18]> g (float[2, 2] x) => (float[n, n] y) {{ {node} }}'
+    assert dtypes_of(bundle_of(onnx.parser.parse_model(text))) == expected
