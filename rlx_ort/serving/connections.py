@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rlx_ort.serving.rest import ConnectionLimits
+from rlx_ort.serving.rest import ABORT, ConnectionLimits
 
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
 _MOST_PIPELINED = 16
@@ -103,6 +103,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._since_s = self.loop.time()
         self._in_head = False
         super().on_headers_complete()
+        self.scope["extensions"] = {ABORT: self.transport.abort}
         if not self.cycle.waiting_for_100_continue and self.scope["method"] != "HEAD":  # nothing else is before a body
             self.cycle.transport = _HeadFirst(self.transport)  # type: ignore[assignment]  # has what uvicorn calls
 

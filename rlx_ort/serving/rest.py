@@ -39,6 +39,8 @@ from rlx_ort.serving.tracing import Traced
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 INLINE_BYTES = 64 << 10
 """JSON, texts and compressed bodies beyond this are read in a thread."""
+ABORT = "rlx_ort.abort"
+"""The extension of a request's scope that ends its connection, where the server has it."""
 _HEADER = "Inference-Header-Content-Length"
 _HEADER_KEY = _HEADER.lower().encode()
 _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
@@ -219,7 +221,9 @@ class _Rest:
             try:
                 await (await self._replied(request)).send(request, send)
             except (ClientGoneError, ServingError):
-                pass  # its server closes the connection
+                if (abort := request.scope.get("extensions", {}).get(ABORT)) is not None:
+                    abort()
+                    await asyncio.sleep(0.001)  # its server notices
             finally:
                 request.share.close()
         elif scope["type"] == "lifespan":

@@ -73,6 +73,7 @@ _OPEN = {f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"
 
 _AHEAD_BYTES = 64 << 10  # what gRPC receives of a call before its message is asked for
 _STREAM_BYTES, _MOST_AHEAD = 16 << 20, 64  # answers of a stream that are not read, and requests that are read ahead
+_LARGE_BYTES = 1 << 20  # from here on, pieces are joined without the interpreter lock
 _STREAM_ANSWER = 2  # the field of ModelStreamInferResponse
 
 Method: TypeAlias = Callable[[Any, Share], Awaitable[Any]]
@@ -144,6 +145,7 @@ class Servicer:
     def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler:
         async def guarded(requests: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
             begun_s, code, size = time.perf_counter(), grpc.StatusCode.CANCELLED, 0
+            found = refusal = None
             share = Share(self._repository.budget)
             if (task := asyncio.current_task()) is not None:
                 task.add_done_callback(lambda _: share.close())  # the answer was sent
@@ -152,25 +154,33 @@ class Servicer:
                 size = len(data)
                 found = await method(self._message(name, data), share)
                 if not isinstance(requests, bytes):
-                    found = found.SerializeToString()
+                    found = await self._joined(found)
                     share.keep(2 * len(found))  # gRPC makes a copy
                     share.sending(self._limits.write_s)
                 code = grpc.StatusCode.OK
-                return found
             except Exception as err:  # whatever it is, no detail of the server leaves it
                 share.close()
-                code, text, metadata = _refusal(err)
-                await context.abort(code, text, metadata)
+                refusal = _refusal(err)
+                code = refusal[0]
             finally:
                 if self._options.access_log:
                     trace = dict(context.invocation_metadata() or ()).get("traceparent")
                     sizes = {"client": context.peer(), "bytes": size, "traceparent": trace}
                     access.write("grpc", "POST", name, code.name, begun_s, **sizes)
+            if refusal is not None:
+                await context.abort(*refusal)  # not beside the error, whose frames may hold large arrays
+            return found
 
         # As a stream of requests, of which there is one: the message is asked for once there is room for it.
         return grpc.stream_unary_rpc_method_handler(
             tracing.traced_call(f"{SERVICE}/{name}", guarded) if self._options.traces else guarded
         )
+
+    async def _joined(self, found: Any) -> Any:
+        """Return a message as bytes."""
+        if isinstance(found, Encoded) and len(found) > _LARGE_BYTES:
+            return await self._repository.budget.decoded(found.SerializeToString)
+        return found.SerializeToString()
 
     async def _received(self, requests: bytes | AsyncIterator[bytes], share: Share) -> bytes:
         """Return the message of a call, as other hosts pass it on or as it is asked for."""

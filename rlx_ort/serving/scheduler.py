@@ -201,7 +201,7 @@ class Scheduler:
                 each.cancel()
             self._soon()
         pieces = [answers[at] for at in range(0, rows, most)]
-        outputs = {name: np.concatenate([answer.outputs[name] for answer in pieces]) for name in pieces[0].outputs}
+        outputs = await asyncio.to_thread(_concatenated, [answer.outputs for answer in pieces])
         return Answer(outputs, pieces[-1].device, pieces[-1].times)
 
     def backlog_s(self) -> float:
@@ -534,6 +534,10 @@ class Scheduler:
                 request.running = False
                 self._push(0, request)
         self._soon()
+
+
+def _concatenated(pieces: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _mean_of(before: float, now: float) -> float:

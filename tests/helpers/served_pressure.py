@@ -23,12 +23,18 @@ from rlx_ort.serving.messages import messages
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _LARGE = 57 << 20
+_WIDTH = 16384
+_ROWS = _LARGE // _WIDTH // 4
 _COLUMNS, _COPIES = 64, 256
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
 def save_models(folder: Path) -> None:
     """Write models that echo numbers and texts, and `wide`, whose output has 256 times the size of its input."""
+    graph = Graph("rows")
+    x = graph.input("x", ["batch", _WIDTH])
+    graph.outputs = [graph.neg(x)]
+    save_onnx(graph, folder / "rows.onnx")
     save_echo(folder, DType.F32)
     save_echo(folder, DType.STRING)
     graph = Graph("wide")
@@ -218,10 +224,6 @@ def large_bodies(http: str, clients: int = 40) -> str:
     return _together([one] * clients)
 
 
-def _numbers() -> bytes:
-    return bytes(_LARGE)
-
-
 def _text_requests(each_bytes: int) -> bytes:
     count, data = texts(_LARGE, each_bytes)
     return binary_request("echo_bytes", [count // 2, 2], "BYTES", data)
@@ -262,10 +264,10 @@ ATTACKS: Mapping[str, Callable[[str, str], str]] = {
     "calls": lambda http, rpc: unread_calls(rpc, 200),
     "answers": lambda http, rpc: unread_answers(http),
     "numbers": lambda http, rpc: _together(
-        [_asked(http, binary_request("echo_fp32", [_LARGE // 8, 2], "FP32", _numbers()))] * 4
+        [_asked(http, binary_request("rows", [_ROWS, _WIDTH], "FP32", bytes(4 * _ROWS * _WIDTH)))] * 4
     ),
     "grpc-numbers": lambda http, rpc: _together(
-        [_called(rpc, _infer_message("echo_fp32", [_LARGE // 8, 2], "FP32", _numbers()))] * 4
+        [_called(rpc, _infer_message("rows", [_ROWS, _WIDTH], "FP32", bytes(4 * _ROWS * _WIDTH)))] * 4
     ),
     "texts": lambda http, rpc: _together([_asked(http, _text_requests(2))] * 2),
     "long-texts": lambda http, rpc: _together([_asked(http, _text_requests(60))] * 2),
