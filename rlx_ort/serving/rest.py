@@ -108,7 +108,8 @@ class ConnectionLimits:
     """What a client may take of the server before its request is complete.
 
     Attributes:
-        most: open connections; beyond it, the one that has been idle longest is closed.
+        most: open connections; beyond it, the one that has been idle longest is closed, else the one whose client
+            sends its request or reads its answer most slowly.
         idle_s: how long a connection may stay open without a request, in seconds.
         head_s: how long the headers may take, in seconds.
         body_s: how long the body may take before `body_rate` counts, in seconds.
@@ -316,13 +317,12 @@ class _Rest:
             raise ServingError(f"{_HEADER} is {length!r}, not a number of bytes", 400)
         wanted = await self._parsed(request, await self._body(request), None if length is None else int(length))
         model, found = await self._watch.unless_gone(request, self._run(request, wanted))
-        wanted.inputs.clear()
         outputs = sum(map(bytes_of_array, found.outputs.values()))
         making = answer_bytes(wanted, found.outputs)
-        if (large := making > INLINE_BYTES):
+        if large := making > INLINE_BYTES:
             request.share.keep(outputs + making)
-        make = functools.partial(answer, wanted, model.name, model.version, found.outputs, model.output_types)
-        slow = large and not (wanted.is_binary and outputs == making)  # numbers as binary data are not even copied
+        make = functools.partial(_made, wanted, model, found)
+        slow = large and not (wanted.is_binary and "BYTES" not in model.output_types.values())
         head, parts = await self._repository.budget.decoded(make) if slow else make()
         request.share.keep(len(head) + sum(map(len, parts)))
         if not parts:
@@ -451,6 +451,14 @@ class _Rest:
 
         page = PAGE.replace("ASKS_TOKEN", "false" if self._options.token is None else "true")
         return Reply(page.encode(), 200, b"text/html; charset=utf-8", _PAGE_HEADERS)
+
+
+def _made(wanted: InferRequest, model: ServedModel, found: Answer) -> tuple[bytes, list[bytes | memoryview]]:
+    """Return an answer, and free its inputs and outputs; a million texts take a while, and this may be a thread."""
+    wanted.inputs.clear()
+    made = answer(wanted, model.name, model.version, found.outputs, model.output_types)
+    found.outputs.clear()
+    return made
 
 
 def _json(document: object) -> Reply:

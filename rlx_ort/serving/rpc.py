@@ -73,7 +73,7 @@ _OPEN = {f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"
 
 _AHEAD_BYTES = 64 << 10  # what gRPC receives of a call before its message is asked for
 _STREAM_BYTES, _MOST_AHEAD = 16 << 20, 64  # answers of a stream that are not read, and requests that are read ahead
-_LARGE_BYTES = 1 << 20  # from here on, pieces are joined without the interpreter lock
+_LARGE_BYTES = 1 << 20  # from here on, numbers are copied and joined in a thread, without the interpreter lock
 _STREAM_ANSWER = 2  # the field of ModelStreamInferResponse
 
 Method: TypeAlias = Callable[[Any, Share], Awaitable[Any]]
@@ -268,7 +268,7 @@ class Servicer:
     async def _infer(self, data: bytes, share: Share) -> Encoded:
         budget, most = self._repository.budget, self._options.most_json_bytes
         rest, contents = (data, None) if len(data) <= INLINE_BYTES else split_request(data)
-        if len(rest) <= INLINE_BYTES and (contents is None or b"BYTES" not in rest):
+        if len(data) <= _LARGE_BYTES and len(rest) <= INLINE_BYTES and (contents is None or b"BYTES" not in rest):
             name, version, wanted, raw = _parsed(rest, contents, most, share.take)
         else:
             parse = functools.partial(_parsed, rest, contents, most, share.take)
@@ -276,7 +276,6 @@ class Servicer:
             share.keep(len(data) + sum(map(bytes_of_array, wanted.inputs.values())))
         model = self._repository.find(name, version)
         found = await model.infer(wanted)
-        wanted.inputs.clear()
         taken = 2 * sum(map(bytes_of_array, found.outputs.values()))  # raw tensors are joined to a message
         if taken <= INLINE_BYTES:
             return _response(model, wanted, found, raw)
@@ -423,6 +422,8 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _response(model: ServedModel, wanted: InferRequest, found: Answer, raw: bool) -> Encoded:
+    """Return an answer, and free its inputs and outputs, which may be in a thread."""
+    wanted.inputs.clear()
     response = messages.ModelInferResponse(model_name=model.name, model_version=model.version, id=wanted.id)
     names = [output.name for output in wanted.outputs] if wanted.outputs else list(found.outputs)
     raw = raw or any(model.output_types[name] not in _CONTENTS for name in names)
@@ -439,4 +440,5 @@ def _response(model: ServedModel, wanted: InferRequest, found: Answer, raw: bool
             if datatype == "BYTES":
                 piece = [item if isinstance(item, bytes) else str(item).encode() for item in piece]
             elements.extend(piece)
+    found.outputs.clear()
     return with_raw_outputs(response, contents)
