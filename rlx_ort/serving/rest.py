@@ -410,10 +410,7 @@ class _Rest:
         return _json(model.metadata(list(self._repository.entries[model.name].loaded)))
 
     async def config(self, request: Request) -> Reply:
-        model = self._model(request)
-        found = await model.config()
-        reasons = {f"not_used.{device.label}": {"string_value": reason} for device, reason in model.left_out}
-        return _json({**found, "parameters": reasons} if reasons else found)
+        return _json(await self._model(request).config())
 
     async def statistics(self, request: Request) -> Reply:
         models = [self._model(request)] if request.model else list(self._repository.models())
