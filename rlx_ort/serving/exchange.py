@@ -81,7 +81,13 @@ class Reply:
         with request.share.waiting():
             for part in map(memoryview, self.parts):  # a server keeps what it was given until the client reads it
                 for start in range(0, len(part), _SENT_BYTES):
-                    await send({"type": "http.response.body", "body": bytes(part[start : start + _SENT_BYTES]), "more_body": True})
+                    await send(
+                        {
+                            "type": "http.response.body",
+                            "body": bytes(part[start : start + _SENT_BYTES]),
+                            "more_body": True,
+                        }
+                    )
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -312,7 +312,7 @@ def answer(
             entry["parameters"] = {"binary_data_size": len(parts[-1])}
             entries.append(_json(entry))
         else:
-            entries.append(b"%s,\"data\":[%s]}" % (_json(entry)[:-1], _json_data(array, output.name)))
+            entries.append(b'%s,"data":[%s]}' % (_json(entry)[:-1], _json_data(array, output.name)))
     return _head(model, version, entries, request.id), parts
 
 

@@ -7,7 +7,6 @@ routes and requests take a fifth of the time of a small inference.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import json

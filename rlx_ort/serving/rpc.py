@@ -133,9 +133,7 @@ class Servicer:
             "RepositoryModelUnload": self._unload,
         }
         found = {name: self._handler(name, method) for name, method in methods.items()}
-        found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, response_serializer=_serialized
-        )
+        found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream, response_serializer=_serialized)
         health = {"Check": self._handler("HealthCheck", self._check)}
         return (
             grpc.method_handlers_generic_handler(SERVICE, found),
