@@ -174,11 +174,11 @@ class Servicer:
             tracing.traced_call(f"{SERVICE}/{name}", guarded) if self._options.traces else guarded
         )
 
-    async def _joined(self, found: Any) -> Any:
+    async def _joined(self, found: Any) -> bytes:
         """Return a message as bytes."""
         if isinstance(found, Encoded) and len(found) > _LARGE_BYTES:
             return await self._repository.budget.decoded(found.SerializeToString)
-        return found.SerializeToString()
+        return _serialized(found)
 
     async def _received(self, requests: bytes | AsyncIterator[bytes], share: Share) -> bytes:
         """Return the message of a call, as other hosts pass it on or as it is asked for."""
@@ -292,6 +292,7 @@ class Servicer:
             data, share = given
             share.take(len(data))
             found = nested(_STREAM_ANSWER, await self._infer(self._message("ModelInfer", data), share))
+            found = Encoded([await self._joined(found)])
             largest = max(largest, len(found))
             room.set()
             return found
@@ -324,7 +325,7 @@ class Servicer:
                 task, share = entry
                 try:
                     found: Any = await task
-                    share.keep(3 * len(found))  # with what gRPC makes of it
+                    share.keep(2 * len(found))  # gRPC makes a copy
                 except Exception as err:
                     share.close()
                     found = messages.ModelStreamInferResponse(error_message=_refusal(err)[1])

@@ -216,7 +216,7 @@ def test_other_threads_run_while_large_json_is_read() -> None:
 )
 def test_what_takes_the_parser_long_is_refused_before(datatype: str, data: str, message: str) -> None:
     """Lists and texts are made while other threads wait."""
-    head = '{"inputs": [{"name": "x", "shape": [1], "datatype": "%s", "data": [' % datatype
+    head = f'{{"inputs": [{{"name": "x", "shape": [1], "datatype": "{datatype}", "data": ['
     body = (head + data * 1_100_000 + '""]}]}').encode()
     with pytest.raises(ServingError, match=message) as refused:
         parse_request(memoryview(body), None)
