@@ -72,6 +72,20 @@ def _range_of(ctx: click.Context, param: click.Parameter, text: str) -> tuple[in
 @click.option("--tls-cert", type=options.FILE, help="A PEM file with the certificate; needs --tls-key.")
 @click.option("--tls-key", type=options.FILE, help="A PEM file with the private key of --tls-cert.")
 @click.option("--most-bytes", default=64 << 20, show_default=True, type=click.IntRange(min=1), help="Largest request.")
+@click.option(
+    "--most-held-bytes",
+    default=1 << 30,
+    show_default=True,
+    type=click.IntRange(min=1 << 20),
+    help="Memory of all requests and answers at a time.",
+)
+@click.option(
+    "--load-limit",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a version of a model may take to open and run.",
+)
 @click.option("--repository-control", is_flag=True, help="Let clients load and unload models.")
 @click.option("--access-log", is_flag=True, help="Write a line of JSON on stderr for each request.")
 @click.option("--traces", is_flag=True, help="Send spans of OpenTelemetry, to where OTEL_* variables point.")
@@ -100,6 +114,8 @@ def command(
     tls_cert: Path | None,
     tls_key: Path | None,
     most_bytes: int,
+    most_held_bytes: int,
+    load_limit: float,
     repository_control: bool,
     access_log: bool,
     traces: bool,
@@ -146,6 +162,8 @@ def command(
         signed_only,
         precision=precision,
         batch_unproven=frozenset(batch_unproven),
+        load_limit_s=load_limit,
+        most_held_bytes=most_held_bytes,
     )
     hosts = frozenset(map(str.lower, allow_host)) or None
     limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log, traces=traces)

@@ -11,9 +11,10 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rlx_ort.serving.rest import ConnectionLimits
+from rlx_ort.serving.rest import ABORT, ConnectionLimits
 
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
+_PATIENCE_S = 0.5  # a client that is waited for for longer may lose its connection to another one
 _MOST_PIPELINED = 16
 _JOINED_BYTES = 64 << 10  # copying more takes longer than another call
 
@@ -52,7 +53,7 @@ class LimitedProtocol(HttpToolsProtocol):
     limits = ConnectionLimits()
 
     def connection_made(self, transport: Any) -> None:
-        """Make room by closing the connection that has been idle longest."""
+        """Make room by closing the connection that has been idle longest, else the one with the slowest client."""
         super().connection_made(transport)
         self._since_s = self.loop.time()
         self._in_head = True
@@ -67,13 +68,29 @@ class LimitedProtocol(HttpToolsProtocol):
                 if isinstance(other, LimitedProtocol) and not other.transport.is_closing()
             ]
             if len(live) > self.limits.most:
-                others = [other for other in live if other._is_waiting]
-                min(others, key=lambda other: other._since_s, default=self).transport.abort()
+                rates = {other: other._client_rate(self._since_s) for other in live if other is not self}
+                others = [other for other, rate in rates.items() if rate is not None]
+                min(others, key=lambda other: (rates[other], other._since_s), default=self).transport.abort()
 
     @property
     def _is_waiting(self) -> bool:
         """Whether no request is being read or answered."""
         return self._in_head and (self.cycle is None or self.cycle.response_complete)
+
+    def _client_rate(self, now_s: float) -> float | None:
+        """Return the bytes a second of a client that is waited for, -1 without a request; None if it need not wait."""
+        if self._is_waiting and not self._begun:
+            return -1.0
+        if self._stalled_since_s is not None:
+            return 0.0 if now_s - self._stalled_since_s > _PATIENCE_S else None
+        if self._is_read or now_s - self._since_s < _PATIENCE_S:
+            return None
+        return self._body_bytes / (now_s - self._since_s)
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether there is no request that has not arrived completely."""
+        return self._in_head and not self._begun
 
     def data_received(self, data: bytes) -> None:
         """Count what belongs to no body; a head, chunk extensions or trailers without end are refused."""
@@ -103,6 +120,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._since_s = self.loop.time()
         self._in_head = False
         super().on_headers_complete()
+        self.scope["extensions"] = {ABORT: self.transport.abort}
         if not self.cycle.waiting_for_100_continue and self.scope["method"] != "HEAD":  # nothing else is before a body
             self.cycle.transport = _HeadFirst(self.transport)  # type: ignore[assignment]  # has what uvicorn calls
 
@@ -160,7 +178,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def end_if_incomplete(self) -> None:
         """Close the connection if a request is being read, since the server ends."""
-        if not self.transport.is_closing() and (self._begun or not self._in_head):
+        if not self.transport.is_closing() and not self._is_read:
             self._refuse(b"503 Service Unavailable", "the server is ending")
 
     def _refuse(self, status: bytes, text: str) -> None:

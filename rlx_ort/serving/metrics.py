@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 if TYPE_CHECKING:
+    from rlx_ort.serving.models import BatchRows
     from rlx_ort.serving.repository import Repository
 
 _SPANS = {
@@ -49,9 +50,36 @@ class _Collector:
         pending = GaugeMetricFamily(
             "rlx_inference_pending_request_count", "requests that wait", labels=["model", "version"]
         )
+        rows = HistogramMetricFamily(
+            "rlx_inference_batch_rows", "rows of the batches that ran", labels=["model", "version", "device"]
+        )
         for model in models:
+            for device, counted in model.statistics.rows.items():
+                rows.add_metric([model.name, model.version, device], *_histogram(counted))
             executions.add_metric([model.name, model.version], model.statistics.executions)
             pending.add_metric([model.name, model.version], model.scheduler.depth)
             for device, answered in model.statistics.devices.items():
                 devices.add_metric([model.name, model.version, device], answered)
-        yield from (executions, devices, pending)
+        yield from (executions, devices, pending, rows)
+        budget = self._repository.budget
+        for name, text, value in (
+            ("held", "bytes of requests and their answers now", budget.held_bytes),
+            ("most_held", "bytes that requests and their answers may take", budget.most_bytes),
+            ("peak_held", "the most bytes that requests and their answers have taken", budget.peak_bytes),
+        ):
+            yield GaugeMetricFamily(f"rlx_server_{name}_bytes", text, value)
+        yield CounterMetricFamily(
+            "rlx_server_refused_request_count", "requests that found no room in memory", budget.refused
+        )
+        yield CounterMetricFamily(
+            "rlx_server_ended_request_count", "requests of slow clients that were ended for others", budget.ended
+        )
+
+
+def _histogram(counted: BatchRows) -> tuple[list[tuple[str, float]], float]:
+    """Return the buckets of a histogram, each with all below it, and the sum."""
+    buckets, below = [], 0
+    for octave in range(max(counted.octaves, default=0) + 1):
+        below += counted.octaves.get(octave, 0)
+        buckets.append((f"{1 << octave}.0", float(below)))
+    return [*buckets, ("+Inf", float(below))], float(counted.total)

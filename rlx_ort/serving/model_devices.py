@@ -107,14 +107,18 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
 
     graph, dim = runner.graph, batch_dim(runner.graph)
     found = ModelDevices(batched_along=dim if options.batch.max_batch > 1 else None)
-    seen: set[str] = set()
+    seen: dict[str, Device] = {}
     for row in runner.rank():
         device = row.device
         if row.blocker is not None:
             found.left_out.append((device, row.blocker))
             continue
         place = f"{row.hardware} {device.index}" if row.hardware and device != Device.CPU else device.label
-        if len(found.lanes) == options.devices or place in seen:  # gpu, vulkan and webgpu are one device
+        if place in seen:  # gpu, vulkan and webgpu are one device
+            found.left_out.append((device, f"it is the same device as {seen[place].label}"))
+            continue
+        if len(found.lanes) == options.devices:
+            found.left_out.append((device, f"{options.devices} devices run the model already"))
             continue
         predict = _predictor(graph, device, dim, row.predicted_ns, runner.options)
         lane = Lane(device, functools.partial(_run, runner, device), predict, options.batch.max_batch)
@@ -130,7 +134,7 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
             found.left_out.append((device, str(err)))
             lane.worker.close()
             continue
-        seen.add(place)
+        seen[place] = device
         found.lanes.append(lane)
     return found
 

@@ -19,7 +19,7 @@ from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import tracing
 from rlx_ort.serving.budget import DEFAULT_BYTES
-from rlx_ort.serving.lanes import Answer, Times
+from rlx_ort.serving.lanes import Answer, Times, octave_of
 from rlx_ort.serving.model_devices import ModelDevices, started_devices, tried_devices
 from rlx_ort.serving.opening import Opening
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
@@ -84,8 +84,22 @@ class Counter:
 
 
 @dataclass
+class BatchRows:
+    """The batches of a device by the exponent of the power of two that their rows fit in, and the rows of all."""
+
+    octaves: dict[int, int] = field(default_factory=dict)
+    total: int = 0
+
+    def add(self, rows: int) -> None:
+        """Count a batch."""
+        octave = octave_of(rows)
+        self.octaves[octave] = self.octaves.get(octave, 0) + 1
+        self.total += rows
+
+
+@dataclass
 class Statistics:
-    """What a model did since it was loaded, in the terms of Triton's statistics extension."""
+    """What a model did since it was loaded: in the terms of Triton's extension, and by device."""
 
     last_ms: int = 0
     inferences: int = 0
@@ -97,6 +111,7 @@ class Statistics:
     )
     batches: dict[int, dict[str, Counter]] = field(default_factory=dict)
     devices: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, BatchRows] = field(default_factory=dict)
 
     def answered(self, times: Times, total_ns: int) -> None:
         """Count a request that was answered."""
@@ -111,7 +126,8 @@ class Statistics:
         """Count a batch that was run."""
         self.executions += 1
         self.devices[device.label] = self.devices.get(device.label, 0) + requests
-        size = rows if rows <= _SIZES_COUNTED else 1 << (rows - 1).bit_length()  # clients choose the rows
+        self.rows.setdefault(device.label, BatchRows()).add(rows)
+        size = rows if rows <= _SIZES_COUNTED else 1 << octave_of(rows)  # clients choose the rows
         spans = self.batches.setdefault(size, {name: Counter() for name in list(self.spans)[3:]})
         for name, ns in zip(spans, (times.input_ns, times.infer_ns, times.output_ns), strict=True):
             spans[name].add(ns)
@@ -270,14 +286,16 @@ class ServedModel:
                 {"name": lane.device.label, "kind": "KIND_CPU" if lane.device == Device.CPU else "KIND_GPU", "count": 1}
                 for lane in self.scheduler.lanes
             ],
-            **({"dynamic_batching": {}} if batched else self._why_single()),
+            **({"dynamic_batching": {}} if batched else {}),
+            **({"parameters": reasons} if (reasons := self._reasons()) else {}),
         }
 
-    def _why_single(self) -> dict[str, Any]:
-        """Return why requests are not joined, as a parameter in the form of Triton's extension."""
-        if not self.unbatched_because:
-            return {}
-        return {"parameters": {"not_batched": {"string_value": self.unbatched_because}}}
+    def _reasons(self) -> dict[str, dict[str, str]]:
+        """Return why requests are not joined and allowed devices not used, as Triton's extension has parameters."""
+        found = {f"not_used.{device.label}": reason for device, reason in self.left_out}
+        if self.unbatched_because:
+            found["not_batched"] = self.unbatched_because
+        return {name: {"string_value": reason} for name, reason in found.items()}
 
     async def close(self) -> None:
         """Answer the requests that were accepted, then close the sessions."""

@@ -7,7 +7,6 @@ routes and requests take a fifth of the time of a small inference.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import json
@@ -39,6 +38,8 @@ from rlx_ort.serving.tracing import Traced
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 INLINE_BYTES = 64 << 10
 """JSON, texts and compressed bodies beyond this are read in a thread."""
+ABORT = "rlx_ort.abort"
+"""The extension of a request's scope that ends its connection, where the server has it."""
 _HEADER = "Inference-Header-Content-Length"
 _HEADER_KEY = _HEADER.lower().encode()
 _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
@@ -106,7 +107,8 @@ class ConnectionLimits:
     """What a client may take of the server before its request is complete.
 
     Attributes:
-        most: open connections; beyond it, the one that has been idle longest is closed.
+        most: open connections; beyond it, the one that has been idle longest is closed, else the one whose client
+            sends its request or reads its answer most slowly.
         idle_s: how long a connection may stay open without a request, in seconds.
         head_s: how long the headers may take, in seconds.
         body_s: how long the body may take before `body_rate` counts, in seconds.
@@ -219,7 +221,9 @@ class _Rest:
             try:
                 await (await self._replied(request)).send(request, send)
             except (ClientGoneError, ServingError):
-                pass  # its server closes the connection
+                if (abort := request.scope.get("extensions", {}).get(ABORT)) is not None:
+                    abort()
+                    await asyncio.sleep(0.001)  # its server notices
             finally:
                 request.share.close()
         elif scope["type"] == "lifespan":
@@ -312,13 +316,12 @@ class _Rest:
             raise ServingError(f"{_HEADER} is {length!r}, not a number of bytes", 400)
         wanted = await self._parsed(request, await self._body(request), None if length is None else int(length))
         model, found = await self._watch.unless_gone(request, self._run(request, wanted))
-        wanted.inputs.clear()
         outputs = sum(map(bytes_of_array, found.outputs.values()))
         making = answer_bytes(wanted, found.outputs)
         if large := making > INLINE_BYTES:
             request.share.keep(outputs + making)
-        make = functools.partial(answer, wanted, model.name, model.version, found.outputs, model.output_types)
-        slow = large and not (wanted.is_binary and outputs == making)  # numbers as binary data are not even copied
+        make = functools.partial(_made, wanted, model, found)
+        slow = large and not (wanted.is_binary and "BYTES" not in model.output_types.values())
         head, parts = await self._repository.budget.decoded(make) if slow else make()
         request.share.keep(len(head) + sum(map(len, parts)))
         if not parts:
@@ -406,10 +409,7 @@ class _Rest:
         return _json(model.metadata(list(self._repository.entries[model.name].loaded)))
 
     async def config(self, request: Request) -> Reply:
-        model = self._model(request)
-        found = await model.config()
-        reasons = {f"not_used.{device.label}": {"string_value": reason} for device, reason in model.left_out}
-        return _json({**found, "parameters": reasons} if reasons else found)
+        return _json(await self._model(request).config())
 
     async def statistics(self, request: Request) -> Reply:
         models = [self._model(request)] if request.model else list(self._repository.models())
@@ -447,6 +447,14 @@ class _Rest:
 
         page = PAGE.replace("ASKS_TOKEN", "false" if self._options.token is None else "true")
         return Reply(page.encode(), 200, b"text/html; charset=utf-8", _PAGE_HEADERS)
+
+
+def _made(wanted: InferRequest, model: ServedModel, found: Answer) -> tuple[bytes, list[bytes | memoryview]]:
+    """Return an answer, and free its inputs and outputs; a million texts take a while, and this may be a thread."""
+    wanted.inputs.clear()
+    made = answer(wanted, model.name, model.version, found.outputs, model.output_types)
+    found.outputs.clear()
+    return made
 
 
 def _json(document: object) -> Reply:

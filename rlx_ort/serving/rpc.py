@@ -73,6 +73,7 @@ _OPEN = {f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"
 
 _AHEAD_BYTES = 64 << 10  # what gRPC receives of a call before its message is asked for
 _STREAM_BYTES, _MOST_AHEAD = 16 << 20, 64  # answers of a stream that are not read, and requests that are read ahead
+_LARGE_BYTES = 1 << 20  # from here on, numbers are copied and joined in a thread, without the interpreter lock
 _STREAM_ANSWER = 2  # the field of ModelStreamInferResponse
 
 Method: TypeAlias = Callable[[Any, Share], Awaitable[Any]]
@@ -142,6 +143,7 @@ class Servicer:
     def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler:
         async def guarded(requests: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
             begun_s, code, size = time.perf_counter(), grpc.StatusCode.CANCELLED, 0
+            found = refusal = None
             share = Share(self._repository.budget)
             if (task := asyncio.current_task()) is not None:
                 task.add_done_callback(lambda _: share.close())  # the answer was sent
@@ -150,25 +152,33 @@ class Servicer:
                 size = len(data)
                 found = await method(self._message(name, data), share)
                 if not isinstance(requests, bytes):
-                    found = found.SerializeToString()
+                    found = await self._joined(found)
                     share.keep(2 * len(found))  # gRPC makes a copy
                     share.sending(self._limits.write_s)
                 code = grpc.StatusCode.OK
-                return found
             except Exception as err:  # whatever it is, no detail of the server leaves it
                 share.close()
-                code, text, metadata = _refusal(err)
-                await context.abort(code, text, metadata)
+                refusal = _refusal(err)
+                code = refusal[0]
             finally:
                 if self._options.access_log:
                     trace = dict(context.invocation_metadata() or ()).get("traceparent")
                     sizes = {"client": context.peer(), "bytes": size, "traceparent": trace}
                     access.write("grpc", "POST", name, code.name, begun_s, **sizes)
+            if refusal is not None:
+                await context.abort(*refusal)  # not beside the error, whose frames may hold large arrays
+            return found
 
         # As a stream of requests, of which there is one: the message is asked for once there is room for it.
         return grpc.stream_unary_rpc_method_handler(
             tracing.traced_call(f"{SERVICE}/{name}", guarded) if self._options.traces else guarded
         )
+
+    async def _joined(self, found: Any) -> bytes:
+        """Return a message as bytes."""
+        if isinstance(found, Encoded) and len(found) > _LARGE_BYTES:
+            return await self._repository.budget.decoded(found.SerializeToString)
+        return _serialized(found)
 
     async def _received(self, requests: bytes | AsyncIterator[bytes], share: Share) -> bytes:
         """Return the message of a call, as other hosts pass it on or as it is asked for."""
@@ -256,7 +266,7 @@ class Servicer:
     async def _infer(self, data: bytes, share: Share) -> Encoded:
         budget, most = self._repository.budget, self._options.most_json_bytes
         rest, contents = (data, None) if len(data) <= INLINE_BYTES else split_request(data)
-        if len(rest) <= INLINE_BYTES and (contents is None or b"BYTES" not in rest):
+        if len(data) <= _LARGE_BYTES and len(rest) <= INLINE_BYTES and (contents is None or b"BYTES" not in rest):
             name, version, wanted, raw = _parsed(rest, contents, most, share.take)
         else:
             parse = functools.partial(_parsed, rest, contents, most, share.take)
@@ -264,7 +274,6 @@ class Servicer:
             share.keep(len(data) + sum(map(bytes_of_array, wanted.inputs.values())))
         model = self._repository.find(name, version)
         found = await model.infer(wanted)
-        wanted.inputs.clear()
         taken = 2 * sum(map(bytes_of_array, found.outputs.values()))  # raw tensors are joined to a message
         if taken <= INLINE_BYTES:
             return _response(model, wanted, found, raw)
@@ -283,6 +292,7 @@ class Servicer:
             data, share = given
             share.take(len(data))
             found = nested(_STREAM_ANSWER, await self._infer(self._message("ModelInfer", data), share))
+            found = Encoded([await self._joined(found)])
             largest = max(largest, len(found))
             room.set()
             return found
@@ -315,7 +325,7 @@ class Servicer:
                 task, share = entry
                 try:
                     found: Any = await task
-                    share.keep(3 * len(found))  # with what gRPC makes of it
+                    share.keep(2 * len(found))  # gRPC makes a copy
                 except Exception as err:
                     share.close()
                     found = messages.ModelStreamInferResponse(error_message=_refusal(err)[1])
@@ -411,6 +421,8 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _response(model: ServedModel, wanted: InferRequest, found: Answer, raw: bool) -> Encoded:
+    """Return an answer, and free its inputs and outputs, which may be in a thread."""
+    wanted.inputs.clear()
     response = messages.ModelInferResponse(model_name=model.name, model_version=model.version, id=wanted.id)
     names = [output.name for output in wanted.outputs] if wanted.outputs else list(found.outputs)
     raw = raw or any(model.output_types[name] not in _CONTENTS for name in names)
@@ -427,4 +439,5 @@ def _response(model: ServedModel, wanted: InferRequest, found: Answer, raw: bool
             if datatype == "BYTES":
                 piece = [item if isinstance(item, bytes) else str(item).encode() for item in piece]
             elements.extend(piece)
+    found.outputs.clear()
     return with_raw_outputs(response, contents)

@@ -202,8 +202,10 @@ class Scheduler:
                 each.cancel()
             self._soon()
         pieces = [answers[at] for at in range(0, rows, most)]
-        outputs = {name: np.concatenate([answer.outputs[name] for answer in pieces]) for name in pieces[0].outputs}
-        return Answer(outputs, pieces[-1].device, pieces[-1].times)
+        answers.clear()
+        last = pieces[-1]
+        outputs = await asyncio.to_thread(_concatenated, [piece.outputs for piece in pieces])
+        return Answer(outputs, last.device, last.times)
 
     def backlog_s(self) -> float:
         """Return the predicted seconds until what waits now has run."""
@@ -535,6 +537,14 @@ class Scheduler:
                 request.running = False
                 self._push(0, request)
         self._soon()
+
+
+def _concatenated(pieces: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """Return the outputs of pieces as one, and free them."""
+    outputs = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    for piece in pieces:
+        piece.clear()
+    return outputs
 
 
 def _mean_of(before: float, now: float) -> float:

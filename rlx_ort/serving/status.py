@@ -14,6 +14,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: right; padding: .2rem .5rem; border-bottom: 1px solid #8884; white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
 button, input { font: inherit }
+.why { max-width: 30rem; white-space: normal; text-align: left; opacity: .75 }
 .off { color: light-dark(#b00, #f77) } .note { opacity: .75; font-weight: normal }
 svg { vertical-align: middle; stroke: light-dark(#05a, #7bf); fill: none }
 </style></head><body>
@@ -28,7 +29,7 @@ svg { vertical-align: middle; stroke: light-dark(#05a, #7bf); fill: none }
 <tbody id="models"></tbody></table></div>
 <script>
 const get = id => document.getElementById(id), asksToken = ASKS_TOKEN, kept = "rlx_ort token";
-const before = new Map(), shown = 30;
+const before = new Map(), configs = new Map(), unfolded = new Set(), shown = 30;
 const cell = (row, text, name = "") => Object.assign(row.insertCell(), {textContent: text, className: name});
 async function ask(path, method = "GET") {
   const headers = asksToken ? {Authorization: "Bearer " + sessionStorage.getItem(kept)} : {};
@@ -39,6 +40,28 @@ async function ask(path, method = "GET") {
   }
   if (!answer.ok) throw path + ": " + answer.status;
   return answer;
+}
+function configOf(entry, key) {
+  if (!configs.has(key)) {
+    configs.set(key, null);  // it comes once all devices of the model are open
+    ask("v2/models/" + [entry.name, "versions", entry.version].map(encodeURIComponent).join("/") + "/config")
+      .then(r => r.json()).then(found => configs.set(key, found)).catch(() => configs.delete(key));
+  }
+  return configs.get(key);
+}
+function devices(cell, config, used) {
+  const running = config ? config.instance_group.map(group => group.name) : used;
+  const reasons = Object.entries((config && config.parameters) || {}).filter(([key]) => key.startsWith("not_used."));
+  if (!reasons.length) return cell.textContent = running.join(", ") || "-";
+  const details = cell.appendChild(document.createElement("details"));
+  details.open = unfolded.has(cell.parentNode.cells[0].textContent);
+  details.ontoggle = () => unfolded[details.open ? "add" : "delete"](cell.parentNode.cells[0].textContent);
+  details.appendChild(document.createElement("summary")).textContent = running.join(", ") || "-";
+  for (const [key, reason] of reasons) {
+    const line = details.appendChild(document.createElement("div"));
+    line.className = "why";
+    line.textContent = "not " + key.slice("not_used.".length) + ": " + reason.string_value;
+  }
 }
 function metrics(text) {
   const found = {waiting: {}, devices: {}};
@@ -75,17 +98,18 @@ async function read() {
       const row = body.insertRow(), key = entry.name + "/" + entry.version, s = found.get(key);
       cell(row, entry.name); cell(row, entry.version);
       cell(row, entry.state === "READY" ? "ready" : entry.reason || "loading", entry.state === "READY" ? "" : "off");
-      if (!s) continue;
+      if (!s) { configs.delete(key); continue; }
       const rows = s.batch_stats.reduce((sum, b) => sum + b.batch_size * b.compute_infer.count, 0);
       const done = s.inference_stats.success, count = done.count, queue = s.inference_stats.queue.ns;
       const is = {count, ns: done.ns, queue, rows, runs: s.execution_count, at: now, past: []};
       let last = before.get(key);
+      if (last && count < last.count) configs.delete(key);  // it was loaded again
       if (!last || count < last.count) last = {...is, at: now - 1, past: []};
       const ratio = (part, whole, digits) => is[whole] > last[whole]
         ? ((is[part] - last[part]) / (is[whole] - last[whole])).toFixed(digits) : "-";
       const ms = part => count > last.count ? ((is[part] - last[part]) / (count - last.count) / 1e6).toFixed(2) : "-";
       is.past = [...last.past, Number(ms("ns")) || 0].slice(-shown);
-      cell(row, (more.devices[key] || []).join(", ") || "-"); cell(row, count);
+      devices(row.insertCell(), configOf(entry, key), more.devices[key] || []); cell(row, count);
       cell(row, s.inference_stats.fail.count); cell(row, Number(more.waiting[key] || 0));
       cell(row, ((count - last.count) / (now - last.at) * 1e3).toFixed(1)); cell(row, ms("ns"));
       cell(row, ms("queue")); cell(row, ratio("rows", "runs", 1)); cell(row, "").innerHTML = line(is.past);

@@ -126,12 +126,11 @@ def _fields(view: memoryview, most: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    found = shift = 0
-    for at in range(at, min(at + 10, len(view))):
-        found |= (view[at] & 0x7F) << shift
-        shift += 7
-        if view[at] < 0x80:
-            return found, at + 1
+    found = 0
+    for place, byte in enumerate(view[at : at + 10]):
+        found |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return found, at + place + 1
     raise _cut_short()
 
 

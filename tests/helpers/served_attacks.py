@@ -72,7 +72,7 @@ def ask(
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout_s) as connection:
-        found = b""
+        found = bytearray()
         with contextlib.suppress(ConnectionError):
             for start in range(0, len(data), piece_bytes):
                 connection.sendall(data[start : start + piece_bytes])
@@ -80,22 +80,23 @@ def ask(
             if unfinished:
                 connection.shutdown(socket.SHUT_WR)
         try:
-            while not _is_complete(found, data[:5] == b"HEAD ") and (piece := connection.recv(1 << 16)):
+            while not _is_complete(found, data[:5] == b"HEAD ") and (piece := connection.recv(1 << 20)):
                 found += piece
         except ConnectionError:
             pass  # what arrived before counts
-    head, _, body = found.partition(b"\r\n\r\n")
+    head, _, body = bytes(found).partition(b"\r\n\r\n")
     return (int(head.split()[1]), body) if head.startswith(b"HTTP/1.1 ") else (CLOSED, found)
 
 
-def _is_complete(found: bytes, head_only: bool) -> bool:
-    head, end, body = found.partition(b"\r\n\r\n")
-    if not end or head.split()[1] == b"100":
+def _is_complete(found: bytearray, head_only: bool) -> bool:
+    size = found.find(b"\r\n\r\n")
+    head = bytes(found[: max(size, 0)])
+    if size < 0 or head.split()[1] == b"100":
         return False
     if head_only:
         return True
     lengths = [int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
-    return bool(lengths) and len(body) >= lengths[0]
+    return bool(lengths) and len(found) - size - 4 >= lengths[0]
 
 
 def attacks(seed: int, count: int) -> Iterator[Attack]:

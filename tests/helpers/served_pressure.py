@@ -21,14 +21,22 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.serving.messages import messages
 
-_SERVICE = "/inference.GRPCInferenceService/"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+"""The path of the gRPC method for an inference."""
+_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LARGE = 57 << 20
+_WIDTH = 16384
+_ROWS = _LARGE // _WIDTH // 4
 _COLUMNS, _COPIES = 64, 256
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
 def save_models(folder: Path) -> None:
     """Write models that echo numbers and texts, and `wide`, whose output has 256 times the size of its input."""
+    graph = Graph("rows")
+    x = graph.input("x", ["batch", _WIDTH])
+    graph.outputs = [graph.neg(x)]
+    save_onnx(graph, folder / "rows.onnx")
     save_echo(folder, DType.F32)
     save_echo(folder, DType.STRING)
     graph = Graph("wide")
@@ -111,7 +119,7 @@ def _asked(http: str, data: bytes) -> Callable[[], str]:
 def _called(rpc: str, data: bytes, timeout_s: float = 120) -> Callable[[], str]:
     def call() -> str:
         with grpc.insecure_channel(rpc, options=_OPTIONS) as channel:
-            channel.unary_unary(_SERVICE + "ModelInfer")(data, timeout=timeout_s)
+            channel.unary_unary(INFER)(data, timeout=timeout_s)
         return "OK"
 
     return call
@@ -123,7 +131,7 @@ def unread_streams(rpc: str, streams: int = 6, rows: int = 216, wait_s: float = 
     with contextlib.ExitStack() as stack:
         for _ in range(streams):
             channel = stack.enter_context(grpc.insecure_channel(rpc, options=_OPTIONS))
-            stack.callback(channel.stream_stream(_SERVICE + "ModelStreamInfer")(_endless(data)).cancel)
+            stack.callback(channel.stream_stream(_STREAM)(_endless(data)).cancel)
         time.sleep(wait_s)
     return f"{streams} streams left unread"
 
@@ -137,20 +145,20 @@ def _endless(data: bytes) -> Iterator[bytes]:
 def unread_calls(rpc: str, calls: int, rows: int = 216, wait_s: float = 15) -> str:
     """Make gRPC calls over connections whose client reads nothing."""
     host, _, port = rpc.rpartition(":")
-    held = [_Unread(host, int(port), wide_message(rows)) for _ in range(calls)]
+    held = [UnreadCall(host, int(port), wide_message(rows)) for _ in range(calls)]
     time.sleep(wait_s)
     for each in held:
         each.close()
     return f"{calls} calls left unread"
 
 
-class _Unread:
+class UnreadCall:
     """An HTTP/2 connection with one call, of which nothing is read: no window is given for the answer's bytes."""
 
     def __init__(self, host: str, port: int, message: bytes) -> None:
         self._socket = socket.create_connection((host, port), 10)
         body = b"\0" + len(message).to_bytes(4, "big") + message
-        path = (_SERVICE + "ModelInfer").encode()
+        path = (INFER).encode()
         fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"localhost")]
         fields += [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
         head = b"".join(b"\0" + bytes([len(key)]) + key + bytes([len(value)]) + value for key, value in fields)
@@ -160,6 +168,7 @@ class _Unread:
             self._socket.sendall(_frame(0, int(at + 16384 >= len(body)), 1, piece))
 
     def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
 
@@ -218,10 +227,6 @@ def large_bodies(http: str, clients: int = 40) -> str:
     return _together([one] * clients)
 
 
-def _numbers() -> bytes:
-    return bytes(_LARGE)
-
-
 def _text_requests(each_bytes: int) -> bytes:
     count, data = texts(_LARGE, each_bytes)
     return binary_request("echo_bytes", [count // 2, 2], "BYTES", data)
@@ -262,10 +267,10 @@ ATTACKS: Mapping[str, Callable[[str, str], str]] = {
     "calls": lambda http, rpc: unread_calls(rpc, 200),
     "answers": lambda http, rpc: unread_answers(http),
     "numbers": lambda http, rpc: _together(
-        [_asked(http, binary_request("echo_fp32", [_LARGE // 8, 2], "FP32", _numbers()))] * 4
+        [_asked(http, binary_request("rows", [_ROWS, _WIDTH], "FP32", bytes(4 * _ROWS * _WIDTH)))] * 4
     ),
     "grpc-numbers": lambda http, rpc: _together(
-        [_called(rpc, _infer_message("echo_fp32", [_LARGE // 8, 2], "FP32", _numbers()))] * 4
+        [_called(rpc, _infer_message("rows", [_ROWS, _WIDTH], "FP32", bytes(4 * _ROWS * _WIDTH)))] * 4
     ),
     "texts": lambda http, rpc: _together([_asked(http, _text_requests(2))] * 2),
     "long-texts": lambda http, rpc: _together([_asked(http, _text_requests(60))] * 2),

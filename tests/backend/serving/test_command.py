@@ -240,6 +240,11 @@ def test_a_single_device_of_the_environment_is_the_only_one(models: Path) -> Non
     assert "ready: no model; 1 failed" in line
 
 
+def test_the_command_limits_how_long_a_model_opens(models: Path) -> None:
+    """One that takes longer is not served."""
+    assert "ready: no model; 1 failed" in _ready_line([str(models), "--device", "cpu", "--load-limit", "0.001"], {})
+
+
 def _ready_line(arguments: list[str], environment: dict[str, str]) -> str:
     """Return the line of a server that is then ended."""
     command = [sys.executable, "-c", "from rlx_ort.cli import main; main()", "serve", *arguments]

@@ -67,3 +67,19 @@ def test_a_device_that_fails_is_replaced_and_used_again(fault: FaultProvider, tm
         await repository.close()
 
     asyncio.run(work())
+
+
+def test_the_configuration_says_why_a_device_is_not_used(fault: FaultProvider, tmp_path: Path) -> None:
+    """Every allowed device is in it: as one that runs the model, or with the reason why it does not."""
+    save_product(tmp_path / "product.onnx")
+    fault.dead = LOST
+
+    async def work() -> None:
+        repository = Repository([tmp_path], ServeOptions(policy=DevicePolicy.only(["fault", "cpu"])))
+        await repository.load_all()
+        found = await repository.find("product").config()
+        assert [group["name"] for group in found["instance_group"]] == ["cpu"]
+        assert LOST in found["parameters"]["not_used.fault"]["string_value"]
+        await repository.close()
+
+    asyncio.run(work())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from rlx_ort.errors import ServingError
 from rlx_ort.ir.dtype import DType
+from rlx_ort.serving import protocol
 from rlx_ort.serving.protocol import (
     DATATYPES,
     InferRequest,
@@ -164,3 +167,73 @@ def test_json_carries_bfloat16_and_refuses_nan() -> None:
     assert json.loads(head)["outputs"][0]["data"] == [1.5]
     with pytest.raises(ServingError, match="ask for binary"):
         answer(request, "m", "1", {"y": np.array([np.nan], np.float32)}, {"y": "FP32"})
+
+
+def test_large_json_is_read_as_small_json_is() -> None:
+    """Its numbers go through other functions, and its elements are converted in pieces."""
+    numbers = [(at % 1000) / 8 if at % 3 else at for at in range(50_000)]
+    tensor = {"name": "x", "shape": [25_000, 2], "datatype": "FP32", "data": numbers}
+    found = parse_request(memoryview(json.dumps({"inputs": [tensor]}).encode()), None)
+    np.testing.assert_array_equal(found.inputs["x"], np.array(numbers, np.float32).reshape(-1, 2))
+    tensor["data"] = [*numbers[:-1], True]
+    with pytest.raises(ServingError, match="other JSON values"):
+        parse_request(memoryview(json.dumps({"inputs": [tensor]}).encode()), None)
+
+
+def test_large_answers_are_written_as_small_ones_are() -> None:
+    """In pieces, of which JSON shows nothing."""
+    numbers = np.arange(100_000, dtype=np.float32) / 8
+    head, _ = answer(InferRequest({}), "m", "1", {"y": numbers}, {"y": "FP32"})
+    assert json.loads(head)["outputs"][0]["data"] == numbers.tolist()
+
+
+def test_other_threads_run_while_large_json_is_read() -> None:
+    """The event loop among them: the interpreter lock is let go all the time."""
+    count = 300_000
+    data = json.dumps({"inputs": [{"name": "x", "shape": [count], "datatype": "FP64", "data": [0.5] * count}]})
+    turns, ended = 0, threading.Event()
+
+    def read() -> None:
+        parse_request(memoryview(data.encode()), None)
+        ended.set()
+
+    thread = threading.Thread(target=read)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.001)
+    try:
+        thread.start()
+        while not ended.wait(0.0001):
+            turns += 1
+    finally:
+        sys.setswitchinterval(interval_s)
+        thread.join()
+    assert turns > 20
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "message"),
+    [("FP32", "[],", r"times \["), ("BYTES", '"",', 'times "')],
+)
+def test_what_takes_the_parser_long_is_refused_before(datatype: str, data: str, message: str) -> None:
+    """Lists and texts are made while other threads wait."""
+    head = f'{{"inputs": [{{"name": "x", "shape": [1], "datatype": "{datatype}", "data": ['
+    body = (head + data * 1_100_000 + '""]}]}').encode()
+    with pytest.raises(ServingError, match=message) as refused:
+        parse_request(memoryview(body), None)
+    assert refused.value.status == 413
+
+
+def test_memory_is_asked_for_before_a_request_is_decoded() -> None:
+    """For large JSON, and for texts by their number; numbers as binary data share the body's memory."""
+    taken: list[int] = []
+    head = b'{"inputs":[{"name":"x","shape":[%d],"datatype":"%s","parameters":{"binary_data_size":%d}}]}'
+    texts = head % (1000, b"BYTES", 6000)
+    parse_request(memoryview(texts + b"\x02\0\0\0ab" * 1000), len(texts), taken.append)
+    assert taken == [1000 * protocol.TEXT_BYTES + 6000]
+    taken.clear()
+    numbers = head % (1000, b"FP32", 4000)
+    parse_request(memoryview(numbers + bytes(4000)), len(numbers), taken.append)
+    assert taken == []
+    body = json.dumps({"inputs": [{"name": "x", "shape": [40_000], "datatype": "INT8", "data": [1] * 40_000}]}).encode()
+    parse_request(memoryview(body), None, taken.append)
+    assert taken == [protocol.JSON_FACTOR * len(body)]

@@ -1,0 +1,116 @@
+"""Clients that send much, or do not read their answers, share one budget over REST and gRPC with all others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+from served_attacks import ask, request
+from served_models import Served, started
+from served_pressure import (
+    INFER,
+    UnreadCall,
+    binary_request,
+    connected,
+    infer_path,
+    save_models,
+    unread_streams,
+    wide_message,
+)
+
+from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.serving.connections import ConnectionLimits
+from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.rest import HttpOptions
+
+MOST = 64 << 20
+LIVE = request(b"", method="GET", path="/v2/health/live", length=None)
+LARGE = 57 << 20
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Yield a server with a small budget, few connections, and little patience."""
+    folder = tmp_path_factory.mktemp("pressed")
+    save_models(folder)
+    options = ServeOptions(policy=DevicePolicy.only("cpu"), most_held_bytes=MOST)
+    found, thread = started(folder, HttpOptions(), options, connections=ConnectionLimits(most=20, write_s=2.0))
+    yield found
+    found.end()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def waits(condition: Callable[[], object], seconds: float = 15.0) -> bool:
+    """Return whether a condition holds within some seconds."""
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def held(served: Served) -> int:
+    """Return the bytes that are held."""
+    return served.repository.budget.held_bytes
+
+
+def test_a_stream_whose_answers_are_not_read_is_not_asked_for_more(served: Served) -> None:
+    """Of 64 requests for 14 MB each, few are run; the others wait at their client."""
+    statistics = served.repository.find("wide").statistics
+    before = statistics.inferences
+    unread_streams(served.grpc, streams=1, wait_s=1)
+    assert 1 <= statistics.inferences - before <= 4
+    assert waits(lambda: held(served) == 0)
+
+
+def test_answers_that_are_not_read_count_and_are_given_up(served: Served) -> None:
+    """Over HTTP: those that find no room get status 503; later all is free again."""
+    data = binary_request("wide", [216, 64], "FP32", bytes(4 * 216 * 64))
+    refused = served.repository.budget.refused
+    unread = [connected(served.http, data, 4096) for _ in range(8)]
+    assert waits(lambda: served.repository.budget.refused > refused)
+    assert MOST // 4 < held(served) <= MOST
+    assert ask(served.http, LIVE)[0] == 200
+    assert waits(lambda: held(served) == 0)
+    for connection in unread:
+        connection.close()
+
+
+def test_calls_whose_answers_are_not_read_are_given_up(served: Served) -> None:
+    """Over gRPC, after the same time."""
+    host, _, port = served.grpc.rpartition(":")
+    calls = [UnreadCall(host, int(port), wide_message(216)) for _ in range(3)]
+    assert waits(lambda: held(served) > MOST // 4)
+    assert waits(lambda: held(served) == 0)
+    for call in calls:
+        call.close()
+
+
+def test_rest_and_grpc_share_the_budget(served: Served) -> None:
+    """A body that arrives over HTTP takes the room of a gRPC call, which is told when to come back."""
+    head = request(b"", path=infer_path("echo_fp32"), length=str(LARGE))
+    with connected(served.http, head + bytes(LARGE - 1)):
+        assert waits(lambda: held(served) >= LARGE - 1)
+        with grpc.insecure_channel(served.grpc) as channel:
+            call = channel.unary_unary(INFER)
+            with pytest.raises(grpc.RpcError) as refused:
+                call(wide_message(216), timeout=10)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert dict(refused.value.trailing_metadata())["retry-after"] == "1"
+    assert waits(lambda: held(served) == 0)
+    status, _ = ask(served.http, binary_request("wide", [216, 64], "FP32", bytes(4 * 216 * 64)))
+    assert status == 200
+
+
+def test_slow_bodies_leave_room_for_others(served: Served) -> None:
+    """Beyond the limit of connections, the one with the slowest client makes room."""
+    head = request(b"", path=infer_path("echo_fp32"), length="1000")
+    slow = [connected(served.http, head + b" ") for _ in range(20)]
+    time.sleep(0.6)
+    begun = time.monotonic()
+    assert ask(served.http, LIVE)[0] == 200
+    assert time.monotonic() - begun < 5
+    for connection in slow:
+        connection.close()

@@ -1,0 +1,101 @@
+"""The bytes that requests may take at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rlx_ort.errors import ServingError
+from rlx_ort.serving import budget as budgets
+from rlx_ort.serving.budget import Budget, Share
+
+
+def test_what_finds_no_room_is_refused_and_takes_nothing() -> None:
+    """With status 503 and when to come back; what was given back is free for others."""
+    budget = Budget(100)
+    first, second = Share(budget), Share(budget)
+    first.take(60)
+    first.take(20)
+    with pytest.raises(ServingError) as refused:
+        second.take(21)
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 1.0)
+    assert (second.bytes, budget.held_bytes) == (0, 80)
+    first.keep(10)
+    second.take(90)
+    second.close()
+    first.close()
+    assert (budget.held_bytes, budget.peak_bytes, budget.refused) == (0, 100, 1)
+
+
+def test_a_client_that_is_waited_for_loses_its_place_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it has been too slow, and only if somebody else finds no room."""
+    monkeypatch.setattr(budgets, "_PATIENCE_S", 0.05)
+
+    async def main() -> None:
+        budget = Budget(100)
+        begun = asyncio.Event()
+
+        async def slow() -> None:
+            share = Share(budget)
+            try:
+                with share.waiting():
+                    share.take(90)
+                    begun.set()
+                    await asyncio.sleep(30)
+            finally:
+                share.close()
+
+        task = asyncio.create_task(slow())
+        await begun.wait()
+        other = Share(budget)
+        with pytest.raises(ServingError):
+            other.take(50)
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        with pytest.raises(ServingError):
+            other.take(50)
+        with pytest.raises(ServingError, match="too slow"):
+            await task
+        other.take(50)
+        assert budget.ended == 1
+
+    asyncio.run(main())
+
+
+def test_a_wait_that_is_cancelled_from_elsewhere_stays_cancelled() -> None:
+    """A server that ends, or a client that went away."""
+
+    async def main() -> None:
+        async def waits() -> None:
+            with Share(Budget()).waiting():
+                await asyncio.sleep(30)
+
+        task = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_not_read_is_given_up() -> None:
+    """After the limit; what was read before is not."""
+
+    async def main() -> None:
+        budget = Budget()
+
+        async def sends(takes_s: float) -> None:
+            share = Share(budget)
+            share.take(1 << 20)
+            share.sending(0.1)
+            await asyncio.sleep(takes_s)
+            share.close()
+
+        fast, unread = asyncio.create_task(sends(0.01)), asyncio.create_task(sends(30))
+        await asyncio.wait([fast, unread], timeout=5)
+        assert not fast.cancelled()
+        assert unread.cancelled()
+
+    asyncio.run(main())
