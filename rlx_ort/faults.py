@@ -31,7 +31,8 @@ from rlx_ort.errors import (
     TimeLimitError,
 )
 
-OUT_OF_MEMORY = "out of memory"
+OUT_OF_MEMORY, OVER_BUDGET = NO_ROOM = "out of memory", "memory budget"
+"""Kinds of failure that end when others free their memory."""
 NOT_TAKEN = "ONNX Runtime did not take the model"
 """The message of an error that stopped a session from being opened begins so."""
 DEVICE_GONE = (
@@ -98,7 +99,7 @@ RULES: tuple[Rule, ...] = (
     Rule((CancelledRunError, StateLossError), None, Fault.CALLER, "cancelled"),
     Rule((ServingError,), None, Fault.CALLER, "request"),
     Rule((GraphError, PlacementError), None, Fault.REFUSAL, "refused"),  # forms differ from device to device, too
-    Rule((MemoryBudgetError,), None, Fault.REFUSAL, "memory budget"),
+    Rule((MemoryBudgetError,), None, Fault.REFUSAL, OVER_BUDGET),
     Rule((CalibrationError,), None, Fault.REFUSAL, "not measured"),
     Rule((DeviceUnavailableError,), None, Fault.DEVICE, "device lost"),
     Rule((DeviceError,), None, Fault.REFUSAL, "no device"),  # no other was found within the work either
