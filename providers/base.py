@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
+from rlx_ort.errors import CalibrationError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType, ValueType
@@ -175,9 +178,41 @@ def input_dims(node: ExportedNode, place: int) -> tuple[Dim, ...] | None:
     return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
 
 
+def figure(whose: str, name: str, value: object, *, is_rate: bool = False) -> float:
+    """Return a rate, which is finite and above 0, or a time or a transfer, which are not below 0.
+
+    A time may be infinite or no number: predictions with it lose to every other.
+
+    Raises:
+        CalibrationError: it is none.
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        number = float(value)
+        if (0 < number < math.inf) if is_rate else not number < 0:
+            return number
+    wanted = "a finite number above 0" if is_rate else "a number of at least 0"
+    raise CalibrationError(f"{whose} gives {value!r} as {name}; it must be {wanted}")
+
+
+_TIMES = (
+    "dispatch_ns",
+    "roundtrip_ns",
+    "upload_bytes_per_ns",
+    "readback_bytes_per_ns",
+    "upload_latency_ns",
+    "readback_latency_ns",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """The rates and latencies of a device for the cost model, from `source`, in GFLOP/s, bytes per ns and ns."""
+    """The rates and latencies of a device for the cost model, from `source`, in GFLOP/s, bytes per ns and ns.
+
+    Rates are above 0, since a rate of 0 would make its part of a run free; only transfers may be free.
+
+    Raises:
+        CalibrationError: a figure is no number, or out of its range.
+    """
 
     gemm_gflops: float
     conv_gflops: float
@@ -189,6 +224,12 @@ class CostProfile:
     upload_latency_ns: float = 0.0
     readback_latency_ns: float = 0.0
     source: str = "default"
+
+    def __post_init__(self) -> None:
+        for name in ("gemm_gflops", "conv_gflops", "memory_bytes_per_ns"):
+            figure(f"the profile {self.source!r}", name, getattr(self, name), is_rate=True)
+        for name in _TIMES:
+            figure(f"the profile {self.source!r}", name, getattr(self, name))
 
     @classmethod
     def shipped(

@@ -80,8 +80,11 @@ class ProviderRegistry:
         with self._lock:
             return tuple(dict.fromkeys(self._by_kind.values()))
 
-    def availability(self, device: Device) -> Availability:
-        """Return whether a device works here. The first question opens a one-node session on it."""
+    def availability(self, device: Device, *, again: bool = False) -> Availability:
+        """Return whether a device works here. The first question opens a one-node session on it.
+
+        With `again` it is probed now; a device that works then counts as working from now on.
+        """
         with self._lock:
             provider = self._by_kind.get(device.kind)
             probing = self._probing.setdefault(device, threading.Lock())
@@ -90,12 +93,14 @@ class ProviderRegistry:
             remedy = "choose another device, or add a provider with rlx_ort.register_provider"
             return Availability(False, reason, remedy)
         with probing:  # one probe a device, whatever the number of threads
-            answer = self._answers.get(device)
-            if answer is None:
-                answer = provider.probe(device)
-                with self._lock:
-                    if self._by_kind.get(device.kind) is provider:
-                        self._answers[device] = answer
+            known = self._answers.get(device)
+            if known is not None and not again:
+                return known
+            answer = provider.probe(device)
+            with self._lock:
+                if self._by_kind.get(device.kind) is provider and (known is None or answer.available):
+                    self._answers[device] = answer
+                    self.generation += known is not None and not known.available
             return answer
 
     def forget(self) -> None:

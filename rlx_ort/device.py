@@ -199,12 +199,14 @@ def as_devices(devices: Device | str | Iterable[Device | str]) -> tuple[Device, 
     """Return the given devices or names as devices, order and duplicates kept; one string is a list as in a variable.
 
     Raises:
-        DeviceParseError: a name is no known device, or the string names none.
+        DeviceParseError: a name is no known device, the string names none, or it is no list.
     """
     if isinstance(devices, Device):
         return (devices,)
     if isinstance(devices, str):
         return tuple(parse_device_list(devices))
+    if not isinstance(devices, Iterable):
+        raise DeviceParseError(repr(devices), f"devices are a list such as ['cuda', 'cpu'], not {devices!r}")
     return tuple(Device(device) for device in devices)
 
 

@@ -114,10 +114,10 @@ class DeviceFallbackError(DeviceError):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceFallbackError):
             return NotImplemented
-        return self.attempts == other.attempts
+        return (self.attempts, str(self)) == (other.attempts, str(other))
 
     def __hash__(self) -> int:
-        return hash(self.attempts)
+        return hash(str(self))
 
 
 class GraphError(RlxError):

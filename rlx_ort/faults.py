@@ -31,9 +31,12 @@ from rlx_ort.errors import (
     TimeLimitError,
 )
 
-OUT_OF_MEMORY = "out of memory"
+OUT_OF_MEMORY, OVER_BUDGET = NO_ROOM = "out of memory", "memory budget"
+"""Kinds of failure that end when others free their memory."""
 NOT_TAKEN = "ONNX Runtime did not take the model"
 """The message of an error that stopped a session from being opened begins so."""
+CANNOT_RUN = "cannot run node"
+"""The message of an error of sizes that a device's kernel does not take has these words."""
 DEVICE_GONE = (
     r"WebGPU device lost|Failed to get a WebGPU adapter|no CUDA-capable device|invalid device ordinal"
     r"|CUDA driver version is insufficient|devices are busy or unavailable|887A0005|887A0006|887A0007|887A0020"
@@ -86,7 +89,9 @@ _ENDED = re.compile(r"the process ends|terminate flag|is closed; compile the gra
 # The lines above a message are the name of ONNX Runtime's exception, `onnxruntime_pybind_exceptions.cc`. A session that
 # does not open says nothing about other providers. In a run, NotImplemented is a kernel without a case for its inputs.
 _REFUSED = re.compile(
-    r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NoSuchFile|NoModel)\n" + NOT_TAKEN + r"|^NotImplemented\n"
+    r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NoSuchFile|NoModel)\n"
+    + NOT_TAKEN
+    + rf"|^NotImplemented\n|{CANNOT_RUN}"
 )
 # A kernel that refuses the data, such as an index out of range, which other providers may read as anything. It reaches
 # us as EngineError; see `running_error`.
@@ -98,7 +103,7 @@ RULES: tuple[Rule, ...] = (
     Rule((CancelledRunError, StateLossError), None, Fault.CALLER, "cancelled"),
     Rule((ServingError,), None, Fault.CALLER, "request"),
     Rule((GraphError, PlacementError), None, Fault.REFUSAL, "refused"),  # forms differ from device to device, too
-    Rule((MemoryBudgetError,), None, Fault.REFUSAL, "memory budget"),
+    Rule((MemoryBudgetError,), None, Fault.REFUSAL, OVER_BUDGET),
     Rule((CalibrationError,), None, Fault.REFUSAL, "not measured"),
     Rule((DeviceUnavailableError,), None, Fault.DEVICE, "device lost"),
     Rule((DeviceError,), None, Fault.REFUSAL, "no device"),  # no other was found within the work either

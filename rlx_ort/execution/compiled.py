@@ -66,7 +66,7 @@ class CompiledGraph:
         self._strict = rule is PlacementRule.STRICT
         self._owns_slot = owns_slot
         self._weights = slot.weights
-        self._inputs = inputs or InputPlan(slot.input_types, slot.refuse_empty if slot.provider.limits else None)
+        self._inputs = inputs or InputPlan(slot.input_types, slot.refuse_empty)
         self._output_names = list(slot.output_types)
         self._named = outputs_class(self._output_names)
         self._last: tuple[list[int] | None, Sequence[Any]] = (None, ())
@@ -431,10 +431,25 @@ class CompiledGraph:
     def arena_ptr(self) -> list[tuple[int, int]]:
         """Return the address and the size in bytes of each output buffer that `slot_views` shows.
 
-        There is not one arena. An address is valid until the graph is closed or runs on other shapes; the arrays of
-        `run_slots` and `slot_views` keep their memory alive, an address does not.
+        There is not one arena. An address is valid until the next such call, or until the graph is closed; on the CPU
+        it stays the same for inputs of the same shapes. The arrays of `run_slots` and `slot_views` keep their memory
+        alive, an address does not.
+
+        Raises:
+            InputError: an output is a sequence, a map or text, which has no such buffer.
         """
-        return [(view.ctypes.data, view.nbytes) for view in self.slot_views()]
+        views = self.slot_views()
+        if views:
+            self._require_arrays("has no buffer")
+        return [(view.ctypes.data, view.nbytes) for view in views]
+
+    def _require_arrays(self, why_not: str) -> None:
+        """Return if every output is one array of numbers."""
+        from rlx_ort.providers.engine.values import is_tensor_like
+
+        for name, kind in self._slot.output_types.items():
+            if not is_tensor_like(kind):
+                raise InputError(f"output {name!r} is {kind} and {why_not}; use run or run_read_outputs")
 
     def run_dlpack(self, inputs: Mapping[str, Any]) -> list[DeviceTensor]:
         """Run and return the outputs in device memory: objects with `__dlpack__`, without a host copy.
@@ -443,9 +458,10 @@ class CompiledGraph:
         cupy have queued on theirs is waited for; work queued by other libraries must be complete.
 
         Raises:
-            InputError: an input is wrong.
+            InputError: an input is wrong, or an output is a sequence, a map or text, which DLPack cannot hold.
             EngineError: the run failed.
         """
+        self._require_arrays("cannot be exported by DLPack")
         return self._run_with_state(inputs, range(len(self._output_names)), on_device=True)
 
     def set_active_extent(self, extent: tuple[int, int] | None) -> None:

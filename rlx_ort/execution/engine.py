@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, EngineError, PlacementError, RlxError
+from rlx_ort.errors import CancelledRunError, EngineError, InputError, PlacementError, RlxError
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import residency
 from rlx_ort.execution.resident import Resident
 from rlx_ort.execution.sized import SizedSessions
 from rlx_ort.execution.weights import WeightStore
+from rlx_ort.faults import CANNOT_RUN
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import FileRange, TensorData
@@ -246,6 +247,30 @@ def _sized(node: ExportedNode, sizes: Mapping[str, int]) -> ExportedNode:
     return node._replace(pattern=pattern)
 
 
+def _check_joined(node: ExportedNode) -> None:
+    """Refuse a `Concat` of sizes that do not fit.
+
+    ONNX Runtime's kernels leave inputs without elements out of that check, but not out of the output, whose part is
+    then memory that nothing has written. An input of size 0 along the axis has no part in it.
+
+    Raises:
+        InputError: the dims beside the axis differ.
+    """
+    if (node.pattern.domain, node.pattern.op_type) != ("", "Concat"):
+        return
+    shapes = [kind.shape for kind in node.inputs if isinstance(kind, TensorType) and kind.shape is not None]
+    axis = node.pattern.attributes["axis"].value
+    parts = [tuple(shape) for shape in shapes if -len(shape) <= axis < len(shape) and shape[axis] != 0]
+    for place in range(max(map(len, parts), default=0)):
+        sizes = {dims[place] for dims in parts if place < len(dims) and place != axis % len(dims)}
+        if len({size for size in sizes if isinstance(size, int)}) > 1:
+            joined = ", ".join(map(str, node.inputs))
+            raise InputError(
+                f"node {node.name!r} joins {joined} along axis {axis}, and their dims {place} differ; feed inputs that "
+                "agree in every other dim"
+            )
+
+
 @dataclass(eq=False)
 class EngineSlot:
     """Holds the engine of a graph on a device.
@@ -301,13 +326,16 @@ class EngineSlot:
         Dims that are neither fixed nor named by an input are not judged.
 
         Raises:
+            InputError: inputs of a `Concat` have other sizes beside its axis, which no kernel checks here.
             EngineError: the kernel of a node fails, is wrong or ends the process with these sizes.
         """
         nodes = [_sized(node, sizes) for node in self.exported.nodes if not node.shape_only]
+        for node in nodes:
+            _check_joined(node)
         for node, why in limited_nodes(nodes, self.provider.limits, self.exported.constants):
             shapes = ", ".join(map(str, node.inputs))
             raise EngineError(
-                f"{self.device.display} cannot run node {node.name!r} ({node.pattern.op_type}) on {shapes}: {why}. "
+                f"{self.device.display} {CANNOT_RUN} {node.name!r} ({node.pattern.op_type}) on {shapes}: {why}. "
                 "Run these inputs on another device, such as the CPU."
             )
 

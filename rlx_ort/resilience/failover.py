@@ -189,6 +189,8 @@ class Failover:
         clock = self._clock
         began = clock()
         if began < self._renew_ns and timeout_s is None and cancel is None:
+            quarantine = self.quarantine
+            outages = quarantine.outages
             last, is_like, device, run, graph, revision, compiled = self._routes.latest
             if last != key or not is_like(inputs):
                 device, run, graph, revision, compiled = self._looked_up(key, inputs)
@@ -204,8 +206,9 @@ class Failover:
                     if closed or freed_after(err, runner, device):
                         return self._answer(call, choose, key, began)
                     return self._answer(call, choose, key, began, (device, err))
-                self._thread.last = device, began, clock()
-                return outputs
+                if quarantine.outages == outages or not self._in_doubt(runner, device):
+                    self._thread.last = device, began, clock()
+                    return outputs
         return self._answer(self._call(runner, inputs, timeout_s, cancel), choose, key, began)
 
     def run_named(
@@ -266,8 +269,10 @@ class Failover:
             errors.append(failed[1])
         routes = self._routes  # a device that goes out or comes in from here on replaces it
         behind: list[tuple[Device, bool] | None] = []
+        in_doubt: tuple[Device, list[Any]] | None = None
         for device, named in self._order(call, choose, key, {failed[0]} if failed else set(), behind):
             start = self._clock()
+            was_out = self.quarantine.is_out(device)
             try:
                 compiled, outputs = self._attempt(call, device, named=named)
             except Exception as err:  # raised again unless another device may do better
@@ -276,11 +281,16 @@ class Failover:
                 errors.append(err)
                 continue
             end = self._clock()
+            if not was_out and self._in_doubt(runner, device):
+                reason = f"failed in another run meanwhile: {self.quarantine.reason(device)}"
+                attempts.append(Attempt(device, reason, (end - start) / 1e9))
+                in_doubt = device, outputs
+                continue
             self._thread.last = (device, began, end, start, attempts)
             for other, reason in doubted:
                 if reason:
                     self._put_out(runner, other, reason, began)
-            if self.quarantine.is_out(device) and self.quarantine.is_last_resort(device):
+            if was_out and self.quarantine.is_last_resort(device):
                 self.quarantine.readmit(device)  # it answered as the last resort
             answer = Answer(device, call.inputs, outputs, version)
             for chosen in behind:  # at most one; unless it has answered itself
@@ -289,6 +299,9 @@ class Failover:
             self._keep(call, key, device, compiled, revision, routes)
             self._trials.note(runner, answer)
             return runner._named(outputs)
+        if in_doubt is not None:  # and nothing better was had
+            self._thread.last = (in_doubt[0], began, self._clock(), began, attempts)
+            return runner._named(in_doubt[1])
         self._thread.last = (None, began, self._clock(), began, attempts)
         if len(errors) == 1 or (errors and len(doubted) == len(errors)):
             raise errors[0]  # the only device, or a failure that all share, which may be the model's
@@ -296,6 +309,10 @@ class Failover:
         rows += [(found, f"out: {self.quarantine.reason(found)}") for found in self.quarantine.devices()
                  if self.quarantine.is_out(found) and found not in dict(rows)]  # fmt: skip
         raise DeviceFallbackError(rows) from (errors[-1] if errors else None)
+
+    def _in_doubt(self, runner: GraphDevices, device: Device) -> bool:
+        """Return whether another device is to repeat a run, because this one has failed another run meanwhile."""
+        return self.options.failover and self.quarantine.has_failed(device) and not runner._sessions.has_state(device)
 
     def _looked_up(self, key: str, inputs: Mapping[str, Any]) -> _Route:
         """Return the route of inputs of such sizes; if it is the last one again, it is `latest` from now on."""

@@ -63,6 +63,7 @@ class _Record:
     next_try_ns: int = 0
     stuck: int = 0
     wrong: bool = False
+    owner: object = None  # of the check in progress, or of the opening
     spared: bool = False  # a device that is stuck has not failed, and is ready as soon as it returns
 
 
@@ -72,11 +73,15 @@ class Quarantine:
     Args:
         options: the back-off.
         clock: returns monotonic nanoseconds.
+
+    Attributes:
+        outages: grows with each failure that counts.
     """
 
     def __init__(self, options: Resilience, clock: Callable[[], int]) -> None:
         self._options = options
         self._clock = clock
+        self.outages = 0
         self._records: dict[Device, _Record] = {}
         self._lock = threading.Lock()
 
@@ -84,6 +89,12 @@ class Quarantine:
         """Return whether runs pass the device over."""
         record = self._records.get(device)
         return record is not None and record.state is not HealthState.READY
+
+    def has_failed(self, device: Device) -> bool:
+        """Return whether a device is out because it failed."""
+        record = self._records.get(device)
+        out = (HealthState.QUARANTINED, HealthState.ON_TRIAL, HealthState.STUCK)
+        return record is not None and record.state in out and not record.spared
 
     def is_last_resort(self, device: Device) -> bool:
         """Return whether a device that is out may still be tried when no other answers.
@@ -125,18 +136,25 @@ class Quarantine:
     def postpone(self, device: Device) -> None:
         """Check a device again after the same back-off, since the check had no result."""
         with self._lock:
-            record = self._record(device)
-            record.state = HealthState.STUCK if record.stuck else HealthState.QUARANTINED
-            record.next_try_ns = self._clock() + record.backoff_ns
+            self._postpone(self._record(device))
 
-    def set_opening(self, device: Device) -> bool:
+    def set_opening(self, device: Device, owner: object = None) -> bool:
         """Put a device that is ready out until it is opened and checked; return False if it is out already."""
         with self._lock:
             record = self._record(device)
             if record.state is not HealthState.READY:
                 return False
-            record.state, record.since_ns = HealthState.OPENING, self._clock()
+            record.state, record.since_ns, record.owner = HealthState.OPENING, self._clock(), owner
             return True
+
+    def give_up(self, device: Device, owner: object) -> None:
+        """End an opening or a check that has come to no result, unless another one has begun since."""
+        with self._lock:
+            record = self._record(device)
+            if record.owner is owner and record.state is HealthState.OPENING:
+                record.state = HealthState.READY
+            elif record.owner is owner and record.state is HealthState.ON_TRIAL:
+                self._postpone(record)
 
     def is_opening(self, device: Device) -> bool:
         """Return whether a device is opened in the background."""
@@ -180,13 +198,13 @@ class Quarantine:
             if not record.stuck:
                 record.state, record.since_ns, record.wrong = HealthState.READY, self._clock(), False
 
-    def claim(self) -> Device | None:
+    def claim(self, owner: object = None) -> Device | None:
         """Return a device whose check is due, which is then on trial; None if there is none."""
         with self._lock:
             now = self._clock()
             for device, record in self._records.items():
                 if record.state is HealthState.QUARANTINED and record.next_try_ns <= now:
-                    record.state = HealthState.ON_TRIAL
+                    record.state, record.owner = HealthState.ON_TRIAL, owner
                     return device
         return None
 
@@ -215,8 +233,13 @@ class Quarantine:
     def _record(self, device: Device) -> _Record:
         return self._records.setdefault(device, _Record(self._clock()))
 
+    def _postpone(self, record: _Record) -> None:
+        record.state = HealthState.STUCK if record.stuck else HealthState.QUARANTINED
+        record.next_try_ns = self._clock() + record.backoff_ns
+
     def _count(self, record: _Record, reason: str) -> None:
         options = self._options
+        self.outages += 1  # before anybody can see that the device is out
         if record.state is HealthState.READY:
             record.since_ns = self._clock()
         record.failures += 1

@@ -22,8 +22,9 @@ from rlx_ort.execution.background import copied_arrays
 from rlx_ort.numerics import agree, epsilon_of, is_exact, relative_error
 from rlx_ort.options.compile_options import CacheUse, CompileOptions
 from rlx_ort.options.precision import OpClass
-from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.stopping import Stop, Stopped
+from rlx_ort.providers import registry
+from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.registry import provider_of
 from rlx_ort.faults import Fault, fault_of
 from rlx_ort.resilience.limits import in_background
@@ -112,9 +113,17 @@ class Trials:
         last = self._last
         if self._opening and (last is None or now - last[0] >= _KEEP_NS):
             self._last = now, answer.copied()
-        if self._quarantine.next_due_ns() <= now and (device := self._quarantine.claim()) is not None:
+        if self._quarantine.next_due_ns() > now:
+            return
+        owner = Stop()  # the check does not end with the limits of the run that found it due
+        if (device := self._quarantine.claim(owner)) is not None:
             kept = answer.copied() if self._options.parity else answer
-            in_background(lambda: self._judge(runner, runner._sessions, device, lambda: _probe(device), lambda: kept))
+
+            def check() -> None:
+                with owner.held():
+                    self._judge(runner, runner._sessions, device, lambda: _probe(device), lambda: kept)
+
+            in_background(check).add_done_callback(lambda _: self._quarantine.give_up(device, owner))
 
     def open_behind(
         self, runner: GraphDevices, choose: Choose, chosen: tuple[Device, bool] | None, answer: Answer
@@ -123,18 +132,16 @@ class Trials:
 
         `chosen` is the device and whether a variable named it; without it the thread makes the choice, too.
         """
-        sessions = runner._sessions
+        sessions, stop, first = runner._sessions, Stop(), answer.copied()
         with self._lock:
             if chosen is None:
                 if self._choosing is sessions:
                     return
                 self._choosing = sessions
-            elif not self._quarantine.set_opening(chosen[0]):
+            elif not self._quarantine.set_opening(chosen[0], stop):
                 return
-            stop = Stop()
             watch(stop)
             self._opening[stop] = sessions
-            first = answer.copied()
             self._last = self._clock(), first
         work = (runner, sessions, choose, chosen, first, stop)
         threading.Thread(target=self._open, args=work, name="rlx_ort-bridge", daemon=True).start()
@@ -154,7 +161,7 @@ class Trials:
             with stop.held(), contextlib.suppress(Stopped):
                 if chosen is None:
                     chosen = choose(runner, first.inputs)
-                    if chosen[0] == first.device or not self._quarantine.set_opening(chosen[0]):
+                    if chosen[0] == first.device or not self._quarantine.set_opening(chosen[0], stop):
                         return
                     self._choosing = None
                 device, named = chosen
@@ -169,6 +176,8 @@ class Trials:
         except RlxError as err:  # the next run makes the choice again, and raises it
             _log.info("no device could be chosen in the background: %s", str(err))
         finally:
+            if chosen is not None:
+                self._quarantine.give_up(chosen[0], stop)
             with self._lock:
                 del self._opening[stop]
                 if not self._opening:
@@ -208,7 +217,7 @@ class Trials:
                 if wrong:
                     raise RunError(f"its results differ from those of {answer.device.display}: {wrong}")
         except Exception as err:  # whatever it is, the device stays out
-            if runner._sessions is not sessions:  # closed meanwhile
+            if runner._sessions is not sessions and not wrong:  # closed meanwhile
                 if not opens:
                     quarantine.postpone(device)
             elif fault_of(err)[0] is Fault.REFUSAL:
@@ -252,10 +261,9 @@ def in_cache(runner: GraphDevices, device: Device) -> bool:
 
 
 def _probe(device: Device) -> None:
-    provider = provider_of(device)
-    found = None if provider is None else provider.probe(device)
-    if found is None or not found.available:
-        raise DeviceUnavailableError(device, found.reason if found else "no provider serves it any more")
+    found = registry.default_registry().availability(device, again=True)
+    if not found.available:
+        raise DeviceUnavailableError(device, found.reason)
 
 
 def disagreement(wanted: Sequence[Any], got: Sequence[Any], tolerance: float) -> str:

@@ -18,7 +18,7 @@ from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import registry
-from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.base import CostProfile, figure
 from rlx_ort.selection.folding import sized_outline
 from rlx_ort.selection.graph_cache import named_dims
 from rlx_ort.selection.support import draft_for
@@ -152,14 +152,25 @@ def completed(model: BasicCostModel) -> BackendCostModel:
     """Return a model with everything that predictions ask for; the rates alone make a profile.
 
     What the rates leave out is assumed: convolutions run at the rate of a product of size 512, transfers are free.
+
+    Raises:
+        CalibrationError: a rate is not above 0, or a time is below.
     """
     if getattr(type(model), "price", None) not in (None, BackendCostModel.price):  # not the protocol's own
         return cast(BackendCostModel, model)
     device = model.device() if callable(model.device) else model.device
-    conv, nothing = model.sgemm_gflops(512, 512, 512), 0.0
-    rates = (model.memory_bw(), model.dispatch_overhead_ns(), model.roundtrip_overhead_ns())
-    profile = CostProfile(conv, conv, *rates, nothing, nothing, source=f"given: {type(model).__name__}")
-    return ProfileCostModel(device, profile, model.num_threads(), model.sgemm_gflops)
+    whose = f"the cost model {type(model).__name__} of {device.display}"
+
+    def gflops(m: int, k: int, n: int) -> float:
+        return figure(whose, "sgemm_gflops", model.sgemm_gflops(m, k, n), is_rate=True)
+
+    conv, nothing = gflops(512, 512, 512), 0.0
+    bandwidth = figure(whose, "memory_bw", model.memory_bw(), is_rate=True)
+    dispatch_ns = figure(whose, "dispatch_overhead_ns", model.dispatch_overhead_ns())
+    roundtrip_ns = figure(whose, "roundtrip_overhead_ns", model.roundtrip_overhead_ns())
+    source = f"given: {type(model).__name__}"
+    profile = CostProfile(conv, conv, bandwidth, dispatch_ns, roundtrip_ns, nothing, nothing, source=source)
+    return ProfileCostModel(device, profile, model.num_threads(), gflops)
 
 
 def _over(amount: float, rate: float) -> float:
@@ -259,7 +270,8 @@ def estimate_graph_cost(
 ) -> float:
     """Return the predicted time of one run, in ns; infinity for a graph that has no ONNX form.
 
-    Exports the graph as the device's provider would get it, which is remembered.
+    Exports the graph as the device's provider would get it, which is remembered. Of a graph without outputs, every node
+    counts.
 
     Args:
         graph: the graph.
@@ -269,7 +281,8 @@ def estimate_graph_cost(
         cpu_model: the figures for those nodes.
 
     Raises:
-        GraphVerifyError: the graph is not valid, or has no outputs.
+        GraphVerifyError: the graph is not valid, or has no nodes.
+        CalibrationError: a figure of a cost model is no rate or no time.
     """
     model, cpu_model = completed(model), None if cpu_model is None else completed(cpu_model)
     providers = registry.default_registry()
@@ -300,7 +313,8 @@ def pick_best_device(
 
     Raises:
         NoViableDeviceError: there is no model, or none predicts a finite time.
-        GraphVerifyError: the graph is not valid, or has no outputs.
+        GraphVerifyError: the graph is not valid, or has no nodes.
+        CalibrationError: a figure of a cost model is no rate or no time.
     """
     best: Device | None = None
     best_ns = math.inf

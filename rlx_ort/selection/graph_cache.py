@@ -5,7 +5,9 @@ A cache belongs to one revision of a graph and one state of the provider registr
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
-from rlx_ort.faults import is_device_failure
+from rlx_ort.faults import NO_ROOM, fault_of, is_device_failure
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
@@ -26,19 +28,22 @@ if TYPE_CHECKING:
     from rlx_ort.selection.support import UnsupportedOp
 
 
+_NO_ROOM_S = 30.0  # after which a device that had no memory for a graph is tried again
+
+
 class GraphCache:
     """What is remembered of one revision of a graph. Nothing here may refer to the graph, or it would never be freed.
 
-    `refused` has the reasons of devices that refused the graph, by device and options. `open_dims` is what `named_dims`
-    returns, and `unwritable` the nodes that have no ONNX form; both are None until they are
-    computed.
+    `refused` has the reasons of devices that refused the graph, by device and options, and when they stop to count on
+    the monotonic clock. `open_dims` is what `named_dims` returns, and `unwritable` the nodes that have no ONNX form;
+    both are None until they are computed.
     """
 
     def __init__(self, state: tuple[object, ...]) -> None:
         self.state = state
         self.drafts: deque[tuple[Provider, CompileOptions, Draft]] = deque(maxlen=16)
         self.rankings: deque[Rankings] = deque(maxlen=8)
-        self.refused: list[tuple[Device, CompileOptions, str]] = []
+        self.refused: list[tuple[Device, CompileOptions, str, float]] = []
         self.open_dims: list[tuple[str, Shape]] | None = None
         self.unwritable: tuple[UnsupportedOp, ...] | None = None
 
@@ -79,12 +84,16 @@ def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
 
 @contextmanager
 def remembered(graph: Graph, device: Device, options: CompileOptions) -> Iterator[None]:
-    """Remember an error of the block as the device's refusal, unless every device would fail so; success forgets it."""
+    """Remember an error of the block as the device's refusal, unless every device would fail so; success forgets it.
+
+    Where the device had no memory for the graph, that is remembered for half a minute, since others may free theirs.
+    """
     try:
         yield
     except Exception as err:
         if is_device_failure(err):
-            _set_refusal(graph, device, options, str(err) or type(err).__name__)
+            until_s = time.monotonic() + _NO_ROOM_S if fault_of(err)[1] in NO_ROOM else math.inf
+            _set_refusal(graph, device, options, str(err) or type(err).__name__, until_s)
         raise
     if cache_of(graph).refused:
         _set_refusal(graph, device, options, None)
@@ -98,8 +107,9 @@ def refusals(graph: Graph, options: CompileOptions) -> dict[Device, str]:
     known = _caches.get(graph)
     if known is None or not known.refused:  # the usual case, in every run
         return {}
-    helped = options.with_(placement=PlacementRule.ASSISTED)
-    return {device: reason for device, under, reason in cache_of(graph).refused if under in (options, helped)}
+    rules, now_s = (options, options.with_(placement=PlacementRule.ASSISTED)), time.monotonic()
+    entries = cache_of(graph).refused
+    return {device: reason for device, under, reason, until_s in entries if under in rules and now_s < until_s}
 
 
 def forget(graph: Graph) -> None:
@@ -107,8 +117,10 @@ def forget(graph: Graph) -> None:
     cache_of(graph).refused = []
 
 
-def _set_refusal(graph: Graph, device: Device, options: CompileOptions, reason: str | None) -> None:
+def _set_refusal(
+    graph: Graph, device: Device, options: CompileOptions, reason: str | None, until_s: float = math.inf
+) -> None:
     cache = cache_of(graph)
     with _lock:
         others = [entry for entry in cache.refused if entry[:2] != (device, options)]
-        cache.refused = others if reason is None else [*others, (device, options, reason)]
+        cache.refused = others if reason is None else [*others, (device, options, reason, until_s)]

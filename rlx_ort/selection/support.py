@@ -16,7 +16,7 @@ from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, LegalizeError
 from rlx_ort.execution.placement import COMMON, KernelDispatchReport, common_kinds, format_dispatch_report, summarize
-from rlx_ort.ir.core import Node
+from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode, Refused
@@ -93,7 +93,10 @@ def supports(device: Device | str, op: Op | str) -> bool:
 
 
 def supports_graph(device: Device | str, graph: Graph, options: CompileOptions | None = None) -> bool:
-    """Return whether the device works here and takes the graph under the options' placement rule, else strictly."""
+    """Return whether the device works here and takes the graph under the options' placement rule, else strictly.
+
+    Of a graph without outputs, every node counts; compiling it is refused.
+    """
     device = Device(device)
     return is_available(device) and support_of(device, graph, options).supported
 
@@ -178,9 +181,19 @@ def _drafted(provider: Provider, graph: Graph, options: CompileOptions) -> Draft
     for drafted_for, under, draft in list(known):
         if drafted_for == provider and under == options:
             return draft
-    draft = drafted(graph, options, kernel_set(provider, graph))
+    judged = graph if graph.outputs or not graph.nodes else _with_outputs(graph)
+    draft = drafted(judged, options, kernel_set(provider, graph))
     known.append((provider, options, draft))
     return draft
+
+
+def _with_outputs(graph: Graph) -> Graph:
+    """Return a copy that returns each value that no node uses, so that every node of a graph without outputs counts."""
+    used = {ref for node in graph.nodes for ref in node.inputs}
+    result = graph.bind({})
+    refs = (Ref(node.id, place) for node in graph.nodes for place in range(len(node.types)))
+    result.outputs = [result.value(ref) for ref in refs if ref not in used]
+    return result
 
 
 def _refused(graph: Graph) -> tuple[UnsupportedOp, ...]:
@@ -262,7 +275,7 @@ def _judge(
 def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
     from rlx_ort.ir.graph import live_nodes
 
-    for index in sorted(live_nodes(graph)):
+    for index in sorted(live_nodes(graph) if graph.outputs else range(len(graph.nodes))):
         node = graph.nodes[index]
         missing = next((op for op in _ops_within(node) if not _has_lowering(op)), None)
         if missing is not None:

@@ -105,6 +105,7 @@ def test_fallback_errors_are_equal_by_their_attempts() -> None:
     assert one == errors.DeviceFallbackError([(Device.CPU, "a")])
     assert hash(one) == hash(errors.DeviceFallbackError([(Device.CPU, "a")]))
     assert one != errors.DeviceFallbackError([(Device.CPU, "b")])
+    assert errors.DeviceFallbackError("a text") != errors.DeviceFallbackError("another")
 
 
 def test_no_viable_device_lists_each_device_with_its_blocker() -> None:

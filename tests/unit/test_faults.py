@@ -28,6 +28,7 @@ TEXTS = [
     ("Exiting due to terminate flag being set to true.", Fault.CALLER, "session closed"),
     ("the session on CUDA is closed; compile the graph again", Fault.CALLER, "session closed"),
     ("Non-zero status code returned while running Foo node", Fault.UNKNOWN, "engine error"),
+    ("WebGPU cannot run node 'matmul' (MatMul) on f32(0, 2): an inner dim of 0", Fault.REFUSAL, "refused"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -173,6 +174,29 @@ def test_addresses_are_those_of_the_buffers() -> None:
     arrays = [np.ones((3, 4), np.float32), np.ones((3, 4), np.float32)]
     views = [compiled.run_slots(arrays) for _ in range(2)][1]
     assert compiled.arena_ptr() == [(view.__array_interface__["data"][0], 48) for view in views]
+
+
+def test_an_address_is_valid_until_the_next_run(device: Device) -> None:
+    """It is that of the outputs of the last run, wherever the device has put them."""
+    compiled = Session(device).compile(step_graph())
+    for number in (1.0, 2.0, 3.0):
+        found = compiled.run_slots([np.full((3, 4), number, np.float32)] * 2)
+        for (address, nbytes), array in zip(compiled.arena_ptr(), found, strict=True):
+            assert ctypes.string_at(address, nbytes) == array.tobytes()
+
+
+@pytest.mark.parametrize("call", [lambda c: c.arena_ptr(), lambda c: c.run_dlpack({"x": np.ones(3, np.float32)})])
+def test_an_output_without_a_buffer_has_no_address_and_no_capsule(call: Any) -> None:
+    """A sequence is refused by name, and what else the graph returns stays readable."""
+    graph = Graph("sequence")
+    x = graph.input("x", [3])
+    (pair,) = graph.onnx_node("SequenceConstruct", [x, x], types=[SequenceType(TensorType(DType.F32, Shape([3])))])
+    graph.set_outputs([pair, x + x], ["pair", "double"])
+    compiled = Session("cpu").compile(graph)
+    compiled.run_slots([np.ones(3, np.float32)])
+    with pytest.raises(InputError, match="output 'pair' is seq"):
+        call(compiled)
+    assert compiled.slot_views()[1].tolist() == [2.0] * 3
 
 
 def test_the_first_run_leaves_its_outputs_in_the_buffers(device: Device) -> None:

@@ -12,7 +12,7 @@ from op_tests.harness import Array, check, rand, run
 
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import EngineError, InputError
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 
@@ -151,6 +151,40 @@ def test_index_out_of_range_is_an_error() -> None:
 
     with pytest.raises(RunError):
         run(Device.CPU, lambda g, t, i: g.gather(t, i), rand(3, 2), np.array([3], np.int64))
+
+
+JOINED = {
+    "in order": ([(0, 2), (3, 3)], 1),
+    "the second": ([(3, 2), (0, 3)], 1),
+    "of three": ([(3, 2), (0, 3), (3, 1)], -1),
+    "of another axis": ([(2, 0, 4), (2, 3, 4)], 2),
+}
+
+
+def _joining(shapes: list[tuple[int, ...]], axis: int) -> Graph:
+    """Return a graph that joins inputs whose dims beside the axis have names of their own."""
+    graph = Graph("joining")
+    named = [[size if at == axis % len(shape) else f"d{place}_{at}" for at, size in enumerate(shape)]
+             for place, shape in enumerate(shapes)]  # fmt: skip
+    graph.outputs = [graph.concat([graph.input(f"x{place}", dims) for place, dims in enumerate(named)], axis)]
+    return graph
+
+
+@pytest.mark.parametrize(("shapes", "axis"), JOINED.values(), ids=JOINED)
+@pytest.mark.parametrize("way", [lambda c, f: c.run(f), lambda c, f: c.run_slots([*f.values()])], ids=["run", "slots"])
+def test_inputs_without_elements_that_do_not_fit_are_not_joined(
+    shapes: Any, axis: int, way: Any, device: Device
+) -> None:
+    """As numpy refuses them: the kernels would leave a part of the result unwritten."""
+    compiled = Session(device).compile(_joining(shapes, axis))
+    feeds = {f"x{place}": np.ones(shape, np.float32) for place, shape in enumerate(shapes)}
+    with pytest.raises(ValueError, match="must match exactly"):
+        np.concatenate(list(feeds.values()), axis)
+    with pytest.raises(InputError, match="'concat' joins"):
+        way(compiled, feeds)
+    fitting = [tuple(0 if at != axis % len(shape) else size for at, size in enumerate(shape)) for shape in shapes]
+    (found,) = way(compiled, {f"x{place}": np.ones(shape, np.float32) for place, shape in enumerate(fitting)})
+    assert found.shape == np.concatenate([np.ones(shape) for shape in fitting], axis).shape
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,41 @@ def test_every_automatic_run_fails_over(run: Any, make: Any, fault: Any) -> None
     fault.dead = LOST
     assert right(run(runner))
     assert runner.last_run.device == CPU
+
+
+@pytest.mark.parametrize("runs", [1, 3], ids=["first run", "kept choice"])
+def test_a_device_that_fails_another_run_meanwhile_is_not_believed(runs: int, make: Any, fault: Any) -> None:
+    """The run in progress is repeated elsewhere: a device may come back with wrong memory."""
+    runner = make()
+    for _ in range(runs):
+        runner.run_fastest(INPUTS)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def script(number: int) -> EngineError | None:
+        if number == runs + 1:
+            inside.set()
+            go_on.wait(10.0)
+            return None
+        return EngineError(LOST)
+
+    fault.script = script
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(runner.run_fastest, INPUTS)
+        assert inside.wait(10.0)
+        assert right(runner.run_fastest(INPUTS))  # fails, and another device answers
+        fault.factor = 3.0
+        go_on.set()
+        assert right(running.result(10.0))
+    assert runner._failover.quarantine.is_out(Device(FAULT))  # which no run in progress ends
+
+
+def test_an_answer_in_doubt_is_given_where_no_other_device_has_one(make: Any, fault: Any) -> None:
+    """The policy leaves one device, which would be the last resort anyway."""
+    runner = make()
+    runner.set_policy(DevicePolicy.only([FAULT]))
+    fault.script = lambda _: runner._failover.quarantine.fail(Device(FAULT), "lost", runner._failover._clock()) and None
+    assert right(runner.run_fastest(INPUTS))
+    assert [attempt.device.label for attempt in runner.last_run.attempts] == [FAULT]
 
 
 def test_the_session_that_failed_is_closed_before_the_next_device_runs(

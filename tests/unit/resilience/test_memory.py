@@ -15,7 +15,14 @@ from fault_provider import FaultProvider, _FaultSession, doubled, until
 
 from rlx_ort import CompileOptions, Resilience, environment, memory_use
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, DeviceParseError, EngineError, MemoryBudgetError, TimeLimitError
+from rlx_ort.errors import (
+    CancelledRunError,
+    DeviceParseError,
+    EngineError,
+    MemoryBudgetError,
+    NoViableDeviceError,
+    TimeLimitError,
+)
 from rlx_ort.execution import residency, resident
 from rlx_ort.execution.residency import Residency, budget_of, parse_budgets
 from rlx_ort.graph_devices import GraphDevices
@@ -25,6 +32,8 @@ from rlx_ort.options.compile_options import CacheUse
 from rlx_ort.resilience.failover import Failover
 from rlx_ort.resilience.limits import CancelToken, limited
 from rlx_ort.resilience.quarantine import HealthState
+from rlx_ort.selection import graph_cache
+from rlx_ort.selection.policy import DevicePolicy
 
 FAULT = Device("fault") if "fault" in Device.all() else "fault"
 INPUT = {"x": np.arange(4, dtype=np.float32)}
@@ -209,6 +218,29 @@ def test_a_session_in_use_is_not_closed(
         second.result(10)
     assert opened(fault) == ["a", "b"]
     assert fault.peak == 100
+
+
+def test_a_device_without_room_for_a_graph_is_tried_again_later(
+    fault: FaultProvider, budget: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have freed their memory by then; until then an automatic choice passes it over."""
+    budget("fault=150")
+    runners = models(fault, dict.fromkeys("ab", (100, 0)))
+    run(runners["a"])
+    runners["b"].set_policy(DevicePolicy.only(["fault"]))
+    fault.hang.set()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run, runners["a"])
+        until(lambda: fault.inside == 1)
+        with pytest.raises(NoViableDeviceError, match="does not fit"):
+            runners["b"].run_fastest(INPUT)
+        fault.hang.clear()
+        first.result(10)
+    with pytest.raises(NoViableDeviceError, match="does not fit"):
+        runners["b"].run_fastest(INPUT)
+    now_s = time.monotonic
+    monkeypatch.setattr(graph_cache.time, "monotonic", lambda: now_s() + 60.0)
+    np.testing.assert_array_equal(runners["b"].run_fastest(INPUT)[0], INPUT["x"] * 2)
 
 
 class Gate(threading.Event):

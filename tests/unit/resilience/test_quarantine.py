@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 from fault_provider import LOST, until
 
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceFallbackError, EngineError, RunError
+from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, EngineError, RunError
+from rlx_ort.resilience.limits import CancelToken, limited
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import HealthState, Quarantine
 
@@ -197,6 +200,79 @@ def test_a_device_that_was_well_for_long_begins_anew(clock: Any, fault: Any) -> 
     clock.move(10.1)
     quarantine.fail(device, "lost again", clock.ns)
     assert quarantine.health(device).failures == 1
+
+
+def test_an_opening_or_check_without_a_result_ends_unless_another_has_begun(clock: Any, fault: Any) -> None:
+    """A device does not stay out because a thread was stopped, or began for sessions that were closed already."""
+    quarantine = Quarantine(Resilience(backoff_s=1.0), clock)
+    device, first, second = Device("fault"), object(), object()
+    assert quarantine.set_opening(device, first)
+    quarantine.abandon_openings()
+    assert quarantine.set_opening(device, second)
+    quarantine.give_up(device, first)
+    assert quarantine.is_opening(device)
+    quarantine.give_up(device, second)
+    assert not quarantine.is_out(device)
+    quarantine.fail(device, "lost", clock.ns)
+    clock.move(1.0)
+    assert quarantine.claim(first) == device
+    quarantine.give_up(device, first)
+    assert quarantine.health(device).next_try_s == 1.0
+
+
+def test_a_check_goes_on_when_the_run_that_found_it_due_is_stopped(make: Any, fault: Any, clock: Any) -> None:
+    """A limit around several runs of the caller ends none of the runner's own."""
+    runner = make(backoff_s=1.0)
+    fail_once(runner, fault)
+    fault.recover()
+    clock.move(1.0)
+    begun, go_on = threading.Event(), threading.Event()
+    fault.script = lambda _: begun.set() or (go_on.wait(10.0) and None)
+
+    def several() -> None:
+        runner.run_fastest(INPUTS)
+        go_on.wait(10.0)
+
+    token = CancelToken()
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(limited, several, cancel=token, grace_s=0.01)
+        assert begun.wait(10.0)
+        token.cancel()
+        assert isinstance(stopped.exception(10.0), CancelledRunError)
+    go_on.set()
+    until(lambda: state(runner) is HealthState.READY)
+
+
+def test_a_device_that_was_found_wrong_stays_out_although_the_sessions_were_closed(
+    make: Any, fault: Any, clock: Any
+) -> None:
+    """`invalidate_cache` during the check makes no right result of a wrong one."""
+    runner = make(backoff_s=1.0)
+    fail_once(runner, fault)
+    fault.recover()
+    fault.factor = 1.01
+    clock.move(1.0)
+    fault.script = lambda _: runner.invalidate_cache()
+    runner.run_fastest(INPUTS)
+    until(lambda: state(runner) is HealthState.QUARANTINED)
+    found = runner._failover.quarantine
+    assert "differ from those of CPU" in found.reason(Device("fault"))
+    assert not found.is_last_resort(Device("fault"))
+
+
+def test_a_device_that_could_not_be_probed_at_first_is_used_once_it_works(make: Any, fault: Any, clock: Any) -> None:
+    """The registry takes over that the check has found it working."""
+    runner = make(backoff_s=1.0)
+    fault.dead = LOST
+    runner.rank()
+    with pytest.raises(DeviceUnavailableError):
+        runner.run("fault", INPUTS)
+    fault.recover()
+    clock.move(1.0)
+    runner.run_fastest(INPUTS)
+    until(lambda: state(runner) is HealthState.READY)
+    runner.run_fastest(INPUTS)
+    assert runner.last_run.device.label == "fault"
 
 
 def test_only_one_check_runs_at_a_time(clock: Any, fault: Any) -> None:

@@ -1,16 +1,23 @@
 """Predicted times, computed by hand: one unit set, leaves free, launches, transfers, and the CPU's help."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.errors import GraphVerifyError, NoViableDeviceError
+from rlx_ort.errors import CalibrationError, GraphVerifyError, NoViableDeviceError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.selection.cost import DEFAULT_DIM, ProfileCostModel, estimate_graph_cost, pick_best_device
+from rlx_ort.selection.cost import (
+    DEFAULT_DIM,
+    BackendCostModel,
+    ProfileCostModel,
+    estimate_graph_cost,
+    pick_best_device,
+)
 from rlx_ort.selection.predict import cost_model
 
 
@@ -53,10 +60,68 @@ def test_leaves_cost_nothing(machine: Any) -> None:
     assert estimate_graph_cost(graph, model_of(machine.profile(dispatch_ns=50.0))) == 0.0
 
 
-def test_a_graph_without_outputs_has_no_prediction(machine: Any) -> None:
+def test_a_graph_without_nodes_has_no_prediction(machine: Any) -> None:
     """Prices are of what is exported, and such a graph cannot be."""
     with pytest.raises(GraphVerifyError, match="has no outputs"):
         estimate_graph_cost(Graph("empty"), model_of(machine.profile()))
+
+
+def test_every_node_of_a_graph_without_outputs_counts(machine: Any) -> None:
+    """As the contract prices it: the sum over all nodes."""
+    graph = matmul_graph(8, 16, 4)
+    priced = estimate_graph_cost(graph, model_of(machine.profile()))
+    graph.outputs = []
+    assert estimate_graph_cost(graph, model_of(machine.profile())) == priced > 0
+
+
+class _Rates(BackendCostModel):
+    """A model of one's own, with the six methods that it must have and one figure replaced."""
+
+    def __init__(self, **changes: Any) -> None:
+        self._figures = {"sgemm_gflops": 100, "memory_bw": np.float32(30), "dispatch": 0, "roundtrip": 7.0} | changes
+
+    def device(self) -> Device:  # type: ignore[override]
+        return Device.CPU
+
+    def sgemm_gflops(self, m: int, k: int, n: int) -> float:
+        return cast(float, self._figures["sgemm_gflops"])
+
+    def memory_bw(self) -> float:
+        return cast(float, self._figures["memory_bw"])
+
+    def dispatch_overhead_ns(self) -> float:
+        return cast(float, self._figures["dispatch"])
+
+    def roundtrip_overhead_ns(self) -> float:
+        return cast(float, self._figures["roundtrip"])
+
+    def num_threads(self) -> int:
+        return 1
+
+
+def test_six_methods_make_a_cost_model() -> None:
+    """Whatever kind of number they return."""
+    assert estimate_graph_cost(idle(), _Rates()) == 7.0
+
+
+@pytest.mark.parametrize("name", ["sgemm_gflops", "memory_bw", "dispatch", "roundtrip"])
+@pytest.mark.parametrize("value", [0, None, -1.0, "3", True, math.inf])
+def test_a_figure_that_is_no_rate_or_time_is_refused(name: str, value: Any) -> None:
+    """A rate of 0 would make its part of a run free, so that the device wins every choice."""
+    is_time = name in ("dispatch", "roundtrip")
+    if is_time and value in (0, math.inf):
+        assert estimate_graph_cost(idle(), _Rates(**{name: value})) >= 0
+        return
+    with pytest.raises(CalibrationError, match=f"CPU gives {value!r} as {name}"):
+        pick_best_device(idle(), [_Rates(**{name: value})])
+
+
+@pytest.mark.parametrize("name", ["gemm_gflops", "conv_gflops", "memory_bytes_per_ns"])
+@pytest.mark.parametrize("value", [0.0, None, math.nan])
+def test_a_profile_with_a_rate_that_is_none_is_refused(name: str, value: Any, machine: Any) -> None:
+    """Whether it is shipped or made by a provider of one's own."""
+    with pytest.raises(CalibrationError, match=name):
+        machine.profile(**{name: value})
 
 
 def test_a_matrix_product_costs_two_flops_for_each_multiplication(machine: Any) -> None:

@@ -1,6 +1,7 @@
 """`DevicePolicy`: builders, the environment, what is probed, and the order of candidates."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -317,3 +318,11 @@ def test_a_malformed_chain_raises_and_names_variable_and_token(monkeypatch: pyte
     monkeypatch.setenv("RLX_DEVICE_CHAIN", "cuda,cpuu")
     with pytest.raises(DeviceParseError, match=r"RLX_DEVICE_CHAIN.*'cpuu'"):
         device_chain_from_env()
+
+
+@pytest.mark.parametrize("devices", [None, 3])
+@pytest.mark.parametrize("make", [DevicePolicy.only, DevicePolicy().with_deny, DevicePolicy().with_prefer])
+def test_what_is_no_list_of_devices_is_refused(make: Any, devices: Any) -> None:
+    """The message says what a list is."""
+    with pytest.raises(DeviceParseError, match="devices are a list"):
+        make(devices)

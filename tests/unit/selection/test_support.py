@@ -17,6 +17,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection import support
 from rlx_ort.selection.support import (
+    dispatch_report_for_device,
     first_unsupported_op,
     support_of,
     supports,
@@ -65,6 +66,18 @@ def test_an_empty_graph_is_supported(machine: Any) -> None:
     """There is nothing to refuse."""
     machine.add("gpu")
     assert supports_graph("gpu", Graph("empty"))
+
+
+def test_every_node_of_a_graph_without_outputs_is_judged(machine: Any) -> None:
+    """Also those that no other node needs, and the answers are those of the graph with outputs."""
+    machine.add("gpu", kernels=machine.kernels("Relu", "Sigmoid"))
+    taken, refused = machine.chain("Relu", "Sigmoid"), machine.chain("Relu", "Erf")
+    wanted = first_unsupported_op("gpu", refused)
+    taken.outputs = refused.outputs = []
+    assert wanted is not None
+    assert (supports_graph("gpu", taken), first_unsupported_op("gpu", taken)) == (True, None)
+    assert (supports_graph("gpu", refused), first_unsupported_op("gpu", refused)) == (False, wanted)
+    assert not dispatch_report_for_device(refused, "gpu").compile_ready
 
 
 def test_a_provider_that_lists_no_kernels_supports_what_it_may_compile(machine: Any) -> None:
