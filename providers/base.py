@@ -95,13 +95,13 @@ class DeviceGraphReport:
     """Which runs of a session replay recorded launches: signatures, the one used longest ago first.
 
     `refused` holds the reason for each signature that is not recorded; `reason` is why the session records nothing.
-    `sized` has the sessions with fixed sizes, whose recordings are among `recorded`.
+    `sized` has the sessions with fixed sizes, whose recordings are among `recorded`; None where sizes get none.
     """
 
     recorded: tuple[RecordedRun, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
-    sized: tuple[SizedRun, ...] = ()
+    sized: tuple[SizedRun, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

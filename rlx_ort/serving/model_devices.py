@@ -172,9 +172,8 @@ def _padding(runner: GraphDevices, device: Device) -> Padding:
     provider = provider_of(device)
     if provider is not None and provider.compiles_per_shape:
         return "always"
-    compiled = runner.compile(device)
-    sizes_come_back = compiled.engine().sized is not None  # they get sessions of their own
-    return "joined" if sizes_come_back or compiled.device_graph_report().recorded else "never"
+    report = runner.compile(device).device_graph_report()
+    return "joined" if report.recorded or report.sized is not None else "never"
 
 
 def _run(

@@ -20,6 +20,7 @@ from rlx_ort.execution import sized
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
+from rlx_ort.providers.base import SizedRun
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import replays
 from rlx_ort.providers.engine.recipe import Recording
@@ -65,7 +66,7 @@ def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
     compiled = Session("cpu").compile(graph())
     run_often(compiled, 3, 20)
     replanning.pop()()
-    assert [found.state for found in compiled.device_graph_report().sized] == ["refused"]
+    assert [found.state for found in sizes_of(compiled)] == ["refused"]
     assert compiled.device_graph_report().recorded
     monkeypatch.setattr(sized, "WORTH_AMONG_OTHERS", 1e9)
     for _ in range(2 * sized.AFTER_RUNS):
@@ -73,7 +74,7 @@ def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
             run_often(compiled, count, 1)
             while replanning:
                 replanning.pop()()
-    assert {found.sizes for found in compiled.device_graph_report().sized} == {"x [3, 4]", "x [5, 4]"}
+    assert {found.sizes for found in sizes_of(compiled)} == {"x [3, 4]", "x [5, 4]"}
     for count in (3, 5, 7, 3, 5):
         run_often(compiled, count, 2)
 
@@ -102,6 +103,13 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
     found.clear()
 
 
+def sizes_of(compiled: CompiledGraph) -> tuple[SizedRun, ...]:
+    """Return what became of the sizes that came back."""
+    found = compiled.device_graph_report().sized
+    assert found is not None
+    return found
+
+
 def run_often(compiled: CompiledGraph, count: int, times: int = sized.AFTER_RUNS) -> None:
     """Run as often as a session of its own takes, and compare each result."""
     for value in range(times):
@@ -112,10 +120,10 @@ def test_a_size_that_comes_back_has_a_session_that_records(jobs: list[Callable[[
     """Its runs are replayed, and those of other sizes go on as before."""
     compiled = Session("cpu").compile(graph())
     run_often(compiled, 3)
-    assert [found.state for found in compiled.device_graph_report().sized] == ["opening"]
+    assert [found.state for found in sizes_of(compiled)] == ["opening"]
     jobs.pop()()
     report = compiled.device_graph_report()
-    assert [(found.sizes, found.state) for found in report.sized] == [("x [3, 4]", "used")]
+    assert [(found.sizes, found.state) for found in sizes_of(compiled)] == [("x [3, 4]", "used")]
     assert [one.inputs for one in report.recorded] == [{"x": "float32[3, 4]"}]
     assert report.reason
     run_often(compiled, 3)
@@ -137,11 +145,11 @@ def test_there_are_at_most_as_many_as_the_options_say(jobs: list[Callable[[], No
         run_often(compiled, count)
         while jobs:
             jobs.pop()()
-    assert [found.sizes for found in compiled.device_graph_report().sized] == ["x [1, 4]", "x [2, 4]"]
+    assert [found.sizes for found in sizes_of(compiled)] == ["x [1, 4]", "x [2, 4]"]
     without = Session("cpu", CompileOptions(sized_sessions=0)).compile(graph())
     run_often(without, 1, 20)
     assert jobs == []
-    assert without.device_graph_report().sized == ()
+    assert without.device_graph_report().sized is None
 
 
 def test_their_weights_take_a_share_of_the_memory_at_most(jobs: list[Callable[[], None]]) -> None:
@@ -154,7 +162,7 @@ def test_their_weights_take_a_share_of_the_memory_at_most(jobs: list[Callable[[]
         run_often(compiled, count)
         while jobs:
             jobs.pop()()
-    assert [found.state for found in compiled.device_graph_report().sized] == ["used", "refused"]
+    assert [found.state for found in sizes_of(compiled)] == ["used", "refused"]
 
 
 def test_a_wrong_session_is_refused_with_the_reason(
@@ -165,7 +173,7 @@ def test_a_wrong_session_is_refused_with_the_reason(
     run_often(compiled, 3)
     monkeypatch.setattr(sized, "_same", lambda got, want: False)
     jobs.pop()()
-    (found,) = compiled.device_graph_report().sized
+    (found,) = sizes_of(compiled)
     assert found.state == "refused"
     assert "differs by" in found.reason
     run_often(compiled, 3, 20)
@@ -180,7 +188,7 @@ def test_a_session_that_is_not_faster_is_refused(
     compiled = Session("cpu").compile(graph())
     run_often(compiled, 3)
     jobs.pop()()
-    (found,) = compiled.device_graph_report().sized
+    (found,) = sizes_of(compiled)
     assert (found.state, "a plain one" in found.reason) == ("refused", True)
 
 
@@ -206,7 +214,7 @@ def test_a_mutable_parameter_is_seen_by_the_next_run(jobs: list[Callable[[], Non
     for value in (2.0, 5.0):
         compiled.set_param("w", np.full(4, value, np.float32))
         np.testing.assert_array_equal(compiled.run(rows(3))[0], np.full((3, 4), 3 * value))
-    assert [found.state for found in compiled.device_graph_report().sized] == ["used"]
+    assert [found.state for found in sizes_of(compiled)] == ["used"]
 
 
 def test_a_failure_in_the_session_of_a_size_goes_back_to_the_plain_one(
@@ -225,7 +233,7 @@ def test_a_failure_in_the_session_of_a_size_goes_back_to_the_plain_one(
 
     slot.engine(compiled.rule).run = fails
     run_often(compiled, 3, 20)
-    (found,) = compiled.device_graph_report().sized
+    (found,) = sizes_of(compiled)
     assert (found.state, found.reason) == ("refused", "a run failed: out of memory")
     assert "run in the plain session again" in caplog.text
     assert jobs == []
@@ -272,7 +280,7 @@ def test_a_model_that_computes_shapes_is_right_run_after_run(device: Device) -> 
             x = np.full((batch, 5, 8), value / 20, np.float32)
             np.testing.assert_allclose(runner.run(device, {"x": x})[0], np.tanh(x.reshape(batch, -1)), rtol=1e-5)
             if device.kind == "cuda" and value == sized.AFTER_RUNS:
-                wait_for(lambda: all(found.state != "opening" for found in compiled.device_graph_report().sized))
+                wait_for(lambda: all(found.state != "opening" for found in sizes_of(compiled)))
     if device.kind == "cuda":
         assert compiled.device_graph_report().recorded
 

@@ -15,6 +15,7 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError, ServingError
 from rlx_ort.providers import registry
+from rlx_ort.providers.base import DeviceGraphReport
 from rlx_ort.serving import model_devices
 from rlx_ort.serving.lanes import Answer, Array, Lane, Padding, Rows, executed
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
@@ -155,7 +156,7 @@ def test_devices_that_compile_or_record_each_size_get_few_sizes(
     """What the provider states counts, and whether the runs at loading were recorded."""
     provider = SimpleNamespace(compiles_per_shape=compiles)
     monkeypatch.setattr(registry, "provider_of", lambda device: provider)
-    report = SimpleNamespace(recorded=[None] * recorded)
+    report = DeviceGraphReport((None,) * recorded)  # type: ignore[arg-type]
     runner: Any = SimpleNamespace(compile=lambda device: SimpleNamespace(device_graph_report=lambda: report))
     assert model_devices._padding(runner, CUDA) == wanted
 
