@@ -89,7 +89,9 @@ _ENDED = re.compile(r"the process ends|terminate flag|is closed; compile the gra
 # The lines above a message are the name of ONNX Runtime's exception, `onnxruntime_pybind_exceptions.cc`. A session that
 # does not open says nothing about other providers. In a run, NotImplemented is a kernel without a case for its inputs.
 _REFUSED = re.compile(
-    r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NoSuchFile|NoModel)\n" + NOT_TAKEN + rf"|^NotImplemented\n|{CANNOT_RUN}"
+    r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NoSuchFile|NoModel)\n"
+    + NOT_TAKEN
+    + rf"|^NotImplemented\n|{CANNOT_RUN}"
 )
 # A kernel that refuses the data, such as an index out of range, which other providers may read as anything. It reaches
 # us as EngineError; see `running_error`.

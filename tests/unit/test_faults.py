@@ -68,9 +68,7 @@ VERDICTS = {
     "WriteError": Fault.CALLER,
 }
 CLASSES = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, errors.RlxError)
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.RlxError)
 }
 
 

@@ -172,7 +172,9 @@ def _joining(shapes: list[tuple[int, ...]], axis: int) -> Graph:
 
 @pytest.mark.parametrize(("shapes", "axis"), JOINED.values(), ids=JOINED)
 @pytest.mark.parametrize("way", [lambda c, f: c.run(f), lambda c, f: c.run_slots([*f.values()])], ids=["run", "slots"])
-def test_inputs_without_elements_that_do_not_fit_are_not_joined(shapes: Any, axis: int, way: Any, device: Device) -> None:
+def test_inputs_without_elements_that_do_not_fit_are_not_joined(
+    shapes: Any, axis: int, way: Any, device: Device
+) -> None:
     """As numpy refuses them: the kernels would leave a part of the result unwritten."""
     compiled = Session(device).compile(_joining(shapes, axis))
     feeds = {f"x{place}": np.ones(shape, np.float32) for place, shape in enumerate(shapes)}

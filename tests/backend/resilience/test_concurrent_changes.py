@@ -1,4 +1,4 @@
-"""Threads that run while others close the sessions, change the policy and the weights, and a device comes back wrong."""
+"""Runs beside threads that close the sessions and change policy and weights, and a device that comes back wrong."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def stress(runner: GraphDevices, changes: list[Callable[[], object]]) -> Counter
                 wrong[repr(err)] += 1
                 continue
             weight = product[0]
-            if not (oldest <= weight <= weights.begun and (product == x * weight).all() and (total == x + weight).all()):
+            if not (
+                oldest <= weight <= weights.begun and (product == x * weight).all() and (total == x + weight).all()
+            ):
                 wrong[f"{weight} of {oldest} to {weights.begun}: {product[:3]}, {total[:3]}"] += 1
 
     def change(call: Callable[[], object]) -> None:

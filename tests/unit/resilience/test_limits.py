@@ -122,9 +122,7 @@ def test_a_stuck_device_is_not_waited_for_again(runner: Any, fault: Any, clock: 
     assert (fault.probes, fault.runs) == (probes, runs)
 
 
-def test_a_stuck_device_that_returns_is_checked_and_used_with_a_new_session(
-    make: Any, fault: Any, clock: Any
-) -> None:
+def test_a_stuck_device_that_returns_is_checked_and_used_with_a_new_session(make: Any, fault: Any, clock: Any) -> None:
     """The session that was stuck is not used again."""
     runner = make(grace_s=0.5, timeout_s=0.25)
     runner.run_fastest(INPUTS, timeout_s=10.0)
