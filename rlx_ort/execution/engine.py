@@ -326,10 +326,10 @@ class EngineSlot:
             InputError: the sizes do not fit.
             EngineError: the kernel of a node fails, is wrong or ends the process with these sizes.
         """
-        for node, length, rows in self._rotations:
+        for name, length, rows in self._rotations:
             if sizes.get(length, 0) > rows:
                 raise InputError(
-                    f"node {node!r} rotates {sizes[length]} places ({length!r}), and its table has {rows} rows; feed "
+                    f"node {name!r} rotates {sizes[length]} places ({length!r}), and its table has {rows} rows; feed "
                     "fewer, or make the table longer"
                 )
         if not empty:
