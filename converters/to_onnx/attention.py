@@ -195,6 +195,10 @@ def _table(emit: Emitter, op: Rope, table: Any, index: int, length: Dim) -> Any:
         table = emit.op("Slice", table, starts, ends, emit.i64([shape.rank - 2]))
     if op.rotated < op.head_dim:
         table = slice_axis(emit, table, -1, 0, op.rotated // 2)
+    if shape[-2] != length and not (isinstance(shape[-2], int) and isinstance(length, int)):
+        # A table with too few rows fails here; one row alone would be used for every place.
+        kept = [0] * (shape.rank - 2)
+        return emit.op("Reshape", table, emit.dims([*kept, length, 1, op.rotated // 2]))
     return emit.op("Unsqueeze", table, emit.i64([-2]))
 
 

@@ -66,7 +66,7 @@ class CompiledGraph:
         self._strict = rule is PlacementRule.STRICT
         self._owns_slot = owns_slot
         self._weights = slot.weights
-        self._inputs = inputs or InputPlan(slot.input_types, slot.refuse_empty)
+        self._inputs = inputs or InputPlan(slot.input_types, slot.check_sizes)
         self._output_names = list(slot.output_types)
         self._named = outputs_class(self._output_names)
         self._last: tuple[list[int] | None, Sequence[Any]] = (None, ())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import threading
 import time
@@ -35,7 +36,7 @@ from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.base import limited_nodes
+from rlx_ort.providers.base import input_dims, limited_nodes
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, binder_of
 from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.registry import availability
@@ -320,15 +321,24 @@ class EngineSlot:
         """The parameters the model needs, mutable ones included."""
         return (*self.exported.params, *self.runs.mutable)
 
-    def refuse_empty(self, sizes: Mapping[str, int]) -> None:
-        """Refuse a run with inputs of no elements that a kernel of the device cannot take, judged by its named dims.
+    def check_sizes(self, sizes: Mapping[str, int], empty: bool) -> None:
+        """Refuse a run whose sizes do not fit, or which a kernel of the device cannot take, judged by named dims.
 
-        Dims that are neither fixed nor named by an input are not judged.
+        That is what kernels do not check themselves: rows of a table of rotations, and inputs without elements
+        (`empty`). Dims that are neither fixed nor named by an input are not judged.
 
         Raises:
-            InputError: inputs of a `Concat` have other sizes beside its axis, which no kernel checks here.
+            InputError: the sizes do not fit.
             EngineError: the kernel of a node fails, is wrong or ends the process with these sizes.
         """
+        for name, length, rows in self._rotations:
+            if sizes.get(length, 0) > rows:
+                raise InputError(
+                    f"node {name!r} rotates {sizes[length]} places ({length!r}), and its table has {rows} rows; feed "
+                    "fewer, or make the table longer"
+                )
+        if not empty:
+            return
         nodes = [_sized(node, sizes) for node in self.exported.nodes if not node.shape_only]
         for node in nodes:
             _check_joined(node)
@@ -338,6 +348,26 @@ class EngineSlot:
                 f"{self.device.display} {CANNOT_RUN} {node.name!r} ({node.pattern.op_type}) on {shapes}: {why}. "
                 "Run these inputs on another device, such as the CPU."
             )
+
+    @functools.cached_property
+    def _rotations(self) -> list[tuple[str, str, int]]:
+        """The nodes that rotate from a known place on: name, the dim of how many places, and rows that are left."""
+        nodes = [node for node in self.exported.nodes if node.pattern.op_type == "RotaryEmbedding"]
+        nodes = [node for node in nodes if node.pattern.domain]  # that of ai.onnx takes tables of the places themselves
+        if not nodes:
+            return []
+        import onnx.numpy_helper
+
+        known = {tensor.name: tensor for tensor in self.exported.model.graph.initializer}
+        found = []
+        for node in nodes:
+            x, table, first = input_dims(node, 0), input_dims(node, 2), known.get(node.input_names[1])
+            if x is None or table is None or first is None or first.data_location or math.prod(first.dims) != 1:
+                continue  # places that are fed or computed are not known
+            length, rows = x[-2], table[0]
+            if isinstance(length, str) and isinstance(rows, int):
+                found.append((node.name, length, rows - int(onnx.numpy_helper.to_array(first).item())))
+        return found
 
     def engine(self, rule: PlacementRule) -> Engine:
         """Return an open engine with the newest weights whose placement keeps the rule; opens one if needed.

@@ -46,11 +46,11 @@ class InputPlan:
     """Checks the inputs of runs of one graph by their declared types; may be used from several threads."""
 
     def __init__(
-        self, types: Mapping[str, ValueType], on_empty: Callable[[Mapping[str, int]], None] | None = None
+        self, types: Mapping[str, ValueType], on_sizes: Callable[[Mapping[str, int], bool], None] | None = None
     ) -> None:
-        """Create a plan; `on_empty` gets the sizes of named dims where an input has a dim of 0, and may raise."""
+        """Create a plan; `on_sizes` gets new sizes of named dims, and whether an input is empty; it may raise."""
         self._types = dict(types)
-        self._on_empty = on_empty
+        self._on_sizes = on_sizes
         tensors = {name: kind for name, kind in types.items() if isinstance(kind, TensorType)}
         # None never is an array's dtype, so string arrays, whose elements may be anything, are checked in every run.
         self._rows = tuple(
@@ -161,8 +161,9 @@ class InputPlan:
                             f"input {name!r} is {kind}; got shape {got}, which makes {dim!r} {size}, "
                             f"but {where} makes it {known}"
                         )
-        if self._on_empty is not None and any(0 in feeds[name].shape for name, _, _ in self._rows):
-            self._on_empty({dim: size for dim, (size, _) in sizes.items()})
+        if self._on_sizes is not None:
+            empty = any(0 in feeds[name].shape for name, _, _ in self._rows)
+            self._on_sizes({dim: size for dim, (size, _) in sizes.items()}, empty)
 
 
 def _kind(names: list[str], dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Kind:

@@ -10,9 +10,9 @@ import numpy as np
 
 from rlx_ort.converters.from_onnx.tensor_files import Folders, trusted_folders
 from rlx_ort.errors import InputError, RlxError, RunError
-from rlx_ort.faults import is_device_failure
 from rlx_ort.execution.background import run_in_background
 from rlx_ort.execution.decode import DecodeLoop
+from rlx_ort.faults import is_device_failure
 from rlx_ort.genai.choice import Choice, GenaiCandidate, Variant
 from rlx_ort.genai.package import GenaiEngine, common_length
 from rlx_ort.genai.tokens import Tokenizer, tokenizer_of

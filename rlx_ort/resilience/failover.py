@@ -28,10 +28,10 @@ from rlx_ort.errors import (
     TimeLimitError,
 )
 from rlx_ort.execution.interface import Outputs
+from rlx_ort.faults import Fault, fault_of
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.binding import DeviceTensor
-from rlx_ort.faults import Fault, fault_of
 from rlx_ort.resilience.limits import CancelToken, run_limited
 from rlx_ort.resilience.memory import device_memory, freed_after
 from rlx_ort.resilience.options import Resilience, check_timeout

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
 from rlx_ort.execution.residency import budget_of, residency
-from rlx_ort.providers.registry import provider_of
 from rlx_ort.faults import OUT_OF_MEMORY, fault_of
+from rlx_ort.providers.registry import provider_of
 
 if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices

@@ -19,14 +19,14 @@ import numpy as np
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError, RunError
 from rlx_ort.execution.background import copied_arrays
+from rlx_ort.faults import Fault, fault_of
 from rlx_ort.numerics import agree, epsilon_of, is_exact, relative_error
 from rlx_ort.options.compile_options import CacheUse, CompileOptions
 from rlx_ort.options.precision import OpClass
-from rlx_ort.providers.engine.stopping import Stop, Stopped
 from rlx_ort.providers import registry
 from rlx_ort.providers.engine.process import watch
+from rlx_ort.providers.engine.stopping import Stop, Stopped
 from rlx_ort.providers.registry import provider_of
-from rlx_ort.faults import Fault, fault_of
 from rlx_ort.resilience.limits import in_background
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import Quarantine

@@ -379,7 +379,10 @@ class ShapeBuilders(LeafBuilders):
         return self._add(op, x, **node)
 
     def gather(self, table: Operand, indices: Operand, axis: int = 0, **node: Unpack[NodeArgs]) -> Value:
-        """Pick entries of a table along an axis; float indices drop their fraction."""
+        """Pick entries of a table along an axis; float indices drop their fraction.
+
+        An index out of range is an error on the CPU; docs/ops.md has what other devices do.
+        """
         return self._add(Gather(axis), table, indices, **node)
 
     def pad(

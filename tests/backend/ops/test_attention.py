@@ -12,7 +12,11 @@ from op_tests.harness import Array, check, rand, run
 
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
+from rlx_ort.errors import RunError
+from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 
 H, D = 2, 4
 
@@ -289,6 +293,32 @@ def test_rope_takes_the_first_rows_of_longer_tables(declared: list[Any], device:
         rand(7, 4, seed=1),
         shapes=declared,
     )
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("named", "policy"),
+    [
+        (True, KernelDispatchPolicy.FORCE_COMMON),
+        (False, KernelDispatchPolicy.FORCE_COMMON),
+        (False, KernelDispatchPolicy.FORCE_NATIVE),  # whose kernel takes tables of one known size
+    ],
+)
+def test_rope_without_a_row_for_each_place_is_refused(
+    rows: int, named: bool, policy: KernelDispatchPolicy, device: Device
+) -> None:
+    """One row is not used for every place, and no kernel reads beyond the table."""
+    graph = Graph("short")
+    tables = [graph.input(name, ["rows" if named else rows, 4]) for name in ("cos", "sin")]
+    graph.outputs = [graph.rope(graph.input("x", [2, "s", 16]), *tables, 8)]
+    compiled = Session(device, CompileOptions(kernel_dispatch=KernelDispatch(policy))).compile(graph)
+    feeds = {"x": rand(2, 5, 16), "cos": rand(rows, 4), "sin": rand(rows, 4)}
+    for _ in range(2):
+        with pytest.raises(RunError):
+            compiled.run(feeds)
+        x = feeds["x"][:, :rows].copy()
+        wanted = rope(x, feeds["cos"], feeds["sin"], 8, 8, False)
+        np.testing.assert_allclose(compiled.run(feeds | {"x": x})[0], wanted, atol=1e-5)
 
 
 def test_rope_with_tables_for_each_sequence(device: Device) -> None:

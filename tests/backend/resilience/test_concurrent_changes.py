@@ -1,4 +1,4 @@
-"""Threads that run while others close the sessions, change the policy and the weights, and a device comes back wrong."""
+"""Runs beside threads that close the sessions and change policy and weights, and a device that comes back wrong."""
 
 from __future__ import annotations
 
