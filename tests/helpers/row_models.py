@@ -480,13 +480,8 @@ def _gather_nd(d: _Drawing) -> None:
 
 
 def _one_hot(d: _Drawing) -> None:
-    d.op(
-        "OneHot",
-        d.pick("i"),
-        d.const(3) if d.chance(0.8) else _count(d),
-        d.const([0, 1], np.float32),
-        axis=d.one([-1, 0, 1]),
-    )
+    depth = d.const(3) if d.chance(0.8) else _count(d)
+    d.op("OneHot", d.pick("i"), depth, d.const([0, 1], np.float32), axis=d.one([-1, 0, 1]))
 
 
 def _trilu(d: _Drawing) -> None:
