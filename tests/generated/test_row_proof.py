@@ -102,8 +102,8 @@ FAULTS: dict[str, tuple[str, str, Any]] = {
         "_RULES DynamicQuantizeLinear",
         lambda _, node: [node.need(0), _SCALAR, _SCALAR],
     ),
-    "the number of rows as an element": ("from_sizes", "_Value sized", False),
-    "rows joined by a reshape": ("reshape", "_reshaped", _somehow),
+    "the number of rows as an element": ("measured", "_Value sized", False),
+    "rows joined by a reshape": ("refilled", "_reshaped", _somehow),
 }
 """The nodes that show what is wrong in the proof, where it is, and what stands there instead."""
 
