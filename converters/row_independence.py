@@ -1785,6 +1785,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("com.microsoft", f"QLinear{name}"): _quantised_pair for name in ("Add", "Mul")},
     **{("com.microsoft", f"QLinear{name}"): _first_only for name in ("LeakyRelu", "Sigmoid")},
     **{("com.microsoft", f"QLinear{name}"): _by_row(rank=2) for name in ("AveragePool", "GlobalAveragePool")},
+    **{("com.microsoft", f"DynamicQuantize{name}"): _dynamic_scale for name in ("LSTM", "MatMul")},
     ("com.microsoft", "FusedConv"): _by_row(3, rank=2),
     ("com.microsoft", "RotaryEmbedding"): _rotary_by_offset,
     ("com.microsoft", "Attention"): _packed_attention,
