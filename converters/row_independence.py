@@ -1076,11 +1076,11 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
             return [result]
         axes = [_at(axis, given.rank) for axis in node.numbers(3, "axes") or []]
         dims = [result.dims[at] if at in axes else size for at, size in enumerate(given.dims)]
-        steps = node.get(4)
-        if starts is not None and ends is not None and (steps is None or steps.content == (_ONE,) * len(axes)):
-            for axis, start, end in zip(axes, starts.content or (), ends.content or (), strict=False):
-                if start == _Size(0) and end is not None and end.symbols and _is_no_size(_Size(-1), end):
-                    dims[axis] = _Size(1, (_AtMost(end, proof.number()),))
+        by = node.get(4)
+        if starts is not None and ends is not None and (by is None or by.content == (_ONE,) * len(axes)):
+            for at, first, last in zip(axes, starts.content or (), ends.content or (), strict=False):
+                if first == _Size(0) and last is not None and last.symbols and _is_no_size(_Size(-1), last):
+                    dims[at] = _Size(1, (_AtMost(last, proof.number()),))
         return [_Value(tuple(dims))]
     named = node.numbers(3, "axes")
     count = len(starts.content or ()) if starts is not None else len(node.attributes["starts"])
