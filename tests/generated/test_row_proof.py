@@ -20,6 +20,7 @@ from rlx_ort.errors import ConversionError
 SECONDS = 3.0
 FAULT_S = 30.0
 TRUE_ROWS = 5  # of ROWS, in padded runs
+TOLERANCE = 1e-3  # kernels may add in another order for other sizes
 FEWEST = 20  # models, on a slow machine too
 YES = 0.4  # at least this share is proved: a proof that refuses everything would pass
 
@@ -31,7 +32,7 @@ def batched(made: Made, source: np.random.Generator) -> str | None:
     session = opened(made.model)
     changed = influence(session, made.feeds, lambda array, row: other_values(source, array, [row]))
     try:
-        return changed or difference(session, made.feeds)
+        return changed or difference(session, made.feeds, TOLERANCE)
     except Exception:  # the engine refuses a row alone; its classes are its own
         return ""
 
@@ -62,7 +63,7 @@ def padded(made: Made, source: np.random.Generator) -> str | None:
         return ""
     if first.tobytes() != again.tobytes():
         return f"{first} or {again} with other padding"
-    if first.shape != exact.shape or not np.allclose(first, exact, rtol=1e-4, atol=1e-4, equal_nan=True):
+    if first.shape != exact.shape or not np.allclose(first, exact, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
         return f"{first} padded, {exact} without padding"
     return ""
 

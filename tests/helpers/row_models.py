@@ -134,7 +134,7 @@ class _Drawing:
             raise _ImpossibleError from err
         if any(not isinstance(each, np.ndarray) or each.size > _LARGEST or not each.size for each in found):
             raise _ImpossibleError
-        if any(each.dtype.kind == "f" and not np.abs(each[np.isfinite(each)]).max(initial=0) < 1e6 for each in found):
+        if any(each.dtype.kind == "f" and not np.abs(each[np.isfinite(each)]).max(initial=0) < 1e4 for each in found):
             raise _ImpossibleError
         self.nodes.append(node)
         entries = [
