@@ -195,6 +195,18 @@ class _Quotient(str):
         return made
 
 
+class _AtMost(str):
+    """The symbol of a size that is another one, or less, as of a slice up to it."""
+
+    bound: _Size
+
+    def __new__(cls, bound: _Size, number: int) -> _AtMost:
+        """Return a symbol of its own."""
+        made = super().__new__(cls, f"\0{number}<={bound}")
+        made.bound = bound
+        return made
+
+
 _ONE = _Size(1)
 
 
@@ -309,9 +321,12 @@ class _Proof:
         """Whether the number of rows is fixed, so that sizes and values without rows may be made for it."""
         return not self.one_batch.batched
 
-    def unknown(self) -> _Size:
+    def number(self) -> int:
         self._symbols += 1
-        return _Size(1, (f"\0{self._symbols}",))
+        return self._symbols
+
+    def unknown(self) -> _Size:
+        return _Size(1, (f"\0{self.number()}",))
 
     def of_model(self, model: onnx.ModelProto) -> tuple[int | None, ...]:
         """Return the axis of the rows in each output.
@@ -539,6 +554,7 @@ class _Proof:
         for place in range(rank):
             sizes = [value.dims[at] for value in values if (at := place - rank + value.rank) >= 0]
             wide = [size for size in dict.fromkeys(sizes) if size != _ONE]
+            wide = [size for size in wide if _bound(size) not in wide]  # where they meet, it is equal or 1
             if place == axis and len(wide) != 1:
                 raise _RefusedError("rows meet an axis of another size")
             numbers = [size for size in wide if size.whole is not None]
@@ -549,6 +565,11 @@ class _Proof:
                 if value.axis is None and at >= 0 and value.dims[at] != _ONE:
                     raise _RefusedError("rows meet an axis of another size")
         return _Value(tuple(shape), axis)
+
+
+def _bound(size: _Size) -> _Size | None:
+    symbol = size.symbols[0] if size.number == len(size.symbols) == 1 else None
+    return symbol.bound if isinstance(symbol, _AtMost) else None
 
 
 def _flat(value: _Value) -> _Value:
@@ -1054,7 +1075,13 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
         if given.shape is None or result.shape is None or cut is None or cut.content is None:
             return [result]
         axes = [_at(axis, given.rank) for axis in node.numbers(3, "axes") or []]
-        return [_Value(tuple([result.dims[at] if at in axes else size for at, size in enumerate(given.dims)]))]
+        dims = [result.dims[at] if at in axes else size for at, size in enumerate(given.dims)]
+        by = node.get(4)
+        if starts is not None and ends is not None and (by is None or by.content == (_ONE,) * len(axes)):
+            for at, first, last in zip(axes, starts.content or (), ends.content or (), strict=False):
+                if first == _Size(0) and last is not None and last.symbols and _is_no_size(_Size(-1), last):
+                    dims[at] = _Size(1, (_AtMost(last, proof.number()),))
+        return [_Value(tuple(dims))]
     named = node.numbers(3, "axes")
     count = len(starts.content or ()) if starts is not None else len(node.attributes["starts"])
     axes = [_at(axis, given.rank) for axis in (list(range(count)) if named is None else named)]
@@ -1758,6 +1785,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("com.microsoft", f"QLinear{name}"): _quantised_pair for name in ("Add", "Mul")},
     **{("com.microsoft", f"QLinear{name}"): _first_only for name in ("LeakyRelu", "Sigmoid")},
     **{("com.microsoft", f"QLinear{name}"): _by_row(rank=2) for name in ("AveragePool", "GlobalAveragePool")},
+    **{("com.microsoft", f"DynamicQuantize{name}"): _dynamic_scale for name in ("LSTM", "MatMul")},
     ("com.microsoft", "FusedConv"): _by_row(3, rank=2),
     ("com.microsoft", "RotaryEmbedding"): _rotary_by_offset,
     ("com.microsoft", "Attention"): _packed_attention,

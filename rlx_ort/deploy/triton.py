@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 INSTANCE_KINDS: Mapping[str, str] = MappingProxyType({"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"})
 """Where Triton may place the instances of a model -> its name for it."""
 
+NO_BATCH_DIM = "inputs and outputs have no open first dim in common; that of several inputs needs one name"
+"""Why requests are not put together where `batch_dim` finds no dim."""
+
 _MODEL_FILE = "model.onnx"
 _VERSION = "1"
 # https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/model_configuration.html
@@ -160,7 +163,7 @@ def batching(graph: Graph, options: CompileOptions | None = None, *, unproven: b
 
     dim = batch_dim(graph)
     if dim is None:
-        return None, "inputs and outputs have no open first dim in common"
+        return None, NO_BATCH_DIM
     proof = None if unproven else row_independence(graph, dim, options)
     return (dim, "") if proof is None or proof else (None, f"rows are not proved independent: {proof}")
 

@@ -81,11 +81,11 @@ def _decide_batches(
 
     The options may stand in for the proof, not for the trial.
     """
+    from rlx_ort.deploy.triton import NO_BATCH_DIM
+
     dim = found.batched_along
     if dim is None:
-        found.unbatched_because = (
-            "--max-batch is 1" if options.batch.max_batch < 2 else "inputs and outputs have no open first dim in common"
-        )
+        found.unbatched_because = "--max-batch is 1" if options.batch.max_batch < 2 else NO_BATCH_DIM
         return
     from rlx_ort.converters.row_independence import row_independence
 

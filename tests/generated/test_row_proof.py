@@ -20,6 +20,8 @@ from rlx_ort.errors import ConversionError
 SECONDS = 3.0
 FAULT_S = 30.0
 TRUE_ROWS = 5  # of ROWS, in padded runs
+TOLERANCE = 1e-3  # kernels may add in another order for other sizes
+FEWEST = 20  # models, on a slow machine too
 YES = 0.4  # at least this share is proved: a proof that refuses everything would pass
 
 
@@ -30,7 +32,7 @@ def batched(made: Made, source: np.random.Generator) -> str | None:
     session = opened(made.model)
     changed = influence(session, made.feeds, lambda array, row: other_values(source, array, [row]))
     try:
-        return changed or difference(session, made.feeds)
+        return changed or difference(session, made.feeds, TOLERANCE)
     except Exception:  # the engine refuses a row alone; its classes are its own
         return ""
 
@@ -61,7 +63,7 @@ def padded(made: Made, source: np.random.Generator) -> str | None:
         return ""
     if first.tobytes() != again.tobytes():
         return f"{first} or {again} with other padding"
-    if first.shape != exact.shape or not np.allclose(first, exact, rtol=1e-4, atol=1e-4, equal_nan=True):
+    if first.shape != exact.shape or not np.allclose(first, exact, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
         return f"{first} padded, {exact} without padding"
     return ""
 
@@ -73,7 +75,7 @@ def test_fresh_models_that_are_proved_keep_their_rows_apart(
 ) -> None:
     """Seeds of the clock, for a bounded time; many are proved."""
     seed, end, verdicts = int(time.time() * 1000) % 2**48, time.monotonic() + SECONDS, []
-    while time.monotonic() < end:
+    while time.monotonic() < end or len(verdicts) < FEWEST:
         seed += 1
         if (made := made_of(seed)) is not None:
             verdict = judge(made, np.random.default_rng(seed))
@@ -102,8 +104,8 @@ FAULTS: dict[str, tuple[str, str, Any]] = {
         "_RULES DynamicQuantizeLinear",
         lambda _, node: [node.need(0), _SCALAR, _SCALAR],
     ),
-    "the number of rows as an element": ("from_sizes", "_Value sized", False),
-    "rows joined by a reshape": ("reshape", "_reshaped", _somehow),
+    "the number of rows as an element": ("measured", "_Value sized", False),
+    "rows joined by a reshape": ("refilled", "_reshaped", _somehow),
 }
 """The nodes that show what is wrong in the proof, where it is, and what stands there instead."""
 

@@ -134,7 +134,7 @@ class _Drawing:
             raise _ImpossibleError from err
         if any(not isinstance(each, np.ndarray) or each.size > _LARGEST or not each.size for each in found):
             raise _ImpossibleError
-        if any(each.dtype.kind == "f" and not np.abs(each[np.isfinite(each)]).max(initial=0) < 1e6 for each in found):
+        if any(each.dtype.kind == "f" and not np.abs(each[np.isfinite(each)]).max(initial=0) < 1e4 for each in found):
             raise _ImpossibleError
         self.nodes.append(node)
         entries = [
@@ -351,6 +351,13 @@ def _reshaped(d: _Drawing, entry: _Entry, sizes: Sequence[int]) -> None:
         d.op("Reshape", entry, _sizes(d, sizes))
 
 
+def _refilled(d: _Drawing) -> None:
+    """Put the elements of transposed axes into the shape that they had."""
+    entry = d.pick("fib", 2)
+    turned = d.op("Transpose", entry, perm=[int(each) for each in d.rng.permutation(entry.rank)])
+    d.op("Reshape", turned, d.op("Shape", entry))
+
+
 def _sizes(d: _Drawing, sizes: Sequence[int]) -> _Entry:
     """Return the sizes as a value, those of rows from the number of rows."""
     parts = []
@@ -403,6 +410,13 @@ def _from_sizes(d: _Drawing) -> None:
         d.op(d.one(["Equal", "Less"]), part, d.const([d.one([-1, 1, 2, ROWS])]))
     else:
         d.op("Size", entry)
+
+
+def _measured(d: _Drawing) -> None:
+    """Compute with the number of rows, or another size, as an element."""
+    entry = d.pick("f", 1)
+    size = d.op("Gather", d.op("Shape", entry), d.const(d.axis(entry) if d.chance(0.5) else 0))
+    d.op("Mul", entry, d.op("Cast", size, to=onnx.TensorProto.FLOAT))
 
 
 def _counted(d: _Drawing) -> None:
@@ -480,13 +494,8 @@ def _gather_nd(d: _Drawing) -> None:
 
 
 def _one_hot(d: _Drawing) -> None:
-    d.op(
-        "OneHot",
-        d.pick("i"),
-        d.const(3) if d.chance(0.8) else _count(d),
-        d.const([0, 1], np.float32),
-        axis=d.one([-1, 0, 1]),
-    )
+    depth = d.const(3) if d.chance(0.8) else _count(d)
+    d.op("OneHot", d.pick("i"), depth, d.const([0, 1], np.float32), axis=d.one([-1, 0, 1]))
 
 
 def _trilu(d: _Drawing) -> None:
@@ -674,7 +683,7 @@ _STEPS: list[_Step] = [
     *[_cast, _compare, _logic, _where, _reduce, _arg, _along, _normal, _unsqueeze, _squeeze, _expand, _counted, _split],
     *[_concat, _pad, _tile, _table, _gather_elements, _gather_nd, _one_hot, _trilu, _of_rows, _gemm, _einsum, _images],
     *[_recurrent, _attention, _quantised, _features, _if, _loop],
-    *[_images, _counted, _expand],
+    *[_images, _counted, _expand, _refilled, _measured],
 ]
 
 

@@ -85,6 +85,15 @@ PROVEN = {
         "c = Constant<value=float[4,2]{1,0.5,0.25,0,1,0.5,0.25,0}>()"
         "y = com.microsoft.RotaryEmbedding<num_heads=1>(x, k, c, c)",
     ),
+    "a table cut to the number of tokens, and heads split and joined": Case(
+        "float[N,M,4] x",
+        "t = Constant<value=float[1,3,4]{1,2,3,4,5,6,7,8,9,10,11,12}>() z = Constant<value_ints=[0]>()"
+        "o = Constant<value_ints=[1]>() s = Shape<start=1, end=2>(x) c = Slice(t, z, s, o) e = Add(x, c)"
+        "n = Shape<end=1>(x) w = Constant<value_ints=[2]>() r = Constant<value_ints=[-1]>()"
+        "h = Concat<axis=0>(n, s, w, r) v = Reshape(e, h) p = Transpose<perm=[0,2,1,3]>(v)"
+        "k = Concat<axis=0>(r, s, w) f = Reshape(p, k) g = Softmax<axis=1>(f) q = Concat<axis=0>(r, w, s, w)"
+        "y = Reshape(g, q)",
+    ),
     "labels by number": Case(
         "float[N,4] x",
         "i = ArgMax<axis=1>(x) t = Constant<value_ints=[7,5,8,6]>() a = ai.onnx.ml.ArrayFeatureExtractor(t, i)"
