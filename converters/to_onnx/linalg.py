@@ -120,9 +120,9 @@ def _with_channels_of_four(emit: Emitter, op: Conv2d, inputs: Sequence[Any]) -> 
     kinds = emit.input_types
     if not _reads_threes(op, kinds[0]) or emit.has_kernel("Conv", *kinds):
         return inputs
-    channels = known_shape(op, kinds[1], "w")[1]
-    if not isinstance(channels, int):
-        return inputs  # the limits of the provider refuse it
+    _, channels, *kernel = known_shape(op, kinds[1], "w")
+    if not isinstance(channels, int) or set(kernel) == {1}:
+        return inputs  # the limits of the provider refuse what is unknown
     ends = emit.i64([0, -channels % 4])
     axis, zero = emit.i64([1]), emit.constant(0, kinds[0].dtype)
     return [*(emit.op("Pad", each, ends, zero, axis) for each in inputs[:2]), *inputs[2:]]

@@ -216,7 +216,7 @@ def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
     """
     if not op.axes:
         return emit.op("Identity", inputs[0])
-    dtype, axes, op_type = emit.input_dtype(0), emit.i64(op.axes), _REDUCE[op.function]
+    dtype, op_type = emit.input_dtype(0), _REDUCE[op.function]
     compute = compute_dtype(op_type, dtype)
     if op.function in _LARGEST and (dtype is DType.U64 or (compute is DType.I64 and misorders(emit, op_type))):
         return _extreme(emit, op, inputs[0])
@@ -224,11 +224,11 @@ def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
         return _mean(emit, op, inputs[0])
     if op.function == "mean" and dtype is DType.U64:  # by way of i64 the upper half would be negative
         wide = emit.cast(inputs[0], DType.F64)
-        mean = emit.op("ReduceMean", wide, axes, keepdims=int(op.keep_dim))
+        mean = emit.op("ReduceMean", wide, emit.i64(op.axes), keepdims=int(op.keep_dim))
         return emit.cast(emit.op("Min", mean, emit.constant(_BELOW_2_64, DType.F64)), DType.U64)
     if op.function in _INTEGER_SUMS and dtype.is_integer and not emit.has_kernel(op_type, TensorType(compute)):
         return _wrapping(emit, op, inputs[0])
-    return op_in(emit, op_type, dtype, inputs[0], others=[axes], keepdims=int(op.keep_dim))
+    return op_in(emit, op_type, dtype, inputs[0], others=[emit.i64(op.axes)], keepdims=int(op.keep_dim))
 
 
 def _mean(emit: Emitter, op: Reduce, x: Any) -> Any:
