@@ -17,12 +17,11 @@ from dataclasses import asdict
 from typing import Any
 
 from generated.graphs import quiet
-from generated.judge import Failure, judged, shrunk
+from generated.judge import STUCK_S, Failure, judged, shrunk
 from generated.ways import WAYS
 from rlx_ort.device import Device
 
 _SHRUNK_AT_MOST = 6
-_STUCK_S = 120.0
 
 
 def main() -> None:
@@ -43,9 +42,9 @@ def main() -> None:
         for seed in given.seeds:
             if time.monotonic() > end:
                 break
-            faulthandler.dump_traceback_later(_STUCK_S, exit=True)
 
             def starting(way: str, seed: int = seed) -> None:
+                faulthandler.dump_traceback_later(STUCK_S, exit=True)
                 _say(out, {"seed": seed, "way": way})
 
             spoil = not given.keep_sources
