@@ -34,7 +34,7 @@ from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.resilience.options import Resilience
@@ -339,20 +339,16 @@ def _buckets(o: Opened, feeds: Feeds) -> list[Any]:
     rows = _size(o, feeds, dims[0])
     inners = [array.size // rows or None if padded and rows else None for array in feeds.values()]
     given = [(name, array, inner) for (name, array), inner in zip(feeds.items(), inners, strict=True)]
-    length = cache.bucket_for(rows)
-    if length is None:
+    outputs = [_row_size(o, feeds, value) for value in o.graph.outputs] if padded else []
+    if cache.bucket_for(rows) is None or 0 in outputs:  # 0 says that an output has no rows
         raise NotThisWayError
-    outputs = (
-        [
-            math.prod(size if isinstance(size, int) else _size(o, feeds, size) for size in v.shape[1:])
-            for v in o.graph.outputs
-        ]
-        if padded
-        else []
-    )
     found = cache.run_padded(rows, rows, build, given, outputs)
     assert found is not None
     return found[1]
+
+
+def _row_size(o: Opened, feeds: Mapping[str, Array], value: Value) -> int:
+    return math.prod(dim if isinstance(dim, int) else _size(o, feeds, dim) for dim in value.shape[1:])
 
 
 def _size(o: Opened, feeds: Mapping[str, Array], dim: str) -> int:
