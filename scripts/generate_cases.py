@@ -56,6 +56,7 @@ def main() -> int:
         os.environ[MODELS] = os.pathsep.join(str(path.resolve()) for path in given.models)
         seed, step = seed // 4 * 4 + 3, 4  # the seeds of changed models
     total, end = Report(given.device), time.monotonic() + given.minutes * 60
+    print(f"from seed {seed}", flush=True)
     while (left := end - time.monotonic()) > 0 and total.cases < given.cases and total.graphs < given.graphs:
         count = min(given.graphs - total.graphs, 10**6)
         found = run_cases(
@@ -67,6 +68,7 @@ def main() -> int:
         )
         seed += step * found.graphs
         total.add(found)
+        print(f"{total.cases} cases in {total.seconds / 60:.1f} minutes, {len(total.failures)} failures", flush=True)
         if given.failures:
             given.failures.write_text(json.dumps([f.as_dict() for f in total.failures], indent=1), encoding="utf-8")
     print(total)

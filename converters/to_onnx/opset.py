@@ -58,6 +58,7 @@ class _Break:
         fewer_inputs: the change matters only for nodes with fewer inputs than this; 0 means for all nodes.
         unless: an attribute and the value with which the meaning is the same on both sides.
         floats: the change matters only where the first input is not known to be of integers.
+        wider: the change matters only where the second input is known to be wider than the first.
     """
 
     version: int
@@ -67,12 +68,18 @@ class _Break:
     fewer_inputs: int = 0
     unless: tuple[str, int] | None = None
     floats: bool = False
+    wider: bool = False
 
 
 _FLATTENS = _Break(13, "before 13 the input was flattened to two dimensions at the axis")
 _RECURRENT = _Break(7, "activations and the direction of the output sequence were defined differently before 7")
 
+_ONE_SIDED = _Break(
+    7, "before 7 the second input was broadcast to the shape of the first, never vice versa", wider=True
+)
+
 BREAKS: dict[str, tuple[_Break, ...]] = {
+    **dict.fromkeys(_BROADCASTING, (_ONE_SIDED,)),
     "Attention": (_Break(24, "the order of masking and soft capping in the intermediate output changed"),),
     "AveragePool": (_Break(7, "padding was counted differently before 7", ("pads", "auto_pad")),),
     "BatchNormalization": (
@@ -236,6 +243,8 @@ def _concerns(change: _Break, node: NodeForm) -> bool:
         return False
     if change.floats and isinstance(first := node.inputs[0], TensorType) and first.dtype.is_integer:
         return False
+    if change.wider and not _is_wider(node.inputs):
+        return False
     if change.unless is not None:
         name, value = change.unless
         if node.attributes.get(name) == value:
@@ -245,6 +254,15 @@ def _concerns(change: _Break, node: NodeForm) -> bool:
     given = [node.attributes[name] for name in change.attributes if name in node.attributes]
     given = [value for value in given if not isinstance(value, tuple) or any(value)]  # all zeros is no padding
     return bool(given) and (not change.values or any(value in change.values for value in given))
+
+
+def _is_wider(inputs: Sequence[ValueType | None]) -> bool:
+    """Return whether numpy's broadcasting is known to give another shape than that of the first of two inputs."""
+    shapes = [kind.shape for kind in inputs[:2] if isinstance(kind, TensorType) and kind.shape is not None]
+    if len(shapes) < 2 or shapes[1].rank > shapes[0].rank:
+        return len(shapes) == 2
+    pairs = zip(reversed([*shapes[0]]), reversed([*shapes[1]]), strict=False)
+    return any(first == 1 and isinstance(second, int) and second != 1 for first, second in pairs)
 
 
 def _attribute_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> str:

@@ -10,23 +10,22 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import sys
+import os
 import time
 import traceback
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TextIO
 
 from generated.graphs import quiet
-from generated.judge import Failure, judged, shrunk
+from generated.judge import STUCK_S, Failure, judged, shrunk
 from generated.ways import WAYS
 from rlx_ort.device import Device
 
 _SHRUNK_AT_MOST = 6
-_STUCK_S = 120.0
 
 
-def main() -> None:
-    """Judge the seeds and print a line of JSON for each event."""
+def main(out: TextIO) -> None:
+    """Judge the seeds and write a line of JSON for each event."""
     parser = argparse.ArgumentParser()
     parser.add_argument("device")
     parser.add_argument("seeds", type=json.loads)
@@ -36,16 +35,14 @@ def main() -> None:
     parser.add_argument("--one", type=json.loads, default={})
     given = parser.parse_args()
     device, end = Device(given.device), time.monotonic() + given.seconds
-    out = sys.stdout
-    sys.stdout = sys.stderr
     with quiet():
         left = _SHRUNK_AT_MOST
         for seed in given.seeds:
             if time.monotonic() > end:
                 break
-            faulthandler.dump_traceback_later(_STUCK_S, exit=True)
 
             def starting(way: str, seed: int = seed) -> None:
+                faulthandler.dump_traceback_later(STUCK_S, exit=True)
                 _say(out, {"seed": seed, "way": way})
 
             spoil = not given.keep_sources
@@ -82,7 +79,9 @@ def _say(out: Any, event: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # some engines print
     try:
-        main()
+        main(channel)
     except Exception:
-        _say(sys.__stdout__, {"broken": traceback.format_exc()})
+        _say(channel, {"broken": traceback.format_exc()})

@@ -19,9 +19,11 @@ from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.dtype import DType
 
-__all__ = ["CALLS", "LEAVES", "Failure", "Judgement", "judged", "kinds_in", "shrunk"]
+__all__ = ["CALLS", "LEAVES", "STUCK_S", "Failure", "Judgement", "judged", "kinds_in", "shrunk"]
 
 CALLS = (0, 1, 2)
+STUCK_S = 120.0
+"""How long one way may take."""
 LEAVES = {"Input", "Param", "Constant", "Capture"}
 """Kinds of the nodes that compute nothing."""
 

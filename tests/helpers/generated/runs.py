@@ -19,7 +19,7 @@ from typing import Any
 from op_tests.cases import DTYPES, runnable_kinds
 
 from generated.graphs import made_of
-from generated.judge import LEAVES, Failure, kinds_in, shrunk
+from generated.judge import LEAVES, STUCK_S, Failure, kinds_in, shrunk
 from generated.ways import WAYS
 
 __all__ = ["KNOWN", "Report", "chosen", "kept_seeds", "known_reason", "never_equal", "run_cases"]
@@ -166,8 +166,9 @@ def run_cases(
     while at < len(seeds) and time.monotonic() - begun < seconds:
         left = seconds - (time.monotonic() - begun)
         last: dict[str, Any] = {"seed": seeds[at]}
+        said = time.monotonic()
         for event in _events([device, json.dumps([*seeds[at : at + _BATCH]]), str(left), *options]):
-            last = event
+            last, said = event, time.monotonic()
             if "failures" not in event:
                 continue
             report.graphs += 1
@@ -186,8 +187,8 @@ def run_cases(
             report.graphs += 1
             at += 1
             if verdict == "CRASH":
-                shrink = report.counts["CRASH"] <= _CRASHES_SHRUNK
-                _note(report, _crash(device, last["seed"], way, options, shrink=shrink))
+                shrink, stuck = report.counts["CRASH"] <= _CRASHES_SHRUNK, time.monotonic() - said > STUCK_S - 1
+                _note(report, _crash(device, last["seed"], way, options, shrink=shrink, stuck=stuck))
     report.seconds = time.monotonic() - begun
     return report
 
@@ -200,7 +201,7 @@ def _note(report: Report, failure: Failure) -> None:
         report.known[reason] += 1
 
 
-def _crash(device: str, seed: int, way: str, options: Sequence[str], *, shrink: bool) -> Failure:
+def _crash(device: str, seed: int, way: str, options: Sequence[str], *, shrink: bool, stuck: bool) -> Failure:
     """Return the death of a process as a failure, on a graph as small as possible."""
 
     def fails(skip: tuple[int, ...], outputs: tuple[int, ...] | None) -> bool:
@@ -210,6 +211,8 @@ def _crash(device: str, seed: int, way: str, options: Sequence[str], *, shrink: 
 
     if way == "import":  # so it would be here
         return Failure("CRASH", seed, way, "the process died")
+    if stuck:
+        return Failure("CRASH", seed, way, f"the process did not answer within {STUCK_S:.0f} s", (), str(made_of(seed)))
     alone = way not in ("start", "close") and fails((), None)
     skip, outputs = shrunk(fails, seed) if alone and shrink else ((), None)
     made = made_of(seed, skip, outputs)

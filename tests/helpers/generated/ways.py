@@ -34,7 +34,7 @@ from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.resilience.options import Resilience
@@ -43,6 +43,8 @@ from rlx_ort.selection.policy import DevicePolicy
 __all__ = ["COSTLY", "WAYS", "NotThisWayError", "Opened"]
 
 Feeds = dict[str, Array]
+_OPTIONS = CompileOptions(placement=PlacementRule.ASSISTED, spinning=False)
+"""The CPU may help, as it may where the user names no device; idle threads do not spin, which takes half of the CPU."""
 _PADDED = ((1, 3), (3, 6))
 _SINGLE = tuple((length, length + 1) for length in range(7))
 
@@ -62,10 +64,7 @@ class Opened:
     @cached_property
     def runner(self) -> GraphDevices:
         """The graph on the devices of this machine."""
-        # The CPU may help, as it may where the user names no device.
-        return GraphDevices(
-            self.graph, DevicePolicy.only([self.device]), CompileOptions(placement=PlacementRule.ASSISTED)
-        )
+        return GraphDevices(self.graph, DevicePolicy.only([self.device]), _OPTIONS)
 
     @cached_property
     def compiled(self) -> CompiledGraph:
@@ -157,7 +156,7 @@ def _dlpack_in(o: Opened, feeds: Feeds) -> list[Any]:
     def passing() -> CompiledGraph:
         graph = Graph("pass")
         graph.outputs = [graph.stop_gradient(graph.input(v.name, v.shape, v.dtype)) for v in o.graph.inputs]
-        return Session(o.device, CompileOptions(placement=PlacementRule.ASSISTED)).compile(graph)
+        return Session(o.device, _OPTIONS).compile(graph)
 
     moved = o.keep("passing", passing).run_dlpack(feeds)
     return o.compiled.run(dict(zip(feeds, moved, strict=True)))
@@ -235,7 +234,7 @@ def _reimported(o: Opened, feeds: Feeds) -> list[Any]:
 
     def make() -> CompiledGraph:
         text, tensors = to_json(from_onnx(to_onnx(o.graph)))
-        return Session(o.device, CompileOptions(placement=PlacementRule.ASSISTED)).compile(from_json(text, tensors))
+        return Session(o.device, _OPTIONS).compile(from_json(text, tensors))
 
     return o.keep("reimported", make).run(feeds)
 
@@ -263,7 +262,7 @@ def _updated(o: Opened, feeds: Feeds) -> list[Any]:
         raise NotThisWayError
 
     def make() -> GraphDevices:
-        return GraphDevices(o.graph, DevicePolicy.only([o.device]), CompileOptions(placement=PlacementRule.ASSISTED))
+        return GraphDevices(o.graph, DevicePolicy.only([o.device]), _OPTIONS)
 
     runner = o.keep("updated", make)
     for changed in (True, False):
@@ -333,27 +332,23 @@ def _buckets(o: Opened, feeds: Feeds) -> list[Any]:
     def make() -> Any:
         recipe = Recipe(buckets=(dims[0], _PADDED if padded else _SINGLE))
         package = o.keep("bucket package", lambda: Package(_packed(o, "buckets", recipe)))
-        return buckets_of(package, o.device, CompileOptions(placement=PlacementRule.ASSISTED))
+        return buckets_of(package, o.device, _OPTIONS)
 
     cache, build = o.keep("buckets", make)
     o.keep("bucket cache", lambda: cache)
     rows = _size(o, feeds, dims[0])
     inners = [array.size // rows or None if padded and rows else None for array in feeds.values()]
     given = [(name, array, inner) for (name, array), inner in zip(feeds.items(), inners, strict=True)]
-    length = cache.bucket_for(rows)
-    if length is None:
+    outputs = [_row_size(o, feeds, value) for value in o.graph.outputs] if padded else []
+    if cache.bucket_for(rows) is None or 0 in outputs:  # 0 says that an output has no rows
         raise NotThisWayError
-    outputs = (
-        [
-            math.prod(size if isinstance(size, int) else _size(o, feeds, size) for size in v.shape[1:])
-            for v in o.graph.outputs
-        ]
-        if padded
-        else []
-    )
     found = cache.run_padded(rows, rows, build, given, outputs)
     assert found is not None
     return found[1]
+
+
+def _row_size(o: Opened, feeds: Mapping[str, Array], value: Value) -> int:
+    return math.prod(dim if isinstance(dim, int) else _size(o, feeds, dim) for dim in value.shape[1:])
 
 
 def _size(o: Opened, feeds: Mapping[str, Array], dim: str) -> int:

@@ -115,6 +115,10 @@ def form(op_type: str, *inputs: Any, outputs: Any = (F32,), **attributes: Any) -
     return NodeForm(op_type, attributes, inputs or (F32,), outputs)
 
 
+def floats(*dims: int | str) -> TensorType:
+    return TensorType(DType.F32, Shape(dims))
+
+
 @pytest.mark.parametrize(
     ("node", "written", "target", "reason"),
     [
@@ -141,6 +145,11 @@ def form(op_type: str, *inputs: Any, outputs: Any = (F32,), **attributes: Any) -
         (form("DFT", F32), 17, 21, "axis"),
         (form("GroupNormalization", *[F32] * 3, num_groups=1), 18, 21, "per channel"),
         (form("Relu", consumed_inputs=(0,)), 1, 21, ""),
+        (form("Add", floats(2, 3), floats(2, 1), broadcast=1), 6, 21, ""),
+        (form("Add", floats(2, 1), floats(2, 3), broadcast=1), 6, 21, "shape of the first"),
+        (form("Mul", floats(3), floats(2, 3)), 6, 21, "shape of the first"),
+        (form("Mul", floats(3), floats(2, 3)), 7, 21, ""),
+        (form("Sub", floats("n"), floats("m")), 6, 21, ""),
     ],
 )
 def test_why_a_node_may_not_move(node: NodeForm, written: int, target: int, reason: str) -> None:
