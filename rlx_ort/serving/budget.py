@@ -21,7 +21,7 @@ T = TypeVar("T")
 DEFAULT_BYTES = 1 << 30
 _PATIENCE_S = 5.0  # a client that has kept a request waiting for longer may lose it to others
 _SMALL_BYTES = 64 << 10  # answers below it are not watched while they are sent
-_DECODED_AT_A_TIME = 2  # decoding holds the interpreter lock in turns with the event loop
+_DECODED_AT_A_TIME = 1  # decoding holds the interpreter lock in turns with the event loop
 
 
 class Budget:
