@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlx_ort.serving.host import HostOptions
     from rlx_ort.serving.models import ServeOptions
 
+_SWITCH_S = 0.001  # for so long the event loop waits for a thread that decodes, at each of its calls
 _OPEN_FILES = 8192
 _PORT = click.IntRange(-1, 65535)
 
@@ -140,6 +141,7 @@ def command(
         token = os.environ.get(token_env)
         if not token:
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
+    sys.setswitchinterval(_SWITCH_S)
     gc.disable()  # imports create no garbage
     try:
         from rlx_ort.serving import access, tracing

@@ -21,7 +21,7 @@ T = TypeVar("T")
 DEFAULT_BYTES = 1 << 30
 _PATIENCE_S = 5.0  # a client that has kept a request waiting for longer may lose it to others
 _SMALL_BYTES = 64 << 10  # answers below it are not watched while they are sent
-_DECODED_AT_A_TIME = 2  # decoding holds the interpreter lock in turns with the event loop
+_DECODED_AT_A_TIME = 1  # decoding holds the interpreter lock in turns with the event loop
 
 
 class Budget:
@@ -58,7 +58,7 @@ class Budget:
                     del self._waiting[slow]
                     self.ended += 1
                     missing -= slow.bytes
-                    slow.end()
+                    slow.end("the client was too slow while others found no memory; try again later")
         raise _refusal(
             f"the request takes {total} bytes, and those of all clients may take {self.most_bytes}; try again later"
         )
@@ -77,8 +77,8 @@ class Share:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.bytes = 0
-        self.ended = False
-        self._end: Callable[[], object] | None = None
+        self.ended = ""
+        self._end: Callable[[str], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, count: int) -> None:
@@ -116,25 +116,25 @@ class Share:
             if not self.ended or task is None:
                 raise
             task.uncancel()
-            raise _refusal("the client was too slow while others found no memory; try again later") from None
+            raise _refusal(self.ended) from None
         finally:
             self._goes_on()
 
     def sending(self, limit_s: float) -> None:
         """Mark that what the task returns is being sent, until `close`; it is cancelled if that takes too long."""
         if self.bytes > _SMALL_BYTES and (task := self._waits()) is not None:
-            self._timer = asyncio.get_running_loop().call_later(limit_s, self._cancel, task)
+            self._timer = asyncio.get_running_loop().call_later(limit_s, self._cancel, task, "unread")
 
-    def end(self) -> None:
+    def end(self, reason: str) -> None:
         """End the wait for the client; from any thread."""
         end = self._end
         if end is not None:
-            end()
+            end(reason)
 
     def _waits(self) -> asyncio.Task[Any] | None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         if task is not None:
-            self._end = lambda: loop.call_soon_threadsafe(self._cancel, task)
+            self._end = lambda reason: loop.call_soon_threadsafe(self._cancel, task, reason)
             self._budget._waiting[self] = time.monotonic()
         return task
 
@@ -145,9 +145,9 @@ class Share:
             self._timer.cancel()
             self._timer = None
 
-    def _cancel(self, task: asyncio.Task[Any]) -> None:
+    def _cancel(self, task: asyncio.Task[Any], reason: str) -> None:
         if self._end is not None:  # else the client has come meanwhile
-            self.ended = True
+            self.ended = reason
             task.cancel()
 
 

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     import grpc
 
     from rlx_ort.serving.connections import LimitedServer
+    from rlx_ort.serving.rpc import Servicer
 
 _DRAIN_S = 30
 _GRPC_WAITS_S = 0.5
+_GRPC_ENDS_S = 0.2
 _SELDOM_S, _MOST_MESSAGES = 10.0, 100
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _GRPC_OPTIONS = (
@@ -116,7 +118,7 @@ async def serve(
     if loop.get_exception_handler() is None:
         loop.set_exception_handler(SeldomLogged())
     http_address = grpc_address = None
-    rpc = http = http_task = None
+    rpc = servicer = http = http_task = None
     loading = asyncio.create_task(repository.load_all(complete=False))
     try:
         await asyncio.sleep(0)  # the first model opens in its thread, while this one imports
@@ -126,7 +128,7 @@ async def serve(
         if options.grpc_port is not None:
             await asyncio.wait([loading], timeout=_GRPC_WAITS_S)  # these imports would slow down the others
             await asyncio.to_thread(importlib.import_module, "rlx_ort.serving.rpc")  # REST answers meanwhile
-            rpc, port = await _rpc_server(repository, options)
+            rpc, servicer, port = await _rpc_server(repository, options)
             grpc_address = _place(options.host, port)
         on_listening(http_address, grpc_address)
         loading.add_done_callback(lambda _: on_loaded())
@@ -140,8 +142,8 @@ async def serve(
         if http is not None and http_task is not None:
             http.should_exit = True  # uvicorn ends idle connections and waits for the others
             ends.append(http_task)
-        if rpc is not None:
-            ends.append(rpc.stop(options.drain_s))
+        if rpc is not None and servicer is not None:
+            ends.append(_stopped(rpc, servicer, options))
         await asyncio.gather(*ends, return_exceptions=True)
         await loading
         try:
@@ -210,8 +212,19 @@ def _place(host: str, port: int | None) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grpc.aio.Server, int]:
-    """Return a server that listens, and its port."""
+async def _stopped(rpc: grpc.aio.Server, servicer: Servicer, options: HostOptions) -> None:
+    """Stop a server; messages that are not complete soon are refused, and streams end."""
+    stopping = asyncio.ensure_future(rpc.stop(options.drain_s))
+    await asyncio.wait((stopping,), timeout=options.connections.ending_s)
+    calls = asyncio.ensure_future(servicer.end_incomplete())
+    await asyncio.wait((stopping, calls), return_when=asyncio.FIRST_COMPLETED)
+    calls.cancel()
+    await rpc.stop(_GRPC_ENDS_S)  # clients may keep connections open
+    await stopping
+
+
+async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grpc.aio.Server, Servicer, int]:
+    """Return a server that listens, its servicer, and its port."""
     import grpc
 
     from rlx_ort.serving.rpc import Guard, Servicer
@@ -221,7 +234,8 @@ async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grp
         maximum_concurrent_rpcs=options.connections.most,
         interceptors=[] if options.http.token is None else [Guard(options.http)],  # each call goes through it
     )
-    rpc.add_generic_rpc_handlers(Servicer(repository, options.http, options.connections).handlers())
+    servicer = Servicer(repository, options.http, options.connections)
+    rpc.add_generic_rpc_handlers(servicer.handlers())
     place = _place(options.host, options.grpc_port)
     try:
         if options.certificate is None or options.private_key is None:
@@ -234,7 +248,7 @@ async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grp
     if port == 0:
         raise ServingError(f"gRPC cannot listen on {place}")
     await rpc.start()
-    return rpc, int(port)
+    return rpc, servicer, int(port)
 
 
 def _on_signals(stop: asyncio.Event) -> list[int]:

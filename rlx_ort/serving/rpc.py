@@ -116,6 +116,22 @@ class Servicer:
         self._repository = repository
         self._options = options or HttpOptions()
         self._limits = limits or ConnectionLimits()
+        self._unfinished: dict[object, Callable[[], object]] = {}
+        self._calls = set[asyncio.Task[Any]]()
+
+    async def end_incomplete(self) -> None:
+        """Refuse calls whose message is not complete, end streams once their requests are answered, and wait for all."""
+        for end in list(self._unfinished.values()):
+            end()
+        if self._calls:
+            await asyncio.wait(self._calls)
+
+    def _on_sent(self, call: Callable[[object], object]) -> None:
+        """Make a call when the task of the current call ends, which is when its answer was sent."""
+        if (task := asyncio.current_task()) is not None:
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            task.add_done_callback(call)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """Return what `server.add_generic_rpc_handlers` takes."""
@@ -145,8 +161,7 @@ class Servicer:
             begun_s, code, size = time.perf_counter(), grpc.StatusCode.CANCELLED, 0
             found = refusal = None
             share = Share(self._repository.budget)
-            if (task := asyncio.current_task()) is not None:
-                task.add_done_callback(lambda _: share.close())  # the answer was sent
+            self._on_sent(lambda _: share.close())
             try:
                 data = await self._received(requests, share)
                 size = len(data)
@@ -187,6 +202,7 @@ class Servicer:
             return requests
         share.take(_AHEAD_BYTES)
         limit_s = self._limits.message_s
+        self._unfinished[share] = functools.partial(share.end, "the server is ending")
         with share.waiting():
             try:
                 async with asyncio.timeout(limit_s):
@@ -195,6 +211,8 @@ class Servicer:
                         return data
             except TimeoutError:
                 raise ServingError(f"the message did not arrive within {limit_s:g} s", 504) from None
+            finally:
+                del self._unfinished[share]
         raise ServingError("the call has no message", 400)
 
     def _message(self, name: str, data: bytes) -> Any:
@@ -309,7 +327,12 @@ class Servicer:
                     await room.wait()
             waiting.put_nowait(None)
 
+        def finish() -> None:
+            reader.cancel()
+            waiting.put_nowait(None)
+
         def end(_: object) -> None:
+            self._unfinished.pop(reader, None)
             reader.cancel()
             while not waiting.empty():
                 if (left := waiting.get_nowait()) is not None:
@@ -318,8 +341,8 @@ class Servicer:
                 share.close()
 
         reader = asyncio.create_task(read())
-        if (call := asyncio.current_task()) is not None:
-            call.add_done_callback(end)
+        self._unfinished[reader] = finish
+        self._on_sent(end)
         try:
             while (entry := await waiting.get()) is not None:
                 task, share = entry
