@@ -36,7 +36,6 @@ NEW_CORE_TESTS = (
     "tests/backend/providers/test_core_facts.py",
     "tests/backend/providers/test_injection.py",
     "tests/backend/providers/test_sessions.py",
-    "tests/backend/test_examples.py",
 )
 
 # Tests of what a device computes; those that name it in their id are run.

@@ -59,6 +59,7 @@ class _Break:
         unless: an attribute and the value with which the meaning is the same on both sides.
         floats: the change matters only where the first input is not known to be of integers.
         wider: the change matters only where the second input is known to be wider than the first.
+        defines: the older version left open what the newer one defines, so that nodes may move up.
     """
 
     version: int
@@ -69,6 +70,7 @@ class _Break:
     unless: tuple[str, int] | None = None
     floats: bool = False
     wider: bool = False
+    defines: bool = False
 
 
 _FLATTENS = _Break(13, "before 13 the input was flattened to two dimensions at the axis")
@@ -86,7 +88,7 @@ BREAKS: dict[str, tuple[_Break, ...]] = {
         _Break(7, "is_test was off by default before 7: the node trained", unless=("is_test", 1)),
         _Break(9, "statistics were not per channel when spatial was 0", ("spatial",)),
     ),
-    "BitShift": (_Break(28, "shifts by the number of bits and more were undefined before 28 and give 0 since"),),
+    "BitShift": (_Break(28, "shifts by the number of bits and more are defined, as 0, from 28 on only", defines=True),),
     "Cast": (_Break(6, "the target type was a string before 6"),),
     "ConvTranspose": (
         _Break(11, "output_shape and SAME padding split the padding differently", ("auto_pad", "output_shape")),
@@ -199,7 +201,8 @@ def obstacle(node: NodeForm, written: int, target: int) -> str:
 def meaning_change(node: NodeForm, written: int, target: int) -> str:
     """Return how a node of the same form means another thing in another opset version; empty where it does not."""
     for change in BREAKS.get(node.op_type, ()):
-        if min(written, target) < change.version <= max(written, target) and _concerns(change, node):
+        crossed = min(written, target) < change.version <= max(written, target)
+        if crossed and not (change.defines and written < target) and _concerns(change, node):
             return f"{node.op_type} changed in opset {change.version}: {change.reason}"
     return ""
 

@@ -120,7 +120,7 @@ class Servicer:
         self._calls = set[asyncio.Task[Any]]()
 
     async def end_incomplete(self) -> None:
-        """Refuse calls whose message is not complete, end streams once their requests are answered, and wait for all."""
+        """Refuse calls whose message is not complete, end streams once their requests are answered; wait for all."""
         for end in list(self._unfinished.values()):
             end()
         if self._calls:
