@@ -232,7 +232,8 @@ def test_representations_of_large_things_are_short(proto: onnx.ModelProto, tmp_p
     onnx.save(proto, tmp_path / "m.onnx")
     create_package(rlx_ort.from_onnx(proto), tmp_path / "m.ortpackage")
     key = ProfileKey("cpu", "CPUExecutionProvider", "")
-    profile = CalibrationProfile(key, tuple(Row(name, (), 1.0) for name in REQUIRED))
+    sizes = {"MatMul": (8, 64), "Add": (64,)}
+    profile = CalibrationProfile(key, tuple(Row(name, sizes.get(name, ()), 1.0) for name in REQUIRED))
     token, package = rlx_ort.CancelToken(), Package(tmp_path / "m.ortpackage")
     settings = {f"name {number} of a key": "v" * 99 for number in range(99)}
     things = [
