@@ -128,9 +128,10 @@ def _forms(cases: list[Case]) -> tuple[str, str]:
     common: dict[str, None] = {}
     for case in cases:
         graph, _ = plain(case)
-        common |= dict.fromkeys(_operators(graph, None))
-        if has_choice(graph):
-            native |= dict.fromkeys(_operators(graph, every))
+        basic = _operators(graph, None)
+        common |= dict.fromkeys(basic)
+        if has_choice(graph) and (fused := _operators(graph, every)) != basic:
+            native |= dict.fromkeys(fused)
     return _listed(native) if native != common else "", _listed(common)
 
 

@@ -281,14 +281,15 @@ _DOUBLES = TensorType(DType.F64)
 def _atan2(emit: Emitter, y: Any, x: Any, dtype: DType) -> Any:
     """Atan(y / x), moved by half a turn left of the y axis and replaced on it; zeros have signs, infinities a ratio."""
     zero, pi = emit.constant(0, dtype), emit.constant(math.pi, dtype)
-    largest = emit.constant(float(ml_dtypes.finfo(dtype.numpy).max), dtype)
+    most = float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]  # of ml_dtypes
+    largest = emit.constant(most, dtype)
     endless = emit.op("Greater", emit.op("Min", emit.op("Abs", y), emit.op("Abs", x)), largest)
-    over = (emit.op("Where", endless, emit.op("Sign", each), each) for each in (y, x))
+    one, minus = emit.constant(1, dtype), emit.constant(-1, dtype)
+    units = (emit.op("Where", emit.op("Less", each, zero), minus, one) for each in (y, x))
+    over = (emit.op("Where", endless, unit, each) for unit, each in zip(units, (y, x), strict=True))
     angle = activate(emit, "atan", emit.op("Div", *over), dtype)
-    below, left = (
-        emit.op("Or", emit.op("Less", each, zero), emit.op("Less", emit.op("Reciprocal", each), zero))
-        for each in (y, x)
-    )
+    signs = (emit.op("Where", emit.op("Equal", each, zero), emit.op("Reciprocal", each), each) for each in (y, x))
+    below, left = (emit.op("Less", sign, zero) for sign in signs)
     half_turn = emit.op("Where", below, emit.op("Neg", pi), pi)
     turned = emit.op("Add", angle, emit.op("Where", left, half_turn, zero))
     quarter = emit.constant(math.pi / 2, dtype)
