@@ -50,7 +50,11 @@ ALONE = "tests/backend/calibration/"
 _ABSOLUTE = re.compile(r"(?<![\w.-])/?(?:usr|opt|work|tmp|home|root)/(?:[\w.+-]+/)*")
 """Folders of the machine, which a record that is committed does not name."""
 
-SLOW = {"tests/backend/ops/test_dtypes.py": 8, "tests/backend/providers/test_compile_cache.py": 2}  # processes
+SLOW = {
+    "tests/backend/ops/test_dtypes.py": 8,
+    "tests/backend/user_models/test_user_models.py": 4,
+    "tests/backend/providers/test_compile_cache.py": 2,
+}  # processes
 
 
 def main() -> int:
