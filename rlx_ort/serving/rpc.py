@@ -107,7 +107,7 @@ class Servicer:
     Args:
         repository: the models.
         options: what a client may do. The server limits the size of messages, and its `Guard` asks for the token.
-        limits: how long a message, and reading an answer, may take.
+        limits: how long a message may take.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Servicer:
                 if not isinstance(requests, bytes):
                     found = await self._joined(found)
                     share.keep(2 * len(found))  # gRPC makes a copy
-                    share.sending(self._limits.write_s)
+                    share.sending()
                 code = grpc.StatusCode.OK
             except Exception as err:  # whatever it is, no detail of the server leaves it
                 share.close()
@@ -202,7 +202,7 @@ class Servicer:
             return requests
         share.take(_AHEAD_BYTES)
         limit_s = self._limits.message_s
-        self._unfinished[share] = functools.partial(share.end, "the server is ending")
+        self._unfinished[share] = functools.partial(share.end, ServingError("the server is ending", 503))
         with share.waiting():
             try:
                 async with asyncio.timeout(limit_s):
@@ -349,11 +349,11 @@ class Servicer:
                 try:
                     found: Any = await task
                     share.keep(2 * len(found))  # gRPC makes a copy
+                    share.sending()
                 except Exception as err:
                     share.close()
                     found = messages.ModelStreamInferResponse(error_message=_refusal(err)[1])
                 del entry, task
-                share.sending(self._limits.write_s)
                 yield found
                 del found
                 share.close()
