@@ -2,7 +2,8 @@
 
 What counts: a request's bytes as they arrive, what decoding makes of them, and its answer until the client has read it.
 Where a request finds no room, it is refused, and the requests that have waited longest for their own clients, whose
-bodies do not end or whose answers are not read, are given up: slow clients cannot keep others out.
+bodies do not end or whose answers are not read, are given up: slow clients cannot keep others out. gRPC keeps an answer
+in memory until its client reads it or goes away, whatever becomes of the call; so these have a part of the budget only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 DEFAULT_BYTES = 1 << 30
 _PATIENCE_S = 5.0  # a client that has kept a request waiting for longer may lose it to others
-_SMALL_BYTES = 64 << 10  # answers below it are not watched while they are sent
+_SMALL_BYTES = 64 << 10
 _DECODED_AT_A_TIME = 1  # decoding holds the interpreter lock in turns with the event loop
 
 
@@ -37,7 +38,7 @@ class Budget:
 
     def __init__(self, most_bytes: int = DEFAULT_BYTES) -> None:
         self.most_bytes = most_bytes
-        self.held_bytes = self.peak_bytes = self.refused = self.ended = 0
+        self.held_bytes = self.peak_bytes = self.refused = self.ended = self._sent_bytes = 0
         self._lock = threading.Lock()
         self._waiting: dict[Share, float] = {}  # since when, the oldest first
         self._decoding = asyncio.Semaphore(_DECODED_AT_A_TIME)
@@ -58,10 +59,23 @@ class Budget:
                     del self._waiting[slow]
                     self.ended += 1
                     missing -= slow.bytes
-                    slow.end("the client was too slow while others found no memory; try again later")
+                    slow.end(_refusal("the client was too slow while others found no memory; try again later"))
         raise _refusal(
             f"the request takes {total} bytes, and those of all clients may take {self.most_bytes}; try again later"
         )
+
+    def _send(self, share: Share) -> None:
+        with self._lock:
+            if self._sent_bytes + share.bytes > self.most_bytes // 2:
+                self.refused += 1
+                raise _refusal("the answers that other clients have not read take too much memory; try again later")
+            share.sent_bytes = share.bytes
+            self._sent_bytes += share.bytes
+
+    def _sent(self, share: Share) -> None:
+        with self._lock:
+            self._sent_bytes -= share.sent_bytes
+            share.sent_bytes = 0
 
     async def decoded(self, decode: Callable[[], T]) -> T:
         """Return the result of a call in a thread; few run at a time, so that the event loop gets its turns."""
@@ -72,14 +86,14 @@ class Budget:
 class Share:
     """What one request takes of a budget. It belongs to the task that answers the request."""
 
-    __slots__ = ("_budget", "_end", "_timer", "bytes", "ended")
+    __slots__ = ("_budget", "_end", "bytes", "ended", "sent_bytes")
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.bytes = 0
-        self.ended = ""
-        self._end: Callable[[str], object] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self.ended: ServingError | None = None
+        self._end: Callable[[ServingError], object] | None = None
+        self.sent_bytes = 0
 
     def take(self, count: int) -> None:
         """Take more bytes.
@@ -100,6 +114,7 @@ class Share:
     def close(self) -> None:
         """Give everything back."""
         self._goes_on()
+        self._budget._sent(self)
         self._budget._change(self, 0)
 
     @contextlib.contextmanager
@@ -113,41 +128,45 @@ class Share:
         try:
             yield
         except asyncio.CancelledError:
-            if not self.ended or task is None:
+            if self.ended is None or task is None:
                 raise
             task.uncancel()
-            raise _refusal(self.ended) from None
+            raise self.ended from None
         finally:
             self._goes_on()
 
-    def sending(self, limit_s: float) -> None:
-        """Mark that what the task returns is being sent, until `close`; it is cancelled if that takes too long."""
-        if self.bytes > _SMALL_BYTES and (task := self._waits()) is not None:
-            self._timer = asyncio.get_running_loop().call_later(limit_s, self._cancel, task, "unread")
+    def sending(self) -> None:
+        """Mark that the task's answer is being sent until `close` by a library that gives up no answer.
 
-    def end(self, reason: str) -> None:
-        """End the wait for the client; from any thread."""
+        Such answers take half of the budget at most, so that clients who read none do not keep all others out. Small
+        ones are not counted for that.
+
+        Raises:
+            ServingError: there is no room for it.
+        """
+        if self.bytes > _SMALL_BYTES:
+            self._budget._send(self)
+
+    def end(self, error: ServingError) -> None:
+        """End the wait for the client with an error; from any thread."""
         end = self._end
         if end is not None:
-            end(reason)
+            end(error)
 
     def _waits(self) -> asyncio.Task[Any] | None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         if task is not None:
-            self._end = lambda reason: loop.call_soon_threadsafe(self._cancel, task, reason)
+            self._end = lambda error: loop.call_soon_threadsafe(self._cancel, task, error)
             self._budget._waiting[self] = time.monotonic()
         return task
 
     def _goes_on(self) -> None:
         self._end = None
         self._budget._waiting.pop(self, None)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
-    def _cancel(self, task: asyncio.Task[Any], reason: str) -> None:
+    def _cancel(self, task: asyncio.Task[Any], error: ServingError) -> None:
         if self._end is not None:  # else the client has come meanwhile
-            self.ended = reason
+            self.ended = error
             task.cancel()
 
 

@@ -36,6 +36,7 @@ _GRPC_OPTIONS = (
     ("grpc.max_concurrent_streams", 1000),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.keepalive_time_ms", 60_000),  # a client that does not even answer pings keeps no answers in memory
 )
 _log = logging.getLogger(__name__)
 

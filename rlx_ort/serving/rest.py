@@ -114,7 +114,7 @@ class ConnectionLimits:
         body_s: how long the body may take before `body_rate` counts, in seconds.
         body_rate: bytes a second that a body must have.
         ending_s: how long a request that is incomplete may still take once the server ends, in seconds.
-        write_s: how long a client may leave an answer unread, in seconds; of gRPC those from 64 KiB.
+        write_s: how long an HTTP client may leave an answer unread, in seconds.
         message_s: how long the message of a gRPC call may take, in seconds.
         head_bytes: the most bytes of a request that are neither body nor a complete head.
     """

@@ -107,7 +107,7 @@ class Servicer:
     Args:
         repository: the models.
         options: what a client may do. The server limits the size of messages, and its `Guard` asks for the token.
-        limits: how long a message, and reading an answer, may take.
+        limits: how long a message may take.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Servicer:
         self._calls = set[asyncio.Task[Any]]()
 
     async def end_incomplete(self) -> None:
-        """Refuse calls whose message is not complete, end streams once their requests are answered; wait for all."""
+        """Refuse calls whose message is not complete, end streams behind their last answer, and wait for all."""
         for end in list(self._unfinished.values()):
             end()
         if self._calls:
@@ -158,36 +158,43 @@ class Servicer:
 
     def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler:
         async def guarded(requests: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
-            begun_s, code, size = time.perf_counter(), grpc.StatusCode.CANCELLED, 0
-            found = refusal = None
-            share = Share(self._repository.budget)
-            self._on_sent(lambda _: share.close())
-            try:
-                data = await self._received(requests, share)
-                size = len(data)
-                found = await method(self._message(name, data), share)
-                if not isinstance(requests, bytes):
-                    found = await self._joined(found)
-                    share.keep(2 * len(found))  # gRPC makes a copy
-                    share.sending(self._limits.write_s)
-                code = grpc.StatusCode.OK
-            except Exception as err:  # whatever it is, no detail of the server leaves it
-                share.close()
-                refusal = _refusal(err)
-                code = refusal[0]
-            finally:
-                if self._options.access_log:
-                    trace = dict(context.invocation_metadata() or ()).get("traceparent")
-                    sizes = {"client": context.peer(), "bytes": size, "traceparent": trace}
-                    access.write("grpc", "POST", name, code.name, begun_s, **sizes)
-            if refusal is not None:
-                await context.abort(*refusal)  # not beside the error, whose frames may hold large arrays
+            found = await self._answered(name, method, requests, context)
+            if isinstance(found, tuple):
+                await context.abort(*found)  # gRPC keeps this frame: it must hold neither messages nor tensors
             return found
 
         # As a stream of requests, of which there is one: the message is asked for once there is room for it.
         return grpc.stream_unary_rpc_method_handler(
             tracing.traced_call(f"{SERVICE}/{name}", guarded) if self._options.traces else guarded
         )
+
+    async def _answered(
+        self, name: str, method: Method, requests: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> Any:
+        """Return the answer of a call, or what refuses it: a code, a text and metadata."""
+        begun_s, code, size = time.perf_counter(), grpc.StatusCode.CANCELLED, 0
+        share = Share(self._repository.budget)
+        self._on_sent(lambda _: share.close())
+        try:
+            data = await self._received(requests, share)
+            size = len(data)
+            found = await method(self._message(name, data), share)
+            if not isinstance(requests, bytes):
+                found = await self._joined(found)
+                share.keep(2 * len(found))  # gRPC makes a copy
+                share.sending()
+            code = grpc.StatusCode.OK
+            return found
+        except Exception as err:  # whatever it is, no detail of the server leaves it
+            share.close()
+            refusal = _refusal(err)
+            code = refusal[0]
+            return refusal
+        finally:
+            if self._options.access_log:
+                trace = dict(context.invocation_metadata() or ()).get("traceparent")
+                sizes = {"client": context.peer(), "bytes": size, "traceparent": trace}
+                access.write("grpc", "POST", name, code.name, begun_s, **sizes)
 
     async def _joined(self, found: Any) -> bytes:
         """Return a message as bytes."""
@@ -202,7 +209,7 @@ class Servicer:
             return requests
         share.take(_AHEAD_BYTES)
         limit_s = self._limits.message_s
-        self._unfinished[share] = functools.partial(share.end, "the server is ending")
+        self._unfinished[share] = functools.partial(share.end, ServingError("the server is ending", 503))
         with share.waiting():
             try:
                 async with asyncio.timeout(limit_s):
@@ -349,11 +356,11 @@ class Servicer:
                 try:
                     found: Any = await task
                     share.keep(2 * len(found))  # gRPC makes a copy
+                    share.sending()
                 except Exception as err:
                     share.close()
                     found = messages.ModelStreamInferResponse(error_message=_refusal(err)[1])
                 del entry, task
-                share.sending(self._limits.write_s)
                 yield found
                 del found
                 share.close()

@@ -78,14 +78,18 @@ def test_answers_that_are_not_read_count_and_are_given_up(served: Served) -> Non
         connection.close()
 
 
-def test_calls_whose_answers_are_not_read_are_given_up(served: Served) -> None:
-    """Over gRPC, after the same time."""
+def test_calls_whose_answers_are_not_read_leave_room_for_others(served: Served) -> None:
+    """Over gRPC they count until their clients go away, and beside them REST goes on."""
     host, _, port = served.grpc.rpartition(":")
-    calls = [UnreadCall(host, int(port), wide_message(216)) for _ in range(3)]
-    assert waits(lambda: held(served) > MOST // 4)
-    assert waits(lambda: held(served) == 0)
+    refused = served.repository.budget.refused
+    calls = [UnreadCall(host, int(port), wide_message(216)) for _ in range(4)]
+    assert waits(lambda: served.repository.budget.refused == refused + 3)
+    assert waits(lambda: MOST // 4 < held(served) <= MOST // 2)
+    assert ask(served.http, binary_request("wide", [216, 64], "FP32", bytes(4 * 216 * 64)))[0] == 200
+    assert held(served) > MOST // 4
     for call in calls:
         call.close()
+    assert waits(lambda: held(served) == 0)
 
 
 def test_rest_and_grpc_share_the_budget(served: Served) -> None:

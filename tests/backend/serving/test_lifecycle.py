@@ -385,3 +385,27 @@ def test_the_end_does_not_wait_for_a_body_that_does_not_come(tmp_path: Path) -> 
         thread.join(20)
         assert not thread.is_alive()
         assert time.monotonic() - begun_s < 8
+
+
+def test_the_end_does_not_wait_for_a_call_without_a_message_or_an_idle_stream(tmp_path: Path) -> None:
+    """The call is refused after some seconds, the stream ends, and clients may keep their connections."""
+    save_product(tmp_path / "product.onnx")
+    served, thread = started(tmp_path, HttpOptions(), ServeOptions(policy=CPU))
+    hold = threading.Event()
+
+    def requests(*sent: bytes) -> Iterator[bytes]:
+        yield from sent
+        hold.wait(30)
+
+    with grpc.insecure_channel(served.grpc) as channel:
+        path = "/inference.GRPCInferenceService/Model"
+        stream = channel.stream_stream(path + "StreamInfer")(requests(good_message().SerializeToString()))
+        assert next(stream)
+        silent = channel.stream_unary(path + "Infer").future(requests())
+        time.sleep(0.3)
+        served.end()
+        thread.join(10)
+        assert not thread.is_alive()
+        hold.set()
+        assert silent.code() is grpc.StatusCode.UNAVAILABLE
+        assert list(stream) == []

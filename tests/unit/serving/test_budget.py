@@ -80,22 +80,19 @@ def test_a_wait_that_is_cancelled_from_elsewhere_stays_cancelled() -> None:
     asyncio.run(main())
 
 
-def test_an_answer_that_is_not_read_is_given_up() -> None:
-    """After the limit; what was read before is not."""
-
-    async def main() -> None:
-        budget = Budget()
-
-        async def sends(takes_s: float) -> None:
-            share = Share(budget)
-            share.take(1 << 20)
-            share.sending(0.1)
-            await asyncio.sleep(takes_s)
-            share.close()
-
-        fast, unread = asyncio.create_task(sends(0.01)), asyncio.create_task(sends(30))
-        await asyncio.wait([fast, unread], timeout=5)
-        assert not fast.cancelled()
-        assert unread.cancelled()
-
-    asyncio.run(main())
+def test_answers_that_cannot_be_given_up_take_half_of_the_budget() -> None:
+    """What others read at once finds room beside them; small ones are not counted."""
+    budget = Budget(1 << 20)
+    first, second, small = Share(budget), Share(budget), Share(budget)
+    first.take(300 << 10)
+    first.sending()
+    second.take(300 << 10)
+    with pytest.raises(ServingError):
+        second.sending()
+    small.take(1 << 10)
+    small.sending()
+    first.close()
+    second.sending()
+    second.close()
+    small.close()
+    assert (budget.held_bytes, budget._sent_bytes) == (0, 0)
