@@ -1389,7 +1389,8 @@ def _batch_norm(proof: _Proof, node: _Node) -> list[_Value]:
 def _resize(proof: _Proof, node: _Node) -> list[_Value]:
     given, scales, sizes = node.need(0), node.get(2 if node.version > 10 else 1), node.get(3)
     if given.axis is None:
-        raise _RefusedError("computes with the number of rows")
+        node.same_for_all(*range(len(node.inputs)))
+        return [proof.typed(node.proto.output[0])]
     node.same_for_all(1, 2)
     if sizes is not None and sizes.axis is not None:
         raise _RefusedError("gives rows other sizes")

@@ -94,6 +94,11 @@ PROVEN = {
         "k = Concat<axis=0>(r, s, w) f = Reshape(p, k) g = Softmax<axis=1>(f) q = Concat<axis=0>(r, w, s, w)"
         "y = Reshape(g, q)",
     ),
+    "a table of positions resized to the image": Case(
+        CUBE,
+        "t = Constant<value=float[1,1,3,3]{1,2,3,4,5,6,7,8,9}>() o = Constant<value_ints=[1,1]>()"
+        'h = Shape<start=2>(x) s = Concat<axis=0>(o, h) r = Resize<mode="linear">(t, , , s) y = Add(x, r)',
+    ),
     "labels by number": Case(
         "float[N,4] x",
         "i = ArgMax<axis=1>(x) t = Constant<value_ints=[7,5,8,6]>() a = ai.onnx.ml.ArrayFeatureExtractor(t, i)"
@@ -247,6 +252,12 @@ MIXED = {
         CUBE,
         "s = Shape<end=2>(x) b = Shape<end=1>(x) h = Constant<value_ints=[3]>() z = Concat<axis=0>(s, h, b)"
         "r = Resize(x, , , z) a = Constant<value_ints=[3]>() m = ReduceSum(r, a) y = Mul(x, m)",
+    ),
+    "a table of positions resized to the number of rows": Case(
+        CUBE,
+        "t = Constant<value=float[1,1,3,3]{1,2,3,4,5,6,7,8,9}>() o = Constant<value_ints=[1,1,2]>()"
+        "n = Shape<end=1>(x) s = Concat<axis=0>(o, n) r = Resize(t, , , s) a = Constant<value_ints=[3]>()"
+        "m = ReduceSum(r, a) y = Add(x, m)",
     ),
     "one scale for all rows": Case("float[N,4] x", "q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)"),
     "a product of integers by one scale for all rows": Case(

@@ -128,7 +128,7 @@ def test_an_output_whose_rows_have_another_name_is_batched(schema):
     ],
 )
 def test_rows_without_a_name_are_batched_where_no_other_input_may_have_fewer(schema, takes, body, rows):
-    """Converters of scikit-learn leave the first dim without a name; one row may be broadcast to others."""
+    """Converters of scikit-learn leave the first dim without a name; one row of two inputs may be broadcast."""
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 17]> g ({takes}) => (float[1,4] y) {{ {body} }}'
     )
