@@ -34,6 +34,13 @@ POWERS: Mapping[str, tuple[float, ...]] = {
 }  # fmt: skip
 """Kernel -> how its work grows with each axis; in proportion where nothing is said."""
 
+_RANKS: Mapping[str, int] = {
+    **dict.fromkeys((f"{name}{tail}" for name in ("run", "launch", "input", "output") for tail in ("", ":recorded")), 0),
+    "MatMul": 2,
+    **{name: len(powers) for name, powers in POWERS.items()},
+}
+"""Kernel of the table -> how many sizes its rows have, 1 where nothing is said."""
+
 ERRORS: Mapping[str, float] = {"measured": 0.2, "interpolated": 0.25, "extrapolated": 0.6, "assumed": 3.0}
 """How a price was found -> the error to expect of it, as a share; see NOTES.md for what the kept runs showed."""
 
@@ -132,7 +139,13 @@ class MeasuredCostModel:
         self.recorded = recorded
         self._threads = threads
         self._rows: dict[tuple[str, str], dict[tuple[float, ...], float]] = {}
+        ranks: dict[str, int] = {}
         for row in profile.rows:
+            known = None if row.kernel.startswith("?") else _RANKS.get(row.kernel, 1)
+            wanted = ranks.setdefault(row.kernel, len(row.size) if known is None else known)
+            if len(row.size) != wanted:
+                found = f"a row of {row.kernel} with the sizes {row.size}, where {wanted} are expected"
+                raise CalibrationError(f"the profile of {device.display} has {found}; calibrate again")
             if row.ns > 0 or not row.size:  # a difference of 0 was below the noise
                 self._rows.setdefault((row.kernel, row.dtype), {})[row.size] = row.ns
         missing = [name for name in REQUIRED if (name, "f32") not in self._rows]
@@ -229,7 +242,9 @@ class MeasuredCostModel:
             return Price(min(least, self._launch), "interpolated")
         axes = axes_of(kernel)
         asked = f"?{name}"
-        if (asked, dtype) in self._rows and not self.has(name):  # measured for a graph, at its own sizes
+        points = self._rows.get((asked, dtype), {})
+        # measured for a graph, at its own sizes
+        if points and not self.has(name) and len(next(iter(points))) == len(axes):
             grid = self._grid(asked, dtype)
             near = grid.covers(axes)
             ns = grid(axes) if near or len(axes) > 1 else self._beyond(grid, axes)

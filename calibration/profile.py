@@ -18,9 +18,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from rlx_ort.errors import CalibrationError
+from rlx_ort.storage import parse_json
+
+T = TypeVar("T")
 
 SCHEMA = 4
 """The version of the file's form and of what the kernels measure; files of other versions are measured again."""
@@ -134,7 +137,7 @@ class CalibrationProfile:
             CalibrationError: it is no profile, or one of another schema.
         """
         try:
-            document = json.loads(text)
+            document = parse_json(text)
             if document["schema"] != SCHEMA:
                 raise CalibrationError(f"the profile has schema {document['schema']}, this version reads {SCHEMA}")
             key = ProfileKey(**document["key"])
@@ -144,19 +147,31 @@ class CalibrationProfile:
             return cls(
                 key=key,
                 rows=tuple(_row(*row) for row in document["rows"]),
-                machine=str(document["machine"]),
-                measured=str(document["measured"]),
-                quick=bool(document["quick"]),
-                elapsed_s=float(document["elapsed_s"]),
-                skipped={str(name): str(reason) for name, reason in document["skipped"].items()},
+                machine=_of(document["machine"], str),
+                measured=_of(document["measured"], str),
+                quick=_of(document["quick"], bool),
+                elapsed_s=_measure(document["elapsed_s"]),
+                skipped={name: _of(reason, str) for name, reason in document["skipped"].items()},
             )
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as err:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as err:
             raise CalibrationError(f"the text is no calibration profile: {err!r}") from err
 
 
 def _row(kernel: str, size: list[int], ns: float, dtype: str, spread: float, repeats: int) -> Row:
-    if not 0 <= ns < math.inf:
-        raise ValueError(f"{ns} is no time")
-    if not 0 <= spread < math.inf or repeats < 1 or any(number < 0 for number in size):
-        raise ValueError(f"the row of {kernel} has size {size}, spread {spread} and {repeats} repeats")
-    return Row(str(kernel), tuple(map(int, size)), float(ns), str(dtype), float(spread), int(repeats))
+    sizes = tuple(_of(number, int) for number in _of(size, list))
+    if _of(repeats, int) < 1 or not all(0 <= number < 1 << 63 for number in sizes):
+        raise ValueError(f"the row of {kernel} has size {size} and {repeats} repeats")
+    return Row(_of(kernel, str), sizes, _measure(ns), _of(dtype, str), _measure(spread), repeats)
+
+
+def _of(value: Any, kind: type[T]) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.60} is no {kind.__name__}")
+    return value
+
+
+def _measure(value: Any) -> float:
+    """Return a finite number from 0."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r:.60} is no finite number from 0")
+    return float(value)

@@ -40,7 +40,7 @@ from rlx_ort.options.compile_options import CacheUse, CompileOptions, Optimizati
 from rlx_ort.providers.asking_child import ask_in_child
 from rlx_ort.providers.base import Provider, SessionRequest
 from rlx_ort.providers.registry import register_provider
-from rlx_ort.storage import cache_root, write_atomic
+from rlx_ort.storage import cache_root, parse_json, write_atomic
 
 _NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
@@ -401,7 +401,7 @@ class Answers:
 
     def _read(self) -> dict[str, str]:
         try:
-            document = json.loads(self._path.read_bytes())
+            document = parse_json(self._path.read_bytes())
             if document["schema"] == _SCHEMA and document["scope"] == self._scope:
                 return {str(key): str(answer) for key, answer in document["answers"].items()}
         except FileNotFoundError:

@@ -18,6 +18,7 @@ from rlx_ort.providers.engine.recipe import SessionRecipe, names
 from rlx_ort.providers.hardware import cpu_name
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
+from rlx_ort.storage import parse_json
 
 _ORDER = ("GPU", "NPU", "CPU")
 # The plugin ignores these options of Intel's own build (and logs that they belong into load_config), so they are
@@ -157,7 +158,7 @@ def _as_properties(options: Mapping[str, str], target: str) -> dict[str, str]:
     wanted["INFERENCE_PRECISION_HINT"] = _SPELLINGS.get(hint.upper(), hint)
     text = options.get("load_config", "{}")
     try:
-        given = json.loads(text)
+        given = parse_json(text)
     except ValueError as err:
         raise EngineError(f"OpenVINO's load_config is not JSON: {err}; give the text, not the name of a file") from err
     if not isinstance(given, dict) or not all(isinstance(value, dict) for value in given.values()):

@@ -28,7 +28,7 @@ from rlx_ort.selection.candidates import CLOSE, Candidates
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import dims_of, explain, measure_unknown, predicted_ns
 from rlx_ort.selection.support import model_for
-from rlx_ort.storage import write_atomic
+from rlx_ort.storage import parse_json, write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.learned import Learned, Sizes
@@ -247,7 +247,7 @@ def _read(path: Path | None, devices: Sequence[Device], predicted: Mapping[str, 
     if path is None:
         return None
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_bytes())
         measured = {str(label): float(time) for label, time in document["measured"].items()}
         failed = {str(label): str(reason) for label, reason in document["failed"].items()}
         found = [device for device in devices if device.label == document["device"]]

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from rlx_ort import environment
+
+_DEEPEST_JSON = 200  # a recursive reader takes up to four calls a level, of the 1,000 that Python allows
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 unfinished: set[Path] = set()
 """Files and folders that are being written; what ends the process at once removes them."""
@@ -85,6 +90,33 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """
     with open_regular(path) as stream:
         return stream.read()
+
+
+def parse_json(text: str | bytes, **hooks: Any) -> Any:
+    """Return a JSON document that can be walked recursively and whose texts can be written as UTF-8.
+
+    `hooks` are those of `json.loads`.
+
+    Raises:
+        ValueError: it is no JSON, no UTF-8, nested more than 200 levels deep, or has a number of thousands of digits
+            or half a surrogate pair in it. No other exception.
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+    try:
+        document = json.loads(text, **hooks)
+        level, depth = [document], 0
+        while level:
+            depth += 1
+            if depth > _DEEPEST_JSON:
+                raise ValueError(f"it is nested more than {_DEEPEST_JSON} levels deep")
+            items = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+            level = [inner for item in items for inner in item if isinstance(inner, dict | list)]
+        if _SURROGATE.search(text):
+            json.dumps(document, ensure_ascii=False).encode("utf-8")
+    except RecursionError as err:
+        raise ValueError(f"it is nested more than {_DEEPEST_JSON} levels deep") from err
+    return document
 
 
 def _unblocked(path: str, flags: int) -> int:

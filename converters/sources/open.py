@@ -6,7 +6,6 @@ The format of a file is detected by its content; the name does not matter.
 from __future__ import annotations
 
 import enum
-import json
 import os
 import stat
 import zipfile
@@ -24,6 +23,7 @@ from rlx_ort.converters.sources.weights import GgufAs, WeightFile, read_sharded
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import read_tensors
+from rlx_ort.storage import parse_json
 
 
 class Format(enum.Enum):
@@ -232,9 +232,11 @@ def _json_format(path: Path) -> tuple[Format, str]:
     if '"format"' in text and "rlx_ort graph" in text:
         return Format.IR_JSON, ""
     try:
-        document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+        document = parse_json(text)
+    except ValueError:
         return Format.IR_JSON, ""  # its reader reports where the text stops being JSON
+    if not isinstance(document, dict):
+        return Format.UNKNOWN, "a JSON file that holds no object"
     return Format.UNKNOWN, f"a JSON file with the entries {', '.join(sorted(map(str, document))[:6])}"
 
 

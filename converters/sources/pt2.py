@@ -23,6 +23,7 @@ from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.from_torch import export_program, quiet
 from rlx_ort.converters.onnx_ir_bridge import foreign_errors, optional_module
 from rlx_ort.errors import ConversionError
+from rlx_ort.storage import parse_json
 
 _IN_MEMORY_BYTES = 256 << 20
 _MAX_TABLE_BYTES = 1 << 30
@@ -165,8 +166,8 @@ def checked_config(text: bytes, what: str) -> dict[str, Any]:
 
 def _parsed(text: bytes, what: str) -> dict[str, Any]:
     try:
-        document = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as err:
+        document = parse_json(text)
+    except ValueError as err:
         raise ConversionError(f"{what} is no JSON: {err}") from err
     if not isinstance(document, dict):
         raise ConversionError(f"{what} is no JSON object")
@@ -272,10 +273,10 @@ def _check_path(text: Any) -> None:
 def _check_tree(text: Any) -> None:
     """Accept tuples, lists and dicts: for other containers PyTorch imports the module that is named."""
     try:
-        for item in _objects(json.loads(text)):
+        for item in _objects(parse_json(text)):
             if "type" in item and item["type"] not in _TREES:
                 raise ValueError(f"it holds a {item['type']}")
-    except (ValueError, TypeError, RecursionError) as err:
+    except (ValueError, TypeError) as err:
         raise ConversionError(f"inputs or outputs of the program are no plain tuples, lists or dicts: {err}") from err
 
 

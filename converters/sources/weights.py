@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tomllib
@@ -17,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, read_tensors
-from rlx_ort.storage import read_regular
+from rlx_ort.storage import parse_json, read_regular
 
 GgufAs: TypeAlias = Literal["f32", "f16", "packed"]
 """What quantised tensors of a GGUF file are read as: floats, or their blocks as bytes `(rows, row bytes)`."""
@@ -94,13 +93,13 @@ def _weight_map(path: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > _INDEX_LIMIT_BYTES:
             raise ConversionError(f"{path} is above {_INDEX_LIMIT_BYTES >> 20} MiB, which no index needs")
-        document = json.loads(read_regular(path).decode("utf-8"))
+        document = parse_json(read_regular(path))
         places = document["weight_map"]
         if not all(isinstance(name, str) and isinstance(file, str) for name, file in places.items()):
             raise TypeError("its weight_map maps to other things than file names")
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise ConversionError(f"{path} is no index of safetensors files: {err}") from err
     return dict(places)
 
@@ -112,7 +111,7 @@ def _beside(index: Path, name: str) -> Path:
     try:
         folder = index.parent.resolve(strict=True)
         path = (folder / name).resolve(strict=True)
-    except (OSError, RuntimeError) as err:  # RuntimeError: a loop of symbolic links, before Python 3.13
+    except (OSError, RuntimeError, ValueError) as err:  # a loop of links, before Python 3.13; no text of the file system
         raise ConversionError(f"{index}: the index names the file {name!r}, which cannot be read: {err}") from err
     if not path.is_relative_to(folder):
         raise ConversionError(f"{index}: the file {name!r} is a link that leaves {folder}; copy the file itself there")
@@ -189,10 +188,10 @@ def load_renames(path: str | os.PathLike[str]) -> Renames:
     file = Path(path)
     try:
         text = read_regular(file).decode("utf-8-sig")
-        document: Any = json.loads(text) if text.lstrip()[:1] == "{" else tomllib.loads(text)
+        document: Any = parse_json(text) if text.lstrip()[:1] == "{" else tomllib.loads(text)
     except OSError as err:
         raise ConversionError(f"{file} cannot be read: {err}") from err
-    except (ValueError, RecursionError) as err:
+    except (ValueError, RecursionError) as err:  # the latter is of TOML
         raise ConversionError(f"{file} is no rename file, which is JSON or TOML: {err}") from err
     try:
         grouped = set(document) <= {"names", "patterns"} and isinstance(document.get("names", {}), dict)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.deploy.container import open_container, read_index
 from rlx_ort.errors import IntegrityError, PackageError
-from rlx_ort.storage import cache_root, write_atomic
+from rlx_ort.storage import cache_root, parse_json, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +131,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 def _read(path: Path) -> dict[str, dict[str, str]]:
     """Return path -> stamp and damage of the copies that are known; a file that cannot be used counts as none."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
         if document["schema"] == _SCHEMA:
             return {
                 str(copy): {"stamp": str(found["stamp"]), "damage": str(found["damage"])}

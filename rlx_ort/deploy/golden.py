@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, NoViableDeviceError, PackageError, RlxError, RunError
 from rlx_ort.numerics import relative_error
-from rlx_ort.storage import write_atomic
+from rlx_ort.storage import parse_json, write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
@@ -179,7 +179,7 @@ def _path(package: Package, runner: GraphDevices, device: Device) -> Path | None
 
 def _read(path: Path) -> str | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_bytes())
         if document["schema"] == _SCHEMA and isinstance(document["refused"], str):
             return str(document["refused"])
     except (OSError, ValueError, KeyError, TypeError) as err:

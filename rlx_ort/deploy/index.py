@@ -20,6 +20,7 @@ from rlx_ort.errors import DeviceParseError, IntegrityError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickStrategy, DevicePolicy
+from rlx_ort.storage import parse_json
 
 T = TypeVar("T")
 
@@ -288,10 +289,8 @@ def parse(data: bytes, name: str) -> Fields:
     """
     try:
         # one pass over the text; a duplicate key, a constant such as NaN or a number beyond float raises ValueError
-        document = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite
-        )
-    except (ValueError, RecursionError) as err:
+        document = parse_json(data, object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite)
+    except ValueError as err:
         raise IntegrityError(f"{name} of the package is no JSON that every reader takes alike: {err}") from err
     return Fields(document, name)
 

@@ -382,6 +382,8 @@ class WeightStore:
 
     def _checked(self, name: str, data: TensorData) -> TensorData:
         declared = self.type_of(name)
+        if declared.shape is None or not declared.shape.is_static:
+            raise ParamError(f"parameter {name!r} is {declared}; a weight needs a size in every dimension")
         if data.dtype is not declared.dtype:
             raise ParamError(
                 f"parameter {name!r} is {declared}, the data is {data.dtype.value}; "

@@ -7,7 +7,6 @@ the provider that is named. So names that are not known are refused or noted her
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from rlx_ort.errors import ConversionError, near_names
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.recipe import KNOWN_CONFIG_KEYS, names
-from rlx_ort.storage import read_regular
+from rlx_ort.storage import parse_json, read_regular
 
 CONFIG = "genai_config.json"
 _SUFFIX = "executionprovider"
@@ -161,8 +160,8 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
     if not path.exists():
         raise ConversionError(f"{base} has no {CONFIG}; give the folder that onnxruntime-genai's builder wrote")
     try:
-        document = json.loads(read_regular(file_inside(base, CONFIG, f"the config of {base} is", trusted)))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as err:
+        document = parse_json(read_regular(file_inside(base, CONFIG, f"the config of {base} is", trusted)))
+    except (OSError, ValueError) as err:
         raise ConversionError(f"{path} is no JSON file: {err}") from err
     at = _Entry(path, "", document)
     model = at.object("model")

@@ -26,7 +26,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, op_class
 from rlx_ort.ir.tensor import TensorData, read_tensors, write_tensors
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
-from rlx_ort.storage import read_regular, write_atomic
+from rlx_ort.storage import parse_json, read_regular, write_atomic
 
 FORMAT = "rlx_ort graph"
 """Value of the `format` entry of a graph file."""
@@ -54,7 +54,7 @@ def from_json(text: str, tensors: Mapping[str, TensorData] | None = None) -> Gra
         ConversionError: the text is no graph, is of a newer schema, or names a tensor that is not there; the message
             has the place in the text.
     """
-    return _Reader(tensors or {}).graph(_document(text, "the text")["graph"], "graph")
+    return _read(_document(text, "the text"), tensors or {})
 
 
 def save_json(graph: Graph, path: str | Path) -> None:
@@ -101,7 +101,7 @@ def load_json(path: str | Path) -> Graph:
         if metadata.get("identity") != side.get("identity"):
             raise ConversionError(f"graph file {path}: {name} belongs to another save; save the graph again")
     try:
-        return _Reader(tensors).graph(document["graph"], "graph")
+        return _read(document, tensors)
     except ConversionError as err:
         raise ConversionError(f"graph file {path}: {err}") from err
 
@@ -132,13 +132,11 @@ def _text(document: dict[str, Any]) -> str:
 
 def _document(text: str, source: str) -> dict[str, Any]:
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except json.JSONDecodeError as err:
         message = f"{source} is no JSON: {err.msg} in line {err.lineno}, column {err.colno}"
         raise ConversionError(message) from err
-    except RecursionError as err:
-        raise ConversionError(f"{source} is nested too deeply for a graph") from err
-    except ValueError as err:  # an integer with more digits than Python parses
+    except ValueError as err:
         raise ConversionError(f"{source} is no graph: {err}") from err
     if not isinstance(document, dict) or document.get("format") != FORMAT or "graph" not in document:
         raise ConversionError(f'{source} is no graph: it does not say "format": {FORMAT!r}')
@@ -148,6 +146,13 @@ def _document(text: str, source: str) -> dict[str, Any]:
     if schema > SCHEMA:
         raise ConversionError(f"{source} has schema {schema}, this version reads up to {SCHEMA}; update rlx_ort")
     return document
+
+
+def _read(document: Mapping[str, Any], tensors: Mapping[str, TensorData]) -> Graph:
+    try:
+        return _Reader(tensors).graph(document["graph"], "graph")
+    except RecursionError as err:  # the caller is close to Python's limit already
+        raise ConversionError("the graph is nested too deeply to be read from here") from err
 
 
 class _Writer:

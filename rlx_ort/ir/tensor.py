@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.storage import open_regular, replacing
+from rlx_ort.storage import open_regular, parse_json, replacing
 
 PIECE_BYTES = 8 << 20
 """Size of the pieces in which a tensor is copied from file to file."""
@@ -349,7 +349,7 @@ def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
             if not 0 <= length <= _HEADER_LIMIT:
                 raise ValueError("the length of its header is wrong")
-            header = json.loads(file.read(length).decode("utf-8"))
+            header = parse_json(file.read(length))
             status = os.fstat(file.fileno())
             size = status.st_size - 8 - length
             place = FileRange(str(path.resolve()), 8 + length, FileRange.stamp_of(status))
@@ -360,7 +360,7 @@ def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:
         }, metadata
     except OSError as err:
         raise ConversionError(f"tensor file {path} cannot be read: {err}") from err
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise ConversionError(f"tensor file {path} is no safetensors file: {err}") from err
 
 
@@ -381,7 +381,7 @@ def _mapped_tensor(
 ) -> TensorData:
     dtype, shape = _SAFETENSORS_DTYPES[entry["dtype"]], entry["shape"]
     if mark is not None:
-        name, shape = json.loads(mark)
+        name, shape = parse_json(mark)
         dtype = DType(name)
     begin, end = entry["data_offsets"]
     if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):

@@ -17,7 +17,7 @@ class Shape(tuple[Dim, ...]):
     """A tensor's dimensions, outermost first: `Shape(["batch", 128, 768])`. An empty shape is a scalar.
 
     Raises:
-        ValueError: a size is negative or a symbol is empty.
+        ValueError: a size is negative or does not fit 64 bits, or a symbol is empty.
     """
 
     __slots__ = ()
@@ -117,6 +117,8 @@ def _checked(dim: Dim) -> Dim:
     size = int(dim)
     if size < 0:
         raise ValueError(f"a dimension cannot be negative: {size}")
+    if size >= 1 << 63:
+        raise ValueError("a dimension of 2**63 or more cannot be stored")
     return size
 
 

@@ -21,7 +21,7 @@ from rlx_ort.providers.engine.compiled.store import SCHEMA, cpu_facts
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end, watch
 from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
 from rlx_ort.providers.engine.stopping import check_stopped, held_stop
-from rlx_ort.storage import write_atomic
+from rlx_ort.storage import parse_json, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start |
     if _another_provider():
         return None
     try:
-        document = json.loads(_path(store, package_sha256).read_bytes())
+        document = parse_json(_path(store, package_sha256).read_bytes())
         if document["schema"] != SCHEMA or document["facts"] != _facts(engine):
             return None
         entry = store.find(str(document["entry"]))

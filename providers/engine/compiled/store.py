@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
 from rlx_ort.errors import DeviceParseError
-from rlx_ort.storage import cache_root
+from rlx_ort.storage import cache_root, parse_json
 
 if TYPE_CHECKING:
     import logging
@@ -199,7 +199,7 @@ def read_entry(folder: Path) -> Entry | None:
     path = folder / MANIFEST
     try:
         used = path.stat().st_mtime
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
         if document["schema"] != SCHEMA or not CacheKey(document["parts"]).digest == document["digest"] == folder.name:
             return None
         return Entry(
