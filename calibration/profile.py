@@ -25,6 +25,7 @@ from rlx_ort.storage import parse_json
 
 T = TypeVar("T")
 
+_LARGEST_SIZE = 1 << 63
 SCHEMA = 4
 """The version of the file's form and of what the kernels measure; files of other versions are measured again."""
 
@@ -158,10 +159,12 @@ class CalibrationProfile:
 
 
 def _row(kernel: str, size: list[int], ns: float, dtype: str, spread: float, repeats: int) -> Row:
-    sizes = tuple(_of(number, int) for number in _of(size, list))
-    if _of(repeats, int) < 1 or not all(0 <= number < 1 << 63 for number in sizes):
-        raise ValueError(f"the row of {kernel} has size {size} and {repeats} repeats")
-    return Row(_of(kernel, str), sizes, _measure(ns), _of(dtype, str), _measure(spread), repeats)
+    if not type(kernel) is type(dtype) is str or type(size) is not list or type(repeats) is not int or repeats < 1:
+        raise ValueError(f"a row of {kernel!r:.60} has size {size!r:.60}, dtype {dtype!r:.60}, {repeats!r:.60} repeats")
+    for number in size:
+        if type(number) is not int or not 0 <= number < _LARGEST_SIZE:
+            raise ValueError(f"a row of {kernel} has size {size!r:.60}")
+    return Row(kernel, tuple(size), _measure(ns), dtype, _measure(spread), repeats)
 
 
 def _of(value: Any, kind: type[T]) -> T:

@@ -62,6 +62,9 @@ class FileRange:
             return True
 
 
+_USUAL_RANK = 32  # which every numpy has
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TensorData:
     """A dtype, a static shape and the bytes of the elements.
@@ -86,6 +89,8 @@ class TensorData:
             found, wanted = self.buffer.nbytes, self.dtype.nbytes(self.num_elements)
         if found != wanted:
             raise ValueError(f"a {self.dtype.value}{list(self.shape)} tensor needs {wanted} bytes, got {found}")
+        if not found or len(self.shape) > _USUAL_RANK:  # whose sizes the number of bytes does not bound
+            np.broadcast_to(np.empty((), self.dtype.numpy), self.shape)  # raises ValueError where numpy has no such array
 
     @classmethod
     def from_array(cls, array: npt.ArrayLike, dtype: DType | None = None) -> TensorData:

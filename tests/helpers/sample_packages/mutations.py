@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlx_ort.converters.to_onnx.exporter import exported
 from rlx_ort.deploy.names import INDEX
+from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.write import write_package
 from rlx_ort.errors import RlxError
+from rlx_ort.ir.verify import verify
+from rlx_ort.selection.policy import DevicePolicy
+from mutations import mutated_bytes, nested
 from sample_packages.packages import files_of, make, rebuilt, repacked
 
 __all__ = ["LONGEST_S", "Fuzzer"]
@@ -24,11 +29,7 @@ LONGEST_S = 1.0
 _NASTY: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**32 - 1, 2**63, 10**30, 1e308, -0.5, "", "\0", "../x.json", "/x.json",
     "C:\\x", "a" * 5000, "rlx.json", "graph.json", "f32", "f16", "string", "cuda:99999999999", "0" * 64, [], {}, [[]],
-    [[[]] * 3], {"": {}}, [None], {"device": "cpu"}, [2**62, 2**62], "\ud800", "NaN",
-)  # fmt: skip
-_TOKENS = (
-    b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"\xff\xff\xff\xff", b"\0\0\0\0", b"\xff\xff", b"..", b"/",
-    b"\\", b"[" * 3000, b'{"a":' * 2000, b"NaN", b"1" * 5000, b"\x80",
+    [[[]] * 3], {"": {}}, [None], {"device": "cpu"}, [2**62, 2**62], "\ud800", "NaN", nested(150), nested(220),
 )  # fmt: skip
 
 
@@ -81,6 +82,9 @@ class Fuzzer:
                     opened.arrays(case.inputs)
                 opened.check_all()
                 write_package(self.work / "out" / "extracted.ortpackage", opened.contents(), folder=True)
+                verify(graph)
+                with open_package(package, DevicePolicy()) as runner:
+                    exported(runner.graph, runner.options)
         except RlxError as err:
             return type(err).__name__ if str(err) else "an error without a message"
         return "taken"
@@ -88,7 +92,7 @@ class Fuzzer:
     def _write(self, target: Path, kind: str, source: random.Random) -> None:
         files = dict(self._files)
         if kind == "zip":
-            target.write_bytes(_mutated(self._bytes, source))
+            target.write_bytes(mutated_bytes(self._bytes, source))
         elif kind == "members":
             names = sorted(files)
             for _ in range(source.randint(1, 3)):
@@ -97,7 +101,7 @@ class Fuzzer:
             repacked(target, files)
         elif kind == "text":
             name = source.choice([INDEX, "graph.json", "manifest.json"])
-            files[name] = _mutated(files[name], source)
+            files[name] = mutated_bytes(files[name], source)
             repacked(target, files if name == INDEX else rebuilt(files, copy.deepcopy(self._index)))
         elif kind == "graph":
             files["graph.json"] = _json(_shaken(self._graph, source))
@@ -122,37 +126,13 @@ def _copied(files: dict[str, bytes]) -> Any:
 
 def _mutate(files: dict[str, bytes], source: random.Random) -> Any:
     def mutate(name: str, _: str) -> None:
-        files[name] = _mutated(files.get(name, b""), source)
+        files[name] = mutated_bytes(files.get(name, b""), source)
 
     return mutate
 
 
 def _json(document: Any) -> bytes:
     return json.dumps(document).encode("utf-8", "surrogatepass")
-
-
-def _mutated(data: bytes, source: random.Random) -> bytes:
-    """Return bytes with a few changes: bits, cuts, repeats, and tokens that mean something to a reader."""
-    made = bytearray(data)
-    for _ in range(source.choice([1, 1, 1, 2, 5])):
-        # headers, directory and the end are where a reader looks, and they are short: half of the changes go there
-        near = source.choice([source.randrange(len(made) + 1), max(len(made) - source.randrange(900), 0)])
-        end = min(near + source.choice([1, 4, 16, 200]), len(made))
-        action = source.randrange(6)
-        if action == 0 and near < len(made):
-            made[near] ^= 1 << source.randrange(8)
-        elif action == 1:
-            made[near:near] = source.choice(_TOKENS)
-        elif action == 2:
-            token = source.choice(_TOKENS)[:64]
-            made[near : near + len(token)] = token
-        elif action == 3:
-            del made[near:end]
-        elif action == 4:
-            made[near:near] = made[near:end]
-        else:
-            made[near:end] = source.randbytes(end - near)
-    return bytes(made)
 
 
 def _shaken(document: Any, source: random.Random) -> Any:
