@@ -35,7 +35,9 @@ POWERS: Mapping[str, tuple[float, ...]] = {
 """Kernel -> how its work grows with each axis; in proportion where nothing is said."""
 
 _RANKS: Mapping[str, int] = {
-    **dict.fromkeys((f"{name}{tail}" for name in ("run", "launch", "input", "output") for tail in ("", ":recorded")), 0),
+    **dict.fromkeys(
+        (f"{name}{tail}" for name in ("run", "launch", "input", "output") for tail in ("", ":recorded")), 0
+    ),
     "MatMul": 2,
     **{name: len(powers) for name, powers in POWERS.items()},
 }

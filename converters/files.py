@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 import onnx
-import psutil
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, graph_from_bundle, location_of
 from rlx_ort.converters.from_onnx import Source, from_onnx
@@ -24,7 +22,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.storage import open_regular, replacing, unfinished
+from rlx_ort.storage import clear_unfinished, open_regular, partial_path, replacing, unfinished
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
@@ -209,18 +207,13 @@ class Staging:
 def staging(target: Path) -> Iterator[Staging]:
     """Give a hidden folder beside a target, on the same file system; it is always removed afterwards.
 
-    Folders that a killed process left for this target are removed.
+    What killed processes left beside the target is removed.
 
     Raises:
         ConversionError: the folder cannot be made.
     """
-    name = re.compile(rf"\.{re.escape(target.name)}\.(?P<process>\d+)-[0-9a-f]{{16}}\.converting")
-    with contextlib.suppress(OSError):
-        for other in target.parent.iterdir():
-            match = name.fullmatch(other.name)
-            if match is not None and not psutil.pid_exists(int(match["process"])):
-                shutil.rmtree(other, ignore_errors=True)
-    folder = target.parent / f".{target.name}.{os.getpid()}-{os.urandom(8).hex()}.converting"
+    clear_unfinished(target.parent)
+    folder = partial_path(target, "converting")
     try:
         folder.mkdir()
     except OSError as err:

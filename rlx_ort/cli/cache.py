@@ -1,4 +1,4 @@
-"""`rlx-ort cache list | clear | explain`: what the compile cache holds, and why something was compiled again."""
+"""`rlx-ort cache list | clear | clean | explain`: what the compile cache holds, why something was compiled again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
+from rlx_ort.storage import cache_root, clear_unfinished
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.store import CacheKey, Explanation
@@ -20,7 +21,7 @@ _SHOWN_CHARACTERS = 60
 
 @click.group("cache")
 def command() -> None:
-    """Show, clear and explain the compile cache.
+    """Show, clear, clean and explain the compile cache.
 
     It holds optimised models with their weights and what providers compiled, for packages that were warmed and for
     sessions that ask. RLX_CACHE_DIR moves it, RLX_CACHE_LIMIT limits it, RLX_CACHE=off keeps packages from it.
@@ -72,8 +73,24 @@ def clear(as_json: bool) -> None:
 
     store = default_store()
     freed, kept = store.clear()
+    clear_unfinished(cache_root(), below=True)
     document = {"folder": str(store.root), "freed_bytes": freed, "kept": kept}
     emit(document, as_json, lambda _: print_facts([("freed", binary_size(freed)), ("in use, kept", len(kept))]))
+
+
+@command.command("clean")
+@click.argument(
+    "folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@options.as_json
+def clean(folders: tuple[Path, ...], as_json: bool) -> None:
+    """Delete what killed processes left half written: in the cache, and in each FOLDER and those below it.
+
+    Such files are hidden and end in .partial or .converting. Those that a running process writes stay; those of another
+    machine or container stay for a day. The next write into a folder deletes them as well.
+    """
+    gone = [path for folder in (cache_root(), *folders) for path in clear_unfinished(folder, below=True)]
+    emit({"deleted": [str(path) for path in gone]}, as_json, lambda _: print_facts([("deleted", len(gone))]))
 
 
 @command.command("explain")

@@ -20,7 +20,7 @@ from rlx_ort.deploy.names import check_model_name
 from rlx_ort.errors import PackageError, WriteError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
-from rlx_ort.storage import partial_path
+from rlx_ort.storage import clear_unfinished, partial_path, unfinished
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -81,6 +81,8 @@ def export_triton(
     config_text(graph, name)  # what Triton has no type for is refused before anything is written
     partial, old = partial_path(folder), partial_path(folder)
     model = partial / _VERSION / _MODEL_FILE
+    clear_unfinished(target)
+    unfinished.add(partial)
     try:
         (partial / _VERSION).mkdir(parents=True)
         save_onnx(graph, model, external_data=bool(graph.params), options=options)
@@ -96,6 +98,7 @@ def export_triton(
             old.rename(folder)
         raise WriteError(f"{folder} cannot be written: {err.strerror or err}") from err
     finally:
+        unfinished.discard(partial)
         for rest in (partial, old):
             shutil.rmtree(rest, ignore_errors=True)
     return folder

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import shutil
-import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,9 +13,7 @@ from typing import BinaryIO
 
 from rlx_ort.deploy.container import Member, layout_of
 from rlx_ort.errors import PackageError, WriteError
-from rlx_ort.storage import partial_path, replacing, unfinished
-
-_STALE_S = 24 * 3600
+from rlx_ort.storage import clear_unfinished, partial_path, replacing, unfinished
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ def write_package(
     partial = partial_path(target)
     unfinished.add(partial)
     try:
-        _remove_stale(target)
+        clear_unfinished(target.parent)
         if folder:
             write_folder(partial, files, progress)
             if before_move is not None:
@@ -89,7 +85,7 @@ def add_file(folder: Path, name: str, data: bytes) -> None:
         PackageError: it cannot be written there, or not be moved from there into the folder.
     """
     try:
-        _remove_stale(folder)
+        clear_unfinished(folder.parent)
         with replacing(folder / name, beside=folder) as stream:
             stream.write(data)
         _flush_folder(folder)
@@ -142,11 +138,3 @@ def _flush_folder(folder: Path) -> None:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-
-
-def _remove_stale(target: Path) -> None:
-    """Remove what a killed process left beside the target more than a day ago."""
-    for path in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < time.time() - _STALE_S:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,4 +1,4 @@
-"""Seeded mutations of JSON documents and of files: hostile values, entries removed, doubled or nested, bytes changed."""
+"""Seeded mutations of JSON documents and files: hostile values, entries removed, doubled, nested, bytes changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOSTILE: tuple[Any, ...] = (
 
 
 def mutated_json(document: Any, number: int) -> bytes:
-    """Return a mutated text of a document, the same for the same number; one in eight has bytes changed, one is deep."""
+    """Return a mutated text of a document, the same for the same number; of 8, one is deep and one has bytes changed."""
     source = random.Random(number)  # reproducible, not secret
     if number % 8 == 7:
         return mutated_bytes(json.dumps(document).encode(), source)

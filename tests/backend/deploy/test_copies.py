@@ -176,7 +176,7 @@ _WAYS: dict[str, Callable[[Path, Path], object]] = {
 def test_a_damaged_copy_of_a_signed_package_never_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool, number: int
 ) -> None:
-    """The compile cache has its weights by their digests, and yet each way of opening reads this copy and refuses it."""
+    """The compile cache has its weights, and yet each way of opening reads this copy and refuses it."""
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
     private, public = write_keys(tmp_path, "ours")
     create_package(_twins(), path := tmp_path / "twins.ortpackage", folder=folder)

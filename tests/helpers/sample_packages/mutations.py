@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mutations import mutated_bytes, nested
+
 from rlx_ort.converters.to_onnx.exporter import exported
 from rlx_ort.deploy.names import INDEX
 from rlx_ort.deploy.open import open_package
@@ -18,7 +20,6 @@ from rlx_ort.deploy.write import write_package
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.verify import verify
 from rlx_ort.selection.policy import DevicePolicy
-from mutations import mutated_bytes, nested
 from sample_packages.packages import files_of, make, rebuilt, repacked
 
 __all__ = ["LONGEST_S", "Fuzzer"]
