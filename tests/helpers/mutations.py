@@ -18,7 +18,7 @@ _HOSTILE: tuple[Any, ...] = (
 
 
 def mutated_json(document: Any, number: int) -> bytes:
-    """Return a mutated text of a document, the same for the same number; of 8, one is deep and one has bytes changed."""
+    """Return a mutated text of a document, the same for the same number; some are deep, some have bytes changed."""
     source = random.Random(number)  # reproducible, not secret
     if number % 8 == 7:
         return mutated_bytes(json.dumps(document).encode(), source)
