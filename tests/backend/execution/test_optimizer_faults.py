@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 _PROGRAM = """
 import sys
@@ -37,6 +42,86 @@ np.testing.assert_allclose(result, x.transpose(perm) @ w, rtol=1e-2)
 @pytest.mark.parametrize("perm", ["102", "021"])
 def test_an_f16_product_of_transposed_data_runs(perm: str, how: str) -> None:
     """Cast, Transpose and MatMul in f16 are right at full optimisation, and the process lives."""
-    child = [sys.executable, "-P", "-c", _PROGRAM, perm, how]
+    _run("-c", _PROGRAM, perm, how)
+
+
+_LOAD = """
+import sys
+import numpy as np
+import rlx_ort
+
+with np.load(sys.argv[2], allow_pickle=False) as arrays, rlx_ort.load(sys.argv[1]) as runner:
+    (result,) = runner.run("cpu", {"x": arrays["x"]})
+    np.testing.assert_allclose(result, arrays["y"], rtol=2e-2, atol=2e-3)
+"""
+
+
+def _run(*arguments: object) -> None:
+    child = [sys.executable, "-P", *map(str, arguments)]
     done = subprocess.run(child, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    shape: list[int | str],
+    weights: dict[str, np.ndarray],
+    elem_type: int = TensorProto.FLOAT,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "transposed",
+        [helper.make_tensor_value_info("x", elem_type, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(data, name) for name, data in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_converted_lstm_with_a_linear_layer_runs(tmp_path: Path) -> None:
+    """As PyTorch exports one with the batch first: the command writes f16, and that runs; nothing hidden is left."""
+    source = np.random.default_rng(36)
+    steps, width, hidden = 5, 8, 16
+    shapes = {
+        "w": (1, 4 * hidden, width),
+        "r": (1, 4 * hidden, hidden),
+        "b": (1, 8 * hidden),
+        "m": (hidden, 4),
+        "a": (4,),
+    }
+    weights = {name: source.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["steps"], perm=[1, 0, 2]),
+        helper.make_node("LSTM", ["steps", "w", "r", "b"], ["all"], hidden_size=hidden),
+        helper.make_node("Squeeze", ["all", "axis"], ["one"]),
+        helper.make_node("Transpose", ["one"], ["rows"], perm=[1, 0, 2]),
+        helper.make_node("MatMul", ["rows", "m"], ["product"]),
+        helper.make_node("Add", ["product", "a"], ["y"]),
+    ]
+    model = _model(nodes, ["batch", steps, width], {**weights, "axis": np.array([1], np.int64)})
+    onnx.save(model, tmp_path / "lstm.onnx")
+    x = source.normal(0, 1, (2, steps, width)).astype(np.float32)
+    np.savez(tmp_path / "arrays.npz", x=x, y=ReferenceEvaluator(model).run(None, {"x": x})[0])
+    _run("-m", "rlx_ort", "convert", tmp_path / "lstm.onnx", tmp_path / "half.onnx", "--precision", "f16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arrays.npz", "half.onnx", "lstm.onnx"]
+    half = {tensor.data_type for tensor in onnx.load(tmp_path / "half.onnx").graph.initializer}
+    assert TensorProto.FLOAT16 in half
+    _run("-c", _LOAD, tmp_path / "half.onnx", tmp_path / "arrays.npz")
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.FLOAT, TensorProto.FLOAT16], ids=["cast", "f16 input"])
+def test_a_file_of_four_nodes_runs(tmp_path: Path, elem_type: int) -> None:
+    """Cast, Transpose and MatMul in f16 from a file, also where the input is f16 already."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("Transpose", ["half"], ["turned"], perm=[1, 0, 2]),
+        helper.make_node("MatMul", ["turned", "w"], ["product"]),
+        helper.make_node("Cast", ["product"], ["y"], to=TensorProto.FLOAT),
+    ]
+    source = np.random.default_rng(36)
+    w = source.normal(0, 0.3, (3, 5)).astype(np.float16)
+    onnx.save(_model(nodes, [2, 4, 3], {"w": w}, elem_type), tmp_path / "model.onnx")
+    x = source.normal(0, 1, (2, 4, 3)).astype(np.float16)
+    y = x.astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64)
+    np.savez(tmp_path / "arrays.npz", x=x.astype(helper.tensor_dtype_to_np_dtype(elem_type)), y=y)
+    _run("-c", _LOAD, tmp_path / "model.onnx", tmp_path / "arrays.npz")
