@@ -12,15 +12,19 @@ import numpy as np
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, elem_type
+from rlx_ort.converters.protos import copied, graphs_of
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.errors import ConversionError, install_command
 from rlx_ort.ir.tensor import TensorData
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir
 
 _DATA = "rlx_ort.data"
 """Where a tensor of onnx-ir keeps the `TensorData` that it was made of."""
+_TYPES = "rlx_ort.types"
+"""Where a model of onnx-ir keeps the types that onnx-ir lacks, those of maps, by the name of the value."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_CAUSES = 3
 
@@ -86,8 +90,10 @@ def bundle_to_ir(bundle: ModelBundle) -> onnx_ir.Model:
         made.meta[_DATA] = data
         return made
 
+    proto, lacking = _without_maps(bundle.proto)
     with foreign_errors(f"{bundle.origin}: onnx-ir cannot read the model"):
-        model: onnx_ir.Model = ir.serde.deserialize_model(bundle.proto)
+        model: onnx_ir.Model = ir.serde.deserialize_model(proto)
+        model.meta[_TYPES] = lacking
         for value in _initializers(model):
             tensor: Any = value.const_value
             if isinstance(tensor, ir.ExternalTensor):
@@ -122,7 +128,42 @@ def bundle_from_ir(model: onnx_ir.Model, origin: str = "the model") -> ModelBund
         finally:
             for value, tensor in replaced:
                 value.const_value = tensor
+    lacking = model.meta.get(_TYPES, {})
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.name in lacking:
+            value.type.CopyFrom(lacking[value.name])
     return ModelBundle(proto, weights, origin)
+
+
+def _without_maps(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TypeProto]]:
+    """Return the model without the types that have a map in them, and those of the main graph by name."""
+    if not any(_has_map(value.type) for graph in _scopes(proto) for value in _declared(graph)):
+        return proto, {}
+    proto = copied(proto)
+    ends = (*proto.graph.input, *proto.graph.output)
+    lacking = {value.name: copied(value.type) for value in ends if _has_map(value.type)}
+    for graph in _scopes(proto):
+        for value in _declared(graph):
+            if _has_map(value.type):
+                value.ClearField("type")
+    return proto, lacking
+
+
+def _scopes(proto: onnx.ModelProto) -> tuple[Any, ...]:
+    return (*graphs_of(proto), *proto.functions)
+
+
+def _declared(graph: Any) -> Iterator[onnx.ValueInfoProto]:
+    yield from graph.value_info
+    if hasattr(graph, "initializer"):  # those of a function are names
+        yield from (*graph.input, *graph.output)
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    inner = kind.WhichOneof("value")
+    if inner in ("sequence_type", "optional_type"):
+        return _has_map(getattr(kind, inner).elem_type)
+    return inner == "map_type"
 
 
 def _initializers(model: onnx_ir.Model) -> Iterator[onnx_ir.Value]:

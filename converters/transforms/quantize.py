@@ -279,7 +279,7 @@ def _in_files(
 
 
 def _typed(bundle: ModelBundle) -> ModelBundle:
-    """Return the model with a name for each node and the types that ONNX infers.
+    """Return the model with a name for each node, the types that ONNX infers, and each opset imported once.
 
     Weights get no entry: the tools transpose those of a Gemm and leave the entry of the old shape.
     """
@@ -287,6 +287,10 @@ def _typed(bundle: ModelBundle) -> ModelBundle:
     weights = {tensor.name for tensor in proto.graph.initializer}
     typed = typed_model(bundle).graph.value_info
     set_items(proto.graph.value_info, [info for info in typed if info.name not in weights])
+    # The tools want exactly one ai.onnx opset. skl2onnx imports it twice, and a model of other domains not at all.
+    imports = {entry.domain: entry for entry in proto.opset_import if entry.domain not in ("", "ai.onnx")}
+    standard = onnx.helper.make_opsetid("", bundle.opset or _NORMAL_OPSET)
+    set_items(proto.opset_import, [standard, *imports.values()])
     names = UniqueNames(node.name for node in proto.graph.node)
     for index, node in enumerate(proto.graph.node):
         if not node.name:
