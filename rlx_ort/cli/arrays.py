@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -76,6 +76,43 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, storable(array), allow_pickle=False)
+
+
+def flattened(outputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the arrays by which an npz file holds outputs; `NAME` is that of the output.
+
+    A tensor is `NAME`. The items of a sequence are `NAME[0]`, `NAME[1]` and so on, and `NAME[]` is an empty one. A map
+    is two arrays of one length, `NAME.keys` and `NAME.values`. So is a sequence of maps that all have the same keys, as
+    classifiers give one for each row: its values are (rows, keys). An optional without a value is `NAME.none`.
+
+    Raises:
+        InputError: two outputs would have the same name in the file.
+    """
+    found: dict[str, Array] = {}
+    for output, result in outputs.items():
+        for name, array in _parts(output, result):
+            if name in found:
+                raise InputError(f"two outputs would both be {name!r} in an npz file; rename one of them in the model")
+            found[name] = array
+    return found
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Array]]:
+    if value is None:
+        yield f"{name}.none", np.empty(0)
+    elif isinstance(value, Mapping):
+        yield f"{name}.keys", np.array([*value])
+        yield f"{name}.values", np.array([*value.values()])
+    elif not isinstance(value, list | tuple):
+        yield name, np.asarray(value)
+    elif value and all(isinstance(item, Mapping) and [*item] == [*value[0]] for item in value):
+        yield f"{name}.keys", np.array([*value[0]])
+        yield f"{name}.values", np.array([[*item.values()] for item in value])
+    else:
+        if not value:
+            yield f"{name}[]", np.empty(0)
+        for index, item in enumerate(value):
+            yield from _parts(f"{name}[{index}]", item)
 
 
 def storable(array: Array) -> Array:

@@ -161,17 +161,18 @@ def refusals(refused: Iterable[tuple[Device, str]]) -> dict[str, Any]:
 
 
 def written(results: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
-    """Write the outputs to an npz file if one is given, and return their entries of the document."""
-    from rlx_ort.cli.arrays import write_npz
+    """Write the outputs to an npz file if one is given, as `flattened`, and return their entries of the document.
 
-    arrays = {name: result for name, result in results.items() if hasattr(result, "dtype")}
+    Raises:
+        InputError: two outputs would have the same name in the file.
+    """
+    from rlx_ort.cli.arrays import flattened, write_npz
+
     if path is not None:
-        for name in results.keys() - arrays.keys():
-            note(f"output {name!r} is no tensor and is not in {path}")
-        write_npz(path, arrays)
+        write_npz(path, flattened(results))
     outputs = [
         {"name": name, "dtype": str(result.dtype), "shape": list(result.shape)}
-        if name in arrays
+        if hasattr(result, "dtype")
         else {"name": name, "dtype": type(result).__name__, "shape": None}
         for name, result in results.items()
     ]

@@ -5,6 +5,7 @@ bf16 is emulated on a CPU without kernels for it: nodes compute in f32, and ever
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, P
 from rlx_ort.parity.compare import Comparison, compare_to, reference_run
 from rlx_ort.parity.metrics import Tolerance, tolerance_for
 from rlx_ort.parity.opening import OrtFormatFile, as_model, open_model
+from rlx_ort.providers.engine.process import ending
 from rlx_ort.providers.engine.runtime import runtime_problem
 
 _LEAN_ABOVE_BYTES = 256 << 20
@@ -63,7 +65,8 @@ def why_unverified(options: ConvertOptions) -> str:
 class ConversionCheck:
     """The verification of one conversion: runs the source, and holds its answer, not the source, meanwhile.
 
-    `emulated` is how one side was emulated, empty if both ran as they are. Raises as `reference_run`.
+    `emulated` is how one side was emulated, empty if both ran as they are. Raises as `reference_run`, and
+    `ConversionError` where the engine refuses the source.
     """
 
     def __init__(self, options: ConvertOptions, source: ModelBundle, before: ModelFacts) -> None:
@@ -72,7 +75,8 @@ class ConversionCheck:
         self._lean = sum(before.weight_bytes.values()) > _LEAN_ABOVE_BYTES
         self.emulated = ""
         model, how = self._runnable(source, on_cpu=True)
-        self._reference = reference_run(model, inputs=options.verify_inputs, dims=options.dims, options=how)
+        with _refusing("the source itself does not run here; verify=False (--no-verify) converts it without comparing"):
+            self._reference = reference_run(model, inputs=options.verify_inputs, dims=options.dims, options=how)
 
     def run_result(self, path: Path) -> Comparison:
         """Run the written file on its device and return the differences; raise `ParityError` beyond the tolerance."""
@@ -80,7 +84,8 @@ class ConversionCheck:
         tolerance = self._options.tolerance or default_tolerance(self._options, self._before)
         optimized = self._options.device is not None
         model, how = self._runnable(as_model(path), on_cpu=device == Device.CPU, optimized=optimized)
-        comparison = compare_to(self._reference, model, device, tolerance=tolerance, options=how)
+        with _refusing(f"the result does not run on {device.display}, and nothing was written"):
+            comparison = compare_to(self._reference, model, device, tolerance=tolerance, options=how)
         if not comparison.ok:
             raise ParityError(self._verdict(comparison), comparison)
         return comparison
@@ -149,6 +154,17 @@ class ConversionCheck:
         level = OptimizationLevel.OFF if plain else OptimizationLevel.ALL
         how = CompileOptions(placement=PlacementRule.ASSISTED, optimization=level, low_memory=self._lean)
         return model, how
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Raise a `ConversionError` for a model that the engine refuses, with which of the two it is, and the reason."""
+    try:
+        yield
+    except EngineError as err:
+        if type(err) is not EngineError or ending():  # stopped, not refused
+            raise
+        raise ConversionError(f"{what}: {err}") from err
 
 
 def holds_bf16(model: ModelBundle) -> bool:

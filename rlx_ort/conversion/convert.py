@@ -66,9 +66,8 @@ def convert(
         on_bytes: called with the bytes of weights written, and of how many.
 
     Raises:
-        ConversionError: something cannot be read, changed or written.
+        ConversionError: something cannot be read, changed or written, or the source or the result does not run.
         ParityError: the result differs from the source by more than the tolerance.
-        EngineError: the source or the result does not run, so nothing is known about it.
     """
     run = _Run(options or ConvertOptions(), on_step or (lambda text: None), on_bytes or (lambda done, total: None))
     return run.convert(source, Path(target))

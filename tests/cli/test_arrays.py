@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.cli.arrays import made_up_inputs, read_npz, storable, to_model_types, write_npz
+from rlx_ort.cli.arrays import flattened, made_up_inputs, read_npz, storable, to_model_types, write_npz
 from rlx_ort.cli.show import replacing
 from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
@@ -101,3 +101,20 @@ def _input(name: str, kind: object) -> object:
     from rlx_ort.ir.ops.leaf import Input
 
     return Input(name, kind)  # type: ignore[arg-type]  # tests name any type
+
+
+def test_maps_with_other_keys_and_optionals_are_flattened_one_by_one() -> None:
+    """Maps of one sequence may differ in their keys; an optional may have no value."""
+    found = flattened({"s": [{"a": 1.0}, {"b": 2.0, "c": 3.0}], "o": None, "m": {7: 0.5}, "n": [[], [np.arange(2)]]})
+    expected = {
+        "s[0].keys": ["a"],
+        "s[0].values": [1.0],
+        "s[1].keys": ["b", "c"],
+        "s[1].values": [2.0, 3.0],
+        "o.none": [],
+        "m.keys": [7],
+        "m.values": [0.5],
+        "n[0][]": [],
+        "n[1][0]": [0, 1],
+    }
+    assert {name: array.tolist() for name, array in found.items()} == expected

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from command_line import Cli
 from sample_models.source_files import SOURCES, small_graph, write_source
@@ -186,3 +187,15 @@ def test_a_conversion_that_is_killed_leaves_the_target_whole(cli: Cli, small: Pa
     assert [path.name for path in out.iterdir() if not path.name.startswith(".")] == ["b.json"]
     assert cli("convert", small, out / "b.json", "--force").code == 0
     assert sorted(path.name for path in out.iterdir()) == ["b.json", "b.safetensors"]
+
+
+def test_a_source_that_does_not_run_is_said_to_be_it(cli: Cli, tmp_path: Path, out: Path) -> None:
+    """Clip of integers exists from opset 12 on, though exporters write it before; raising the opset mends the model."""
+    text = '<ir_version: 8, opset_import: ["": 11]> g (int64[2] x, int64 low) => (int64[2] y) { y = Clip (x, low) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "clip.onnx")
+    outcome = cli("convert", tmp_path / "clip.onnx", out / "b.onnx", "--opset", "21")
+    assert outcome.code == 4
+    assert "the source itself does not run here" in outcome.err
+    assert "--no-verify" in outcome.err
+    assert cli("convert", tmp_path / "clip.onnx", out / "b.onnx", "--opset", "21", "--no-verify").code == 0
+    assert [path.name for path in out.iterdir()] == ["b.onnx"]

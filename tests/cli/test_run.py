@@ -260,3 +260,53 @@ def test_links_are_followed_into_a_folder_that_is_trusted(cli: Cli, add_one: Pat
     assert cli("compare", snapshot / "model.onnx", add_one, *trusted).code == 0
     assert cli("convert", snapshot / "model.onnx", tmp_path / "whole.onnx").code == 4
     assert cli("convert", snapshot / "model.onnx", tmp_path / "whole.onnx", *trusted).code == 0
+
+
+def test_sequences_and_maps_are_written_too(cli: Cli, inputs: Path, tmp_path: Path) -> None:
+    """Items and keys and values have names of their own, also where a sequence is empty; nothing is left out."""
+    text = """
+    <ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 1]>
+    outputs (float[2, 2] x) => (seq(map(int64, float)) scores, seq(float[1, 2]) rows, seq(float) none, float[2, 2] y)
+    {
+        scores = ai.onnx.ml.ZipMap <classlabels_int64s = [3, 5]> (x)
+        rows = SplitToSequence <axis = 0> (x)
+        none = SequenceEmpty ()
+        y = Neg (x)
+    }
+    """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    target = tmp_path / "outputs.npz"
+    outcome = cli("run", tmp_path / "model.onnx", "--device", "cpu", "--inputs", inputs, "--outputs", target)
+    assert outcome.code == 0, outcome.err
+    expected = {
+        "scores.keys": np.array([3, 5]),
+        "scores.values": X,
+        "rows[0]": X[:1],
+        "rows[1]": X[1:],
+        "none[]": np.empty(0),
+        "y": -X,
+    }
+    with np.load(target, allow_pickle=False) as archive:
+        assert sorted(archive.files) == sorted(expected)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(archive[name], array)
+
+
+def test_outputs_that_would_have_one_name_in_the_file_are_refused(cli: Cli, inputs: Path, tmp_path: Path) -> None:
+    """Neither of the two would be the one that is written."""
+    text = """
+    <ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 1]>
+    outputs (float[2, 2] x) => (seq(map(int64, float)) y, float[2, 2] z)
+    {
+        y = ai.onnx.ml.ZipMap <classlabels_int64s = [3, 5]> (x)
+        z = Neg (x)
+    }
+    """
+    model = onnx.parser.parse_model(text)
+    model.graph.output[1].name = model.graph.node[1].output[0] = "y.keys"
+    onnx.save(model, tmp_path / "model.onnx")
+    target = tmp_path / "outputs.npz"
+    outcome = cli("run", tmp_path / "model.onnx", "--device", "cpu", "--inputs", inputs, "--outputs", target)
+    assert outcome.code != 0
+    assert "'y.keys'" in outcome.err
+    assert not target.exists()

@@ -8,10 +8,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from sample_models.bundles import convnet, cosine, decoder, images, run, tokens
 
-from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize
 from rlx_ort.errors import ConversionError
 from rlx_ort.providers.engine.runtime import quantization
@@ -149,3 +151,43 @@ def test_data_for_a_kind_that_takes_none_is_refused() -> None:
     """Else the user would think that it counted."""
     with pytest.raises(ConversionError, match="int8-dynamic takes no calibration data"):
         quantize(convnet(), "int8-dynamic", None, calibration={"image": IMAGES})
+
+
+def _of_scikit_learn(nodes: list[onnx.NodeProto], output: onnx.ValueInfoProto, **weights: np.ndarray) -> ModelBundle:
+    """Return a model of three inputs as skl2onnx writes it, which imports ai.onnx twice."""
+    graph = helper.make_graph(
+        nodes,
+        "pipeline",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, 3])],
+        [output],
+        [numpy_helper.from_array(data, name) for name, data in weights.items()],
+    )
+    opsets = [helper.make_opsetid(domain, version) for domain, version in (("ai.onnx.ml", 1), ("", 21), ("", 21))]
+    return bundle_of(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+
+
+def test_a_linear_regression_has_nothing_to_quantise() -> None:
+    """The refusal is that of every model without a product, and not an error of the tools."""
+    node = helper.make_node(
+        "LinearRegressor", ["X"], ["y"], domain="ai.onnx.ml", coefficients=[1.0, 2.0, 3.0], intercepts=[0.5]
+    )
+    source = _of_scikit_learn([node], helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 1]))
+    with pytest.raises(ConversionError, match="finds nothing to quantise"):
+        quantize(source, "int8-dynamic", quantization())
+
+
+def test_a_classifier_with_maps_is_quantised() -> None:
+    """The product of its network is, and the maps stay as they are declared."""
+    nodes = [
+        helper.make_node("MatMul", ["X", "w"], ["scores"]),
+        helper.make_node("ZipMap", ["scores"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[3, 5]),
+    ]
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    output = helper.make_value_info("y", helper.make_sequence_type_proto(kind))
+    weights = np.array([[1, 2], [3, 4], [5, -6]], np.float32)
+    made, report = quantize(_of_scikit_learn(nodes, output, w=weights), "int8-dynamic", quantization())
+    assert report.quantized_ops["MatMulInteger"] == 1
+    x = np.array([[0.5, 1, -1], [1, 0, 0.25]], np.float32)
+    for row, found in zip(x.astype(np.float64) @ weights, run(made, {"X": x})[0], strict=True):
+        assert [*found] == [3, 5]
+        np.testing.assert_allclose([*found.values()], row, atol=0.1)

@@ -98,3 +98,17 @@ def test_weights_keep_their_bytes_and_inferred_shapes_are_written() -> None:
     assert set(made.weights) == {"w"}
     assert np.shares_memory(made.weights["w"].buffer, source.weights["w"].buffer)
     assert [info.name for info in made.proto.graph.value_info] == ["h"]
+
+
+def test_a_classifier_that_gives_maps_is_simplified() -> None:
+    """onnx-ir has no types of maps; the declared ones come back, and so do inputs that are maps."""
+    source = bundle(
+        "i = Identity (x) zipped = ai.onnx.ml.ZipMap <classlabels_int64s = [3, 5, 8]> (i)"
+        " row = ai.onnx.ml.DictVectorizer <int64_vocabulary = [1, 2]> (given)",
+        "(float[2, 3] x, map(int64, float) given) => (seq(map(int64, float)) zipped, float[1, 2] row)",
+    )
+    made, report = simplify(source)
+    assert ops(made) == ["ZipMap", "DictVectorizer"]
+    assert report.removed_ops == {"Identity": 1}
+    assert made.proto.graph.output == source.proto.graph.output
+    assert made.proto.graph.input == source.proto.graph.input
