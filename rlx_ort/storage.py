@@ -119,7 +119,7 @@ def _is_abandoned(path: Path, place: str | None, process: str | None) -> bool:
     try:
         writer = psutil.Process(int(process))
         # The id may be that of another process by now, which began after the last write.
-        return writer.status() == psutil.STATUS_ZOMBIE or writer.create_time() > written_s + _CLOCK_S
+        return bool(writer.status() == psutil.STATUS_ZOMBIE or writer.create_time() > written_s + _CLOCK_S)
     except psutil.NoSuchProcess:
         return True
     except psutil.Error:
