@@ -111,7 +111,7 @@ def _is_abandoned(path: Path, place: str | None, process: str | None) -> bool:
     if path in unfinished:
         return False
     inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
-    written_s = max(each.lstat().st_mtime for each in (path, *inner))
+    written_s: float = max(each.lstat().st_mtime for each in (path, *inner))
     if place != _place() or process is None:
         return written_s < time.time() - _STALE_S
     import psutil
