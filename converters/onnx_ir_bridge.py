@@ -163,7 +163,7 @@ def _has_map(kind: onnx.TypeProto) -> bool:
     inner = kind.WhichOneof("value")
     if inner in ("sequence_type", "optional_type"):
         return _has_map(getattr(kind, inner).elem_type)
-    return inner == "map_type"
+    return bool(inner == "map_type")
 
 
 def _initializers(model: onnx_ir.Model) -> Iterator[onnx_ir.Value]:

@@ -111,7 +111,7 @@ def _is_abandoned(path: Path, place: str | None, process: str | None) -> bool:
     if path in unfinished:
         return False
     inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
-    written_s = max(each.lstat().st_mtime for each in (path, *inner))
+    written_s: float = max(each.lstat().st_mtime for each in (path, *inner))
     if place != _place() or process is None:
         return written_s < time.time() - _STALE_S
     import psutil
@@ -119,7 +119,7 @@ def _is_abandoned(path: Path, place: str | None, process: str | None) -> bool:
     try:
         writer = psutil.Process(int(process))
         # The id may be that of another process by now, which began after the last write.
-        return writer.status() == psutil.STATUS_ZOMBIE or writer.create_time() > written_s + _CLOCK_S
+        return bool(writer.status() == psutil.STATUS_ZOMBIE or writer.create_time() > written_s + _CLOCK_S)
     except psutil.NoSuchProcess:
         return True
     except psutil.Error:

@@ -198,7 +198,7 @@ def run_once(otherwise: str) -> Callable[[Command], Command]:
                 "--outputs",
                 "outputs_path",
                 type=click.Path(dir_okay=False, path_type=Path),
-                help="Write the outputs to this npz file: sequences as NAME[0], maps as NAME.keys and NAME.values.",
+                help="Write the outputs to this npz file; sequences as NAME[0] and on, maps as NAME.keys and .values.",
             ),
             click.option("--inputs", "inputs_path", type=FILE, help=inputs),
         ):

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -204,7 +204,7 @@ def _vouch(request: SessionRequest) -> None:
     Raises:
         IntegrityError: those of a package are not what was packed.
     """
-    tensors = external_tensors(request.model, request.weights).values()
+    tensors: Iterable[Any] = external_tensors(request.model, request.weights).values()
     for vouch in {tensor.vouch for tensor in tensors if hasattr(tensor, "vouch") and not tensor.is_verified}:
         vouch()
 
