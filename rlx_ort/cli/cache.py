@@ -10,7 +10,6 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
-from rlx_ort.storage import cache_root, clear_unfinished
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.store import CacheKey, Explanation
@@ -70,6 +69,7 @@ def list_entries(check: bool, as_json: bool) -> None:
 def clear(as_json: bool) -> None:
     """Delete every entry; those that a running program maps stay where the system keeps them open (Windows)."""
     from rlx_ort.providers.engine.compiled.store import default_store
+    from rlx_ort.storage import cache_root, clear_unfinished
 
     store = default_store()
     freed, kept = store.clear()
@@ -89,6 +89,8 @@ def clean(folders: tuple[Path, ...], as_json: bool) -> None:
     Such files are hidden and end in .partial or .converting. Those that a running process writes stay; those of another
     machine or container stay for a day. The next write into a folder deletes them as well.
     """
+    from rlx_ort.storage import cache_root, clear_unfinished
+
     gone = [path for folder in (cache_root(), *folders) for path in clear_unfinished(folder, below=True)]
     emit({"deleted": [str(path) for path in gone]}, as_json, lambda _: print_facts([("deleted", len(gone))]))
 

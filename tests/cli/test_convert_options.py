@@ -15,6 +15,7 @@ from onnx import TensorProto, numpy_helper
 from sample_models.source_files import small_graph
 
 from rlx_ort.converters.files import save_onnx
+from rlx_ort.errors import GraphError
 from rlx_ort.ir.serde import save_json
 
 
@@ -105,7 +106,7 @@ def test_without_verification_nothing_is_run(cli: Cli, tmp_path: Path) -> None:
     source = tmp_path / "mine.onnx"
     onnx.save(onnx.parser.parse_model(text), source)
     refused = cli("convert", source, tmp_path / "out.onnx")
-    assert refused.code == 5
+    assert refused.code == GraphError.exit_code
     assert not (tmp_path / "out.onnx").exists()
     outcome = cli("convert", source, tmp_path / "out.onnx", "--no-verify")
     assert outcome.code == 0, outcome.err
