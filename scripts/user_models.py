@@ -19,6 +19,7 @@ import importlib.metadata
 import itertools
 import json
 import logging
+import re
 import sys
 import tempfile
 import warnings
@@ -39,6 +40,7 @@ from user_architectures import ARCHITECTURES, Architecture  # noqa: E402
 
 LARGE = 1024  # bytes of a weight that is replaced by its recipe
 BOUND = 1e-4
+_COLOUR = re.compile(r"\x1b\[\d+m")  # of the terminal, in errors of PyTorch
 PACKAGES = ("torch", "onnxscript", "transformers", "torchvision", "timm", "scikit-learn", "skl2onnx", "lightgbm")
 PACKAGES += ("xgboost", "onnxmltools", "onnx")
 
@@ -109,7 +111,7 @@ def keep(name: str, built: Architecture) -> dict[str, Any]:
                 for feeds, want in zip(cases, expected, strict=True)
             ]
         except Exception as err:  # whatever an exporter raises
-            reason = f"{type(err).__name__}: {err}".splitlines()[0][:200]
+            reason = _COLOUR.sub("", f"{type(err).__name__}: {err}".splitlines()[0])[:200]
             entry["left_out"].append({"export": title, "reason": reason})
             print(f"{name:20} {title:16} left out: {reason}", flush=True)
             continue
