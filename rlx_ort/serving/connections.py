@@ -120,7 +120,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._since_s = self.loop.time()
         self._in_head = False
         super().on_headers_complete()
-        self.scope["extensions"] = {ABORT: self.transport.abort}
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # ASGI has objects here
         if not self.cycle.waiting_for_100_continue and self.scope["method"] != "HEAD":  # nothing else is before a body
             self.cycle.transport = _HeadFirst(self.transport)  # type: ignore[assignment]  # has what uvicorn calls
 

@@ -79,7 +79,9 @@ class Reply:
                 await send({"type": "http.response.body", "body": part, "more_body": at < len(self.parts)})
             return
         with request.share.waiting():
-            for part in map(memoryview, self.parts):  # a server keeps what it was given until the client reads it
+            for part in [
+                memoryview(each) for each in self.parts
+            ]:  # a server keeps what it was given until the client reads it
                 for start in range(0, len(part), _SENT_BYTES):
                     await send(
                         {

@@ -54,8 +54,8 @@ class _Collector:
             "rlx_inference_batch_rows", "rows of the batches that ran", labels=["model", "version", "device"]
         )
         for model in models:
-            for device, counted in model.statistics.rows.items():
-                rows.add_metric([model.name, model.version, device], *_histogram(counted))
+            for device, batches in model.statistics.rows.items():
+                rows.add_metric([model.name, model.version, device], *_histogram(batches))
             executions.add_metric([model.name, model.version], model.statistics.executions)
             pending.add_metric([model.name, model.version], model.scheduler.depth)
             for device, answered in model.statistics.devices.items():

@@ -357,12 +357,15 @@ class _Rest:
         coding = request.header(b"content-encoding").strip().lower()
         if coding not in ("", "identity", *_INFLATERS):
             raise ServingError(f"the body is encoded as {coding!r}; known: gzip, deflate", 415)
+        body: bytes | bytearray
         body, more = await self._piece(request)
         if len(body) > most or more:
             body = await self._rest_of(request, bytearray(body), most, more)
         request.is_read = True
         if coding in _INFLATERS:
-            inflate = functools.partial(_inflated, body, _INFLATERS[coding], most, request.share.take)
+            inflate: Callable[[], bytes | bytearray] = functools.partial(
+                _inflated, body, _INFLATERS[coding], most, request.share.take
+            )
             slow = len(body) > INLINE_BYTES // 64
             body = await self._repository.budget.decoded(inflate) if slow else inflate()
             request.share.keep(len(body))
