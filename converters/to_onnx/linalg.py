@@ -115,20 +115,19 @@ def _reads_threes(op: Conv2d, x: TensorType) -> bool:
 asks_kernels(Conv2d, _reads_threes)
 
 
-def _with_channels_of_four(emit: Emitter, op: Conv2d, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the inputs with channels of zeros up to a multiple of 4 where the kernel of the provider is wrong.
+def _channels_of_four(emit: Emitter, op: Conv2d) -> int:
+    """Return how many channels, a multiple of 4, to take apart where the kernel of the provider is wrong; 0 for none.
 
-    WebGPU reads a multiple of 3 channels in threes and sums some of them wrongly (plugin 0.4.0).
+    WebGPU reads a multiple of 3 channels in threes and sums some of them wrongly (plugin 0.4.0). Zeros up to the next
+    multiple would do, but ONNX Runtime's layout rewrite does not survive the Pad (1.31.1).
     """
     kinds = emit.input_types
     if not _reads_threes(op, kinds[0]) or emit.has_kernel("Conv", *kinds):
-        return inputs
+        return 0
     _, channels, *kernel = known_shape(op, kinds[1], "w")
-    if not isinstance(channels, int) or set(kernel) == {1}:
-        return inputs  # the limits of the provider refuse what is unknown
-    ends = emit.i64([0, -channels % 4])
-    axis, zero = emit.i64([1]), emit.constant(0, kinds[0].dtype)
-    return [*(emit.op("Pad", each, ends, zero, axis) for each in inputs[:2]), *inputs[2:]]
+    if not isinstance(channels, int) or channels <= 3 or channels % 3 or set(kernel) == {1}:
+        return 0  # the limits of the provider refuse what is unknown
+    return channels - channels % 4 if channels % 4 else 0
 
 
 @lowers(Conv2d, Conv3d, ConvTranspose2d)
@@ -137,20 +136,25 @@ def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence
         weight = known_shape(op, emit.input_type(1), "w")
         if weight.is_static and 0 not in weight:
             return _conv_f64(emit, op, inputs, [int(dim) for dim in weight if isinstance(dim, int)])
-    if isinstance(op, Conv2d):
-        inputs = _with_channels_of_four(emit, op, inputs)
     grown = op.output_padding if isinstance(op, ConvTranspose2d) else None
-    return op_in(
+    convolved = functools.partial(
+        op_in,
         emit,
         "Conv" if grown is None else "ConvTranspose",
         emit.input_dtype(0),
-        *inputs,
         strides=op.stride,
         pads=op.padding * 2,
         output_padding=grown,
         dilations=op.dilation,
         group=op.groups,
     )
+    fours = _channels_of_four(emit, op) if isinstance(op, Conv2d) else 0
+    if not fours:
+        return convolved(*inputs)
+    x, w, *bias = inputs
+    sizes = emit.i64([fours, int(known_shape(op, emit.input_type(1), "w")[1] or 0) - fours])
+    halves = [emit.op("Split", each, sizes, outputs=2, axis=1) for each in (x, w)]
+    return emit.op("Add", convolved(halves[0][0], halves[1][0], *bias), convolved(halves[0][1], halves[1][1]))
 
 
 def _windows(

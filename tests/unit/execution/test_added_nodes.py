@@ -81,3 +81,9 @@ def test_the_rewritten_model_is_not_read_back_without_a_stray_node_that_was_adde
     """Reading it back opens another session."""
     assigned = [NodeAssignment(_DEVICE, "Transpose_token_1", "", "Transpose")]
     build_placement(_DEVICE, assigned, _exported(), added=lambda: pytest.fail("was read back"))
+
+
+def test_integers_that_are_moved_constants_are_no_stray_work() -> None:
+    """The layout rewrite permutes the amounts of a Pad by a Gather that nothing folds afterwards."""
+    text = "<int64[2] amounts = {0, 1}, int64[2] places = {1, 0}> { to = Gather (amounts, places) y = Reshape (x, to) }"
+    assert added_nodes(_rewritten(text), _exported())["Gather_token_to"].sizes
