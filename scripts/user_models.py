@@ -41,8 +41,19 @@ from user_architectures import ARCHITECTURES, Architecture  # noqa: E402
 LARGE = 1024  # bytes of a weight that is replaced by its recipe
 BOUND = 1e-4
 _COLOUR = re.compile(r"\x1b\[\d+m")  # of the terminal, in errors of PyTorch
-PACKAGES = ("torch", "onnxscript", "transformers", "torchvision", "timm", "scikit-learn", "skl2onnx", "lightgbm")
-PACKAGES += ("xgboost", "onnxmltools", "onnx")
+PACKAGES = (
+    "torch",
+    "onnxscript",
+    "transformers",
+    "torchvision",
+    "timm",
+    "scikit-learn",
+    "skl2onnx",
+    "lightgbm",
+    "xgboost",
+    "onnxmltools",
+    "onnx",
+)
 
 
 def main() -> int:
@@ -224,14 +235,17 @@ def _convert(built: Architecture, opset: int) -> onnx.ModelProto:
         [given] = built.inputs
         types = [(given.name, BoostedFloats([None, given.dims[1]]))]
         if type(built.model).__module__.startswith("xgboost"):
-            return convert_xgboost(built.model, initial_types=types, target_opset=min(opset, 15))
-        return convert_lightgbm(built.model, initial_types=types, target_opset=min(opset, 15), zipmap=False)
+            converted: onnx.ModelProto = convert_xgboost(built.model, initial_types=types, target_opset=min(opset, 15))
+        else:
+            converted = convert_lightgbm(built.model, initial_types=types, target_opset=min(opset, 15), zipmap=False)
+        return converted
     types = [
         (each.name, (StringTensorType if each.kind == "text" else FloatTensorType)([None, each.dims[1]]))
         for each in built.inputs
     ]
     zipmap = {"options": {"zipmap": False}} if len(built.outputs) > 1 else {}
-    return to_onnx(built.model, initial_types=types, target_opset=opset, **zipmap)
+    whole: onnx.ModelProto = to_onnx(built.model, initial_types=types, target_opset=opset, **zipmap)
+    return whole
 
 
 def without_weights(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> bytes:
@@ -258,7 +272,8 @@ def without_weights(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> by
         del tensor.float_data[:]
         tensor.ClearField("raw_data")
         tensor.metadata_props.add(key=RECIPE, value=json.dumps(recipe, separators=(",", ":")))
-    return skeleton.SerializeToString(deterministic=True)
+    content: bytes = skeleton.SerializeToString(deterministic=True)
+    return content
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
@@ -318,7 +333,7 @@ def _error(model: bytes, feeds: Mapping[str, Any], expected: Sequence[Expected])
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     found: Iterable[Any] = session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})
-    return max(want.error(got) for got, want in zip(found, expected, strict=True))
+    return max(float(want.error(got)) for got, want in zip(found, expected, strict=True))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ _F32 = 1e-5  # some tens of roundings of 6e-8: a deep model adds up the differen
 _DEVICES = 1e-3  # kernels of another device sum in another order and approximate `exp` and `tanh`
 _F16 = 5e-3  # one rounding is 5e-4
 _BF16 = 4e-2  # three bits less than f16, so eight times as much
-_HALVES = {onnx.TensorProto.FLOAT16: "f16", onnx.TensorProto.BFLOAT16: "bf16"}
+_HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "f16", onnx.TensorProto.BFLOAT16: "bf16"}
 # Bits of quantised values -> least cosine: single elements differ much, the direction of the result does not.
 _COSINE = {8: 0.99, 4: 0.98}
 
