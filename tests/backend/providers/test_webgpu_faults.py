@@ -15,7 +15,7 @@ import pytest
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import EngineError, PlacementError
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
@@ -198,6 +198,14 @@ def test_a_fault_is_refused_by_the_capability(name: str) -> None:
     """Another device or another form answers."""
     options = CompileOptions(placement=PlacementRule.STRICT)
     assert "has no kernel for" in str(support_of(Device.WEBGPU, BY_NAME[name].graph(), options).blocker)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("rule", PlacementRule)
+def test_a_fault_is_refused_where_webgpu_is_named(name: str, rule: PlacementRule) -> None:
+    """Who names the device gets an error, not the wrong results of its kernel; nor may the CPU help with it."""
+    with pytest.raises(PlacementError):
+        Session("webgpu", CompileOptions(placement=rule)).compile(BY_NAME[name].graph())
 
 
 def test_the_kernels_that_are_wrong_still_are() -> None:
