@@ -80,12 +80,13 @@ class CpuProvider(OrtProvider):
         """Return the process's private memory, which has other data beside that of sessions."""
         return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY)
 
-    # Some i64 are misordered; sums and products of integers are computed in f64, which stops at their limits; the mean
-    # of no elements is 0 (ONNX Runtime 1.31.1). `kernel_dtypes` and the lowering of `Reduce` have the other forms.
+    # Sigmoid of f64 is 0 from -37 down; some i64 are misordered; sums and products of integers are computed in f64,
+    # which stops at their limits; the mean of no elements is 0 (ONNX Runtime 1.31.1). `kernel_dtypes` and the lowerings
+    # of `Activation` and `Reduce` have the other forms.
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         ("", op_type)
         for op_type in (
-            *("Clip", "Max", "Min", "Sign", "ReduceMax", "ReduceMin"),
+            *("Clip", "Max", "Min", "Sigmoid", "Sign", "ReduceMax", "ReduceMin"),
             *("ReduceSum", "ReduceProd", "ReduceMean"),
         )
     )

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from rlx_ort.converters.to_onnx.dispatch import asks_kernels, lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap, op_in, where_in
@@ -15,6 +18,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
 from rlx_ort.ir.ops.norm import FusedSwiGLU
+from rlx_ort.ir.types import TensorType
 
 _DIRECT = {
     "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs",
@@ -31,8 +35,8 @@ _COMPARE = {"eq": "Equal", "ne": "Equal", "lt": "Less", "le": "LessOrEqual", "gt
 
 def activate(emit: Emitter, function: str, x: ModelValue, dtype: DType) -> Any:
     """Write an activation by its IR name and return its result."""
-    if function == "atan":
-        return _atan(emit, x, dtype)
+    if dtype is DType.F64 and function in _F64 and not (function == "sigmoid" and emit.has_kernel("Sigmoid", _DOUBLES)):
+        return _F64[function](emit, x)
     return op_in(emit, _DIRECT[function], dtype, x) if function in _DIRECT else _COMPOSED[function](emit, x, dtype)
 
 
@@ -61,8 +65,14 @@ def _native_activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> 
     return emit.op(op_type, inputs[0], domain=domain, alpha=1.0 if silu else None)
 
 
-asks_kernels(Activation, lambda op, kind: kind.dtype is DType.I64 and op.function in {"relu", "sign"})
-asks_kernels(Binary, lambda op, kind: kind.dtype is DType.I64 and op.function in {"max", "min"})
+_ASKING = {DType.I64: {"relu", "sign"}, DType.F64: {"sigmoid", "silu"}}
+asks_kernels(Activation, lambda op, kind: op.function in _ASKING.get(kind.dtype, ()))
+asks_kernels(
+    Binary,
+    lambda op, kind: (
+        op.function in {"max", "min"} if kind.dtype is DType.I64 else op.function == "pow" and kind.dtype.is_float
+    ),
+)
 asks_kernels(Clamp, lambda op, kind: kind.dtype is DType.I64)
 lowers(Activation)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))
 lowers(Cast)(lambda emit, op, inputs: emit.op("Cast", inputs[0], to=op.to))
@@ -75,24 +85,8 @@ def _relu(emit: Emitter, x: Any, dtype: DType) -> Any:
     return op_in(emit, "Max", dtype, x, emit.constant(0, dtype)) if dtype.is_integer else emit.op("Relu", x)
 
 
-def _tan(emit: Emitter, x: Any, dtype: DType) -> Any:
-    return emit.op("Div", emit.op("Sin", x), emit.op("Cos", x)) if dtype is DType.F64 else emit.op("Tan", x)
-
-
 def _softplus(emit: Emitter, x: Any, dtype: DType) -> Any:
-    if dtype is not DType.F64:
-        return emit.op("Softplus", x)
-    # max(x, 0) + log(1 + exp(-|x|)) never overflows.
-    tail = emit.op("Exp", emit.op("Neg", emit.op("Abs", x)))
-    return emit.op("Add", emit.op("Relu", x), emit.op("Log", emit.op("Add", tail, emit.constant(1, dtype))))
-
-
-def _elu(emit: Emitter, x: Any, dtype: DType) -> Any:
-    if dtype is not DType.F64:
-        return emit.op("Elu", x)
-    zero, one = emit.constant(0, dtype), emit.constant(1, dtype)
-    below = emit.op("Sub", emit.op("Exp", emit.op("Min", x, zero)), one)
-    return emit.op("Add", emit.op("Relu", x), below)
+    return _F64["softplus"](emit, x) if dtype is DType.F64 else emit.op("Softplus", x)
 
 
 def _hard_sigmoid(emit: Emitter, x: Any, dtype: DType) -> Any:
@@ -105,13 +99,13 @@ def _hard_sigmoid(emit: Emitter, x: Any, dtype: DType) -> Any:
 _COMPOSED: dict[str, Callable[[Emitter, Any, DType], Any]] = {
     "gelu": lambda emit, x, dtype: op_in(emit, "Gelu", dtype, x, approximate="none"),
     "gelu_approx": lambda emit, x, dtype: op_in(emit, "Gelu", dtype, x, approximate="tanh"),
-    "silu": lambda emit, x, dtype: emit.op("Mul", x, emit.op("Sigmoid", x)),
+    "silu": lambda emit, x, dtype: emit.op("Mul", x, activate(emit, "sigmoid", x, dtype)),
     "relu": _relu,
     "rsqrt": lambda emit, x, dtype: emit.op("Reciprocal", emit.op("Sqrt", x)),
-    "tan": _tan,
+    "tan": lambda emit, x, dtype: emit.op("Tan", x),
     "softplus": _softplus,
     "log_sigmoid": lambda emit, x, dtype: emit.op("Neg", _softplus(emit, emit.op("Neg", x), dtype)),
-    "elu": _elu,
+    "elu": lambda emit, x, dtype: emit.op("Elu", x),
     "hard_sigmoid": _hard_sigmoid,
     "hard_swish": lambda emit, x, dtype: emit.op("Mul", x, _hard_sigmoid(emit, x, dtype)),
     "mish": lambda emit, x, dtype: emit.op("Mul", x, emit.op("Tanh", _softplus(emit, x, dtype))),
@@ -131,37 +125,175 @@ def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
         return _shift(emit, op.function, lhs, rhs, dtype)
     if dtype is DType.BOOL:
         return emit.op(_LOGICAL[op.function], lhs, rhs)
+    if op.function == "pow" and dtype.is_float:
+        return _power(emit, lhs, rhs, dtype)
     if op.function == "div" and may_trap(emit):
         divisor, sign = divisor_and_sign(emit, rhs)
         return emit.op("Mul", emit.op("Div", lhs, divisor), sign)
     return op_in(emit, _BINARY[op.function], dtype, lhs, rhs)
 
 
-def _atan(emit: Emitter, x: Any, dtype: DType) -> Any:
-    """Atan; that of f64 is corrected once with sine and cosine, since the CPU kernel takes f32 only.
+def _power(emit: Emitter, base: Any, exponent: Any, dtype: DType) -> Any:
+    """Pow, NaN for negative numbers to broken exponents, which WebGPU takes for positive ones (plugin 0.4.0)."""
+    power = op_in(emit, "Pow", dtype, base, exponent)
+    if emit.has_kernel("Pow", TensorType(dtype)):
+        return power
+    data = emit.input_data(1)
+    broken = None if data is None else data.numpy() != np.rint(data.numpy())
+    if broken is not None and not broken.any():
+        return power
+    outside = emit.op("Less", base, emit.constant(0, dtype))
+    if broken is None or not broken.all():
+        whole = emit.op("Equal", exponent, emit.op("Floor", exponent))
+        outside = emit.op("And", outside, emit.op("Not", whole))
+    return emit.op("Where", outside, emit.constant(np.nan, dtype), power)
+
+
+class _Doubles:
+    """Arithmetic on values of f64, for the functions that the CPU's kernels compute in f32, coarsely or not at all."""
+
+    def __init__(self, emit: Emitter) -> None:
+        self.emit = emit
+
+    def __call__(self, op_type: str, *operands: Any) -> Any:
+        """Append an op on values and numbers."""
+        numbers = (float, int)
+        given = [self.emit.constant(each, DType.F64) if isinstance(each, numbers) else each for each in operands]
+        return self.emit.op(op_type, *given)
+
+    def polynomial(self, x: Any, coefficients: Sequence[float]) -> Any:
+        """Return a polynomial by Horner's rule, the highest power first."""
+        value: Any = coefficients[0]
+        for each in coefficients[1:]:
+            value = self("Add", self("Mul", value, x), each)
+        return value
+
+    def log1p(self, x: Any) -> Any:
+        """Return log(1 + x): what the sum rounds off is made up for by x / ((1 + x) - 1)."""
+        total = self("Add", x, 1)
+        kept = self("Sub", total, 1)
+        lost = self("Equal", kept, 0)
+        ratio = self("Div", x, self("Where", lost, 1, kept))
+        return self("Where", lost, x, self("Mul", self("Log", total), ratio))
+
+    def expm1(self, x: Any) -> Any:
+        """Return exp(x) - 1 of numbers up to 0, by the same correction."""
+        power = self("Exp", x)
+        kept, exponent = self("Sub", power, 1), self("Log", power)
+        plain = self("Or", self("Equal", kept, 0), self("Less", x, -30.0))
+        ratio = self("Div", x, self("Where", plain, 1, exponent))
+        corrected = self("Mul", kept, ratio)
+        return self("Where", self("Equal", kept, 0), x, self("Where", plain, kept, corrected))
+
+    def error_function(self, x: Any, *, complement: bool = False) -> Any:
+        """Return erf(x), or 1 - erf(x), by Cody's rational approximations (Math. Comp. 23, 1969).
+
+        The one for 0.47 to 4 is good to 1e-14 up to 4 and to 1e-11 up to 7; the complement is below 1e-22 beyond.
+        """
+        size = self("Abs", x)
+        square = self("Mul", x, x)
+        inner = [self.polynomial(square, part) for part in _ERF_NEAR]
+        near = self("Mul", x, self("Div", *inner))
+        outer = [self.polynomial(self("Min", size, 30), part) for part in _ERF_FAR]  # no ratio of infinities
+        tail = self("Mul", self("Exp", self("Neg", square)), self("Div", *outer))
+        is_near, left = self("Less", size, 0.46875), self("Less", x, 0)
+        if complement:
+            return self("Where", is_near, self("Sub", 1, near), self("Where", left, self("Sub", 2, tail), tail))
+        far = self("Sub", 1, tail)
+        return self("Where", is_near, near, self("Where", left, self("Neg", far), far))
+
+
+_ERF_NEAR = (
+    (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
+    (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),
+)
+_ERF_FAR = (
+    (
+        *(2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1),
+        *(2.98635138197400131e2, 8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3),
+        1.23033935479799725e3,
+    ),
+    (
+        *(1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3),
+        *(3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3),
+    ),
+)
+"""Numerator and denominator of Cody's approximations: erf(x) / x in x * x, and exp(x * x) * (1 - erf(x)) in x."""
+
+
+def _sigmoid_f64(emit: Emitter, x: Any) -> Any:
+    return emit.op("Reciprocal", emit.op("Add", emit.op("Exp", emit.op("Neg", x)), emit.constant(1, DType.F64)))
+
+
+def _softplus_f64(emit: Emitter, x: Any) -> Any:
+    """Max(x, 0) + log(1 + exp(-|x|)), which never overflows."""
+    return emit.op("Add", emit.op("Relu", x), _Doubles(emit).log1p(emit.op("Exp", emit.op("Neg", emit.op("Abs", x)))))
+
+
+def _elu_f64(emit: Emitter, x: Any) -> Any:
+    doubles = _Doubles(emit)
+    return doubles("Add", doubles("Relu", x), doubles.expm1(doubles("Min", x, 0)))
+
+
+def _gelu_f64(emit: Emitter, x: Any) -> Any:
+    doubles = _Doubles(emit)
+    return doubles(
+        "Mul", doubles("Mul", x, 0.5), doubles.error_function(doubles("Mul", x, -math.sqrt(0.5)), complement=True)
+    )
+
+
+def _gelu_approx_f64(emit: Emitter, x: Any) -> Any:
+    """(1 + tanh(u)) / 2 is the sigmoid of 2 u."""
+    doubles, scale = _Doubles(emit), 2 * math.sqrt(2 / math.pi)
+    cube = doubles("Add", doubles("Mul", doubles("Mul", x, x), 0.044715 * scale), scale)
+    return doubles("Mul", x, _sigmoid_f64(emit, doubles("Mul", x, cube)))
+
+
+def _atan_f64(emit: Emitter, x: Any) -> Any:
+    """The angle in f32, corrected once with sine and cosine.
 
     For an angle near atan(x), x cos - sin over cos + x sin is the tangent of what is missing, which equals the missing
     angle itself to 1e-20. Beyond 1e30 the angle is a quarter turn, so greater numbers, infinities too, are cut there.
     """
-    if dtype is not DType.F64:
-        return op_in(emit, "Atan", dtype, x)
-    far, near = emit.constant(1e30, dtype), emit.constant(-1e30, dtype)
-    x = emit.op("Where", emit.op("Greater", x, far), far, x)
-    x = emit.op("Where", emit.op("Less", x, near), near, x)  # NaN stays
-    angle = op_in(emit, "Atan", dtype, x)
+    doubles = _Doubles(emit)
+    x = doubles("Where", doubles("Greater", x, 1e30), 1e30, x)
+    x = doubles("Where", doubles("Less", x, -1e30), -1e30, x)  # NaN stays
+    angle = op_in(emit, "Atan", DType.F64, x)
     sin, cos = emit.op("Sin", angle), emit.op("Cos", angle)
     missing = emit.op("Sub", emit.op("Mul", x, cos), sin)
     return emit.op("Add", angle, emit.op("Div", missing, emit.op("Add", cos, emit.op("Mul", x, sin))))
 
 
+_F64: dict[str, Callable[[Emitter, Any], Any]] = {
+    "atan": _atan_f64,
+    "elu": _elu_f64,
+    "erf": lambda emit, x: _Doubles(emit).error_function(x),
+    "gelu": _gelu_f64,
+    "gelu_approx": _gelu_approx_f64,
+    "sigmoid": _sigmoid_f64,
+    "softplus": _softplus_f64,
+    "tan": lambda emit, x: emit.op("Div", emit.op("Sin", x), emit.op("Cos", x)),
+}
+"""Activations whose kernel for f64 is missing, or coarse as the CPU's Sigmoid, which is 0 from -37 down."""
+_DOUBLES = TensorType(DType.F64)
+
+
 def _atan2(emit: Emitter, y: Any, x: Any, dtype: DType) -> Any:
-    """Atan(y / x), moved by half a turn left of the y axis and replaced on it."""
+    """Atan(y / x), moved by half a turn left of the y axis and replaced on it; zeros have signs, infinities a ratio."""
     zero, pi = emit.constant(0, dtype), emit.constant(math.pi, dtype)
-    angle = _atan(emit, emit.op("Div", y, x), dtype)
-    half_turn = emit.op("Where", emit.op("Less", y, zero), emit.op("Neg", pi), pi)
-    turned = emit.op("Add", angle, emit.op("Where", emit.op("Less", x, zero), half_turn, zero))
+    largest = emit.constant(float(ml_dtypes.finfo(dtype.numpy).max), dtype)
+    endless = emit.op("Greater", emit.op("Min", emit.op("Abs", y), emit.op("Abs", x)), largest)
+    over = (emit.op("Where", endless, emit.op("Sign", each), each) for each in (y, x))
+    angle = activate(emit, "atan", emit.op("Div", *over), dtype)
+    below, left = (
+        emit.op("Or", emit.op("Less", each, zero), emit.op("Less", emit.op("Reciprocal", each), zero))
+        for each in (y, x)
+    )
+    half_turn = emit.op("Where", below, emit.op("Neg", pi), pi)
+    turned = emit.op("Add", angle, emit.op("Where", left, half_turn, zero))
     quarter = emit.constant(math.pi / 2, dtype)
-    upright = emit.op("Where", emit.op("Greater", y, zero), quarter, y)  # y itself where it is 0 or NaN
+    upright = emit.op("Where", emit.op("Equal", y, zero), emit.op("Where", left, half_turn, y), y)  # y: 0 or NaN
+    upright = emit.op("Where", emit.op("Greater", y, zero), quarter, upright)
     upright = emit.op("Where", emit.op("Less", y, zero), emit.op("Neg", quarter), upright)
     return emit.op("Where", emit.op("Equal", x, zero), upright, turned)
 

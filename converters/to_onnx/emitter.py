@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
@@ -13,7 +14,15 @@ import numpy.typing as npt
 from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.kernel_dtypes import MISORDERING, compared, divisor_and_sign, may_trap, misorders
+from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    MISORDERING,
+    SAFE_EPSILON,
+    compared,
+    divisor_and_sign,
+    may_trap,
+    misorders,
+    with_epsilon,
+)
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError, GraphVerifyError
@@ -33,7 +42,9 @@ Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 """(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
 _lowerings: dict[type[Op], Lowering] = {}
-asks_kernels(OnnxNode, lambda op, kind: op.domain == "" and op.op_type in MISORDERING and kind.dtype is DType.I64)
+_NORMAL = "InstanceNormalization"
+_ASKING = {DType.I64: MISORDERING, DType.F32: {_NORMAL}}
+asks_kernels(OnnxNode, lambda op, kind: op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ()))
 _NOTHING: Mapping[int, Any] = {}
 
 
@@ -181,6 +192,11 @@ class Emitter:
                 op_type, reads, attributes = "Mul", [self.op("Div", *reads), sign], {}
         elif op_type in MISORDERING and self.known_dtype(0) is DType.I64 and misorders(self, op_type):
             (op_type, reads), attributes = compared(self, op_type, reads), {}
+        elif op_type == _NORMAL and reads[0] is not None and self._avoids_epsilon():
+            eps = attributes["epsilon"].value if "epsilon" in attributes else SAFE_EPSILON
+            if not math.isclose(eps, SAFE_EPSILON, rel_tol=1e-6):
+                reads[0], eps = with_epsilon(self, reads[0], DType.F32, eps, SAFE_EPSILON)
+                attributes["epsilon"] = attribute("epsilon", eps)
         elif op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
             # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
             op_type, reads = "Cast", reads[:1]
@@ -190,6 +206,10 @@ class Emitter:
         node = ModelNode(op.domain, op_type or op.op_type, reads, attributes, results[:present], op.overload)
         self.append(node, op.version, imported=True)
         return results
+
+    def _avoids_epsilon(self) -> bool:
+        """Return whether the kernel of the provider normalises f32 with one epsilon only."""
+        return self.known_dtype(0) is DType.F32 and not self.has_kernel(_NORMAL, TensorType(DType.F32))
 
     def _range_bound(self, index: int, value: ModelValue | None) -> ModelValue | None:
         """Return an input of an imported Range in a form whose element type ONNX Runtime reads from the model.

@@ -133,9 +133,10 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
     reserved = UniqueNames(name for node in (*inputs, *params) for name in node.output_names)
     writer = ModelWriter(reserved, dispatcher=dispatcher, origins=origins)
     leaves = {node.output_names[0]: node.id for node in (*inputs, *params)}
+    # Those that have to get a number come last, so that it is one that no other output has.
+    named = sorted(zip(graph.output_names, graph.outputs, strict=True), key=lambda pair: pair[0] in leaves)
     wanted = {
-        name: name if leaves.get(name) == value.ref.node else writer.value_names.unique(name)
-        for name, value in zip(graph.output_names, graph.outputs, strict=True)
+        name: name if leaves.get(name) == value.ref.node else writer.value_names.unique(name) for name, value in named
     }
     names: dict[int, dict[int, str]] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):

@@ -14,6 +14,7 @@ express is written with them, and reductions with TopK.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,17 @@ def op_in(
         op_type, values = compared(emit, op_type, values)
     produced = emit.op(op_type, *values, *others, **attributes)
     return produced if result is not None else from_compute(emit, op_type, produced, dtype)
+
+
+SAFE_EPSILON = 1e-5
+"""WebGPU's InstanceNormalization computes with the epsilon of an earlier node (plugin 0.4.0): all have to have one."""
+
+
+def with_epsilon(emit: Emitter, x: ModelValue, dtype: DType, eps: float, wanted: float) -> tuple[ModelValue, float]:
+    """Return what to normalise with `wanted` to get what x is with `eps`: x times k is the same with k * k * eps."""
+    if eps == wanted or not eps:
+        return x, eps
+    return emit.op("Mul", x, emit.constant(math.sqrt(wanted / eps), dtype)), wanted
 
 
 MISORDERING = frozenset({"Clip", "Max", "Min", "Sign"})

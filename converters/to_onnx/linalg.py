@@ -6,13 +6,15 @@ provider with basic ops can take; larger ones as a Loop.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
@@ -27,6 +29,7 @@ from rlx_ort.ir.ops.conv import Conv2d, Conv3d, ConvTranspose2d, Im2Col, Interpo
 from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve, DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
+_END = 2**63 - 1
 _FUSED_GELU = {"gelu": "BiasGelu", "gelu_approx": "FastGelu"}
 _UNROLLED = 8
 """Largest system that is written without a Loop: a step is about fifteen nodes."""
@@ -103,8 +106,39 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
+def _reads_threes(op: Conv2d, x: TensorType) -> bool:
+    """Return whether a convolution may read a multiple of 3 channels that is none of 4."""
+    channels = None if x.shape is None else x.shape[1]
+    return op.groups == 1 and not (isinstance(channels, int) and (channels <= 3 or channels % 3 or channels % 4 == 0))
+
+
+asks_kernels(Conv2d, _reads_threes)
+
+
+def _with_channels_of_four(emit: Emitter, op: Conv2d, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the inputs with channels of zeros up to a multiple of 4 where the kernel of the provider is wrong.
+
+    WebGPU reads a multiple of 3 channels in threes and sums some of them wrongly (plugin 0.4.0).
+    """
+    kinds = emit.input_types
+    if not _reads_threes(op, kinds[0]) or emit.has_kernel("Conv", *kinds):
+        return inputs
+    _, channels, *kernel = known_shape(op, kinds[1], "w")
+    if not isinstance(channels, int) or set(kernel) == {1}:
+        return inputs  # the limits of the provider refuse what is unknown
+    ends = emit.i64([0, -channels % 4])
+    axis, zero = emit.i64([1]), emit.constant(0, kinds[0].dtype)
+    return [*(emit.op("Pad", each, ends, zero, axis) for each in inputs[:2]), *inputs[2:]]
+
+
 @lowers(Conv2d, Conv3d, ConvTranspose2d)
 def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence[Any]) -> Any:
+    if isinstance(op, Conv2d | Conv3d) and emit.input_dtype(0) is DType.F64:
+        weight = known_shape(op, emit.input_type(1), "w")
+        if weight.is_static and 0 not in weight:
+            return _conv_f64(emit, op, inputs, [int(dim) for dim in weight if isinstance(dim, int)])
+    if isinstance(op, Conv2d):
+        inputs = _with_channels_of_four(emit, op, inputs)
     grown = op.output_padding if isinstance(op, ConvTranspose2d) else None
     return op_in(
         emit,
@@ -119,6 +153,47 @@ def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence
     )
 
 
+def _windows(
+    emit: Emitter,
+    x: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int] | None = None,
+) -> list[Any]:
+    """Return, for each tap of a kernel, what it meets in an `(N, C, ...)` tensor of f64 with zeros around it."""
+    spaces = len(kernel)
+    dilation = dilation or [1] * spaces
+    if any(padding):
+        pads = [0, 0, *padding, 0, 0, *padding]
+        x = emit.op("Pad", x, emit.i64(pads), emit.constant(0, DType.F64))
+    axes, steps = emit.i64(range(2, 2 + spaces)), emit.i64(stride)
+    parts = []
+    for tap in itertools.product(*map(range, kernel)):
+        starts = [place * step for place, step in zip(tap, dilation, strict=True)]
+        left = [(size - 1 - place) * step for size, place, step in zip(kernel, tap, dilation, strict=True)]
+        ends = [-rest if rest else _END for rest in left]
+        parts.append(emit.op("Slice", x, emit.i64(starts), emit.i64(ends), axes, steps))
+    return parts
+
+
+def _conv_f64(emit: Emitter, op: Conv2d | Conv3d, inputs: Sequence[Any], weight: Sequence[int]) -> Any:
+    """A product of the weight with all windows: the kernels of most providers, the CPU's too, take no f64."""
+    x, w, *bias = inputs
+    out, channels, *kernel = weight
+    parts = _windows(emit, x, kernel, op.stride, op.padding, op.dilation)
+    inner, place = channels * len(parts), emit.i64([2])
+    stacked = emit.op("Concat", *(emit.op("Unsqueeze", part, place) for part in parts), axis=2)
+    columns = emit.op("Reshape", stacked, emit.i64([0, op.groups, inner, -1]))
+    rows = emit.op("Reshape", w, emit.i64([op.groups, out // op.groups, inner]))
+    flat = emit.op("MatMul", rows, columns)
+    sizes = emit.op("Shape", x, end=1), emit.i64([out]), emit.op("Shape", parts[0], start=2)
+    result = emit.op("Reshape", flat, emit.op("Concat", *sizes, axis=0))
+    return (
+        result if not bias else emit.op("Add", result, emit.op("Reshape", bias[0], emit.i64([-1, *[1] * len(kernel)])))
+    )
+
+
 @lowers(Pool)
 def _pool(emit: Emitter, op: Pool, inputs: Sequence[Any]) -> Any:
     dtype, x = emit.input_dtype(0), inputs[0]
@@ -127,6 +202,11 @@ def _pool(emit: Emitter, op: Pool, inputs: Sequence[Any]) -> Any:
         return op_in(emit, "MaxPool", dtype, x, **window)
     if op.function == "min":
         return emit.op("Neg", op_in(emit, "MaxPool", dtype, emit.op("Neg", x), **window))
+    if dtype is DType.F64:
+        parts = _windows(emit, x, op.kernel, op.stride, op.padding)
+        total = functools.reduce(lambda left, right: emit.op("Add", left, right), parts)
+        area = emit.constant(math.prod(op.kernel), dtype)
+        return emit.op("Div", total, area) if op.function == "mean" else total
     mean = op_in(emit, "AveragePool", dtype, x, count_include_pad=1, **window)
     return mean if op.function == "mean" else emit.op("Mul", mean, emit.constant(math.prod(op.kernel), dtype))
 

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowers_native
-from rlx_ort.converters.to_onnx.elementwise import add_unless_zeros, gated
+from rlx_ort.converters.to_onnx.elementwise import activate, add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, from_compute, misorders, op_in, to_compute
+from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    compute_dtype,
+    from_compute,
+    misorders,
+    op_in,
+    to_compute,
+    with_epsilon,
+)
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
@@ -46,6 +53,8 @@ def _norm(emit: Emitter, op: norm.LayerNorm | norm.RmsNorm | norm.LayerNorm2d, i
 
 
 def _layer(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+    dtype = emit.input_dtype(0)
+    x, eps = with_epsilon(emit, x, dtype, eps, float(np.float32(eps)) if dtype is DType.F64 else eps)
     return emit.op("LayerNormalization", x, gamma, beta, axis=-1, epsilon=eps)
 
 
@@ -73,6 +82,8 @@ def _native_rms_norm(emit: Emitter, op: norm.RmsNorm, inputs: Sequence[Any]) -> 
     x, gamma, beta = inputs
     kind = emit.input_type(0)
     rank = known_shape(op, kind, "x").rank
+    if kind.dtype is DType.F64:
+        raise NoNativeForm("the kernel reads eps as f32")
     if op.axis % rank != rank - 1:
         raise NoNativeForm(f"the kernel normalises the last axis, not axis {op.axis}")
     # Of ai.onnx's first opset by ONNX Runtime's own reckoning; ONNX has RMSNormalization from opset 23 on.
@@ -81,15 +92,35 @@ def _native_rms_norm(emit: Emitter, op: norm.RmsNorm, inputs: Sequence[Any]) -> 
     return add_unless_zeros(emit, result, beta, 2)
 
 
+asks_kernels(norm.GroupNorm, lambda op, kind: True)
+
+
 @lowers(norm.GroupNorm)
 def _group_norm(emit: Emitter, op: norm.GroupNorm, inputs: Sequence[Any]) -> Any:
-    """InstanceNormalization with a group as channel, then gamma and beta a channel."""
+    """InstanceNormalization with a group as channel, then gamma and beta a channel.
+
+    Basic ops stand for the kernel in f64, which it computes in f32, and where it is wrong: WebGPU's computes with the
+    epsilon of an earlier node, and loses the digits that mean and variance share (1.8e-4 for a mean of 50 deviations,
+    the basic ops 2e-6; plugin 0.4.0).
+    """
     x, gamma, beta = inputs
     kind = emit.input_type(0)
     shape = known_shape(op, kind, "x")
     grouped = reshape(emit, x, shape, (shape[0], op.num_groups, None))
+    if kind.dtype is DType.F64 or not emit.has_kernel("InstanceNormalization", kind):
+        axis, eps = emit.i64([-1]), emit.constant(op.eps, kind.dtype)
+        off = emit.op("Sub", grouped, emit.op("ReduceMean", grouped, axis, keepdims=1))
+        variance = emit.op("ReduceMean", emit.op("Mul", off, off), axis, keepdims=1)
+        normal = emit.op("Div", off, emit.op("Sqrt", emit.op("Add", variance, eps)))
+        return _by_channel(emit, op, normal, gamma, beta)
     ones, zeros = (emit.constant(np.full(op.num_groups, fill), kind.dtype) for fill in (1.0, 0.0))
     normal = op_in(emit, "InstanceNormalization", kind.dtype, grouped, ones, zeros, epsilon=op.eps)
+    return _by_channel(emit, op, normal, gamma, beta)
+
+
+def _by_channel(emit: Emitter, op: norm.GroupNorm, normal: Any, gamma: Any, beta: Any) -> Any:
+    """Return the normalised groups in the shape of x, times gamma plus beta of each channel."""
+    shape = known_shape(op, emit.input_type(0), "x")
     restored = reshape(emit, normal, Shape((shape[0], op.num_groups, None)), shape)
     spread = [1] * (shape.rank - 2)
     scale, shift = (emit.op("Reshape", vector, emit.i64([-1, *spread])) for vector in (gamma, beta))
@@ -127,7 +158,8 @@ def _native_residual(emit: Emitter, op: norm.FusedResidualLN | norm.FusedResidua
 
 @lowers(norm.FusedSwiGLU)
 def _swiglu(emit: Emitter, op: norm.FusedSwiGLU, inputs: Sequence[Any]) -> Any:
-    return gated(emit, op, inputs[0], lambda gate: emit.op("Mul", gate, emit.op("Sigmoid", gate)))
+    dtype = emit.input_dtype(0)
+    return gated(emit, op, inputs[0], lambda gate: activate(emit, "silu", gate, dtype))
 
 
 @lowers_native(norm.FusedSwiGLU)
@@ -136,7 +168,15 @@ def _native_swiglu(emit: Emitter, op: norm.FusedSwiGLU, inputs: Sequence[Any]) -
     return gated(emit, op, inputs[0], lambda gate: emit.op("QuickGelu", gate, domain="com.microsoft", alpha=1.0))
 
 
-lowers(norm.BatchNormInference)(lambda emit, op, inputs: emit.op("BatchNormalization", *inputs, epsilon=op.eps))
+@lowers(norm.BatchNormInference)
+def _batch_norm(emit: Emitter, op: norm.BatchNormInference, inputs: Sequence[Any]) -> Any:
+    *others, variance = inputs
+    rest = op.eps - float(np.float32(op.eps))
+    if emit.input_dtype(0) is DType.F64 and rest:  # the attribute is an f32
+        variance = emit.op("Add", variance, emit.constant(rest, DType.F64))
+    return emit.op("BatchNormalization", *others, variance, epsilon=op.eps)
+
+
 lowers(Softmax)(lambda emit, op, inputs: emit.op("Softmax", inputs[0], axis=op.axis))
 
 
@@ -176,7 +216,7 @@ def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
     """
     if not op.axes:
         return emit.op("Identity", inputs[0])
-    dtype, axes, op_type = emit.input_dtype(0), emit.i64(op.axes), _REDUCE[op.function]
+    dtype, op_type = emit.input_dtype(0), _REDUCE[op.function]
     compute = compute_dtype(op_type, dtype)
     if op.function in _LARGEST and (dtype is DType.U64 or (compute is DType.I64 and misorders(emit, op_type))):
         return _extreme(emit, op, inputs[0])
@@ -184,11 +224,11 @@ def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
         return _mean(emit, op, inputs[0])
     if op.function == "mean" and dtype is DType.U64:  # by way of i64 the upper half would be negative
         wide = emit.cast(inputs[0], DType.F64)
-        mean = emit.op("ReduceMean", wide, axes, keepdims=int(op.keep_dim))
+        mean = emit.op("ReduceMean", wide, emit.i64(op.axes), keepdims=int(op.keep_dim))
         return emit.cast(emit.op("Min", mean, emit.constant(_BELOW_2_64, DType.F64)), DType.U64)
     if op.function in _INTEGER_SUMS and dtype.is_integer and not emit.has_kernel(op_type, TensorType(compute)):
         return _wrapping(emit, op, inputs[0])
-    return op_in(emit, op_type, dtype, inputs[0], others=[axes], keepdims=int(op.keep_dim))
+    return op_in(emit, op_type, dtype, inputs[0], others=[emit.i64(op.axes)], keepdims=int(op.keep_dim))
 
 
 def _mean(emit: Emitter, op: Reduce, x: Any) -> Any:

@@ -5,6 +5,7 @@ A node refers only to earlier nodes, so insertion order is a topological order a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -177,6 +178,8 @@ class GraphCore:
     revision: int = 0
     _outputs: list[tuple[str, Ref]] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)  # name -> the highest number tried after it
+    _results: set[str] = field(default_factory=set)  # names of the results of the first nodes
+    _named_up_to: int = 0  # how many nodes these are
     _added: list[tuple[Node, Op, tuple[Ref | None, ...], tuple[ValueType, ...], bool] | None] = field(
         default_factory=list, repr=False
     )
@@ -206,7 +209,8 @@ class GraphCore:
         results = tuple(op.infer(known) if types is None else types)
         node_name = self._unique(name or op.kind.lower())
         if output_names is None:
-            output_names = [node_name] if len(results) == 1 else [f"{node_name}.{i}" for i in range(len(results))]
+            wanted = [node_name] if len(results) == 1 else [f"{node_name}.{i}" for i in range(len(results))]
+            output_names = self._free_results(wanted)
         node = Node(len(self.nodes), op, refs, results, node_name, tuple(output_names))
         del self._added[node.id :]  # of nodes that were removed since; those put in by hand have no entry
         self._added += [None] * (node.id - len(self._added))
@@ -266,6 +270,15 @@ class GraphCore:
             raise GraphVerifyError(f"{op.kind} got {value.name!r} of graph {value._graph.name!r}, not of {self.name!r}")
         return value.ref
 
+    def _free_results(self, wanted: Sequence[str]) -> list[str]:
+        """Return names for results of a new node, with a number where an earlier result has the name."""
+        if self._named_up_to > len(self.nodes):  # nodes were removed
+            self._results, self._named_up_to = set(), 0
+        for node in self.nodes[self._named_up_to :]:
+            self._results.update(node.output_names)
+        self._named_up_to = len(self.nodes)
+        return _numbered([*self._results.intersection(wanted), *wanted])[-len(wanted) :] if wanted else []
+
     def _unique(self, wanted: str) -> str:
         name = wanted
         while name in self._names:
@@ -276,11 +289,15 @@ class GraphCore:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    seen: dict[str, int] = {}
+    """Return the names, with a number from 2 on after one that stood before; no number makes it another one's name."""
+    taken, seen = set(names), set[str]()
     result = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+        free = (f"{name}_{number}" for number in itertools.count(2))
+        chosen = name if name not in seen else next(each for each in free if each not in taken)
+        seen.add(name)
+        taken.add(chosen)
+        result.append(chosen)
     return result
 
 

@@ -166,7 +166,7 @@ class LeafBuilders(GraphCore):
     def _named_leaf(self, name: str, op: Op) -> Value:
         if name in self._names:
             raise GraphVerifyError(f"the name {name!r} is already taken in graph {self.name!r}; choose another")
-        return self.add_node(op, (), name=name)[0]
+        return self.add_node(op, (), name=name, output_names=(name,))[0]
 
     def _add(
         self,

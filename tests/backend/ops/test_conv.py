@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -304,4 +305,59 @@ def test_interpolate(old: tuple[int, ...], new: tuple[int, ...], mode: str, alig
         reference,
         rand(2, 3, *old).astype(dtype),
         bound=3e-3 if dtype == "f2" else 1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight", "how"),
+    [
+        ((2, 6, 7, 6), (4, 6, 3, 2), {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}),
+        ((2, 6, 5, 5), (4, 3, 3, 3), {"groups": 2}),
+        ((1, 2, 4, 5, 4), (3, 2, 2, 2, 3), {"padding": (1, 0, 1), "stride": (1, 2, 1)}),
+    ],
+)
+def test_convolutions_of_f64_have_the_precision_of_f64(
+    shape: tuple[int, ...], weight: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    """The CPU has no kernel for f64; sizes may be open."""
+    x, w, b = (rand(*dims, seed=3) / 7 + np.float64(1e-9) for dims in (shape, weight, weight[:1]))
+    spaces, groups = len(weight) - 2, how.get("groups", 1)
+    stride, padding, dilation = (
+        how.get(name, (default,) * spaces) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    padded = np.pad(x, [(0, 0), (0, 0), *((by, by) for by in padding)])
+    spans = [(size - 1) * by + 1 for size, by in zip(weight[2:], dilation, strict=True)]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=tuple(range(2, 2 + spaces)))
+    windows = windows[(..., *(slice(None, None, by) for by in stride), *(slice(None, None, by) for by in dilation))]
+    parts = windows.reshape(shape[0], groups, weight[1], *windows.shape[2:])
+    letters = "abc"[:spaces], "xyz"[:spaces]
+    kernels = w.reshape(groups, weight[0] // groups, *weight[1:])
+    expected = np.einsum(f"ngi{letters[0]}{letters[1]},goi{letters[1]}->ngo{letters[0]}", parts, kernels)
+    expected = expected.reshape(shape[0], weight[0], *expected.shape[3:]) + b.reshape(-1, *[1] * spaces)
+    for dims in (list(shape), ["n", shape[1], *(f"s{place}" for place in range(spaces))]):
+        check(
+            Device.CPU,
+            lambda g, x, w, b: getattr(g, f"conv{spaces}d")(x, w, b, **how),
+            lambda *_: expected,
+            x,
+            w,
+            b,
+            shapes=[dims],
+            bound=1e-13,
+        )
+
+
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def test_mean_pools_of_f64_have_the_precision_of_f64(kind: str) -> None:
+    """The kernel is for f32; padding counts."""
+    x = rand(1, 2, 6, 7, seed=3) / 7 + np.float64(1e-9)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)]), (3, 2), (2, 3))
+    expected = windows[:, :, ::2].mean((-2, -1)) * (1 if kind == "mean" else 6)
+    check(
+        Device.CPU,
+        lambda g, x: g.pool(kind, x, (3, 2), (2, 1), (1, 0)),
+        lambda _: expected,
+        x,
+        shapes=[["n", 2, "h", "w"]],
+        bound=1e-13,
     )

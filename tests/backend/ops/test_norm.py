@@ -135,6 +135,26 @@ def test_group_norm(groups: int, device: Device) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "group_norm", "batch_norm_inference"])
+def test_norms_of_f64_have_the_precision_of_f64(name: str) -> None:
+    """The eps of 1e-3 is rounded in the attribute of a kernel, which is an f32."""
+    x, gamma, beta = (rand(*shape, seed=9) / 7.0 for shape in ((2, 6, 6), (6,), (6,)))
+    x, gamma, beta = (part.astype(np.float64) + 1e-9 for part in (x, gamma, beta))
+    if name == "group_norm":
+        parts = x.reshape(2, 3, -1)
+        normal = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + EPS)
+        expected = normal.reshape(x.shape) * gamma[:, None] + beta[:, None]
+        build = lambda g, x, a, b: g.group_norm(x, a, b, 3, eps=EPS)  # noqa: E731
+    elif name == "batch_norm_inference":
+        variance = gamma**2
+        expected = (x - beta[:, None]) / np.sqrt(variance[:, None] + EPS) * gamma[:, None] + beta[:, None]
+        build = lambda g, x, a, b: g.batch_norm_inference(x, a, b, b, a * a, eps=EPS)  # noqa: E731
+    else:
+        expected = {"layer_norm": layer_norm, "rms_norm": rms_norm}[name](x, gamma, beta)
+        build = lambda g, x, a, b: getattr(g, name)(x, a, b, eps=EPS)  # noqa: E731
+    check(Device.CPU, build, lambda *_: expected, x, gamma, beta, bound=1e-14)
+
+
 def test_batch_norm_inference(device: Device) -> None:
     """Given statistics a channel."""
     check(

@@ -146,6 +146,44 @@ def test_outputs_named_like_the_input_or_parameter_they_are_keep_the_name() -> N
     assert [(node.op_type, *node.output) for node in model.graph.node] == [("Identity", "again")]
 
 
+def test_a_number_makes_no_output_another_one() -> None:
+    """Numbers are handed out after the names that the user chose."""
+    g = Graph("numbers")
+    x = g.input("x", [2])
+    g.set_outputs([g.mul(x, 2.0), g.mul(x, 3.0), g.mul(x, 4.0)], ["x", "x_2", "x_3"])
+    model = proto(export_model(g))
+    assert [value.name for value in model.graph.output] == ["x_4", "x_2", "x_3"]
+    results = ReferenceEvaluator(model).run(["x_2", "x_3", "x_4"], {"x": np.ones(2, np.float32)})
+    assert [result.tolist() for result in results] == [[3, 3], [4, 4], [2, 2]]
+
+
+def test_names_of_the_users_that_look_like_generated_ones_stay() -> None:
+    """What a lowering writes gets other names than values of the user that come later."""
+    g = Graph("hostile")
+    x, p = g.input("x", [2]), g.param("silu/constant", [2], data=np.ones(2, np.float32))
+    first = g.silu(g.add(x, p, name="silu/Sigmoid_2"), name="silu")
+    last = g.mul(first, 2.0, name="silu/Sigmoid")
+    g.outputs = [last, first, first, g.mul(first, x, name="silu_2")]
+    model = proto(export_model(g))
+    assert [value.name for value in model.graph.output] == ["silu/Sigmoid", "silu", "silu_3", "silu_2"]
+    names = [*(name for node in model.graph.node for name in node.output), "x"]
+    names += [tensor.name for tensor in model.graph.initializer]
+    assert len(set(names)) == len(names)
+
+
+def test_results_of_a_node_of_several_have_free_names() -> None:
+    """`name.0` may be the name of another node."""
+    g = Graph("several")
+    x = g.input("x", [2])
+    taken = g.mul(x, 2.0, name="both.0")
+    bodies = [lambda graph, value, by=by: (graph.mul(value, by), value) for by in (2.0, 3.0)]
+    both = g.if_multi(g.gt_(g.sum(x, [0]), 0.0), *bodies, [x], name="both")
+    later = g.mul(x, 5.0, name="both.1")
+    g.outputs = [taken, *both, later]
+    assert g.output_names == ["both.0", "both.0_2", "both.1", "both.1_2"]
+    assert len(export_model(g).output_types) == 4
+
+
 def test_an_output_named_like_another_input_gets_a_free_name() -> None:
     """One name cannot be two values."""
     graph = Graph()
