@@ -79,9 +79,11 @@ _RECURRENT = _Break(7, "activations and the direction of the output sequence wer
 _ONE_SIDED = _Break(
     7, "before 7 the second input was broadcast to the shape of the first, never vice versa", wider=True
 )
+_ALIKE = _Break(8, "before 8 all inputs had the shape of the first", wider=True)
 
 BREAKS: dict[str, tuple[_Break, ...]] = {
     **dict.fromkeys(_BROADCASTING, (_ONE_SIDED,)),
+    **dict.fromkeys(("Max", "Mean", "Min", "Sum"), (_ALIKE,)),
     "Attention": (_Break(24, "the order of masking and soft capping in the intermediate output changed"),),
     "AveragePool": (_Break(7, "padding was counted differently before 7", ("pads", "auto_pad")),),
     "BatchNormalization": (

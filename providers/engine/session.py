@@ -299,6 +299,11 @@ class OrtEngineSession:
         recording = self.recipe.recording
         return recording is not None and not recording.required
 
+    @property
+    def replans(self) -> bool:
+        """Whether a change of its inputs' sizes costs it the plans of kernels, and recordings with them."""
+        return self.recipe.replans
+
     def gains_from_fixed_sizes(self) -> bool:
         """Return whether a session with fixed input sizes may be faster, as far as the runs so far show."""
         core = self._core

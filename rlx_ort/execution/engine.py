@@ -369,6 +369,34 @@ class EngineSlot:
                 found.append((node.name, length, rows - int(onnx.numpy_helper.to_array(first).item())))
         return found
 
+    def _refuse_limited(self, placement: Placement) -> None:
+        """Refuse nodes that the device has taken and whose kernel is known to fail or to be wrong on them.
+
+        Raises:
+            PlacementError: there is one; nodes that ONNX Runtime computes beforehand do not count.
+        """
+        elsewhere = {
+            node.name for ep, nodes in placement.nodes_by_ep.items() if ep != placement.requested for node in nodes
+        }
+        known, nodes = {*self.exported.constants}, []
+        for node in self.exported.nodes:
+            if all(name in known for name in node.input_names if name) and node.input_names:
+                known.update(node.output_names)
+            elif not node.shape_only and node.name not in elsewhere:
+                nodes.append(node)
+        limited = limited_nodes(nodes, self.provider.limits, self.exported.constants)
+        if limited:
+            lines = [
+                f"  {self.exported.origin_names.get(node.origin, node.name)!r} ({node.pattern.op_type}): {why}"
+                for node, why in limited
+            ]
+            raise PlacementError(
+                f"{self.device.display} takes {len(limited)} node(s) that its kernels do not compute right:\n"
+                + "\n".join(lines)
+                + "\n  choose another device, such as the CPU",
+                placement,
+            )
+
     def engine(self, rule: PlacementRule) -> Engine:
         """Return an open engine with the newest weights whose placement keeps the rule; opens one if needed.
 
@@ -518,6 +546,7 @@ class EngineSlot:
         log_dispatch_report(self.graph, self.exported, self.device, policy, count, self.placement)
         try:
             enforce(self.placement, rule, self.device)
+            self._refuse_limited(self.placement)
         except PlacementError:
             engine.close()
             raise
@@ -532,14 +561,15 @@ class EngineSlot:
         session = engine.session
         gains = getattr(session, "gains_from_fixed_sizes", None)
         plain = self.source is self.weights and not self.runs.hidden and not self.resident.governed
-        if gains is None or not plain or not self.options.sized_sessions or not session.records:
+        records = getattr(session, "records", False)
+        if gains is None or not plain or not self.options.sized_sessions or not records:
             return
         if _open_dims(self.input_types):
             link, asked = weakref.ref(self), weakref.WeakMethod(gains)
             engine.sized = SizedSessions(
                 engine.run,
                 lambda: bool((found := asked()) and found()),
-                session.recipe.replans,
+                getattr(session, "replans", False),
                 lambda key: _sized_slot(link(), key),
                 rule,
                 self.options.sized_sessions,

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import EngineError, PlacementError
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
@@ -215,6 +215,14 @@ def test_a_fault_is_refused_or_avoided(name: str) -> None:
     for _ in range(2):
         (got,) = Session("webgpu", options).compile(graph).run(fault.inputs)
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME.keys() - AVOIDED))
+@pytest.mark.parametrize("rule", PlacementRule)
+def test_a_fault_is_refused_where_webgpu_is_named(name: str, rule: PlacementRule) -> None:
+    """Who names the device gets an error, not the wrong results of its kernel; nor may the CPU help with it."""
+    with pytest.raises(PlacementError):
+        Session("webgpu", CompileOptions(placement=rule)).compile(BY_NAME[name].graph())
 
 
 def test_the_kernels_that_are_wrong_still_are() -> None:

@@ -149,6 +149,7 @@ def floats(*dims: int | str) -> TensorType:
         (form("Add", floats(2, 1), floats(2, 3), broadcast=1), 6, 21, "shape of the first"),
         (form("Mul", floats(3), floats(2, 3)), 6, 21, "shape of the first"),
         (form("Mul", floats(3), floats(2, 3)), 7, 21, ""),
+        (form("Max", floats(1, 3), floats(3, 3)), 6, 21, "shape of the first"),
         (form("Sub", floats("n"), floats("m")), 6, 21, ""),
     ],
 )
