@@ -143,15 +143,15 @@ def _windows(image: Any) -> Iterator[Case]:
         *({"activation": "Clip", "activation_params": bounds} for bounds in ((0.0, 0.5), (-1.0, 1.0))),
     ]
     yield Case("FusedConv", {"x": image, "w": _f(4, 4, 3, 3), "b": _f(4)}, fused, domain=_MICROSOFT)
-    turned = [
+    turned: list[dict[str, Any]] = [
         *({}, {"pads": (1, 1, 1, 1)}, {"pads": (0, 1, 1, 0)}, {"strides": (2, 2)}, {"dilations": (2, 2)}),
         {"strides": (2, 2), "output_padding": (1, 1)},
     ]
     for groups in (1, 2):
         variants = [{**each, "group": groups} for each in turned]
         yield Case("ConvTranspose", {"x": image, "w": _f(4, 4 // groups, 3, 3)}, variants)
-    kernel = {"kernel_shape": (3, 3)}
-    pools = [
+    kernel: dict[str, Any] = {"kernel_shape": (3, 3)}
+    pools: list[dict[str, Any]] = [
         *({"kernel_shape": shape} for shape in ((2, 2), (3, 3), (2, 3), (3, 2))),
         *({**kernel, "pads": pads} for pads in ((1, 1, 1, 1), (2, 0, 0, 2), (0, 2, 2, 0))),
         *({**kernel, "strides": (2, 2), "ceil_mode": ceil} for ceil in (0, 1)),
