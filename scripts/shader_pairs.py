@@ -173,7 +173,8 @@ def _windows(image: Any) -> Iterator[Case]:
     tokens = {name: _f(1, 4, 8) + place for place, name in enumerate("qkv")}
     yield Case("MultiHeadAttention", tokens, heads, domain=_MICROSOFT)
     turning = {"x": _f(1, 2, 4, 8), "p": _i64(1), "c": _f(8, 4), "s": _f(8, 4) + 1}
-    yield Case("RotaryEmbedding", turning, [{}, {"interleaved": 1}, {"scale": 2.0}], domain=_MICROSOFT)
+    rotations: list[dict[str, Any]] = [{}, {"interleaved": 1}, {"scale": 2.0}]
+    yield Case("RotaryEmbedding", turning, rotations, domain=_MICROSOFT)
 
 
 def _model(case: Case, attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> onnx.ModelProto:
