@@ -169,7 +169,12 @@ def _windows(image: Any) -> Iterator[Case]:
     )
     scales = [{"r": np.zeros(0, np.float32), "s": np.array([1, 1, by, by], np.float32)} for by in (1.5, 2.0)]
     yield Case("Resize", {"x": _f(1, 2, 4, 4)}, modes, scales)
-    heads = [{"num_heads": 2}, {"num_heads": 4}, {"num_heads": 2, "scale": 0.1}, {"num_heads": 2, "unidirectional": 1}]
+    heads: list[dict[str, Any]] = [
+        {"num_heads": 2},
+        {"num_heads": 4},
+        {"num_heads": 2, "scale": 0.1},
+        {"num_heads": 2, "unidirectional": 1},
+    ]
     tokens = {name: _f(1, 4, 8) + place for place, name in enumerate("qkv")}
     yield Case("MultiHeadAttention", tokens, heads, domain=_MICROSOFT)
     turning = {"x": _f(1, 2, 4, 8), "p": _i64(1), "c": _f(8, 4), "s": _f(8, 4) + 1}
