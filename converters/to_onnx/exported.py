@@ -141,6 +141,15 @@ class ExportedModel:
         return f"<ExportedModel {self.model.graph.name!r}, {len(self.nodes)} nodes, {len(self.params)} parameters>"
 
     @cached_property
+    def known(self) -> dict[str, TensorData]:
+        """The data of every constant, small ones, which are inside the model, included; computed once."""
+        import onnx
+        from onnx import numpy_helper
+
+        inside = [each for each in self.model.graph.initializer if each.data_location != onnx.TensorProto.EXTERNAL]
+        return {each.name: TensorData.from_array(numpy_helper.to_array(each)) for each in inside} | dict(self.constants)
+
+    @cached_property
     def opsets(self) -> dict[str, int]:
         """Domain -> opset version, ai.onnx as the empty domain."""
         return {entry.domain: entry.version for entry in self.model.opset_import}
@@ -252,7 +261,8 @@ class Outline:
             nodes = _retyped(nodes, inferred)
             patterns = {node.pattern for node in nodes}
         if any(map(_reads_shape, patterns)):
-            small = {name for name, value in writer.initializers.items() if is_shape_type(writer.types[value])}
+            constants = [(name, writer.types[value]) for name, value in writer.initializers.items()]
+            small = {name for name, kind in constants if is_shape_type(kind) or _is_few(kind)}
             small |= {value.name for value in graph.inputs if value.name and is_shape_type(writer.types.get(value))}
             nodes = shape_only_nodes(nodes, small)
 
@@ -296,8 +306,9 @@ def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[
     """Return the nodes with `shape_only` set on those that only compute shapes.
 
     A node only computes shapes when it reads a shape, or nothing but results of such nodes and `small_constants`, which
-    are integer constants and graph inputs of rank 0 or 1, and its results are integer or bool tensors of rank 0 or 1,
-    or of a few elements, as the table of paddings that PyTorch's exporter transposes.
+    are integer constants and graph inputs of rank 0 or 1 and constants of a few elements, and its results are integer
+    or bool tensors of rank 0 or 1, or of a few elements, as the table of paddings that PyTorch's exporter transposes,
+    or the scale that DeBERTa takes from the size of a head.
     ONNX Runtime pins by the same rule:
     https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/fallback_cpu_capability.cc
     """
@@ -327,14 +338,14 @@ def is_shape_type(kind: ValueType | None) -> bool:
 
 
 def _is_few(kind: ValueType | None) -> bool:
-    if (
-        not isinstance(kind, TensorType)
-        or kind.shape is None
-        or not (kind.dtype.is_integer or kind.dtype is DType.BOOL)
-    ):
+    """Return whether a value that derives from sizes is itself as small: a number of floats, such as a scale, too."""
+    if not isinstance(kind, TensorType) or kind.shape is None:
         return False
     sizes = [dim for dim in kind.shape if isinstance(dim, int)]
-    return kind.shape.rank <= 1 or (len(sizes) == kind.shape.rank and math.prod(sizes) <= _FEW)
+    few = len(sizes) == kind.shape.rank and math.prod(sizes) <= _FEW
+    if kind.dtype.is_float:
+        return few
+    return (kind.dtype.is_integer or kind.dtype is DType.BOOL) and (few or kind.shape.rank <= 1)
 
 
 def _reads_shape(pattern: ModelNode) -> bool:

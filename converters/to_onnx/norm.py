@@ -236,8 +236,10 @@ def _mean(emit: Emitter, op: Reduce, x: Any) -> Any:
     kind, axes, keep = emit.input_type(0), emit.i64(op.axes), int(op.keep_dim)
     dims = _reduced_dims(op, kind)
     if 0 in dims:
-        nothing = op_in(emit, "ReduceSum", kind.dtype, x, others=[axes], keepdims=keep)
-        return emit.op("Add", nothing, emit.constant(np.nan, kind.dtype))
+        # CUDA's kernel refuses to drop an axis of no elements (ONNX Runtime 1.31.1).
+        nothing = op_in(emit, "ReduceSum", kind.dtype, x, others=[axes], keepdims=1)
+        missing = emit.op("Add", nothing, emit.constant(np.nan, kind.dtype))
+        return missing if keep else emit.op("Squeeze", missing, axes)
     mean = op_in(emit, "ReduceMean", kind.dtype, x, others=[axes], keepdims=keep)
     if all(map(known_size, dims)) or emit.has_kernel("ReduceMean", kind):
         return mean

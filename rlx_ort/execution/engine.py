@@ -342,7 +342,7 @@ class EngineSlot:
         nodes = [_sized(node, sizes) for node in self.exported.nodes if not node.shape_only]
         for node in nodes:
             _check_joined(node)
-        for node, why in limited_nodes(nodes, self.provider.limits, self.exported.constants):
+        for node, why in limited_nodes(nodes, self.provider.limits, self.exported.known):
             shapes = ", ".join(map(str, node.inputs))
             raise EngineError(
                 f"{self.device.display} {CANNOT_RUN} {node.name!r} ({node.pattern.op_type}) on {shapes}: {why}. "
@@ -378,13 +378,13 @@ class EngineSlot:
         elsewhere = {
             node.name for ep, nodes in placement.nodes_by_ep.items() if ep != placement.requested for node in nodes
         }
-        known, nodes = {*self.exported.constants}, []
+        known, nodes = {*self.exported.known}, []
         for node in self.exported.nodes:
             if all(name in known for name in node.input_names if name) and node.input_names:
                 known.update(node.output_names)
             elif not node.shape_only and node.name not in elsewhere:
                 nodes.append(node)
-        limited = limited_nodes(nodes, self.provider.limits, self.exported.constants)
+        limited = limited_nodes(nodes, self.provider.limits, self.exported.known)
         if limited:
             lines = [
                 f"  {self.exported.origin_names.get(node.origin, node.name)!r} ({node.pattern.op_type}): {why}"

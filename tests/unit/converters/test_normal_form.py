@@ -428,6 +428,20 @@ def test_nodes_that_only_compute_shapes_are_marked() -> None:
     assert marked == {"s", "n", "u", "h", "t"}
 
 
+def test_a_scale_that_follows_from_a_size_is_marked_and_what_it_scales_is_not() -> None:
+    """The square root of a head's size, as DeBERTa divides by it."""
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[N,4] x) => (float[N,4] y)
+    <int64 last = {1}, float factor = {3.0}> {
+      s = Shape (x)
+      n = Gather (s, last)
+      f = Cast <to = 1> (n)
+      m = Mul (f, factor)
+      r = Sqrt (m)
+      y = Div (x, r)
+    }"""
+    assert {node.name for node in imported(text).nodes if node.shape_only} == {"s", "n", "f", "m", "r"}
+
+
 def test_a_captured_value_that_is_absent_is_named() -> None:
     """A body cannot read an input its node does not have."""
     body = Graph("body")
