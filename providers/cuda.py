@@ -150,8 +150,8 @@ class CudaProvider(OrtProvider):
 
         ONNX Runtime plans anew whenever the shape of a convolution's input differs from the last one's: a small network
         for text took 92 ms for each new width with its default, EXHAUSTIVE, and 17 ms with HEURISTIC, and other models
-        were about as fast afterwards (H100, ONNX Runtime 1.31.1; docs/results/h100-2026-11-25). The old plan goes, and
-        with it the code of kernels that cuDNN has compiled for it: a replay of them ended in CUDA error 715.
+        were about as fast afterwards (H100, ONNX Runtime 1.31.1; docs/results/h100-2026-11-25-second). The old plan
+        goes, and with it the code of kernels that cuDNN has compiled for it: a replay of them ended in CUDA error 715.
         """
         recipe = self.recipe(request.device, request.options)
         if _plans_anew(request.model):

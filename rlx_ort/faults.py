@@ -96,6 +96,12 @@ _REFUSED = re.compile(
 # A kernel that refuses the data, such as an index out of range, which other providers may read as anything. It reaches
 # us as EngineError; see `running_error`.
 _DATA = re.compile(r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NoSuchFile|NoModel)\n")
+# Sizes that do not fit each other, whatever the provider: providers/cpu/math/element_wise_ops.cc (CUDA's takes the same
+# text), tensor/reshape_helper.h, tensor/concatbase.h and math/matmul_helper.h of core/.
+_SIZES = re.compile(
+    r"Attempting to broadcast an axis by a dimension other than 1|cannot be reshaped to the requested shape"
+    r"|Non concat axis dimensions must match|MatMul dimension mismatch"
+)
 
 RULES: tuple[Rule, ...] = (
     Rule((InputError, ParamError, DeviceParseError), None, Fault.CALLER, "inputs"),
@@ -116,6 +122,7 @@ RULES: tuple[Rule, ...] = (
     Rule((Exception,), _DRIVER, Fault.DEVICE, "driver error"),
     Rule((Exception,), _REFUSED, Fault.REFUSAL, "refused"),
     Rule((Exception,), _DATA, Fault.CALLER, "model"),
+    Rule((EngineError,), _SIZES, Fault.CALLER, "inputs"),
     Rule((EngineError,), None, Fault.UNKNOWN, "engine error"),
     Rule((RlxError,), None, Fault.UNKNOWN, "failed"),  # raised as RunError by callers whose next device may succeed
     Rule((Exception,), None, Fault.UNKNOWN, "engine error"),

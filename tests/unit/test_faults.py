@@ -28,6 +28,17 @@ TEXTS = [
     ("Exiting due to terminate flag being set to true.", Fault.CALLER, "session closed"),
     ("the session on CUDA is closed; compile the graph again", Fault.CALLER, "session closed"),
     ("Non-zero status code returned while running Foo node", Fault.UNKNOWN, "engine error"),
+    (
+        "Non-zero status code returned while running Add node. Name:'add' Status Message: axis == 1 || axis == largest "
+        "was false. Attempting to broadcast an axis by a dimension other than 1. 2 by 4",
+        Fault.CALLER,
+        "inputs",
+    ),
+    (
+        "Status Message: The input tensor cannot be reshaped to the requested shape. Input shape:{2,3}, requested: {4}",
+        Fault.CALLER,
+        "inputs",
+    ),
     ("WebGPU cannot run node 'matmul' (MatMul) on f32(0, 2): an inner dim of 0", Fault.REFUSAL, "refused"),
 ]
 
