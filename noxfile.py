@@ -143,16 +143,15 @@ def oldest_core(session: nox.Session) -> None:
 def openvino(session: nox.Session) -> None:
     """Run operators, execution and parity on OpenVINO, in Intel's own build: any x86 CPU will do."""
     session.install(build_wheel(session), "onnxruntime-openvino==1.24.1", *DEV)
-    run_pytest(
-        session, "--device=openvino", "-k", "openvino", *DEVICE_TESTS, "tests/backend/providers/test_openvino.py"
-    )
+    own = ("tests/backend/providers/test_openvino.py", "tests/generated")
+    run_pytest(session, "--device=openvino", "-k", "openvino", *DEVICE_TESTS, *own)
 
 
 @nox.session
 def qnn(session: nox.Session) -> None:
     """Run operators, execution and parity on the NPU that QNN's wheel for Linux x64 simulates."""
     session.install(f"{build_wheel(session)}[cpu]", "onnxruntime==1.31.1", "onnxruntime-qnn==2.7.0", *DEV)
-    run_pytest(session, "--device=qnn", "-k", "qnn", *DEVICE_TESTS)
+    run_pytest(session, "--device=qnn", "-k", "qnn", *DEVICE_TESTS, "tests/generated")
 
 
 @nox.session

@@ -5,12 +5,12 @@
 
 Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
 on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, the tests that
-calibrate, and the figures of `bench.py ask cuda`, each alone. The part `models`, users' models by `model_runs.py`, is
-run if it is named: `--parts models`. Writes gpu-gate.json after each part, with the commit,
-the versions, the counts and the figures; `--record` adds the parts to those of an earlier call, each with its commit,
-if both are about the same models, verdicts and sessions (`gpu_covered.py`). Its copy in docs/results/ is the record. A
-test compares what it is about with the code as it is. The exit code is 1 when something fails that is not listed as
-known.
+calibrate, and the figures of `bench.py ask cuda`, each alone. The parts `models`, users' models by `model_runs.py`, and
+`generated`, cases of `generate_cases.py`, are run if they are named: `--parts models,generated`. Writes gpu-gate.json
+after each part, with the commit, the versions, the counts and the figures; `--record` adds the parts to those of an
+earlier call, each with its commit, if both are about the same models, verdicts and sessions (`gpu_covered.py`). Its copy
+in docs/results/ is the record. A test compares what it is about with the code as it is. The exit code is 1 when
+something fails that is not listed as known.
 """
 
 from __future__ import annotations
@@ -36,9 +36,18 @@ from typing import Any
 from gpu_covered import covered_digest
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS_S = {"suite": 240, "truth": 180, "webgpu": 110, "checks": 30, "calibration": 70, "figures": 90, "models": 240}
+LIMITS_S = {
+    "suite": 240,
+    "truth": 180,
+    "webgpu": 110,
+    "checks": 30,
+    "calibration": 70,
+    "figures": 90,
+    "models": 240,
+    "generated": 120,
+}
 """The parts in order -> seconds after which each is stopped and keeps what it has."""
-NAMED = ("models",)  # run only if they are named: with them a call takes longer than ten minutes
+NAMED = ("models", "generated")  # run only if they are named: with them a call takes longer than ten minutes
 BESIDE = ("suite", "truth")  # run side by side: neither measures time, and neither uses WebGPU much
 TAIL = 1500
 GRACE_S = 30  # to end the case that a stopped process is at
@@ -94,6 +103,7 @@ def main() -> int:
         "webgpu": lambda limit_s: truth(["webgpu"], options.out, limit_s),
         "checks": lambda limit_s: checks(options.device, options.out, limit_s),
         "models": lambda limit_s: models(options.device, options.out, limit_s),
+        "generated": lambda limit_s: generated(options.device, options.out, limit_s),
         "figures": lambda limit_s: figures(options.out, options.families, limit_s),
     }
 
@@ -273,6 +283,17 @@ def models(device: str, out: Path, limit_s: float) -> dict[str, Any]:
     (out / "user_models.txt").write_text(text, encoding="utf-8")
     found = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
     return {"ok": code == 0, "error": err[-TAIL:] if code not in (0, 1) else "", **found}
+
+
+def generated(device: str, out: Path, limit_s: float) -> dict[str, Any]:
+    """Run generated graphs in every way for the time, and keep the counts and the failures."""
+    failures = out / "generated.json"
+    minutes = str(round((limit_s - GRACE_S) / 60, 2))
+    program = ["scripts/generate_cases.py", "--device", device, "--minutes", minutes, "--failures", str(failures)]
+    code, text, err = _run(program, limit_s)
+    counts = next((line for line in text.splitlines() if line.startswith(f"{device}: ")), "")
+    found = json.loads(failures.read_text(encoding="utf-8")) if failures.exists() else []
+    return {"ok": code == 0, "counts": counts, "failures": found, "error": err[-TAIL:] if code not in (0, 1) else ""}
 
 
 def figures(out: Path, families: str, limit_s: float) -> dict[str, Any]:

@@ -16,7 +16,12 @@ from rlx_ort.device import Device
 
 SECONDS = {"cpu": 12.0, "webgpu": 12.0}
 WAYS_OF_A_KEPT_SEED = 10
-JUDGED = {"webgpu": 0.25}  # many of the kernels and dtypes are not there, and their graphs are refused
+JUDGED = {
+    "webgpu": 0.25,
+    "openvino": 0.2,
+    "qnn": 0.1,
+}  # many kernels and dtypes are not there; their graphs are refused
+FEW_SEEDS = {"openvino": 6, "qnn": 6}  # devices that compile each graph
 DAY_S, SEEDS_A_DAY = 86_400, 1_000_000
 FRESH = "GENERATED_FRESH"
 FAULT_S = 60.0
@@ -32,6 +37,8 @@ def assert_clean(report: Report, judged_at_least: float) -> None:
 @pytest.mark.slow
 def test_fresh_graphs_run_right_in_every_way(device: Device) -> None:
     """The seeds of the day, for a bounded time: no wrong answer, no crash, no error without a type."""
+    if device.kind in FEW_SEEDS:
+        pytest.skip("a graph takes seconds; run scripts/generate_cases.py for longer")
     first = int(time.time() // DAY_S) * SEEDS_A_DAY
     seeds, seconds = range(first, first + SEEDS_A_DAY), SECONDS.get(device.kind, 16.0)
     report = run_cases(device.label, seeds, seconds=seconds)
@@ -43,8 +50,9 @@ def test_fresh_graphs_run_right_in_every_way(device: Device) -> None:
 @pytest.mark.slow
 def test_kept_graphs_run_right_in_every_way(device: Device) -> None:
     """Kept seeds stay right, and on the CPU they cover every op, dtype and way."""
-    report = run_cases(device.label, kept_seeds(), most=WAYS_OF_A_KEPT_SEED)
-    assert report.graphs == len(kept_seeds())
+    seeds = kept_seeds()[: FEW_SEEDS.get(device.kind)]
+    report = run_cases(device.label, seeds, most=WAYS_OF_A_KEPT_SEED)
+    assert report.graphs == len(seeds)
     assert_clean(report, JUDGED.get(device.kind, 0.5))
     if device == Device.CPU:
         assert never_equal(report.covered) == {"op kinds": NEEDS_A_LIBRARY, "dtypes": [], "ways": []}
