@@ -8,8 +8,8 @@ on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.p
 calibrate, and the figures of `bench.py ask cuda`, each alone. The parts `models`, users' models by `model_runs.py`, and
 `generated`, cases of `generate_cases.py`, are run if they are named: `--parts models,generated`. Writes gpu-gate.json
 after each part, with the commit, the versions, the counts and the figures; `--record` adds the parts to those of an
-earlier call, each with its commit, if both are about the same models, verdicts and sessions (`gpu_covered.py`). Its copy
-in docs/results/ is the record. A test compares what it is about with the code as it is. The exit code is 1 when
+earlier call, each with its commit, if both are about the same models, verdicts and sessions (`gpu_covered.py`). Its
+copy in docs/results/ is the record. A test compares what it is about with the code as it is. The exit code is 1 when
 something fails that is not listed as known.
 """
 
