@@ -386,7 +386,7 @@ class _Proof:
             raise _RefusedError("the padded inputs have other numbers of rows")
         if fixed:
             self.one_batch = _Size(self.batch.rows)
-        if self.one_batch == _ONE:  # an axis of one row cannot be told from one that is broadcast
+        if self.one_batch == _ONE:  # axes of size 1 may be broadcast, so one row is no batch
             raise _RefusedError("the model takes one row only")
         return sizes
 

@@ -2,8 +2,8 @@
 
 Everything that this package writes as one file is written here: beside its target under a hidden name, flushed to the
 disk, then renamed. Readers see the old file or the new one, and a process that dies leaves the old one. What it was
-writing then is removed by the next process that writes into the folder; `clear_unfinished` tells it from what a living
-process writes by the hidden name, which has the process and where it runs.
+writing then is removed by the next process that writes into the folder. The hidden name holds the id of the process and
+a tag of its machine, by which `clear_unfinished` spares the files of processes that still run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEEPEST_JSON = 200  # a recursive reader takes up to four calls a level, of the
 _SURROGATE = r"\\u[dD][89a-fA-F]"
 
 _HIDDEN = r"\..*\.(?:(?:(?P<place>[0-9a-f]{8})-)?(?P<process>\d{1,9})-)?[0-9a-f]{16}\.(?:partial|converting)"
-_STALE_S = 24 * 3600.0  # where nobody can tell whether the process that writes is alive, it has written in this time
+_STALE_S = 24 * 3600.0  # after the last write, a file of a process on another machine or in a container is abandoned
 _SWEPT_AGAIN_S = 60.0
 _CLOCK_S = 2.0  # the coarsest times of files, those of FAT
 _swept: dict[Path, float] = {}

@@ -63,7 +63,7 @@ def test_run_writes_what_the_framework_gives(cli: Cli, model: UserModel, path: P
 
 
 def test_bench_times_made_up_inputs(cli: Cli, path: Path) -> None:
-    """Sizes and values that the model takes are found without being told."""
+    """No sizes or values are given; the command makes up ones that the model takes."""
     outcome = cli("bench", path, "--device", "cpu", "--runs", 3, "--json")
     assert outcome.code == 0, outcome.err
     [row] = outcome.document["devices"]

@@ -93,7 +93,7 @@ def test_calls_whose_answers_are_not_read_leave_room_for_others(served: Served) 
 
 
 def test_rest_and_grpc_share_the_budget(served: Served) -> None:
-    """A body that arrives over HTTP takes the room of a gRPC call, which is told when to come back."""
+    """A body that arrives over HTTP takes the room of a gRPC call, whose refusal says when to try again."""
     head = request(b"", path=infer_path("echo_fp32"), length=str(LARGE))
     with connected(served.http, head + bytes(LARGE - 1)):
         assert waits(lambda: held(served) >= LARGE - 1)
