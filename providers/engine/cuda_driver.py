@@ -17,6 +17,7 @@ import functools
 import itertools
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _NODE_NAMES = {3: "a host function", 4: "a child graph", 6: "an event wait", 7: 
 _ALLOCATE_WORDS, _ALLOCATE_SIZE, _ALLOCATE_ADDRESS = 32, 13, 14  # CUDA_MEM_ALLOC_NODE_PARAMS in words of 8 bytes
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 _POINTER_MEMORY_TYPE = 2
+MOST_LENT_BYTES = 512 << 20  # of pinned memory for the outputs of recorded runs, for each GPU
 
 _P, _N, _U = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -60,7 +62,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuGraphDestroy": [_P],
     "cuMemcpyHtoDAsync_v2": [_P, _P, _N, _P],
     "cuMemcpyDtoHAsync_v2": [_P, _P, _N, _P],
-    "cuMemcpyDtoDAsync_v2": [_P, _P, _N, _P],
+    "cuMemcpyAsync": [_P, _P, _N, _P],
     "cuMemHostAlloc": [_P, _N, _U],
     "cuMemFreeHost": [_P],
     "cuMemGetInfo_v2": [_P, _P],
@@ -207,12 +209,68 @@ def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _pinned(context: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    at = _allocated(context, like.nbytes)
+    return _array_at(at, like, _free_host, context, at)
+
+
+def _allocated(context: int, nbytes: int) -> int:
     at = _P()
     with _entered(context):
-        _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
-    raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
-    weakref.finalize(raw, _free_host, context, int(at.value or 0)).atexit = False
+        _call("cuMemHostAlloc", ctypes.byref(at), max(1, nbytes), 0)
+    return int(at.value or 0)
+
+
+def _array_at(at: int, like: npt.NDArray[Any], end: Callable[..., object], *arguments: Any) -> npt.NDArray[Any]:
+    """Return an array like another one at an address; `end` is called when nothing refers to its memory any more."""
+    raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(at)
+    weakref.finalize(raw, end, *arguments).atexit = False
     return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
+
+
+class _Lender:
+    """Pinned memory of one GPU for outputs that callers keep: memory of arrays that are gone is lent again, by size."""
+
+    def __init__(self, context: int) -> None:
+        self._context = context
+        self._idle: dict[int, list[int]] = {}
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def lend(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array; of ordinary memory where `MOST_LENT_BYTES` are lent, or the system pins no more."""
+        idle = self._idle.setdefault(like.nbytes, [])
+        try:
+            at = idle.pop()
+        except IndexError:
+            with self._lock:
+                if self._nbytes + like.nbytes > MOST_LENT_BYTES:
+                    self._free_idle()
+                if self._nbytes + like.nbytes > MOST_LENT_BYTES:
+                    return np.empty(like.shape, like.dtype)
+                try:
+                    at = _allocated(self._context, like.nbytes)
+                except NotRecordedError:
+                    return np.empty(like.shape, like.dtype)
+                self._nbytes += like.nbytes
+        return _array_at(at, like, idle.append, at)
+
+    def free_idle(self) -> None:
+        """Free what is not lent."""
+        with self._lock:
+            self._free_idle()
+
+    def _free_idle(self) -> None:
+        for nbytes, idle in list(self._idle.items()):
+            while True:
+                try:
+                    at = idle.pop()
+                except IndexError:
+                    break
+                _free_host(self._context, at)
+                self._nbytes -= nbytes
+
+
+_lender = functools.cache(_Lender)
 
 
 def open_recorder(index: int, obstacle: str = "") -> Recorder:
@@ -232,6 +290,7 @@ class _CudaRecorder:
             _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
         self.enter: Callable[[], object] = functools.partial(_driver().cuCtxSetCurrent, _P(self._context))
         self._stream = int(stream.value or 0)
+        self.lend = _lender(self._context).lend
         self.options: Mapping[str, str] = {"has_user_compute_stream": "1", "user_compute_stream": str(self._stream)}
 
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -266,7 +325,7 @@ class _CudaRecorder:
 
     def player(self, recording: int) -> Callable[..., None]:
         driver, stream, graph = _driver(), _P(self._stream), _P(recording)
-        launch, wait, copy = driver.cuGraphLaunch, driver.cuStreamSynchronize, driver.cuMemcpyDtoDAsync_v2
+        launch, wait, copy = driver.cuGraphLaunch, driver.cuStreamSynchronize, driver.cuMemcpyAsync
 
         def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
             code = 0
@@ -284,7 +343,7 @@ class _CudaRecorder:
     def move(self, copies: Sequence[Copy]) -> None:
         driver, code = _driver(), 0
         for to, source, size in copies:
-            code = code or driver.cuMemcpyDtoDAsync_v2(to, source, size, self._stream)
+            code = code or driver.cuMemcpyAsync(to, source, size, self._stream)
         code = code or driver.cuStreamSynchronize(self._stream)
         if code:
             raise RuntimeError(f"a copy on the GPU failed with CUDA error {code}")
@@ -300,6 +359,7 @@ class _CudaRecorder:
 
     def close(self) -> None:
         stream, self._stream = self._stream, 0
+        _lender(self._context).free_idle()
         if stream:
             with _entered(self._context):
                 _driver().cuStreamDestroy_v2(stream)
