@@ -3,9 +3,11 @@
 `nvidia-smi` counts all GPUs in the order of the bus; CUDA counts the visible ones, fastest first unless
 CUDA_DEVICE_ORDER is set. Only the PCI address identifies a GPU in both.
 
-Everything that ONNX Runtime launches on the stream during a capture becomes one graph, with the copies around it. A
-graph is refused if it copies from host memory other than our pinned buffers, which ONNX Runtime may have reused by the
-time of a replay, or if it calls a host function, whose arguments are gone by then.
+Everything that ONNX Runtime launches on the stream during a capture becomes one graph, with the copies around it.
+ONNX Runtime may have reused its host memory by the time of a replay. Its pinned memory holds what the host computed
+before the run's end, such as the lengths of cuDNN's sequences, and cannot depend on the device, for which a capture
+never waits: the graph copies from our copy of it. A graph is refused if it copies from other host memory or to it, or
+calls a host function, whose arguments are gone by then.
 https://docs.nvidia.com/cuda/cuda-driver-api/
 """
 
@@ -55,6 +57,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuGraphGetNodes": [_P, _P, _P],
     "cuGraphNodeGetType": [_P, _P],
     "cuGraphMemcpyNodeGetParams": [_P, _P],
+    "cuGraphMemcpyNodeSetParams": [_P, _P],
     "cuGraphMemAllocNodeGetParams": [_P, _P],
     "cuGraphMemFreeNodeGetParams": [_P, _P],
     "cuGraphLaunch": [_P, _P],
@@ -290,6 +293,7 @@ class _CudaRecorder:
             _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
         self.enter: Callable[[], object] = functools.partial(_driver().cuCtxSetCurrent, _P(self._context))
         self._stream = int(stream.value or 0)
+        self._kept: dict[int, list[npt.NDArray[Any]]] = {}  # what recordings copy to the device, by recording
         self.lend = _lender(self._context).lend
         self.options: Mapping[str, str] = {"has_user_compute_stream": "1", "user_compute_stream": str(self._stream)}
 
@@ -316,12 +320,15 @@ class _CudaRecorder:
         if code:
             raise NotRecordedError(f"the run was not recorded to its end: CUDA error {code}")
         try:
-            _check_nodes(graph, frozenset(host for _, host, _ in (*copies_in, *copies_out)))
+            own = frozenset(host for _, host, _ in (*copies_in, *copies_out))
+            kept = _check_nodes(graph, own, self.host_buffer)
             made = _P()
             _call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, 0)
         finally:
             _driver().cuGraphDestroy(graph)
-        return int(made.value or 0)
+        recording = int(made.value or 0)
+        self._kept[recording] = kept
+        return recording
 
     def player(self, recording: int) -> Callable[..., None]:
         driver, stream, graph = _driver(), _P(self._stream), _P(recording)
@@ -351,6 +358,7 @@ class _CudaRecorder:
     def drop(self, recording: int) -> None:
         with _entered(self._context):
             _driver().cuGraphExecDestroy(recording)
+        self._kept.pop(recording, None)
 
     def wait(self) -> None:
         if self._stream:
@@ -365,8 +373,15 @@ class _CudaRecorder:
                 _driver().cuStreamDestroy_v2(stream)
 
 
-def _check_nodes(graph: Any, own: frozenset[int]) -> None:
-    """Refuse a graph that copies from or to host memory outside of `own`, calls the host, or leaks allocations."""
+def _check_nodes(
+    graph: Any, own: frozenset[int], host_buffer: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+) -> list[npt.NDArray[Any]]:
+    """Refuse a graph that uses host memory outside of `own` that is not pinned, calls the host, or leaks allocations.
+
+    Returns:
+        What the graph copies from now on in place of pinned memory outside of `own`.
+    """
+    kept = []
     count = _N()
     _call("cuGraphGetNodes", graph, None, ctypes.byref(count))
     nodes = (_P * count.value)()
@@ -379,13 +394,18 @@ def _check_nodes(graph: Any, own: frozenset[int]) -> None:
         if kind.value == _MEMCPY:
             copy = _Memcpy3D()
             _call("cuGraphMemcpyNodeGetParams", node, ctypes.byref(copy))
-            for type_, host, device in (
-                (copy.src_type, copy.src_host, copy.src_device),
-                (copy.dst_type, copy.dst_host, copy.dst_device),
-            ):
-                at = host if type_ == _HOST else device
-                if at not in own and _on_host(type_, at):
-                    raise NotRecordedError("a node copies from or to host memory during the run")
+            source = copy.src_host if copy.src_type == _HOST else copy.src_device
+            target = copy.dst_host if copy.dst_type == _HOST else copy.dst_device
+            if target not in own and _on_host(copy.dst_type, target):
+                raise NotRecordedError("a node copies to host memory during the run")
+            if source not in own and _on_host(copy.src_type, source):
+                if not _is_plain(copy) or _memory_type(source) != _HOST:
+                    raise NotRecordedError("a node copies from host memory during the run")
+                held = (ctypes.c_ubyte * copy.width).from_address(source)
+                kept.append(host_buffer(np.frombuffer(held, np.uint8)))
+                kept[-1][...] = held
+                copy.src_type, copy.src_host, copy.src_device = _HOST, kept[-1].ctypes.data, None
+                _call("cuGraphMemcpyNodeSetParams", node, ctypes.byref(copy))
         elif kind.value == _ALLOCATE:
             words = (ctypes.c_ulonglong * _ALLOCATE_WORDS)()
             _call("cuGraphMemAllocNodeGetParams", node, ctypes.byref(words))
@@ -402,6 +422,12 @@ def _check_nodes(graph: Any, own: frozenset[int]) -> None:
         raise NotRecordedError(
             f"the run allocates {len(allocated)} times and frees {len(freed)} times within the graph; it keeps {sizes}"
         )
+    return kept
+
+
+def _is_plain(copy: _Memcpy3D) -> bool:
+    """Return whether a copy is one of so many bytes in a row."""
+    return copy.height <= 1 and copy.depth <= 1 and not (copy.src_x or copy.src_y or copy.src_z)
 
 
 def _free_host(context: int, address: int) -> None:
@@ -411,11 +437,14 @@ def _free_host(context: int, address: int) -> None:
 
 
 def _on_host(type_: int, address: int | None) -> bool:
-    if type_ != _UNIFIED:
-        return type_ == _HOST
+    return type_ == _HOST if type_ != _UNIFIED else _memory_type(address) != _DEVICE
+
+
+def _memory_type(address: int | None) -> int:
+    """Return of which type memory is, 0 for memory that the driver does not know: the host's, and not pinned."""
     found = _U()
     code = _driver().cuPointerGetAttribute(ctypes.byref(found), _POINTER_MEMORY_TYPE, address)
-    return bool(code) or found.value != _DEVICE  # an address that the driver does not know is the host's
+    return 0 if code else found.value
 
 
 def _gpu(library: ctypes.CDLL, ordinal: int) -> CudaGpu:
