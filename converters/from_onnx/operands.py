@@ -82,8 +82,8 @@ def _check_bias(graph: Graph, node: Node, op: OnnxNode) -> None:
     groups = 1 if op.op_type == "Conv" else int(op.attributes.get("group", 1))
     if len(bias) != 1 or (isinstance(bias[0], int) and isinstance(channels, int) and bias[0] != channels * groups):
         raise ConversionError(
-            f"node {node.name!r} ({op.op_type}) has a bias of shape {list(bias)}; its weights, {list(weight)}, need one "
-            f"element for each channel of the output"
+            f"node {node.name!r} ({op.op_type}) has a bias of shape {list(bias)}; its weights, {list(weight)}, need "
+            f"one element for each channel of the output"
         )
 
 
