@@ -159,7 +159,10 @@ class WebGpuProvider(OrtProvider):
     # 20 percent, with a causal mask and with none (scripts/gpu_checks.py shows it). The lowerings of the others have
     # another form for what their kernels compute wrongly.
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
-        {("com.microsoft", "MultiHeadAttention"), ("", "Conv"), ("", "InstanceNormalization"), ("", "Pow")}
+        {
+            ("com.microsoft", "MultiHeadAttention"),
+            *(("", op_type) for op_type in ("Conv", "InstanceNormalization", "Pow", "TopK")),
+        }
     )
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/webgpu/webgpu_provider_options.h
     option_keys: ClassVar[frozenset[str] | None] = names(

@@ -49,9 +49,6 @@ error on the CPU. WebGPU refuses constant ones, and does not look at those that 
 or other memory of the device, and such an update is lost. Check indices before you feed them, such as the numbers of
 tokens. `rope` needs a row of its tables for each place, which is checked on every device where the sizes have names.
 
-WebGPU's sort and top-k fill rows up to a power of two with the largest float (plugin 0.4.0), and give it back for
-infinities.
-
 Versions: {versions}.
 """
 
