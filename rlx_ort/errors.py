@@ -98,9 +98,9 @@ class DeviceFallbackError(DeviceError):
     """
 
     def __init__(self, attempts: Iterable[tuple[Device, str]] | str) -> None:
-        from rlx_ort.device import Device
+        import rlx_ort  # its public name is loaded here, since the module of devices imports this one
 
-        self.attempts = ((Device.CPU, attempts),) if isinstance(attempts, str) else tuple(attempts)
+        self.attempts = ((rlx_ort.Device.CPU, attempts),) if isinstance(attempts, str) else tuple(attempts)
         lines = [f"  {device.label}: {reason}" for device, reason in self.attempts]
         super().__init__("\n".join(["all devices of the chain failed:", *lines]))
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, PlacementError
+from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
@@ -385,3 +387,56 @@ def test_a_named_dim_of_0_is_refused_in_the_run(way: str) -> None:
         with pytest.raises(EngineError, match="inner dim of 0"):
             product(0)
     assert (product(4) == 4).all()
+
+
+class Exported:
+    """An object with nothing but DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """Share the array."""
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        """Return that it is in host memory."""
+        return self.array.__dlpack_device__()
+
+
+def _handle(compiled: CompiledGraph, x: np.ndarray, i: np.ndarray) -> Any:
+    compiled.bind_gpu_handle("x", x)
+    return compiled.run({"i": i})[0]
+
+
+def _committed(compiled: CompiledGraph, x: np.ndarray, i: np.ndarray) -> Any:
+    compiled.commit_no_wait({"x": x, "i": i}, None)
+    return compiled.sync_pending()[0][0]
+
+
+WAYS: dict[str, Callable[[CompiledGraph, np.ndarray, np.ndarray], Any]] = {
+    "run": lambda compiled, x, i: compiled.run({"x": x, "i": i})[0],
+    "slots": lambda compiled, x, i: compiled.run_slots([x, i])[0],
+    "raw": lambda compiled, x, i: compiled.run_raw({"x": x, "i": i})[0],
+    "typed": lambda compiled, x, i: np.frombuffer(
+        compiled.run_typed({"x": (x.tobytes(), "f32"), "i": (i.tobytes(), "i64")})[0][0], np.float32
+    ).reshape(-1, 3),
+    "DLPack": lambda compiled, x, i: compiled.run_dlpack({"x": Exported(x), "i": Exported(i)})[0].numpy(),
+    "handle": _handle,
+    "committed": _committed,
+    "pipelined": lambda compiled, x, i: compiled.run_pipelined([{"x": x, "i": i}])[0][0],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fed_indices_out_of_range_are_refused(way: str) -> None:
+    """However inputs come, a wrong one is an error in every run, and right ones go on as before."""
+    graph = Graph("rows")
+    graph.outputs = [graph.gather(graph.input("x", [4, 3]), graph.input("i", [2], "i64"))]
+    compiled, x = Session("webgpu").compile(graph), floats(4, 3)
+    for index in (3, -4, 1):
+        indices = np.array([0, index], np.int64)
+        np.testing.assert_array_equal(WAYS[way](compiled, x, indices), x[indices])
+        for wrong in (4, -5):
+            with pytest.raises(EngineError, match=f"index {wrong} of input 'i' is out of range for node 'gather'"):
+                WAYS[way](compiled, x, np.array([wrong, 0], np.int64))
