@@ -56,6 +56,7 @@ class OrtProvider(Provider):
         profile: the default cost profile, where it does not depend on the device.
     """
 
+    checks_indices: ClassVar[bool] = False
     title: ClassVar[str]
     extra: ClassVar[str] = ""
     remedy: ClassVar[str] = ""

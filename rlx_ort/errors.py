@@ -94,30 +94,27 @@ class NoViableDeviceError(DeviceError):
 class DeviceFallbackError(DeviceError):
     """Every device of a chain refused or failed; `attempts` holds one (device, reason) per entry, in order.
 
-    A text in place of the attempts is the message.
+    A text in place of the attempts is one attempt of the CPU.
     """
 
     def __init__(self, attempts: Iterable[tuple[Device, str]] | str) -> None:
-        self.attempts: tuple[tuple[Device, str], ...] = ()
-        if isinstance(attempts, str):
-            super().__init__(attempts)
-            return
-        self.attempts = tuple(attempts)
-        lines = ["all devices of the chain failed:"]
-        lines += [f"  {device.label}: {reason}" for device, reason in self.attempts]
-        super().__init__("\n".join(lines))
+        import rlx_ort  # its public name is loaded here, since the module of devices imports this one
+
+        self.attempts = ((rlx_ort.Device.CPU, attempts),) if isinstance(attempts, str) else tuple(attempts)
+        lines = [f"  {device.label}: {reason}" for device, reason in self.attempts]
+        super().__init__("\n".join(["all devices of the chain failed:", *lines]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, so that the error crosses a process pool."""
-        return type(self), (self.attempts or str(self),)
+        return type(self), (self.attempts,)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceFallbackError):
             return NotImplemented
-        return (self.attempts, str(self)) == (other.attempts, str(other))
+        return self.attempts == other.attempts
 
     def __hash__(self) -> int:
-        return hash(str(self))
+        return hash(self.attempts)
 
 
 class GraphError(RlxError):
