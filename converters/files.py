@@ -266,8 +266,11 @@ def load_graph(source: Source, *, trusted_links: Folders = ()) -> Graph:
     # Imported late: this takes 0.1 s.
     from rlx_ort.converters.sources.open import Format, format_of, open_source
 
-    if failure is not None and format_of(file)[0] in (Format.ONNX, Format.IR_JSON):
-        raise failure
+    try:
+        if failure is not None and format_of(file)[0] in (Format.ONNX, Format.IR_JSON):
+            raise failure
+    finally:
+        del failure  # which has this frame, and would keep the file mapped until garbage is collected
     return graph_from_bundle(open_source(file))
 
 

@@ -189,11 +189,11 @@ class Package:
         from concurrent.futures import ThreadPoolExecutor
 
         # Hashing lets other threads run; the same bytes count for the file and for their tensor.
+        checks = [partial(self.check_file, name, progress) for name in self.index.files]
+        checks += [self.tensor(name).check for name in self.index.tensors]
         with ThreadPoolExecutor(2) as pool:
-            running = [pool.submit(holding(self.check_file), name, progress) for name in self.index.files]
-            running += [pool.submit(holding(self.tensor(name).check)) for name in self.index.tensors]
-            for job in running:
-                job.result()
+            for _ in pool.map(holding(lambda check: check()), checks):  # holds no future, whose error would hold it
+                pass
 
     def tensor(self, name: str) -> PackageTensor:
         """Return a stored tensor; its bytes are verified when they are first used."""
