@@ -10,7 +10,6 @@ import functools
 import json
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.ort_provider import save_optimized
+from rlx_ort.storage import temporary_folder
 
 _MOST_WRITTEN_BYTES = 1 << 30  # of weights, for the names of fused nodes
 _BLOCKED = re.compile(r"_nchwc(?:_token_\d+)?$")  # ONNX Runtime names a node in blocked layout after its result
@@ -197,11 +197,11 @@ def traced_run(
     options = options or CompileOptions()
     options = options.with_(placement=options.placement or PlacementRule.ASSISTED)
     found = TracedRun()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with temporary_folder() as folder:
         with found.phase("choose"):
             found.device = choose()
         with found.phase("export"):
-            profiled = options.with_(profile_prefix=str(Path(folder) / "nodes"))
+            profiled = options.with_(profile_prefix=str(folder / "nodes"))
             provider, weights = working_provider(found.device), WeightStore.for_graph(graph)
             slot = open_slot(provider, found.device, graph, weights, profiled)
         rule = options.placement or PlacementRule.ASSISTED
