@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
 from rlx_ort.errors import DeviceParseError
+from rlx_ort.providers.hardware import cpu_name
 from rlx_ort.storage import cache_root, parse_json, put_in_place
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def read_cpu_facts(table: Path) -> dict[str, str]:
                 break  # the first processor's block is over
             found.setdefault(name.strip().lower(), value.strip())
     words = set(found.get("flags", found.get("features", "")).split())
-    name = found.get("model name", found.get("model", "")) or platform.processor() or platform.machine()
+    name = found.get("model name", found.get("model", "")) or cpu_name()
     isa = " ".join(sorted(words.intersection(_INSTRUCTIONS.split())))
     isa = isa or os.environ.get("PROCESSOR_IDENTIFIER", "") or name
     return {"cpu": name, "cpu_instructions": isa, "system": f"{sys.platform} {platform.machine()}"}
