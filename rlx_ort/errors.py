@@ -34,10 +34,12 @@ A message says what was asked, what was found, and what to do. `exit_code` is wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
+
+E = TypeVar("E", bound=BaseException)
 
 
 class RlxError(Exception):
@@ -235,6 +237,29 @@ def install_command(extra: str, *more: str) -> str:
     The package is not published yet, so a checkout is installed; a comment of the shell says so.
     """
     return " ".join(("pip install", f'".[{extra}]"', *more, " # in a checkout of rlx_ort"))
+
+
+def let_go(error: BaseException) -> None:
+    """Let an error keep nothing alive: the frames of its traceback refer to sessions, arrays and mapped files.
+
+    Otherwise memory stays taken, and Windows deletes and replaces none of the files, as long as someone has the error.
+    Variables of a closure are kept all the same, and those of functions that have not returned.
+    """
+    import traceback  # not needed by a program without errors
+
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__
+
+
+def as_cause(error: E) -> E:
+    """Return an error that a generator of `contextmanager` has caught, as the cause of the one that it raises.
+
+    From Python 3.13 on, the frame of the generator leads back to the error; that cycle would keep what the frames of
+    the traceback hold until garbage is collected.
+    """
+    return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
