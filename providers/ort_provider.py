@@ -17,7 +17,7 @@ from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT, all_weights
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError, install_command
+from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError, advice, install_command
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
@@ -295,9 +295,10 @@ def save_optimized(
     weights = all_weights(graph, exported)
     total = sum(data.nbytes for data in weights.values())
     if total > PROTOBUF_LIMIT and not external_data:
+        external = advice("external_data=True", "--external-data")
         raise ConversionError(
             f"{path.name} would hold {total} bytes of weights, above the 2 GB of one file; "
-            + ("ONNX Runtime's format has no data files: write .onnx" if ort_format else "pass external_data=True")
+            + ("ONNX Runtime's format has no data files: write .onnx" if ort_format else f"pass {external}")
         )
 
     def prepare(made: Any) -> None:

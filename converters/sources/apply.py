@@ -17,7 +17,7 @@ from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.sources.weights import Rename, Renames, WeightEntry, WeightFile
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.converters.transforms.scope import dims_text
-from rlx_ort.errors import ConversionError, GraphVerifyError, near_names
+from rlx_ort.errors import ConversionError, GraphVerifyError, advice, near_names
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -170,7 +170,8 @@ def _check(
         elif found != shape:
             hint = "; its rename needs transpose = true" if found[::-1] == shape and len(shape) == 2 else "; "
         elif entry.dtype is not dtype and not (cast and entry.dtype.is_float and dtype.is_float):
-            hint = "; cast=True converts floats" if entry.dtype.is_float and dtype.is_float else "; "
+            converts = f"; {advice('cast=True', '--cast')} converts floats"
+            hint = converts if entry.dtype.is_float and dtype.is_float else "; "
         if hint:
             stored = f" ({entry.stored_as})" if entry.stored_as else ""
             found_text, wanted = f"{entry.dtype.value}{list(entry.shape)}{stored}", f"{dtype.value}{list(shape)}"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import ParamError, near_names
+from rlx_ort.errors import ParamError, advice, near_names
 from rlx_ort.execution.inputs import as_array, cast_hint, is_literal
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, narrowed, read_tensors
@@ -387,7 +387,7 @@ class WeightStore:
         if data.dtype is not declared.dtype:
             raise ParamError(
                 f"parameter {name!r} is {declared}, the data is {data.dtype.value}; "
-                f"cast it with {cast_hint(declared.dtype)} or pass cast=True"
+                f"cast it with {cast_hint(declared.dtype)} or pass {advice('cast=True', '--cast')}"
             )
         if data.shape != _sizes(declared):
             raise ParamError(f"parameter {name!r} is {declared}, the data has shape {data.shape}")

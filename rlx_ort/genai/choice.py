@@ -11,7 +11,7 @@ from pathlib import Path
 from rlx_ort.converters.files import load_graph
 from rlx_ort.converters.from_onnx.tensor_files import Folders, trusted_folders
 from rlx_ort.device import Device, priority_rank
-from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError
+from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError, cpu_help
 from rlx_ort.genai.config import CONFIG, GenaiConfig, read_config
 from rlx_ort.genai.package import why_not
 from rlx_ort.ir.graph import Graph
@@ -254,7 +254,7 @@ def _judged(variant: Variant, policy: DevicePolicy, engine: str, sizes: TextSize
             if compute and strict:
                 blocker = (
                     f"would leave {len(compute)} nodes that compute with floats to the CPU, such as {compute[0]!r}; "
-                    "let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED), or take another device"
+                    f"{cpu_help()}, or take another device"
                 )
             row = replace(row, engines=engines, not_genai=reason, cpu_compute=compute, blocker=blocker)
         rows.append(row)
