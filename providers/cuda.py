@@ -95,8 +95,8 @@ class CudaProvider(OrtProvider):
 
     def memory(self, device: Device) -> MemoryReading | None:
         """Return all that this process uses of the GPU: its context and its loaded kernels are included."""
-        found = process_bytes(device.index)
-        return None if found is None else MemoryReading(found[0], whole=True, source=found[1])
+        used = process_bytes(device.index)
+        return None if used is None else MemoryReading(used[0], whole=True, source=used[1])
 
     def devices(self) -> Sequence[Device]:
         """Return one device for each GPU CUDA counts, or index 0 when it counts none."""

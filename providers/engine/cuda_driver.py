@@ -126,10 +126,10 @@ def _driver() -> ctypes.CDLL:
 @functools.cache
 def _context(index: int) -> int:
     """Return the primary context of a GPU, which ONNX Runtime uses as well; it is kept until the process ends."""
-    found = _P()
+    context = _P()
     _call("cuInit", 0)
-    _call("cuDevicePrimaryCtxRetain", ctypes.byref(found), index)
-    return int(found.value or 0)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), index)
+    return int(context.value or 0)
 
 
 def _call(name: str, *arguments: Any) -> None:
@@ -353,9 +353,9 @@ def _free_host(context: int, address: int) -> None:
 def _on_host(type_: int, address: int | None) -> bool:
     if type_ != _UNIFIED:
         return type_ == _HOST
-    found = _U()
-    code = _driver().cuPointerGetAttribute(ctypes.byref(found), _POINTER_MEMORY_TYPE, address)
-    return bool(code) or found.value != _DEVICE  # an address that the driver does not know is the host's
+    pointer = _U()
+    code = _driver().cuPointerGetAttribute(ctypes.byref(pointer), _POINTER_MEMORY_TYPE, address)
+    return bool(code) or pointer.value != _DEVICE  # an address that the driver does not know is the host's
 
 
 def _gpu(library: ctypes.CDLL, ordinal: int) -> CudaGpu:

@@ -285,13 +285,13 @@ def each_once(devices: Iterable[Device], package: Package | None = None, *, name
         from rlx_ort.deploy.open import options_of
 
         settings = options_of(package)
-    found: dict[object, Device] = {}
+    firsts: dict[object, Device] = {}
     for device in devices:
         precision = None if settings is None else settings.on(device).key
-        first = found.setdefault(((same_hardware(device) or [device])[0], precision), device)
+        first = firsts.setdefault(((same_hardware(device) or [device])[0], precision), device)
         if first != device and named:
             note(f"{device.label} is the same device as {first.label}, which has the result")
-    return list(found.values())
+    return list(firsts.values())
 
 
 def note_assumed(done: str, sizes: Mapping[str, int]) -> None:

@@ -243,8 +243,8 @@ def export(
                 raise WriteError(f"{target} cannot be written: {err.strerror}; check its rights") from err
             save_onnx(graph, made, external_data=bool(graph.params), overwrite=force, options=given)
     if as_json:
-        found = {"written": str(made), "format": form, "batched_along": dim}
-        print_json({**found, "not_batched": why} if why else found)
+        document = {"written": str(made), "format": form, "batched_along": dim}
+        print_json({**document, "not_batched": why} if why else document)
     note(f"wrote {made}")
     if form == "triton":
         note(f"requests are batched along {dim!r}" if dim else f"requests are not batched{why and f': {why}'}")

@@ -32,12 +32,12 @@ _PORT = click.IntRange(-1, 65535)
 def _range_of(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
     least, dash, most = text.partition("-")
     try:
-        found = int(least), int(most if dash else least)
+        limits = int(least), int(most if dash else least)
     except ValueError:
-        found = (0, 0)
-    if not 1 <= found[0] <= found[1]:
+        limits = (0, 0)
+    if not 1 <= limits[0] <= limits[1]:
         raise click.BadParameter(f"{text!r} is no number of replicas, as 2, or range, as 1-4", ctx, param)
-    return found
+    return limits
 
 
 @dataclass(frozen=True)

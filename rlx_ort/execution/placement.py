@@ -244,8 +244,8 @@ class KernelDispatchReport:
     reason: str = ""
 
     def __repr__(self) -> str:
-        found = f"{len(self.summaries)} rows, {len(self.still_unsupported)} unsupported nodes"
-        return f"<KernelDispatchReport on {self.device.label}, {self.policy}: {found}>"
+        counts = f"{len(self.summaries)} rows, {len(self.still_unsupported)} unsupported nodes"
+        return f"<KernelDispatchReport on {self.device.label}, {self.policy}: {counts}>"
 
     @property
     def compile_ready(self) -> bool:
