@@ -16,7 +16,7 @@ from rlx_ort.converters.from_onnx.tensor_files import Folders
 from rlx_ort.converters.onnx_types import refer, tensor_proto
 from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
-from rlx_ort.errors import ConversionError, WriteError
+from rlx_ort.errors import ConversionError, WriteError, advice
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import TensorData
@@ -159,7 +159,8 @@ def _write_model(
     model.ClearField("graph")
     head_bytes = model.SerializeToString(deterministic=True)
     if total + len(head_bytes) + 16 > PROTOBUF_LIMIT:
-        raise ConversionError(f"the model is {total} bytes, above the 2 GB of one file; pass external_data=True")
+        external = advice("external_data=True", "--external-data")
+        raise ConversionError(f"the model is {total} bytes, above the 2 GB of one file; pass {external}")
     stream.write(head_bytes + field_key(onnx.ModelProto.GRAPH_FIELD_NUMBER) + varint(total) + body)
     for header, data in fields:
         stream.write(header)
@@ -240,7 +241,8 @@ def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
         if place.is_dir():
             raise ConversionError(f"{place} is a folder; give the name of a file")
         if place.exists() and not overwrite:
-            raise ConversionError(f"{place} exists and was left as it is; give --force (overwrite=True) to replace it")
+            remedy = advice("overwrite=True", "--force")
+            raise ConversionError(f"{place} exists and was left as it is; give {remedy} to replace it")
 
 
 def load_graph(source: Source, *, trusted_links: Folders = ()) -> Graph:

@@ -42,6 +42,36 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=BaseException)
 
 
+_advises_options = False
+
+
+@contextlib.contextmanager
+def advising_options() -> Iterator[None]:
+    """Have messages of this process name options of the command line while a block runs, in every thread."""
+    global _advises_options
+    before, _advises_options = _advises_options, True
+    try:
+        yield
+    finally:
+        _advises_options = before
+
+
+def advice(python: str, option: str) -> str:
+    """Return a remedy as the caller can apply it: by an argument in Python, or by an option of the command line.
+
+    Messages become reasons of other errors, rows of tables and log lines, so they are right from the start.
+    """
+    return option if _advises_options else python
+
+
+def cpu_help() -> str:
+    """Return the remedy for nodes that a device leaves."""
+    return "let the CPU help " + advice(
+        "with CompileOptions(placement=PlacementRule.ASSISTED)",
+        "(--assisted of `run`, `compare` and `genai`, no --device in other commands)",
+    )
+
+
 class RlxError(Exception):
     """Base of every error that `rlx_ort` raises on purpose."""
 

@@ -152,7 +152,7 @@ def clear_unfinished(folder: Path, *, below: bool = False) -> list[Path]:
     """
     import shutil  # takes 4 ms, which a start from the compile cache does without
 
-    found = []
+    removed = []
     with contextlib.suppress(OSError):  # a folder that cannot be read is left as it is
         for path in [Path(entry.path) for entry in os.scandir(folder)]:
             match = re.fullmatch(_HIDDEN, path.name)
@@ -160,10 +160,10 @@ def clear_unfinished(folder: Path, *, below: bool = False) -> list[Path]:
                 status = path.lstat()
                 if match is not None and _is_abandoned(path, match["place"], match["process"]):
                     shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else path.unlink()
-                    found.append(path)
+                    removed.append(path)
                 elif below and stat.S_ISDIR(status.st_mode):
-                    found += clear_unfinished(path, below=True)
-    return found
+                    removed += clear_unfinished(path, below=True)
+    return removed
 
 
 def _is_abandoned(path: Path, place: str | None, process: str | None) -> bool:

@@ -131,10 +131,10 @@ def _driver() -> ctypes.CDLL:
 @functools.cache
 def _context(index: int) -> int:
     """Return the primary context of a GPU, which ONNX Runtime uses as well; it is kept until the process ends."""
-    found = _P()
+    context = _P()
     _call("cuInit", 0)
-    _call("cuDevicePrimaryCtxRetain", ctypes.byref(found), index)
-    return int(found.value or 0)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), index)
+    return int(context.value or 0)
 
 
 def _call(name: str, *arguments: Any) -> None:

@@ -144,9 +144,9 @@ class Recordings:
         with self._lock:
             if not self.active:
                 return plain()
-            found = self._found(owner, names, feeds)
-            if found is not None:
-                return found.run(feeds)
+            replay = self._found(owner, names, feeds)
+            if replay is not None:
+                return replay.run(feeds)
             return self._run_plain(owner, names, feeds, plain)
 
     def run_values(
@@ -161,15 +161,15 @@ class Recordings:
                 return plain()
             on_device = frozenset(name for name, value in feeds.items() if not isinstance(value, np.ndarray))
             owner: Owner = (on_device, frozenset(resident)) if on_device or resident else 0
-            found = self._found(owner, names, feeds)
-            if found is not None and (changed := found.changed(feeds)):
-                self._changing.setdefault(found.key, set()).update(changed)
+            replay = self._found(owner, names, feeds)
+            if replay is not None and (changed := replay.changed(feeds)):
+                self._changing.setdefault(replay.key, set()).update(changed)
                 self._last = None
-                self._recorded.pop(found.key).close()
-                found = None
-            if found is not None:
+                self._recorded.pop(replay.key).close()
+                replay = None
+            if replay is not None:
                 self._copied_out = 0
-                return found.run_values(feeds, self._fresh)
+                return replay.run_values(feeds, self._fresh)
             results = self._run_plain(owner, names, feeds, plain)
             self._copied_out += bool(resident)
             if self._copied_out >= MOST_COPIED_OUT and not self._required:
@@ -215,8 +215,8 @@ class Recordings:
             raise
         except self._errors as err:
             raise NotRecordedError(f"{type(err).__name__}: {err}") from err
-        self._bound.add(found)
-        return found
+        self._bound.add(replay)
+        return replay
 
     def refuse_bound(self, reason: str) -> None:
         """Record no bound run from now on."""
@@ -234,8 +234,8 @@ class Recordings:
         """Return the recorded signatures, and the refused ones with the reason."""
         with self._lock:
             recorded = [
-                RecordedRun({name: described(*facts) for name, *facts in key[2]}, key[1], found.nbytes)
-                for key, found in self._recorded.items()
+                RecordedRun({name: described(*facts) for name, *facts in key[2]}, key[1], replay.nbytes)
+                for key, replay in self._recorded.items()
             ]
             waits = f"many input signatures take turns: after {FIRST_TRIES}, one in {RUNS_PER_TRY} runs is recorded"
             waiting = {key: waits for key, (count, _) in self._counts.items() if count >= PLAIN_RUNS}
@@ -243,8 +243,8 @@ class Recordings:
                 ", ".join(f"{name} {described(*facts)}" for name, *facts in key[2]): reason
                 for key, reason in (self._refused | waiting).items()
             }
-            for found in self._bound:
-                recorded.append(RecordedRun(found.inputs, tuple(found.outputs), found.nbytes))
+            for replay in self._bound:
+                recorded.append(RecordedRun(replay.inputs, tuple(replay.outputs), replay.nbytes))
             if self._bound_refusal:
                 refused["steps over fixed memory"] = self._bound_refusal
             return DeviceGraphReport(tuple(recorded), refused, self._reason)
@@ -276,25 +276,25 @@ class Recordings:
         if last is not None and last.fits(owner, names, feeds):
             return last
         key = signature(owner, names, feeds)
-        found = None if key is None else self._recorded.get(key)
-        if found is not None:
+        replay = None if key is None else self._recorded.get(key)
+        if replay is not None:
             assert key is not None  # noqa: S101  # it was found by it
             self._recorded.move_to_end(key)
-            self._last = found
-        return found
+            self._last = replay
+        return replay
 
     def _copied(self, results: Sequence[Any]) -> list[Any]:
         """Return results with copies, outside of the session's arena, of those that are on the device."""
-        found, copies = list(results), []
+        outputs, copies = list(results), []
         for place, result in enumerate(results):
             if result is not None and not isinstance(result, np.ndarray):
                 like = _like(result)
-                found[place] = self._fresh(like)
+                outputs[place] = self._fresh(like)
                 if like.nbytes:
-                    copies.append((found[place].address, result.address, like.nbytes))
+                    copies.append((outputs[place].address, result.address, like.nbytes))
         if copies:
             self._driver.move(copies)
-        return found
+        return outputs
 
     def _run_plain(
         self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]

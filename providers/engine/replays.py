@@ -270,9 +270,11 @@ def check_worth(plain_ns: int, replay_ns: int) -> None:
         raise NotRecordedError(f"a replay takes {replay_ns / 1e3:.1f} us, a plain run {plain_ns / 1e3:.1f} us")
 
 
-def check_replay(names: Sequence[str], wanted: Sequence[npt.NDArray[Any]], found: Sequence[npt.NDArray[Any]]) -> None:
+def check_replay(
+    names: Sequence[str], wanted: Sequence[npt.NDArray[Any]], replayed: Sequence[npt.NDArray[Any]]
+) -> None:
     """Compare a replay's outputs with a plain run's: exactly, or to 32 roundings of the largest element for floats."""
-    for name, want, got in zip(names, wanted, found, strict=True):
+    for name, want, got in zip(names, wanted, replayed, strict=True):
         if want.shape != got.shape or want.dtype != got.dtype:
             raise NotRecordedError(f"a replay gave output {name!r} as {got.dtype}{got.shape}")
         if not agree(got, want, epsilons=32):

@@ -31,28 +31,6 @@ JSON_SCHEMA = 1
 
 _PRINTED = "rlx_ort.printed_json"
 
-_FLAGS = {
-    "let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED)": (
-        "let the CPU help (--assisted of `run`, `compare` and `genai`, no --device in other commands)"
-    ),
-    " with apply_weights(model, read_weights(FILE))": " with --params of `convert`",
-    ", or open the package with private=True": "",
-    "; private=True reads it instead": "",
-    " (overwrite=True)": "",
-    "; force replaces it": "; --force replaces it",
-    "cast=True": "--cast",
-    "external_data=True": "--external-data",
-    "trusted_links=FOLDER": "--trust-links FOLDER",
-}
-"""Arguments of Python functions in messages of the library -> options of the command line."""
-
-
-def with_flags(text: str) -> str:
-    """Return a message of the library that names options of the command line where it names arguments in Python."""
-    for argument, flag in _FLAGS.items():
-        text = text.replace(argument, flag)
-    return text
-
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document in ASCII, which every terminal and pipe can carry; records become objects."""

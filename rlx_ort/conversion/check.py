@@ -125,13 +125,13 @@ class ConversionCheck:
         """Return why the conversion is refused."""
         lines = [f"the result differs from the source by more than {comparison.tolerance}; nothing was written:"]
         for output in comparison.outputs:
-            found, mark = output.found, "" if output.ok else " <-"
-            if found.shapes is not None:
-                lines.append(f"  {output.name}: shape {list(found.shapes[0])} became {list(found.shapes[1])}{mark}")
+            gap, mark = output.found, "" if output.ok else " <-"
+            if gap.shapes is not None:
+                lines.append(f"  {output.name}: shape {list(gap.shapes[0])} became {list(gap.shapes[1])}{mark}")
                 continue
-            extra = f", {found.nonfinite} not finite on one side only" if found.nonfinite else ""
-            extra += f", {found.differing} of {found.elements} differ" if found.differing else ""
-            figures = f"max abs {found.max_abs:.3g}, relative L2 {found.relative_l2:.3g}, cosine {found.cosine:.6g}"
+            extra = f", {gap.nonfinite} not finite on one side only" if gap.nonfinite else ""
+            extra += f", {gap.differing} of {gap.elements} differ" if gap.differing else ""
+            figures = f"max abs {gap.max_abs:.3g}, relative L2 {gap.relative_l2:.3g}, cosine {gap.cosine:.6g}"
             lines.append(f"  {output.name}: {figures}{extra}{mark}")
         if self._drawn:
             operators = ", ".join(self._drawn)
