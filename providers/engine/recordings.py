@@ -206,7 +206,7 @@ class Recordings:
                 raise NotRecordedError(self._bound_refusal)
             bound = self._bind(inputs, outputs)
             self._check_launches(bound)
-            found = Replay(self._driver, bound, (_BOUND, tuple(arrays), ()), inputs, arrays)
+            replay = Replay(self._driver, bound, (_BOUND, tuple(arrays), ()), inputs, arrays)
         except BrokenSessionError as err:
             self.broken = True
             self.give_up(str(err))

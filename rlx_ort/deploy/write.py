@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlx_ort.deploy.container import Member, layout_of
-from rlx_ort.errors import PackageError, WriteError
+from rlx_ort.errors import PackageError, WriteError, advice
 from rlx_ort.storage import clear_unfinished, partial_path, put_in_place, remove, replacing, unfinished
 
 

@@ -179,12 +179,12 @@ def read_variants(
             variants[name] = Variant(name, config, graph, bound)
         except RlxError as err:
             failures.append((name, err))
-    if not found:
+    if not variants:
         try:
             raise failures[0][1]
         finally:
             failures.clear()  # they have this frame, and would keep files mapped until garbage is collected
-    return found, tuple((name, str(err)) for name, err in failures)
+    return variants, tuple((name, str(err)) for name, err in failures)
 
 
 def rank(

@@ -196,14 +196,14 @@ def traced_run(
     """
     options = options or CompileOptions()
     options = options.with_(placement=options.placement or PlacementRule.ASSISTED)
-    found = TracedRun()
+    trace = TracedRun()
     with temporary_folder() as folder:
-        with found.phase("choose"):
-            found.device = choose()
-        with found.phase("export"):
+        with trace.phase("choose"):
+            trace.device = choose()
+        with trace.phase("export"):
             profiled = options.with_(profile_prefix=str(folder / "nodes"))
-            provider, weights = working_provider(found.device), WeightStore.for_graph(graph)
-            slot = open_slot(provider, found.device, graph, weights, profiled)
+            provider, weights = working_provider(trace.device), WeightStore.for_graph(graph)
+            slot = open_slot(provider, trace.device, graph, weights, profiled)
         rule = options.placement or PlacementRule.ASSISTED
         with trace.phase("open"):
             compiled = CompiledGraph(slot, rule)

@@ -128,9 +128,9 @@ def read_cpu_facts(table: Path) -> dict[str, str]:
             name, _, value = line.partition(":")
             if not name.strip() and facts:
                 break  # the first processor's block is over
-            found.setdefault(name.strip().lower(), value.strip())
-    words = set(found.get("flags", found.get("features", "")).split())
-    name = found.get("model name", found.get("model", "")) or cpu_name()
+            facts.setdefault(name.strip().lower(), value.strip())
+    words = set(facts.get("flags", facts.get("features", "")).split())
+    name = facts.get("model name", facts.get("model", "")) or cpu_name()
     isa = " ".join(sorted(words.intersection(_INSTRUCTIONS.split())))
     isa = isa or os.environ.get("PROCESSOR_IDENTIFIER", "") or name
     return {"cpu": name, "cpu_instructions": isa, "system": f"{sys.platform} {platform.machine()}"}
