@@ -139,7 +139,7 @@ def limited_nodes(
 ) -> list[tuple[ExportedNode, str]]:
     """Return the nodes on which kernels with these limits fail or are wrong, and why."""
     operators = {(limit.domain, limit.op_type) for limit in limits}
-    found = []
+    limited = []
     for node in nodes:
         pattern = node.pattern
         if (pattern.domain, pattern.op_type) not in operators:
@@ -153,8 +153,8 @@ def limited_nodes(
         known = [each for each in limits if (each.domain, each.op_type) == (pattern.domain, pattern.op_type)]
         why = next((limit.reason for limit in known if limit.applies(node, given)), "")
         if why:
-            found.append((node, why))
-    return found
+            limited.append((node, why))
+    return limited
 
 
 def element(kinds: Sequence[ValueType | None]) -> DType | None:

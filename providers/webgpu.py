@@ -164,8 +164,8 @@ class WebGpuProvider(OrtProvider):
         """Return that the adapter is software, else the ids of the plugin's GPU."""
         if is_software():
             return Availability(False, hardware="software adapter", remedy=self.no_hardware_remedy())
-        found = plugin_devices(runtime.onnxruntime(), self.ep_name)
-        hardware, identity = described(found[0].device) if found else ("", "")
+        devices = plugin_devices(runtime.onnxruntime(), self.ep_name)
+        hardware, identity = described(devices[0].device) if devices else ("", "")
         return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy(), identity=identity)
 
     def memory(self, device: Device) -> MemoryReading | None:
@@ -184,10 +184,10 @@ class WebGpuProvider(OrtProvider):
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on the plugin's one device, unless the process was forked; see `OrtProvider.recipe`."""
         _refuse_after_fork(device)
-        found = super().recipe(device, options)
+        recipe = super().recipe(device, options)
         _owner[:] = _owner or [os.getpid()]
         return replace(
-            found,
+            recipe,
             run_lock=self.run_lock,
             before_run=lambda: _refuse_after_fork(device),
             memory=("webgpu", 0),
@@ -318,7 +318,7 @@ def is_software() -> bool:
     if runtime.runtime_problem() is not None:
         return False
     devices = plugin_devices(runtime.onnxruntime(), WebGpuProvider.ep_name)
-    return any(str(found.device.type).endswith("CPU") for found in devices)
+    return any(str(each.device.type).endswith("CPU") for each in devices)
 
 
 def vulkan_problem() -> Problem | None:

@@ -333,8 +333,8 @@ def _extreme(emit: Emitter, op: Reduce, value: Any) -> Any:
     kept = to_compute(emit, "TopK", value, dtype)
     for axis in op.axes:
         kept, _ = emit.op("TopK", kept, emit.i64([1]), outputs=2, axis=axis, largest=_LARGEST[op.function], sorted=1)
-    found = from_compute(emit, "TopK", kept, dtype)
-    return found if op.keep_dim else emit.op("Squeeze", found, emit.i64(op.axes))
+    picked = from_compute(emit, "TopK", kept, dtype)
+    return picked if op.keep_dim else emit.op("Squeeze", picked, emit.i64(op.axes))
 
 
 @lowers(Cumsum)

@@ -227,11 +227,11 @@ def runnable(graph: Graph) -> Runnable:
     if not mutable:
         return Runnable(graph)
     with _runnable_lock:
-        found = _runnables.get(graph)
-        if found is None or found[0] != graph.revision:
+        entry = _runnables.get(graph)
+        if entry is None or entry[0] != graph.revision:
             names = tuple(node.output_names[0] for node in mutable)
-            _runnables[graph] = found = (graph.revision, Runnable(_with_inputs(graph), names))
-        return found[1]
+            _runnables[graph] = entry = (graph.revision, Runnable(_with_inputs(graph), names))
+        return entry[1]
 
 
 _runnables: weakref.WeakKeyDictionary[Graph, tuple[int, Runnable]] = weakref.WeakKeyDictionary()
@@ -377,15 +377,15 @@ class EngineSlot:
         import onnx.numpy_helper
 
         known = {tensor.name: tensor for tensor in self.exported.model.graph.initializer}
-        found = []
+        rotations = []
         for node in nodes:
             x, table, first = input_dims(node, 0), input_dims(node, 2), known.get(node.input_names[1])
             if x is None or table is None or first is None or first.data_location or math.prod(first.dims) != 1:
                 continue  # places that are fed or computed are not known
             length, rows = x[-2], table[0]
             if isinstance(length, str) and isinstance(rows, int):
-                found.append((node.name, length, rows - int(onnx.numpy_helper.to_array(first).item())))
-        return found
+                rotations.append((node.name, length, rows - int(onnx.numpy_helper.to_array(first).item())))
+        return rotations
 
     def _refuse_limited(self, placement: Placement) -> None:
         """Refuse nodes that the device has taken and whose kernel is known to fail or to be wrong on them.
@@ -506,9 +506,9 @@ class EngineSlot:
 
     def _snapshot(self) -> tuple[int, Mapping[str, TensorData], Mapping[str, TensorData]]:
         """Return a version, the frozen weights and the mutable ones, all of that version."""
-        version, found = self.source.snapshot(self.names, self.exported.stored_as)
-        mutable = {name: found[name] for name in self.runs.mutable}
-        return version, {name: found[name] for name in self.exported.params}, mutable
+        version, tensors = self.source.snapshot(self.names, self.exported.stored_as)
+        mutable = {name: tensors[name] for name in self.runs.mutable}
+        return version, {name: tensors[name] for name in self.exported.params}, mutable
 
     def _feeds(
         self, session: EngineSession, changing: Mapping[str, TensorData], replaces: bool = False
@@ -587,7 +587,7 @@ class EngineSlot:
             link, asked = weakref.ref(self), weakref.WeakMethod(gains)
             engine.sized = SizedSessions(
                 engine.run,
-                lambda: bool((found := asked()) and found()),
+                lambda: bool((sized := asked()) and sized()),
                 getattr(session, "replans", False),
                 lambda key: _sized_slot(link(), key),
                 rule,
@@ -599,14 +599,14 @@ class EngineSlot:
 
 def _open_dims(types: Mapping[str, ValueType]) -> dict[str, list[tuple[str, int]]]:
     """Return the inputs and axes of each named dim; nothing if a dim has neither a name nor a size."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    places: dict[str, list[tuple[str, int]]] = {}
     for name, kind in types.items():
         if not isinstance(kind, TensorType) or kind.shape is None or None in kind.shape:
             return {}
         for axis, dim in enumerate(kind.shape):
             if isinstance(dim, str):
-                found.setdefault(dim, []).append((name, axis))
-    return found
+                places.setdefault(dim, []).append((name, axis))
+    return places
 
 
 def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> EngineSlot:
@@ -620,9 +620,9 @@ def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, 
     given = dict(shapes)
     sizes = {dim: given[places[0][0]][places[0][1]] for dim, places in _open_dims(slot.input_types).items()}
     options = slot.options.with_(dims={**slot.options.dims, **sizes}, sized_sessions=0)
-    found = open_slot(slot.provider, slot.device, slot.graph, slot.weights, options)
-    slot.adopt(found)
-    return found
+    sized = open_slot(slot.provider, slot.device, slot.graph, slot.weights, options)
+    slot.adopt(sized)
+    return sized
 
 
 def open_slot(
