@@ -441,8 +441,7 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     ):
         return False
     package.copy.check()
-    note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (inputs, outputs))
-    return True
+    return note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (inputs, outputs))
 
 
 def _interface(name: str, kind: ValueType) -> Interface | None:

@@ -9,19 +9,17 @@ and outputs are plain arrays. The process waits for these imports, so there are 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlx_ort import environment
+from rlx_ort import environment, kept
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.engine.compiled.store import SCHEMA, cpu_facts
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end, watch
 from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
 from rlx_ort.providers.engine.stopping import check_stopped, held_stop
-from rlx_ort.storage import parse_json, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,29 +50,19 @@ def note_start(
     digest: str,
     engine: str,
     interface: tuple[tuple[Interface, ...], tuple[Interface, ...]],
-) -> None:
-    """Note that a package starts from an entry, replacing an earlier note."""
-    path = _path(store, package_sha256)
-    document = {
-        "schema": SCHEMA,
-        "entry": digest,
-        "facts": _facts(engine),
-        "inputs": interface[0],
-        "outputs": interface[1],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(document, indent=1).encode())
+) -> bool:
+    """Note that a package starts from an entry, replacing an earlier note, and return whether that was possible."""
+    document = {"entry": digest, "facts": _facts(engine), "inputs": interface[0], "outputs": interface[1]}
+    return kept.write(_path(store, package_sha256), SCHEMA, document)
 
 
 def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start | None:
     """Return what a package starts from, checked by `CompileStore.find`, or None if it has to be made first."""
     if _another_provider():
         return None
-    try:
-        document = parse_json(_path(store, package_sha256).read_bytes())
-        if document["schema"] != SCHEMA or document["facts"] != _facts(engine):
-            return None
-        entry = store.find(str(document["entry"]))
+
+    def start_of(document: Mapping[str, Any]) -> Start | None:
+        entry = store.find(str(document["entry"])) if document["facts"] == _facts(engine) else None
         if entry is None:
             return None
         inputs, outputs = (
@@ -82,8 +70,8 @@ def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start |
             for side in ("inputs", "outputs")
         )
         return Start(entry, inputs, outputs)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+
+    return kept.read(_path(store, package_sha256), SCHEMA, start_of)
 
 
 def _facts(engine: str) -> Mapping[str, Any]:
