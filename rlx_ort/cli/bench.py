@@ -69,7 +69,7 @@ def command(
     With --faults a driver error, out of memory and a run that hangs are made up on each device in turn, and the other
     devices answer.
     """
-    from rlx_ort.cli.arrays import made_up_inputs
+    from rlx_ort import made_up
     from rlx_ort.ir.graph import check_dims
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.predict import dims_of
@@ -84,7 +84,7 @@ def command(
         graph = runner.graph
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
-        feeds, assumed = made_up_inputs(graph.inputs, sizes)
+        feeds, assumed = made_up.random_inputs(graph.input_types, sizes)
         used = dims_of(graph, feeds)
         devices = options.each_once(policy.allow or ()) if names else runner.devices()
         for device in devices:
@@ -125,7 +125,7 @@ def _sizes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int
     """Return the named dims that the given shapes of inputs decide."""
     from rlx_ort.ir.types import TensorType
 
-    kinds = {value.name: value.type for value in graph.inputs}
+    kinds = graph.input_types
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
         kind = kinds.get(name)
