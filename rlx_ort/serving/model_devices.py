@@ -18,6 +18,7 @@ from rlx_ort.ir.types import ValueType
 from rlx_ort.made_up import even_inputs, spread
 from rlx_ort.numerics import agree
 from rlx_ort.serving.lanes import Array, Lane, Padding
+from rlx_ort.timing import timed
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.start import StartedPackage
@@ -185,13 +186,9 @@ def _run(
 
 def _timed(lane: Lane, rows: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run inputs twice, learn the shorter time, and return the outputs."""
-    times = []
-    for _ in range(2):
-        begun_ns = time.perf_counter_ns()
-        outputs = lane.run(inputs, None)
-        times.append(time.perf_counter_ns() - begun_ns)
-    lane.learn(rows, min(times))
-    return outputs
+    runs = [timed(lambda: lane.run(inputs, None)) for _ in range(2)]
+    lane.learn(rows, min(ns for _, ns in runs))
+    return runs[-1][0]
 
 
 def _learn_sizes(lane: Lane, kinds: Mapping[str, ValueType], most: int) -> None:
