@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rlx_ort.deploy.container import Container
+    from rlx_ort.providers.engine.compiled.starts import SavedSession
 
 _SCHEMA = 1
 _MOST_COPIES = 64
@@ -60,6 +61,14 @@ class PackageCopy:
         """
         if not self.is_known():
             self._hash(None)
+
+    def watch(self, quick: SavedSession) -> None:
+        """Hash the copy in the background after the first run of a session, unless it is known.
+
+        Raises:
+            IntegrityError: it was found damaged.
+        """
+        quick.on_first_run = None if self.is_known() else self.check_in_background
 
     def check_in_background(self) -> threading.Thread:
         """Hash the copy in a thread; damage is logged, and later starts of the copy raise it."""
