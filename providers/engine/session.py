@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import EngineError, as_cause
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment
 from rlx_ort.providers.engine.binding import Binder
@@ -237,7 +237,7 @@ class OrtEngineSession:
                     self._before()
                 yield
         except self.errors as err:
-            raise running_error(err, self.device) from err
+            raise running_error(err, self.device) from as_cause(err)
 
     def graph_runs(self, core: SessionCore) -> GraphRuns:
         """Return the recorded binding of a session with a device graph; the session's guard is held."""
@@ -422,13 +422,13 @@ def _bound_memory(session: Any, inputs: Collection[str], recipe: SessionRecipe) 
     ask = getattr(session, "get_input_memory_infos", None)
     if ask is None:  # the recipe then decides, and is certain about the CPU's own kernels only
         return dict.fromkeys(inputs, recipe.memory) if recipe.on_cpu or recipe.memory != HOST_MEMORY else {}
-    found = {}
+    places = {}
     for name, info in zip(inputs, ask(), strict=True):
         if info.name == "Cpu":
-            found[name] = HOST_MEMORY
+            places[name] = HOST_MEMORY
         elif recipe.memory != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind
-            found[name] = recipe.memory
-    return found
+            places[name] = recipe.memory
+    return places
 
 
 def _types(infos: Sequence[Any], declared: Mapping[str, ValueType]) -> dict[str, ValueType]:

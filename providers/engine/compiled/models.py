@@ -76,12 +76,12 @@ def use_for(recipe: SessionRecipe, options: CompileOptions) -> CacheUse:
 @contextlib.contextmanager
 def watched() -> Iterator[list[Opening]]:
     """Collect the sessions that are opened through the cache in a `with` block, by all threads."""
-    found: list[Opening] = []
-    _watchers.append(found)
+    openings: list[Opening] = []
+    _watchers.append(openings)
     try:
-        yield found
+        yield openings
     finally:
-        _watchers[:] = [other for other in _watchers if other is not found]
+        _watchers[:] = [other for other in _watchers if other is not openings]
 
 
 def open_cached(
@@ -117,8 +117,8 @@ def open_cached(
         message = "opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder"
         _log.log(level, message, store.root, err)
         return None
-    for found in _watchers:
-        found.append(Opening(recipe, request, entry))
+    for watcher in _watchers:
+        watcher.append(Opening(recipe, request, entry))
     return opened
 
 
@@ -146,9 +146,9 @@ def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, roo
     if recipe.keeps is not Keeps.PACKED:
         from rlx_ort.providers.registry import default_registry
 
-        found = default_registry().availability(request.device)  # probed before anything was compiled for it
-        hardware = f"{found.hardware} {found.identity}".strip()
-        parts |= {"device": request.device.label, "hardware": hardware, "driver": found.driver}
+        availability = default_registry().availability(request.device)  # probed before anything was compiled for it
+        hardware = f"{availability.hardware} {availability.identity}".strip()
+        parts |= {"device": request.device.label, "hardware": hardware, "driver": availability.driver}
     for number, library in enumerate(options.custom_op_libraries):
         parts[f"custom_ops_{number}"] = hashlib.sha256(read_regular(library)).hexdigest()
     return CacheKey(parts)
@@ -186,10 +186,10 @@ def _open_saved(
 
     loads_as = replace(request, options=request.options.with_(optimization=OptimizationLevel.OFF))
     for attempt in (1, 2):
-        found = _found(store, key)
-        if found is not None:
+        saved = _found(store, key)
+        if saved is not None:
             _vouch(request)
-        entry = found or store.make(key, _label(request), fill)
+        entry = saved or store.make(key, _label(request), fill)
         try:
             return entry, open_with(recipe, loads_as, saved=entry.folder / MODEL_FILE)
         except RlxError as err:
@@ -293,10 +293,10 @@ def _remembered(stamp: tuple[int, ...], names: list[str], weights: Mapping[str, 
     known = kept.read(memo, SCHEMA, lambda document: _HEXADECIMAL.fullmatch(document["sha256"]))
     if known is not None:
         return known[0]
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name in names:
-        found.update(_bytes_of(weights[name]))
-    digest = found.hexdigest()
+        hashed.update(_bytes_of(weights[name]))
+    digest = hashed.hexdigest()
     kept.write(memo, SCHEMA, {"sha256": digest})
     return digest
 
