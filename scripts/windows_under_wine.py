@@ -37,7 +37,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,7 @@ PARTS = {
     ),
 }
 EVERY_CHANGE = ("unit", "commands", "serving")
+DXIL = Path("dxil.log")  # where the shim lists the tests whose shaders Wine's vkd3d cannot read
 SILENCE_S = 900  # a test that takes longer hangs
 
 
@@ -143,6 +144,7 @@ def main() -> int:
     each.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: {' '.join(EVERY_CHANGE)}")
     each.add_argument("--out", type=Path, help="folder for logs (default: in the cache folder)")
     each.add_argument("--record", type=Path, help="a JSON file; its other parts are kept")
+    each.add_argument("--shard", default="", metavar="I/N", help="of each part's tests, or of each file's on directx")
     each.add_argument("--seconds", type=float, default=0.0, help="begin no process after this time; keep what there is")
     each = commands.add_parser("python", help="run Windows' Python in the copy of the checkout")
     each.add_argument("environment", choices=EXTRAS)
@@ -556,13 +558,19 @@ PATCHES = {
 }
 DIRECT3D = '''"""Answer ID3D12Device5::EnumerateMetaCommands with none, and CreateSharedHandle with an event.
 
-DirectML asks for both, and Wine's vkd3d has neither.
+DirectML asks for both, and Wine's vkd3d has neither. The tests whose shaders vkd3d refuses, since they are written in
+DXIL and it reads older ones only, are listed in a file.
 """
 import ctypes
+import os
 import uuid
 from ctypes import POINTER, WINFUNCTYPE, byref, c_long, c_uint, c_void_p, cast
 
 _kept = []
+
+
+class _Pipeline(ctypes.Structure):
+    _fields_ = [("root", c_void_p), ("shader", c_void_p), ("bytes", ctypes.c_size_t)]
 
 
 def install():
@@ -580,16 +588,28 @@ def install():
         count[0] = 0
         return 0
 
+    make_pipeline = WINFUNCTYPE(c_long, c_void_p, POINTER(_Pipeline), c_void_p, c_void_p)
+    compute = make_pipeline(table[11])
+
+    @make_pipeline
+    def create_compute_pipeline_state(this, description, interface, state):
+        code = compute(this, description, interface, state)
+        if code and b"DXIL" in ctypes.string_at(description[0].shader, description[0].bytes):
+            with open(r"C:\\rlx\\out\\dxil.log", "a", encoding="utf-8") as file:
+                file.write(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0] + "\\n")
+        return code
+
     @WINFUNCTYPE(c_long, c_void_p, c_void_p, c_void_p, c_uint, c_void_p, POINTER(c_void_p))
     def create_shared_handle(this, object_, attributes, access, name, handle):
         handle[0] = kernel.CreateEventW(None, 1, 0, None)
         return 0
 
-    for index, function in ((59, enumerate_meta_commands), (31, create_shared_handle)):
+    replaced = ((59, enumerate_meta_commands), (31, create_shared_handle), (11, create_compute_pipeline_state))
+    for index, function in replaced:
         place = ctypes.addressof(table.contents) + 8 * index
         kernel.VirtualProtect(c_void_p(place), ctypes.c_size_t(8), 4, byref(old))
         ctypes.c_uint64.from_address(place).value = cast(function, c_void_p).value
-    _kept.extend([device, enumerate_meta_commands, create_shared_handle])
+    _kept.extend([device, compute, *replaced])
 '''
 
 
@@ -617,13 +637,19 @@ def test(options: argparse.Namespace) -> int:
                 "disk_mb": size_mb(cache),
             }
             for part in (part for part in parts if PARTS[part].environment == name):
-                result = run_part(found, part, PARTS[part], logs, options.seconds)
-                failed += len(result.get("failures", [])) + bool(result.get("code"))
+                result = run_part(found, part, sharded(PARTS[part], options.shard), logs, options.seconds)
+                result |= {"shard": options.shard} if options.shard else {}
+                failed += sum(not each["cause"] for each in result.get("failures", [])) + bool(result.get("code"))
                 record["parts"][part] = {**origin(), "versions": found.versions, **result}
                 if options.record:
                     options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(age())
     return int(bool(failed))
+
+
+def sharded(part: Part, shard: str) -> Part:
+    """Return a part with each Nth of its tests."""
+    return replace(part, options=(*part.options, f"--shard={shard}")) if shard and part.tests else part
 
 
 def origin() -> dict[str, str]:
@@ -643,6 +669,7 @@ def run_part(found: Windows, name: str, part: Part, logs: Path, most_s: float) -
         return {"seconds": round(time.monotonic() - began), "code": done.returncode, "result": result}
     outcomes = found.out / f"{name}.jsonl"
     outcomes.unlink(missing_ok=True)
+    (found.out / DXIL).unlink(missing_ok=True)
     places = part.tests if not part.at_most else files_of(part.tests)
     for place in places:
         if part.at_most:
@@ -702,6 +729,8 @@ def started(outcomes: Path) -> list[dict[str, Any]]:
 def summary(outcomes: Path) -> dict[str, Any]:
     """Return counts, every failure, and for what reasons tests were skipped or expected to fail."""
     entries = started(outcomes)
+    log = outcomes.parent / DXIL
+    refused = set(log.read_text(encoding="utf-8").splitlines()) if log.exists() else set()
     counts = dict.fromkeys(("passed", "failed", "skipped", "xfailed"), 0)
     failures = []
     reasons: dict[str, dict[str, int]] = {"skipped": {}, "xfailed": {}}
@@ -709,7 +738,8 @@ def summary(outcomes: Path) -> dict[str, Any]:
         outcome = entry["outcome"] or "failed"
         counts[outcome] += 1
         if outcome == "failed":
-            failures.append({"test": entry["test"], "why": entry["why"][-700:] or "did not end"})
+            cause = "vkd3d" if entry["test"] in refused else ""
+            failures.append({"test": entry["test"], "cause": cause, "why": entry["why"][-700:] or "did not end"})
         elif outcome in reasons:
             why = re.sub(r"[A-Za-z]:\\\S+", "PATH", entry["why"])[:200]
             reasons[outcome][why] = reasons[outcome].get(why, 0) + 1
