@@ -158,8 +158,8 @@ class UnsupportedProvider(Provider):
 
     def open(self, request: SessionRequest) -> EngineSession:
         """Refuse; see `Provider.open`."""
-        found = self.probe(request.device)
-        raise DeviceUnavailableError(request.device, found.reason, found.remedy)
+        availability = self.probe(request.device)
+        raise DeviceUnavailableError(request.device, availability.reason, availability.remedy)
 
     def default_profile(self, device: Device) -> CostProfile | None:
         """Return None: what cannot run has no cost."""

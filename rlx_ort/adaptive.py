@@ -43,7 +43,7 @@ _QUICKER = 0.1
 """The quantile of the host's times that counts as undisturbed; a host can be slow for more than half of a race."""
 
 _WAKING = 3.0
-"""A device's first run after a switch may take so many times the usual: 1.9 times on 32 idle cores (docs/results)."""
+"""A device's first run after a switch may take so many times the usual: 1.9 times on 32 idle cores, 2026-11-23."""
 
 _SWITCH = 1.1
 """A device takes the place of the chosen one, or of one that took its place, if it is faster by this factor."""

@@ -185,8 +185,8 @@ def _grouped_product(
 
 def _product(graph: Graph, kinds: Sequence[Any]) -> Value:
     sums, x, w, step, chosen = (graph.append(Capture(place, kind)) for place, kind in enumerate(kinds, 1))
-    found = TensorType(DType.I64, Shape((1, None)))
-    rows = graph.onnx_node("NonZero", [chosen], types=[found])[0]
+    sizes = TensorType(DType.I64, Shape((1, None)))
+    rows = graph.onnx_node("NonZero", [chosen], types=[sizes])[0]
     places = graph.transpose(rows, (1, 0))
     picked = graph.onnx_node("GatherND", [x, places], types=[TensorType(x.dtype, Shape((None, x.shape[1])))])[0]
     product = graph.matmul(picked, graph.gather(w, step, axis=0))

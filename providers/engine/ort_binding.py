@@ -106,11 +106,11 @@ class OrtBinder(Binder):
                 inner.bind_output(name, place.inner)
         run_binding(core.session, io, core.options)
         del kept
-        found = []
+        outputs = []
         for name, value in zip(names, io.get_outputs(), strict=True):
             own = _copied(session, value, session.output_types[name]) if name in session.handed_on else value
-            found.append(OrtTensor(session, own, core) if name in resident else from_ort_value(own, name))
-        return found
+            outputs.append(OrtTensor(session, own, core) if name in resident else from_ort_value(own, name))
+        return outputs
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run to be repeated over one binding; see `Binder.loop`."""
@@ -183,16 +183,16 @@ class GraphRuns:
             self._inputs[name].update_inplace(given)
             kept.append(before)
         run_binding(core.session, self._io, core.options)
-        found: list[Any] = []
+        outputs: list[Any] = []
         for name in names:
             value = self._outputs[name]
             if name in resident:
                 copy = self._fixed(name, self._session.output_types[name])
                 copy.update_inplace(value)
-                found.append(OrtTensor(self._session, copy, core))
+                outputs.append(OrtTensor(self._session, copy, core))
             else:
-                found.append(value.numpy())
-        return found
+                outputs.append(value.numpy())
+        return outputs
 
     def _fixed(self, name: str, kind: ValueType) -> Any:
         static = isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static

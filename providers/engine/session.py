@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import EngineError, as_cause
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.engine.binding import Binder
@@ -239,7 +239,7 @@ class OrtEngineSession:
                     self._before()
                 yield
         except self.errors as err:
-            raise running_error(err, self.device) from err
+            raise running_error(err, self.device) from as_cause(err)
 
     def graph_runs(self, core: SessionCore) -> GraphRuns:
         """Return the recorded binding of a session with a device graph; the session's guard is held."""
@@ -424,15 +424,15 @@ def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionReci
     ask = getattr(session, "get_input_memory_infos", None)
     if ask is None:  # the recipe then decides, and is certain about the CPU's own kernels only
         return {spec.name: recipe.memory for spec in inputs if recipe.on_cpu or recipe.memory != HOST_MEMORY}
-    found = {}
+    sizes = {}
     for spec, info in zip(inputs, ask(), strict=True):
         if info.name == "Cpu":
-            found[spec.name] = HOST_MEMORY
+            sizes[spec.name] = HOST_MEMORY
         elif recipe.memory != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind
-            found[spec.name] = recipe.memory
-    return found
+            sizes[spec.name] = recipe.memory
+    return sizes
 
 
 def _specs(infos: Sequence[Any], declared: Mapping[str, ValueType]) -> tuple[ValueSpec, ...]:
-    found = [(info.name, value_type(info.type, info.shape)) for info in infos]
-    return tuple(ValueSpec(name, refined(kind, declared.get(name))) for name, kind in found)
+    specs = [(info.name, value_type(info.type, info.shape)) for info in infos]
+    return tuple(ValueSpec(name, refined(kind, declared.get(name))) for name, kind in specs)

@@ -88,13 +88,13 @@ def flattened(outputs: Mapping[str, Any]) -> dict[str, Array]:
     Raises:
         InputError: two outputs would have the same name in the file.
     """
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for output, result in outputs.items():
         for name, array in _parts(output, result):
-            if name in found:
+            if name in arrays:
                 raise InputError(f"two outputs would both be {name!r} in an npz file; rename one of them in the model")
-            found[name] = array
-    return found
+            arrays[name] = array
+    return arrays
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Array]]:

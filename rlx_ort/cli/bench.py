@@ -13,7 +13,7 @@ import click
 
 from rlx_ort.cli import options, page
 from rlx_ort.cli.options import opened
-from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress, with_flags
+from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress
 from rlx_ort.errors import EngineError, RlxError
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     print_table(columns, table)
     for row in rows:
         if "\n" in str(row["failure"]):
-            note(f"{row['device']}: {with_flags(str(row['failure']))}")
+            note(f"{row['device']}: {row['failure']}")
     shipped = [row["device"] for row in rows if (row.get("profile_source") or "").startswith("default")]
     if shipped:
         note(f"predicted from shipped default profiles, run `rlx-ort calibrate`: {', '.join(shipped)}")

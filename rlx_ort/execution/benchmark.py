@@ -117,7 +117,7 @@ class Pace:
 
     def now(self) -> float:
         """Return the time of the loop in ns, and record it; costs about 40 us."""
-        found = math.inf
+        least = math.inf
         for _ in range(_TRIES):
             before = self._clock()
             total = 0
@@ -125,13 +125,13 @@ class Pace:
                 total += turn * turn
             taken = self._clock() - before
             if taken > 0:  # a clock may stand still or go back
-                found = min(found, taken)
-        if not math.isfinite(found):
+                least = min(least, taken)
+        if not math.isfinite(least):
             return 0.0
-        bisect.insort(self._known, found)
+        bisect.insort(self._known, least)
         if len(self._known) > _MOST_KNOWN:
             self._known = self._known[::2]  # sorted, so the quantiles stay
-        return float(found)
+        return float(least)
 
     @property
     def usual_ns(self) -> float:

@@ -122,13 +122,13 @@ class SizedSessions:
         if len(self._counts) > MOST_KNOWN:
             self._counts.popitem(last=False)
         if count == 1 and self._replans and len(self._counts) == 2:  # the first one is no longer alone
-            self._found = {each: found for each, found in self._found.items() if found.state != "refused"}
+            self._found = {each: entry for each, entry in self._found.items() if entry.state != "refused"}
         if count % AFTER_RUNS or self._tries >= MOST_TRIES or len(self._ready) >= self._most:
             return
         if not self._gains() or not all(isinstance(array, np.ndarray) for array in feeds.values()):
             return
         with self._lock:
-            if key in self._found or any(found.state == "opening" for found in self._found.values()):
+            if key in self._found or any(entry.state == "opening" for entry in self._found.values()):
                 return
             self._found[key] = SizedRun(described(key), "opening")
             self._tries += 1

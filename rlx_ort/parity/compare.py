@@ -169,11 +169,11 @@ def compare_to(
     allowed = tolerance or Tolerance()
     with open_model(model, device, options) as opened:
         feeds = renamed_inputs(opened, reference.inputs, model.origin)
-        found = _flattened(zip(opened.output_names, opened.run(feeds), strict=True))
+        results = _flattened(zip(opened.output_names, opened.run(feeds), strict=True))
         placement = opened.placement
-    names = [[name for name, _ in side] for side in (found, reference.outputs)]
+    names = [[name for name, _ in side] for side in (results, reference.outputs)]
     complaint = f"{model.origin} has the outputs {', '.join(names[0])}, the reference {', '.join(names[1])}"
-    pairs = zip(reference.outputs, _matched(names[1], dict(found), complaint), strict=True)
+    pairs = zip(reference.outputs, _matched(names[1], dict(results), complaint), strict=True)
     outputs = []
     for (name, left), (other, right) in pairs:
         gap = difference(left, right)

@@ -142,15 +142,15 @@ def _index_bounds(graph: onnx.GraphProto, inputs: Iterable[str]) -> dict[str, in
     """Return input -> length of the shortest table that its values index, for inputs that index one."""
     shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     carried = {name: {name} for name in inputs}  # value -> the inputs whose values it has
-    found: dict[str, int] = {}
+    bounds: dict[str, int] = {}
     for node in graph.node:
         for index, name in enumerate(node.input):
             starts = carried.get(name, set())
             if starts and (rows := _table_rows(node, index, shapes)) is not None:
-                found.update({start: min(rows, found.get(start, rows)) for start in starts})
+                bounds.update({start: min(rows, bounds.get(start, rows)) for start in starts})
             if starts and ((node.op_type in _CARRIERS and index == 0) or node.op_type == "Concat"):
                 carried.setdefault(node.output[0], set()).update(starts)
-    return found
+    return bounds
 
 
 def _table_rows(node: onnx.NodeProto, index: int, shapes: Mapping[str, Sequence[int]]) -> int | None:

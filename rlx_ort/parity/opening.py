@@ -154,7 +154,7 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     types = infer_proto(proto)
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     names = UniqueNames(node.name for node in nodes_of(proto, functions=False))
-    found: list[ExportedNode] = []
+    nodes: list[ExportedNode] = []
     small = set()
     for graph in graphs_of(proto, functions=False):
         small |= {tensor.name for tensor in graph.initializer if is_shape_type(tensor_type(tensor))}
@@ -165,9 +165,9 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
             reads, writes = tuple(node.input), tuple(filter(None, node.output))
             kinds = (tuple(map(types.get, reads)), tuple(map(types.get, writes)))
             version, body = versions.get(node.domain, 1), graph is not proto.graph
-            made = (node.name, node.domain, node.op_type, version, len(found), *kinds, reads, writes)
-            found.append(ExportedNode.of(*made, body=body))
-    return tuple(shape_only_nodes(found, small))
+            made = (node.name, node.domain, node.op_type, version, len(nodes), *kinds, reads, writes)
+            nodes.append(ExportedNode.of(*made, body=body))
+    return tuple(shape_only_nodes(nodes, small))
 
 
 @dataclass(frozen=True)

@@ -74,12 +74,12 @@ def use_for(recipe: SessionRecipe, options: CompileOptions) -> CacheUse:
 @contextlib.contextmanager
 def watched() -> Iterator[list[Opening]]:
     """Collect the sessions that are opened through the cache in a `with` block, by all threads."""
-    found: list[Opening] = []
-    _watchers.append(found)
+    openings: list[Opening] = []
+    _watchers.append(openings)
     try:
-        yield found
+        yield openings
     finally:
-        _watchers[:] = [other for other in _watchers if other is not found]
+        _watchers[:] = [other for other in _watchers if other is not openings]
 
 
 def open_cached(
@@ -115,8 +115,8 @@ def open_cached(
         message = "opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder"
         _log.log(level, message, store.root, err)
         return None
-    for found in _watchers:
-        found.append(Opening(recipe, request, entry))
+    for watcher in _watchers:
+        watcher.append(Opening(recipe, request, entry))
     return opened
 
 
@@ -144,9 +144,9 @@ def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, roo
     if recipe.keeps is not Keeps.PACKED:
         from rlx_ort.providers.registry import default_registry
 
-        found = default_registry().availability(request.device)  # probed before anything was compiled for it
-        hardware = f"{found.hardware} {found.identity}".strip()
-        parts |= {"device": request.device.label, "hardware": hardware, "driver": found.driver}
+        availability = default_registry().availability(request.device)  # probed before anything was compiled for it
+        hardware = f"{availability.hardware} {availability.identity}".strip()
+        parts |= {"device": request.device.label, "hardware": hardware, "driver": availability.driver}
     for number, library in enumerate(options.custom_op_libraries):
         parts[f"custom_ops_{number}"] = hashlib.sha256(read_regular(library)).hexdigest()
     return CacheKey(parts)
@@ -184,10 +184,10 @@ def _open_saved(
 
     loads_as = replace(request, options=request.options.with_(optimization=OptimizationLevel.OFF))
     for attempt in (1, 2):
-        found = _found(store, key)
-        if found is not None:
+        saved = _found(store, key)
+        if saved is not None:
             _vouch(request)
-        entry = found or store.make(key, _label(request), fill)
+        entry = saved or store.make(key, _label(request), fill)
         try:
             return entry, open_with(recipe, loads_as, saved=entry.folder / MODEL_FILE)
         except RlxError as err:
@@ -292,10 +292,10 @@ def _remembered(stamp: tuple[int, ...], names: list[str], weights: Mapping[str, 
         known = memo.read_text(encoding="ascii")
         if _HEXADECIMAL.fullmatch(known):
             return known
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name in names:
-        found.update(_bytes_of(weights[name]))
-    digest = found.hexdigest()
+        hashed.update(_bytes_of(weights[name]))
+    digest = hashed.hexdigest()
     with contextlib.suppress(OSError):  # a cache that cannot be written to costs the reading again
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(memo, digest.encode())

@@ -52,10 +52,12 @@ class OnnxNode(Op):
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs among the attributes."""
-        found: list[Any] = []
+        bodies: list[Any] = []
         for value in self.attributes.values():
-            found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)]
-        return tuple(found)
+            bodies += [
+                item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)
+            ]
+        return tuple(bodies)
 
     def describe(self) -> str:
         """Return the domain and operator."""
