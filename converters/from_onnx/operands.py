@@ -79,17 +79,12 @@ def _check_bias(graph: Graph, node: Node, op: OnnxNode) -> None:
     if weight is None or bias is None or len(weight) < 2:
         return
     channels = weight[0] if op.op_type == "Conv" else weight[1]
-    groups = 1 if op.op_type == "Conv" else _group(op)
+    groups = 1 if op.op_type == "Conv" else op.integer("group", 1)
     if len(bias) != 1 or (isinstance(bias[0], int) and isinstance(channels, int) and bias[0] != channels * groups):
         raise ConversionError(
             f"node {node.name!r} ({op.op_type}) has a bias of shape {list(bias)}; its weights, {list(weight)}, need "
             f"one element for each channel of the output"
         )
-
-
-def _group(op: OnnxNode) -> int:
-    given = op.attributes.get("group", 1)
-    return given if isinstance(given, int) else 1
 
 
 def _shape_of(graph: Graph, node: Node, place: int) -> tuple[Any, ...] | None:

@@ -115,8 +115,9 @@ def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence
         weight = known_shape(op, emit.input_type(1), "w")
         if weight.is_static and 0 not in weight:
             taps = [int(dim) for dim in weight if isinstance(dim, int)]
-            form = _conv_transpose_f64 if isinstance(op, ConvTranspose2d) else _conv_f64
-            return form(emit, op, inputs, taps)
+            if isinstance(op, ConvTranspose2d):
+                return _conv_transpose_f64(emit, op, inputs, taps)
+            return _conv_f64(emit, op, inputs, taps)
     grown = op.output_padding if isinstance(op, ConvTranspose2d) else None
     convolved = functools.partial(
         op_in,
