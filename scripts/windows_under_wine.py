@@ -30,6 +30,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -104,12 +105,14 @@ DEVICE_TESTS = ("tests/backend/ops", "tests/backend/execution", "tests/backend/p
 SERVING = ("tests/backend/serving", "tests/backend/deploy", "tests/backend/resilience")
 OUT = "C:\\rlx\\out"
 PARTS = {
-    "unit": Part("cpu", ("tests/unit",)),
-    "commands": Part("cpu", ("tests/cli", "tests/packaging")),
+    "unit": Part("cpu", ("tests/unit",), without=("tests/unit/test_device_option.py",)),  # runs pytest ten times
+    "commands": Part("cpu", ("tests/cli",)),
     "serving": Part("cpu", SERVING),
+    "packaging": Part("cpu", ("tests/packaging", "tests/unit/test_device_option.py")),
     "rest": Part("cpu", ("tests/backend",), ("--device=cpu",), without=SERVING),
     "vulkan": Part("webgpu", DEVICE_TESTS, ("--device=vulkan", "-k", "vulkan")),
     "directx": Part("directml", DEVICE_TESTS, ("--device=directx", "-k", "directx"), at_most=20),
+    "gaps": Part("directml", ("tests/unit/test_wine.py",)),
     "truth": Part(
         "directml",
         script=("scripts/capability_truth.py", "--devices", "directx", "--out", OUT),
@@ -151,6 +154,8 @@ def main() -> int:
     each.add_argument("arguments", nargs=argparse.REMAINDER)
     commands.add_parser("age", help="say how old the committed record is")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the processes of Wine are ended in every case
+        signal.signal(number, lambda *_: sys.exit(1))
     try:
         if options.command == "age":
             print(age())
