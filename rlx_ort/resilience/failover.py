@@ -9,7 +9,6 @@ import logging
 import math
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from rlx_ort.errors import (
     RunError,
     StateLossError,
     TimeLimitError,
+    let_go,
 )
 from rlx_ort.execution.interface import Outputs
 from rlx_ort.faults import Fault, fault_of, first_that_works, is_device_failure
@@ -173,7 +173,7 @@ class Failover:
                 try:
                     outputs = route.run(inputs)
                 except Exception as err:  # judged by the table
-                    _let_go(err)
+                    let_go(err)
                     closed = route.compiled.closed  # by its caller, or by another thread that closed the runner
                     del route  # which keeps the session
                     if not (closed or freed_after(err, device, self._devices.resident(device))):
@@ -370,7 +370,7 @@ class Failover:
         try:
             return self._devices.again_if_closed(lambda: self._attempt_once(call, pick))
         except Exception as err:  # raised again unless memory was freed
-            _let_go(err)
+            let_go(err)
             if not freed_after(err, pick.device, self._devices.resident(pick.device)):
                 raise
         return self._attempt_once(call, pick)
@@ -416,7 +416,7 @@ class Failover:
         if isinstance(err, _InDoubtError):
             call.attempts.append(Attempt(device, str(err), (self._clock() - start) / 1e9))
             return
-        _let_go(err)
+        let_go(err)
         fault, what = fault_of(err)
         reason = _reason(what, err)
         call.attempts.append(Attempt(device, reason, (self._clock() - start) / 1e9))
@@ -458,18 +458,6 @@ _INPUTS = (
 
 def _on_device(inputs: Mapping[str, Any]) -> bool:
     return any(isinstance(value, DeviceTensor) and not getattr(value, "on_host", True) for value in inputs.values())
-
-
-def _let_go(error: BaseException) -> None:
-    """Let an error keep no sessions: the frames of its traceback refer to the one that failed.
-
-    Otherwise it would stay open while the memory that it takes is waited for, here and in other threads. Variables of
-    a closure are kept all the same.
-    """
-    found: BaseException | None = error
-    while found is not None:
-        traceback.clear_frames(found.__traceback__)
-        found = found.__cause__ or found.__context__
 
 
 def _reason(what: str, err: Exception) -> str:
