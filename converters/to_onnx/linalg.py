@@ -126,7 +126,7 @@ def _channels_of_four(emit: Emitter, op: Conv2d) -> int:
         return 0
     _, channels, *kernel = known_shape(op, kinds[1], "w")
     if not isinstance(channels, int) or channels <= 3 or channels % 3 or set(kernel) == {1}:
-        return 0  # the limits of the provider refuse what is unknown
+        return 0  # the limits of the provider refuse an unknown size
     return channels - channels % 4 if channels % 4 else 0
 
 
@@ -165,7 +165,7 @@ def _windows(
     padding: Sequence[int],
     dilation: Sequence[int] | None = None,
 ) -> list[Any]:
-    """Return, for each tap of a kernel, what it meets in an `(N, C, ...)` tensor of f64 with zeros around it."""
+    """Return, for each tap of a kernel, its elements in an `(N, C, ...)` tensor of f64 with zeros around it."""
     spaces = len(kernel)
     dilation = dilation or [1] * spaces
     if any(padding):

@@ -31,7 +31,7 @@ facts = attrgetter("dtype", "shape")
 
 
 class Recorder(Protocol):
-    """A device's driver for one session: records what is launched on a stream of its own.
+    """A device's driver for one session: records launches on a stream of its own.
 
     Its provider `options` make a session launch on the stream. ONNX Runtime (1.31) then leaves the thread on the GPU
     that another session has set, where its launches fail, so `enter` comes before each run: it sets the thread's GPU.
@@ -47,7 +47,7 @@ class Recorder(Protocol):
         """Return a recording of the copies to the device, a run, and the copies back, none of which is executed."""
 
     def player(self, recording: Any) -> Callable[..., None]:
-        """Return what replays a recording and waits for its end: `(before, after)`, copies within the device."""
+        """Return the replay of a recording and waits for its end: `(before, after)`, copies within the device."""
 
     def move(self, copies: Sequence[Copy]) -> None:
         """Copy within the device and wait."""
@@ -73,7 +73,7 @@ class BrokenSessionError(Exception):
 class FixedRun:
     """A run over tensors at fixed addresses on the device, outside of the session's arena.
 
-    Inputs that are tensors are bound as they are; for arrays there are tensors of their own, with what the arrays hold.
+    Inputs that are tensors are bound as they are; for arrays there are tensors of their own, with the arrays' contents.
     Outputs are tensors of their own as well, or inputs, by name. `options` are the RunOptions of runs that wait for the
     device and of those that do not.
     """
@@ -138,7 +138,7 @@ class FixedRun:
     def settle(self) -> None:
         """Run and wait. Frees the host buffers that `launch` left, and shows that the session still works.
 
-        The next run may report what failed inside a capture; this makes sure that it is not the caller's.
+        The next run may report an error inside a capture; this makes sure that it is not the caller's.
         """
         for attempt in (1, 2):
             try:
@@ -155,7 +155,7 @@ class FixedRun:
 class Replay:
     """One recorded signature.
 
-    `ins` are arrays for what is given on the host or copied on the device, and the tensors that are read where they
+    `ins` are arrays for host inputs or copied on the device, and the tensors that are read where they
     are; `outs` are arrays like the outputs.
     """
 

@@ -1,4 +1,4 @@
-"""What a warmed package starts from: an entry of the cache, found without reading the model, and its session.
+"""The start of a warmed package: an entry of the cache, found without reading the model, and its session.
 
 A note is written by `rlx-ort package warm` and read when the package is started. It holds the facts that the entry's
 key was made of and that may have changed since: the build of ONNX Runtime, the installation of this library, which
@@ -39,7 +39,7 @@ class Interface(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a package starts from: the entry of the cache, and the model's interface."""
+    """The start of a package: the entry of the cache, and the model's interface."""
 
     entry: Entry
     inputs: tuple[Interface, ...]
@@ -67,7 +67,7 @@ def note_start(
 
 
 def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start | None:
-    """Return what a package starts from, checked by `CompileStore.find`, or None if it has to be made first."""
+    """Return the start of a package, checked by `CompileStore.find`, or None if it has to be made first."""
     if _another_provider():
         return None
     try:
@@ -122,7 +122,7 @@ class SavedSession:
     """ONNX Runtime's session on a model of the compile cache, for the CPU. `run` may be called from several threads.
 
     Without `packed` kernels do not pack their weights: it opens several times faster, since ONNX Runtime packs weights
-    again to find what was saved, and runs are 1.1 to 2 times slower. All sessions of one `owner` count once in the
+    again to find the saved model, and runs are 1.1 to 2 times slower. All sessions of one `owner` count once in the
     thread budget. No run may begin once it is `stopped`.
 
     Raises:
