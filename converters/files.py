@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -22,7 +21,15 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.storage import clear_unfinished, open_regular, partial_path, replacing, unfinished
+from rlx_ort.storage import (
+    clear_unfinished,
+    open_regular,
+    partial_path,
+    put_in_place,
+    remove,
+    replacing,
+    unfinished,
+)
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
@@ -193,10 +200,11 @@ class Staging:
                 for file, place in zip(order, places, strict=True):
                     place.parent.mkdir(parents=True, exist_ok=True)
                     if file != self.path and place.exists():
-                        undo.callback(place.replace(saved / place.name).replace, place)
+                        put_in_place(place, saved / place.name)
+                        undo.callback(put_in_place, saved / place.name, place)
                     elif file != self.path:  # the last one needs no way back
                         undo.callback(place.unlink, missing_ok=True)
-                    file.replace(place)
+                    put_in_place(file, place)
             except OSError as err:
                 hint = "on Windows no process may have the old file open" if os.name == "nt" else "check its rights"
                 raise WriteError(f"{self._target} cannot be put in place: {err}; {hint}") from err
@@ -224,7 +232,7 @@ def staging(target: Path) -> Iterator[Staging]:
         yield Staging(folder, target)
     finally:
         unfinished.discard(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
@@ -268,8 +276,11 @@ def load_graph(source: Source, *, trusted_links: Folders = ()) -> Graph:
     # Imported late: this takes 0.1 s.
     from rlx_ort.converters.sources.open import Format, format_of, open_source
 
-    if failure is not None and format_of(file)[0] in (Format.ONNX, Format.IR_JSON):
-        raise failure
+    try:
+        if failure is not None and format_of(file)[0] in (Format.ONNX, Format.IR_JSON):
+            raise failure
+    finally:
+        del failure  # which has this frame, and would keep the file mapped until garbage is collected
     return graph_from_bundle(open_source(file))
 
 

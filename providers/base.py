@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
@@ -178,6 +181,44 @@ def input_dims(node: ExportedNode, place: int) -> tuple[Dim, ...] | None:
     return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
 
 
+def constant(given: Mapping[Any, Any], place: int) -> npt.NDArray[Any] | None:
+    """Return a constant input of a node that a limit is asked about, None for any other."""
+    data = given.get(place)
+    return data.numpy() if isinstance(data, TensorData) else None
+
+
+def _is_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether constant indices along an axis lie outside the data."""
+    dims, indices = input_dims(node, 0), constant(given, 1)
+    if not dims or indices is None or not indices.size:
+        return False
+    size = dims[int(given.get("axis", 0)) % len(dims)]
+    return isinstance(size, int) and bool(indices.min() < -size or indices.max() >= size)
+
+
+def _has_coordinates_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether constant coordinates, of `GatherND` and `ScatterND`, lie outside the data."""
+    dims, indices = input_dims(node, 0), constant(given, 1)
+    if not dims or indices is None or not indices.size:
+        return False
+    sizes = dims[int(given.get("batch_dims", 0)) :]
+    pairs = zip(np.moveaxis(indices, -1, 0), sizes, strict=False)
+    return any(isinstance(size, int) and bool(at.min() < -size or at.max() >= size) for at, size in pairs)
+
+
+INDEX_LIMITS = (
+    *(
+        KernelLimit(op_type, _is_out_of_range, "constant indices are out of range")
+        for op_type in ("Gather", "GatherElements", "ScatterElements")
+    ),
+    *(
+        KernelLimit(op_type, _has_coordinates_out_of_range, "constant indices are out of range")
+        for op_type in ("GatherND", "ScatterND")
+    ),
+)
+"""What kernels that do not check their indices compute wrongly, as far as it is known before a run."""
+
+
 def figure(whose: str, name: str, value: object, *, is_rate: bool = False) -> float:
     """Return a rate, which is finite and above 0, or a time or a transfer, which are not below 0.
 
@@ -308,6 +349,7 @@ class Provider(abc.ABC):
         doubtful_dtypes: element types whose nodes are assigned even where the device cannot compute them, so that
             asking about one takes a run.
         limits: forms that kernels accept and do not compute.
+        checks_indices: whether kernels raise an error for indices out of range, in every run.
         distrusted_kernels: (domain, operator) of fused kernels with wrong results; an op that has a basic form is never
             written as one of these.
         work_space_bytes: bytes libraries may allocate in a run of a session that has not run in the thread or has not
@@ -324,6 +366,7 @@ class Provider(abc.ABC):
     compiles: ClassVar[bool] = False
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset()
     limits: ClassVar[Sequence[KernelLimit]] = ()
+    checks_indices: ClassVar[bool] = True
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     work_space_bytes: ClassVar[int] = 0
 

@@ -16,6 +16,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import (
+    INDEX_LIMITS,
     Availability,
     CostProfile,
     EngineSession,
@@ -160,6 +161,9 @@ class CudaProvider(OrtProvider):
 
     # Each was assigned and failed in the run with this message, on an H200 with ONNX Runtime 1.31.1.
     limits: ClassVar[Sequence[KernelLimit]] = (
+        # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cuda/tensor/gather_impl.cu
+        # (0 for an index out of range; the others clamp it, or assert in debug builds)
+        *INDEX_LIMITS,
         KernelLimit(
             "ScatterND",
             lambda node, given: given.get("reduction", "none") != "none" and element(node.inputs) not in _SCATTERS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.plugins import Plugin, described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.registry import default_registry
+from rlx_ort.storage import temporary_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -56,6 +56,7 @@ class OrtProvider(Provider):
         profile: the default cost profile, where it does not depend on the device.
     """
 
+    checks_indices: ClassVar[bool] = False
     title: ClassVar[str]
     extra: ClassVar[str] = ""
     remedy: ClassVar[str] = ""
@@ -111,8 +112,8 @@ class OrtProvider(Provider):
         if options.optimization is not OptimizationLevel.OFF:
             options = options.with_(optimization=OptimizationLevel.BASIC)
         recipe = self.recipe(request.device, options)
-        with tempfile.TemporaryDirectory(prefix="rlx_ort-") as folder:
-            path = Path(folder) / "optimized.onnx"
+        with temporary_folder() as folder:
+            path = folder / "optimized.onnx"
             session, memory = opening._open(
                 recipe,
                 replace(request, options=options.with_(profile_prefix=None)),

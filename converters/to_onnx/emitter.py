@@ -15,12 +15,16 @@ from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    FILLED_TOPK,
     MISORDERING,
     SAFE_EPSILON,
+    channels_apart,
     compared,
     divisor_and_sign,
+    filled_rows,
     may_trap,
     misorders,
+    reads_threes,
     with_epsilon,
 )
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
@@ -43,9 +47,17 @@ Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 
 _lowerings: dict[type[Op], Lowering] = {}
 _NORMAL = "InstanceNormalization"
-_ASKING = {DType.I64: MISORDERING, DType.F32: {_NORMAL}}
-asks_kernels(OnnxNode, lambda op, kind: op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ()))
+_ASKING = {DType.I64: MISORDERING, DType.F32: {_NORMAL, "TopK"}, DType.F16: {"TopK"}}
 _NOTHING: Mapping[int, Any] = {}
+
+
+def _asks(op: OnnxNode, kind: TensorType) -> bool:
+    if op.domain == "" and op.op_type == "Conv":
+        return reads_threes(kind, op.attributes.get("group", 1))
+    return op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ())
+
+
+asks_kernels(OnnxNode, _asks)
 
 
 def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
@@ -197,6 +209,12 @@ class Emitter:
             if not math.isclose(eps, SAFE_EPSILON, rel_tol=1e-6):
                 reads[0], eps = with_epsilon(self, reads[0], DType.F32, eps, SAFE_EPSILON)
                 attributes["epsilon"] = attribute("epsilon", eps)
+        elif op_type == "TopK" and (dtype := self.known_dtype(0)) in FILLED_TOPK:
+            axis, largest = op.attributes.get("axis", -1), op.attributes.get("largest", 1) == 1
+            shape = self.input_type(0).shape
+            reads[0] = filled_rows(self, reads[0], dtype, None if shape is None else shape[axis], axis, largest)
+        elif op_type == "Conv" and (apart := self._channels_apart(op, reads)):
+            op_type, reads, attributes = "Add", [self.op("Conv", *part, **op.attributes) for part in apart], {}
         elif op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
             # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
             op_type, reads = "Cast", reads[:1]
@@ -210,6 +228,12 @@ class Emitter:
     def _avoids_epsilon(self) -> bool:
         """Return whether the kernel of the provider normalises f32 with one epsilon only."""
         return self.known_dtype(0) is DType.F32 and not self.has_kernel(_NORMAL, TensorType(DType.F32))
+
+    def _channels_apart(self, op: OnnxNode, reads: Sequence[ModelValue | None]) -> Sequence[Sequence[ModelValue]]:
+        """Return the inputs of two convolutions in place of an imported one; see `channels_apart`."""
+        if self.known_dtype(0) is None or self.known_dtype(1) is None:
+            return ()
+        return channels_apart(self, reads, op.attributes.get("group", 1))
 
     def _range_bound(self, index: int, value: ModelValue | None) -> ModelValue | None:
         """Return an input of an imported Range in a form whose element type ONNX Runtime reads from the model.

@@ -17,7 +17,7 @@ import numpy as np
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
+from rlx_ort.converters.to_onnx.kernel_dtypes import channels_apart, op_in, reads_threes
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.core import Value
@@ -106,28 +106,7 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
-def _reads_threes(op: Conv2d, x: TensorType) -> bool:
-    """Return whether a convolution may read a multiple of 3 channels that is none of 4."""
-    channels = None if x.shape is None else x.shape[1]
-    return op.groups == 1 and not (isinstance(channels, int) and (channels <= 3 or channels % 3 or channels % 4 == 0))
-
-
-asks_kernels(Conv2d, _reads_threes)
-
-
-def _channels_of_four(emit: Emitter, op: Conv2d) -> int:
-    """Return how many channels, a multiple of 4, to take apart where the kernel of the provider is wrong; 0 for none.
-
-    WebGPU reads a multiple of 3 channels in threes and sums some of them wrongly (plugin 0.4.0). Zeros up to the next
-    multiple would do, but ONNX Runtime's layout rewrite does not survive the Pad (1.31.1).
-    """
-    kinds = emit.input_types
-    if not _reads_threes(op, kinds[0]) or emit.has_kernel("Conv", *kinds):
-        return 0
-    _, channels, *kernel = known_shape(op, kinds[1], "w")
-    if not isinstance(channels, int) or channels <= 3 or channels % 3 or set(kernel) == {1}:
-        return 0  # the limits of the provider refuse an unknown size
-    return channels - channels % 4 if channels % 4 else 0
+asks_kernels(Conv2d, lambda op, kind: reads_threes(kind, op.groups))
 
 
 @lowers(Conv2d, Conv3d, ConvTranspose2d)
@@ -148,13 +127,8 @@ def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence
         dilations=op.dilation,
         group=op.groups,
     )
-    fours = _channels_of_four(emit, op) if isinstance(op, Conv2d) else 0
-    if not fours:
-        return convolved(*inputs)
-    x, w, *bias = inputs
-    sizes = emit.i64([fours, int(known_shape(op, emit.input_type(1), "w")[1] or 0) - fours])
-    halves = [emit.op("Split", each, sizes, outputs=2, axis=1) for each in (x, w)]
-    return emit.op("Add", convolved(halves[0][0], halves[1][0], *bias), convolved(halves[0][1], halves[1][1]))
+    parts = channels_apart(emit, inputs, op.groups) if isinstance(op, Conv2d) else ()
+    return emit.op("Add", *(convolved(*part) for part in parts)) if parts else convolved(*inputs)
 
 
 def _windows(

@@ -15,7 +15,9 @@ from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowe
 from rlx_ort.converters.to_onnx.elementwise import activate, add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    FILLED_TOPK,
     compute_dtype,
+    filled_rows,
     from_compute,
     misorders,
     op_in,
@@ -342,10 +344,14 @@ def _cumsum(emit: Emitter, op: Cumsum, inputs: Sequence[Any]) -> Any:
     return op_in(emit, "CumSum", emit.input_dtype(0), inputs[0], others=[axis], **flags)
 
 
+asks_kernels(TopK, lambda op, kind: kind.dtype in FILLED_TOPK)
+
+
 @lowers(TopK)
 def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
     dtype = emit.input_dtype(0)
-    x = to_compute(emit, "TopK", inputs[0], dtype)
+    size = known_shape(op, emit.input_type(0), "x")[-1]
+    x = filled_rows(emit, to_compute(emit, "TopK", inputs[0], dtype), dtype, size, -1, largest=True)
     _, places = emit.op("TopK", x, emit.i64([op.k]), outputs=2, axis=-1, largest=1, sorted=1)
     return places if op.dtype is DType.I64 else emit.op("Cast", places, to=op.dtype)
 

@@ -1,7 +1,8 @@
 """The limits of the versions of ONNX Runtime's core: session config keys, the newest ai.onnx opset and IR version.
 
 ONNX Runtime ignores a config key that it does not read, without a word, so every key is looked up here. The facts are
-data, one file of `providers/cores/` a minor version, which `scripts/core_facts.py` reads from the released packages.
+data, one file of `providers/cores/` a minor version, which `scripts/core_facts.py` reads from the released packages. A
+file has the keys that the version before lacks, and those that this version has no more.
 """
 
 from __future__ import annotations
@@ -65,8 +66,10 @@ def _versions() -> tuple[tuple[int, int], ...]:
 
 @functools.cache
 def _read(version: tuple[int, int]) -> Core:
-    facts, plugins = _table(f"{version[0]}.{version[1]}.toml"), _table("plugins.toml")
-    keys = frozenset(facts["config_keys"]).union(plugins["config_keys"])
+    facts = _table(f"{version[0]}.{version[1]}.toml")
+    older = [known for known in _versions() if known < version]
+    before = _read(older[-1]).config_keys if older else frozenset(_table("plugins.toml")["config_keys"])
+    keys = before.difference(facts.get("removed_keys", ())).union(facts["config_keys"])
     return Core(version, facts["opset"], facts["ir_version"], keys)
 
 

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
 from rlx_ort.providers.engine.replays import (
+    LENT_BYTES,
     BrokenSessionError,
     FixedRun,
     NotRecordedError,
@@ -54,12 +55,13 @@ MOST_CHANGES = 4  # of sizes that cost recordings, after which a session records
 TRY_SHARE = 0.04  # of the time of plain runs is for more of them
 RUNS_PER_TRY = 256  # plain runs that allow another try, so that tries take at most 4 % of them
 MOST_RUNS_WITHOUT = 64  # plain runs after which a session without recordings gives up
-MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
+MOST_BYTES = 16 << 20  # of inputs and small outputs: the copy to pinned memory costs more than the launches
 MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs on the device, which a recording allocates a second time
 MOST_COPIED_OUT = 8  # consecutive plain runs with outputs left on the device, after which the session gives up
 TIMED_PAIRS = 5
 HOST_BOUND = 0.5  # the least share of a run that launching takes; a replay of others saves nothing
 
+_BOUND = -1  # the owner of bound runs
 _NO_NUMBER = np.dtype(object)
 
 
@@ -126,9 +128,9 @@ class Recordings:
             if not self.active or options is not self.shared:
                 self.leave_size()
                 return self._plain(names, feeds, options)
-            replay = self._found(0, names, feeds)
-            if replay is not None:
-                return [view.copy() for view in replay.run(feeds)]
+            found = self._found(0, names, feeds)
+            if found is not None:
+                return list(found.run_fresh(feeds))
             return self._run_plain(0, names, feeds, partial(self._plain, names, feeds, self.shared))
 
     def run_slots(
@@ -204,7 +206,7 @@ class Recordings:
                 raise NotRecordedError(self._bound_refusal)
             bound = self._bind(inputs, outputs)
             self._check_launches(bound)
-            replay = Replay(self._driver, bound, (0, tuple(arrays), ()), inputs, arrays)
+            replay = Replay(self._driver, bound, (_BOUND, tuple(arrays), ()), inputs, arrays)
         except BrokenSessionError as err:
             self.broken = True
             self.give_up(str(err))
@@ -367,29 +369,31 @@ class Recordings:
             raise NotRecordedError("an input or output is no tensor of numbers")
         ins = {name: held[name] if name in held else _like(value) for name, value in feeds.items()}
         outs = {name: _like(value) for name, value in zip(names, results, strict=True)}
+        lent = [value.nbytes for value in results if key[0] == 0 and value.nbytes >= LENT_BYTES]
         on_host = [value.nbytes for value in values if isinstance(value, np.ndarray)]
         on_device = [_like(value).nbytes for value in values if not isinstance(value, np.ndarray)]
         if not all((*on_host, *on_device)):
             raise NotRecordedError("an input or output is empty")
-        total = sum(on_host)
+        total = sum(on_host) - sum(lent)
         if total > MOST_BYTES and not self._required:
             raise NotRecordedError(f"{total >> 20} MB of inputs and outputs take longer than the launches")
-        total = sum(on_device) - sum(_like(tensor).nbytes for tensor in held.values())
+        total = sum(on_device) + sum(lent) - sum(_like(tensor).nbytes for tensor in held.values())
         if total > MOST_DEVICE_BYTES and not self._required:
             raise NotRecordedError(f"another {total >> 20} MB would be needed on the device")
         replay: Callable[[], list[Any]]
         recording = None
         try:
             bound = self._bind(ins, outs)
-            self._check_launches(bound)
+            if sum(lent) < MOST_BYTES:  # more are worth a trial for the copies that they save
+                self._check_launches(bound)
             recording = Replay(self._driver, bound, key, ins, outs)
             if isinstance(key[0], int):
-                replay = partial(recording.run, feeds)
+                replay = partial(recording.run if key[0] else recording.run_fresh, feeds)
             else:
                 replay = partial(recording.run_values, feeds, self._fresh)
             check_replay(names, [_array(value) for value in results], [_array(value) for value in replay()])
             if not self._required:
-                self._check_worth(plain, replay, copies=key[0] == 0)
+                self._check_worth(plain, replay)
         except self._errors as err:
             if recording is not None:
                 recording.close()
@@ -410,16 +414,14 @@ class Recordings:
         if launch_ns < HOST_BOUND * run_ns and not self._required:
             raise NotRecordedError(f"of {run_ns / 1e3:.0f} us, launching takes {launch_ns / 1e3:.0f} us")
 
-    def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], list[Any]], *, copies: bool) -> None:
+    def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], Any]) -> None:
         """Compare the minimum times of interleaved replays and plain runs, and refuse a replay that is not faster."""
         now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
         for _ in range(TIMED_PAIRS):
             start = now()
             plain()
             middle = now()
-            for view in replay():
-                if copies:
-                    view.copy()
+            replay()
             least = [min(least[0], middle - start), min(least[1], now() - middle)]
         check_worth(*least)
 

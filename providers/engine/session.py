@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import EngineError, as_cause
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.engine.binding import Binder
@@ -239,7 +239,7 @@ class OrtEngineSession:
                     self._before()
                 yield
         except self.errors as err:
-            raise running_error(err, self.device) from err
+            raise running_error(err, self.device) from as_cause(err)
 
     def graph_runs(self, core: SessionCore) -> GraphRuns:
         """Return the recorded binding of a session with a device graph; the session's guard is held."""

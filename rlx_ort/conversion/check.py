@@ -19,7 +19,7 @@ from rlx_ort.converters.onnx_types import tensor_type
 from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
 from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, EngineError, ParityError
+from rlx_ort.errors import ConversionError, EngineError, ParityError, as_cause
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
@@ -164,7 +164,7 @@ def _refusing(what: str) -> Iterator[None]:
     except EngineError as err:
         if type(err) is not EngineError or ending():  # stopped, not refused
             raise
-        raise ConversionError(f"{what}: {err}") from err
+        raise ConversionError(f"{what}: {err}") from as_cause(err)
 
 
 def holds_bf16(model: ModelBundle) -> bool:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +19,7 @@ from rlx_ort.deploy.names import check_model_name
 from rlx_ort.errors import PackageError, WriteError, advice
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
-from rlx_ort.storage import clear_unfinished, partial_path, unfinished
+from rlx_ort.storage import clear_unfinished, partial_path, put_in_place, remove, unfinished
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -104,16 +103,16 @@ def export_triton(
         )
         (partial / "config.pbtxt").write_text(text, encoding="utf-8", newline="\n")
         if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
+            put_in_place(folder, old)
+        put_in_place(partial, folder)
     except OSError as err:
         if old.exists() and not folder.exists():
-            old.rename(folder)
+            put_in_place(old, folder)
         raise WriteError(f"{folder} cannot be written: {err.strerror or err}") from err
     finally:
         unfinished.discard(partial)
         for rest in (partial, old):
-            shutil.rmtree(rest, ignore_errors=True)
+            remove(rest)
     return folder
 
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, EngineError, InputError, PlacementError, RlxError
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
+from rlx_ort.execution.indices import CheckedBinder, IndexCheck, index_check
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import residency
 from rlx_ort.execution.resident import Resident
@@ -77,6 +78,7 @@ class Engine:
         source: WeightSource,
         feeds: Mapping[str, Any] | None = None,
         observed: tuple[tuple[str, ...], Observer] | None = None,
+        check: IndexCheck | None = None,
     ) -> None:
         self.session = session
         self.weights = weights
@@ -86,7 +88,9 @@ class Engine:
         places = (data.source for data in weights.values())
         self.files = tuple({place.path: place for place in places if place is not None}.values())
         self._fed = _Fed(session, dict(feeds or {}), observed) if feeds or observed is not None else None
-        self.run: Callable[..., list[Any]] = session.run if self._fed is None else self._fed.run
+        self._check = check
+        run = session.run if self._fed is None else self._fed.run
+        self.run: Callable[..., list[Any]] = run if check is None else _checked(run, check)
         self._binder: Binder | None = None
         self._lock = threading.Lock()
         names = (*weights, *(feeds or {}))
@@ -105,7 +109,8 @@ class Engine:
     def binder(self) -> Binder:
         """The memory side of the session, which feeds it in the same way as `run`."""
         if self._binder is None:
-            self._binder = binder_of(self.session) if self._fed is None else _FedBinder(self._fed)
+            binder = binder_of(self.session) if self._fed is None else _FedBinder(self._fed)
+            self._binder = binder if self._check is None else CheckedBinder(binder, self._check)
         return self._binder
 
     def check_files(self) -> None:
@@ -130,6 +135,14 @@ class Engine:
     def close(self) -> None:
         """Close the session now."""
         self._finalizer()
+
+
+def _checked(run: Callable[..., list[Any]], check: IndexCheck) -> Callable[..., list[Any]]:
+    def checked(output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        check(feeds)
+        return run(output_names, feeds)
+
+    return checked
 
 
 class _Fed:
@@ -350,6 +363,11 @@ class EngineSlot:
             )
 
     @functools.cached_property
+    def _index_check(self) -> IndexCheck | None:
+        """The check of fed indices, which kernels of the device leave out."""
+        return index_check(self.exported.nodes, self.input_types, self.exported.known)
+
+    @functools.cached_property
     def _rotations(self) -> list[tuple[str, str, int]]:
         """The nodes that rotate from a known place on: name, the dim of how many places, and rows that are left."""
         nodes = [node for node in self.exported.nodes if node.pattern.op_type == "RotaryEmbedding"]
@@ -532,7 +550,8 @@ class EngineSlot:
         feeds = self._feeds(session, changing, replaces=replaces)
         hidden = self.runs.hidden
         observed = (hidden, self.observer) if hidden and self.observer is not None else None
-        engine = Engine(session, weights, version, self.source, feeds, observed)
+        check = None if self.provider.checks_indices else self._index_check
+        engine = Engine(session, weights, version, self.source, feeds, observed, check)
         requested = self.provider.ep_name or self.provider.name
         self.placement = build_placement(
             requested,

@@ -180,7 +180,10 @@ def read_variants(
         except RlxError as err:
             failures.append((name, err))
     if not variants:
-        raise failures[0][1]
+        try:
+            raise failures[0][1]
+        finally:
+            failures.clear()  # they have this frame, and would keep files mapped until garbage is collected
     return variants, tuple((name, str(err)) for name, err in failures)
 
 

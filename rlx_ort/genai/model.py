@@ -181,7 +181,10 @@ class LanguageModel:
                     failure = err
                     self.refused.append((row, name, str(err)))
         assert failure is not None  # noqa: S101  # a ranked candidate has an engine
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # which has this frame, and would keep sessions until garbage is collected
 
 
 class _OwnEngine:

@@ -44,9 +44,9 @@ def test_a_file_is_flushed_to_the_disk_before_it_takes_its_place(
 ) -> None:
     """A system that goes down after the rename has the bytes."""
     path, order = tmp_path / "file", []
-    flush, rename = os.fsync, Path.replace
+    flush, rename = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (order.append("fsync"), flush(handle)))
-    monkeypatch.setattr(Path, "replace", lambda self, target: (order.append("rename"), rename(self, target)))
+    monkeypatch.setattr(os, "replace", lambda source, target: (order.append("rename"), rename(source, target)))
     write_atomic(path, b"new")
     assert order == ["fsync", "rename"]
     assert path.read_bytes() == b"new"

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
 from rlx_ort.errors import DeviceParseError
-from rlx_ort.storage import cache_root, parse_json
+from rlx_ort.providers.hardware import cpu_name
+from rlx_ort.storage import cache_root, parse_json, put_in_place
 
 if TYPE_CHECKING:
     import logging
@@ -37,8 +38,6 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _SIZE = r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?"
 _PART, _TRASH, _LOCKS = "part-", "trash-", "locks"
 _NOTES = ("starts", "digests")  # of `starts` and `models`
-_RETRIES = 5
-_RETRY_S = 0.05
 
 SCHEMA = "1"
 """Part of every key; grows when the layout of an entry or the meaning of a part changes."""
@@ -131,7 +130,7 @@ def read_cpu_facts(table: Path) -> dict[str, str]:
                 break  # the first processor's block is over
             facts.setdefault(name.strip().lower(), value.strip())
     words = set(facts.get("flags", facts.get("features", "")).split())
-    name = facts.get("model name", facts.get("model", "")) or platform.processor() or platform.machine()
+    name = facts.get("model name", facts.get("model", "")) or cpu_name()
     isa = " ".join(sorted(words.intersection(_INSTRUCTIONS.split())))
     isa = isa or os.environ.get("PROCESSOR_IDENTIFIER", "") or name
     return {"cpu": name, "cpu_instructions": isa, "system": f"{sys.platform} {platform.machine()}"}
@@ -297,7 +296,7 @@ class CompileStore:
                 now = time.time()
                 Entry(part, key.digest, dict(key.parts), label, now, now, files).write_manifest()
                 self.drop(key.digest)  # it is damaged, or has no manifest
-                _renamed(part, self.root / key.digest)
+                put_in_place(part, self.root / key.digest)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
         self.evict(keep=key.digest)
@@ -394,18 +393,6 @@ def _log() -> logging.Logger:
     import logging  # not needed by a start from the cache
 
     return logging.getLogger("rlx_ort.cache")
-
-
-def _renamed(source: Path, target: Path) -> None:
-    """Rename a folder; retry while another program, such as a virus scanner, has a file of it open."""
-    for attempt in range(_RETRIES):
-        try:
-            os.replace(source, target)  # noqa: PTH105  # the name by which tests make it fail as Windows does
-            return
-        except PermissionError:
-            if attempt + 1 == _RETRIES:
-                raise
-            time.sleep(_RETRY_S * 2**attempt)
 
 
 def default_store() -> CompileStore:
