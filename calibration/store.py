@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlx_ort import kept as records
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
@@ -151,30 +152,9 @@ def forget() -> None:
         _unsaved.clear()
 
 
-@contextlib.contextmanager
-def locked(device: Device) -> Iterator[bool]:
-    """Hold the device's lock among processes; gives whether it had to be waited for.
-
-    Where no lock can be had, because the folder is read-only or the other process does not end, there is a warning
-    and none is held: two measurements at once are worse than one, but better than none.
-    """
-    import filelock
-
-    with contextlib.ExitStack() as stack:
-        waited = False
-        try:
-            lock = filelock.FileLock(
-                cache_folder(_FOLDER) / f"{key_of(device).file_name}.lock", timeout=_LOCK_TIMEOUT_S
-            )
-            try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                lock.acquire()
-                waited = True
-            stack.callback(lock.release)
-        except (OSError, NotImplementedError, filelock.Timeout) as err:
-            _log.warning("%s is calibrated without a lock: %s", device.display, err)
-        yield waited
+def locked(device: Device) -> contextlib.AbstractContextManager[bool]:
+    """Hold the device's lock among processes; gives whether another process held it, see `kept.locked`."""
+    return records.locked(cache_root() / _FOLDER / key_of(device).file_name, _LOCK_TIMEOUT_S)
 
 
 def _remembered(device: Device) -> _Memory:

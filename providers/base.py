@@ -47,14 +47,6 @@ class Availability:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueSpec:
-    """An input or output of an open session: its name and type as the model declares them."""
-
-    name: str
-    type: ValueType
-
-
-@dataclass(frozen=True, slots=True)
 class NodeAssignment:
     """One node and the execution provider that ONNX Runtime gave it to."""
 
@@ -315,12 +307,12 @@ class EngineSession(Protocol):
     """An open session of some engine. `run` may be called from several threads at once."""
 
     @property
-    def inputs(self) -> Sequence[ValueSpec]:
-        """The model's inputs, in order."""
+    def input_types(self) -> Mapping[str, ValueType]:
+        """Name -> type of the model's inputs, in order."""
 
     @property
-    def outputs(self) -> Sequence[ValueSpec]:
-        """The model's outputs, in order."""
+    def output_types(self) -> Mapping[str, ValueType]:
+        """Name -> type of its outputs, in order."""
 
     @property
     def assignments(self) -> Sequence[NodeAssignment]:

@@ -79,7 +79,7 @@ def _check_bias(graph: Graph, node: Node, op: OnnxNode) -> None:
     if weight is None or bias is None or len(weight) < 2:
         return
     channels = weight[0] if op.op_type == "Conv" else weight[1]
-    groups = 1 if op.op_type == "Conv" else int(op.attributes.get("group", 1))
+    groups = 1 if op.op_type == "Conv" else op.integer("group", 1)
     if len(bias) != 1 or (isinstance(bias[0], int) and isinstance(channels, int) and bias[0] != channels * groups):
         raise ConversionError(
             f"node {node.name!r} ({op.op_type}) has a bias of shape {list(bias)}; its weights, {list(weight)}, need "

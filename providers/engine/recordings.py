@@ -42,6 +42,7 @@ from rlx_ort.providers.engine.replays import (
     facts,
 )
 from rlx_ort.providers.engine.values import OrtTensor
+from rlx_ort.timing import least_in_turns
 
 LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrite them"
 
@@ -416,14 +417,7 @@ class Recordings:
 
     def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], Any]) -> None:
         """Compare the minimum times of interleaved replays and plain runs, and refuse a replay that is not faster."""
-        now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
-        for _ in range(TIMED_PAIRS):
-            start = now()
-            plain()
-            middle = now()
-            replay()
-            least = [min(least[0], middle - start), min(least[1], now() - middle)]
-        check_worth(*least)
+        check_worth(*least_in_turns(plain, replay, rounds=TIMED_PAIRS))
 
 
 def not_recorded(reason: str) -> EngineError:

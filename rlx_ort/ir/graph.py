@@ -282,7 +282,7 @@ def infer_bindings_from_inputs(graph: Graph, lengths: Mapping[str, int]) -> DimB
         GraphVerifyError: the graph has no such input, an input has several dims without a size, its length is no
             multiple of the others, or two inputs disagree about a dim; the message names the inputs.
     """
-    kinds = {value.name: value.type for value in graph.inputs}
+    kinds = graph.input_types
     sizes: dict[str, tuple[int, str]] = {}
     for name, length in lengths.items():
         kind = kinds.get(name)

@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rlx_ort import kept
 from rlx_ort.errors import EngineError, RlxError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.engine.compiled.store import (
     MODEL_FILE,
+    SCHEMA,
     CacheKey,
     CompileStore,
     Entry,
@@ -33,7 +35,7 @@ from rlx_ort.providers.engine.compiled.store import (
 from rlx_ort.providers.engine.injection import external_tensors
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.plugins import plugin_for
-from rlx_ort.storage import read_regular, write_atomic
+from rlx_ort.storage import read_regular
 
 if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
@@ -287,18 +289,15 @@ def weights_digest(weights: Mapping[str, TensorData], root: Path) -> str:
 
 def _remembered(stamp: tuple[int, ...], names: list[str], weights: Mapping[str, TensorData], root: Path) -> str:
     ranges = [(source.offset, weights[name].nbytes) for name in names if (source := weights[name].source) is not None]
-    memo = root / _DIGESTS / hashlib.sha256(repr((stamp, ranges)).encode()).hexdigest()[:32]
-    with contextlib.suppress(OSError):
-        known = memo.read_text(encoding="ascii")
-        if _HEXADECIMAL.fullmatch(known):
-            return known
+    memo = root / _DIGESTS / f"{kept.digest_of((stamp, ranges))}.json"
+    known = kept.read(memo, SCHEMA, lambda document: _HEXADECIMAL.fullmatch(document["sha256"]))
+    if known is not None:
+        return known[0]
     hashed = hashlib.sha256()
     for name in names:
         hashed.update(_bytes_of(weights[name]))
     digest = hashed.hexdigest()
-    with contextlib.suppress(OSError):  # a cache that cannot be written to costs the reading again
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(memo, digest.encode())
+    kept.write(memo, SCHEMA, {"sha256": digest})
     return digest
 
 

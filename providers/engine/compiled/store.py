@@ -22,10 +22,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlx_ort import environment
+from rlx_ort import environment, kept
 from rlx_ort.errors import DeviceParseError
 from rlx_ort.providers.hardware import cpu_name
-from rlx_ort.storage import cache_root, parse_json, put_in_place
+from rlx_ort.storage import cache_root, put_in_place
 
 if TYPE_CHECKING:
     import logging
@@ -196,22 +196,15 @@ class Entry(NamedTuple):
 def read_entry(folder: Path) -> Entry | None:
     """Return the entry of a folder, or None if it has no usable manifest."""
     path = folder / MANIFEST
-    try:
-        used = path.stat().st_mtime
-        document = parse_json(path.read_bytes())
-        if document["schema"] != SCHEMA or not CacheKey(document["parts"]).digest == document["digest"] == folder.name:
+
+    def entry_of(document: Mapping[str, Any]) -> Entry | None:
+        digest, parts = document["digest"], document["parts"]
+        if not CacheKey(parts).digest == digest == folder.name:
             return None
-        return Entry(
-            folder,
-            document["digest"],
-            document["parts"],
-            str(document["label"]),
-            float(document["created_s"]),
-            used,
-            document["files"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        label, created_s, used_s = str(document["label"]), float(document["created_s"]), path.stat().st_mtime
+        return Entry(folder, digest, parts, label, created_s, used_s, document["files"])
+
+    return kept.read(path, SCHEMA, entry_of)
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:

@@ -50,6 +50,11 @@ class OnnxNode(Op):
         """Return unknown types; the importer passes those of ONNX's own inference instead."""
         return (UnknownType(),) * self.output_count
 
+    def integer(self, name: str, default: int) -> int:
+        """Return an attribute that is an integer."""
+        value = self.attributes.get(name, default)
+        return value if isinstance(value, int) else default
+
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs among the attributes."""
         bodies: list[Any] = []
