@@ -79,7 +79,7 @@ def host_memory_bytes() -> int:
 def private_bytes() -> int:
     """Return the memory of this process alone in bytes; takes 10 us.
 
-    On Linux these are resident pages that map no file, on Windows what is committed, on macOS all resident pages.
+    On Linux these are resident pages that map no file, on Windows committed pages, on macOS all resident pages.
     """
     if sys.platform.startswith("linux"):
         pages = Path("/proc/self/statm").read_bytes().split()

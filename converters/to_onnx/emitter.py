@@ -1,4 +1,4 @@
-"""`Emitter`: what a lowering writes ONNX nodes with, and the table of lowerings."""
+"""`Emitter`: writes the ONNX nodes of a lowering, and the table of lowerings."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _Frame:
 
 
 class Emitter:
-    """Writes the ONNX nodes of one graph (or body), and answers what a lowering asks about the node being lowered.
+    """Writes the ONNX nodes of one graph (or body), and answers a lowering's questions about its node.
 
     Inputs that are asked for by type must be tensors. A lowering that reads only element types, ranks and names is not
     repeated for nodes of other sizes.
@@ -461,7 +461,7 @@ class Emitter:
         self._name_results(start)
 
     def _mark(self) -> str:
-        """Return what follows an @ in the name of the node around a body, by which its nodes are placed like it."""
+        """Return the text after an @ in the name of the node around a body, by which its nodes are placed like it."""
         if self._parent is None:
             return ""
         return self._parent._mark() or "".join(self._parent._node.name.partition("@")[1:])

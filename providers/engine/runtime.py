@@ -178,7 +178,7 @@ def telemetry_allowed() -> bool:
 
 
 def _load() -> Problem | None:
-    """Import ONNX Runtime and return what is wrong with it; the lock is held."""
+    """Import ONNX Runtime and return its problem; the lock is held."""
     if not telemetry_allowed():
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     spec = importlib.util.find_spec("onnxruntime")
@@ -293,7 +293,7 @@ def find_problem() -> Problem | None:
     if spec is None and not packages:
         return Problem("ONNX Runtime is not installed", install_command("cpu"))
     if spec is None or spec.origin is None:
-        # A folder without __init__.py imports as an empty namespace; that is what uninstalling one of two leaves.
+        # A folder without __init__.py imports as an empty namespace; uninstalling one of two leaves it.
         owners = ", ".join(f"{name} {version}" for name, version in packages.items()) or "no package"
         return Problem(
             f"the onnxruntime folder is incomplete ({owners} is installed); removing one ONNX Runtime package "

@@ -156,7 +156,7 @@ _REFUSED = (
 REFUSED_KINDS: Mapping[str, tuple[str, str]] = {
     kind: (reason, remedy) for kinds, reason, remedy in _REFUSED for kind in kinds.split()
 }
-"""Kind -> (why it does not run, what to do instead)."""
+"""Kind -> (why it does not run, the alternative)."""
 
 
 class Refused(Op):
@@ -193,5 +193,5 @@ _CLASSES = {kind: _class_of(kind, *texts) for kind, texts in REFUSED_KINDS.items
 
 
 def refused_op(kind: str, attributes: Mapping[str, str] | None = None) -> Refused:
-    """Return the op of a kind of `REFUSED_KINDS`, for an importer that keeps what it cannot run."""
+    """Return the op of a kind of `REFUSED_KINDS`, for an importer that keeps nodes that cannot run."""
     return _CLASSES[kind](dict(attributes or {}))
