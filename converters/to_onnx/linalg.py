@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,28 +106,34 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
-def _reads_threes(op: Conv2d, x: TensorType) -> bool:
-    """Return whether a convolution may read a multiple of 3 channels that is none of 4."""
+def reads_threes(groups: int, x: TensorType) -> bool:
+    """Return whether a 2-D convolution may read a multiple of 3 channels that is none of 4."""
+    if groups != 1 or (x.shape is not None and x.shape.rank != 4):
+        return False
     channels = None if x.shape is None else x.shape[1]
-    return op.groups == 1 and not (isinstance(channels, int) and (channels <= 3 or channels % 3 or channels % 4 == 0))
+    return not (isinstance(channels, int) and (channels <= 3 or channels % 3 or channels % 4 == 0))
 
 
-asks_kernels(Conv2d, _reads_threes)
+asks_kernels(Conv2d, lambda op, kind, _: reads_threes(op.groups, kind))
 
 
-def _channels_of_four(emit: Emitter, op: Conv2d) -> int:
-    """Return how many channels, a multiple of 4, to take apart where the kernel of the provider is wrong; 0 for none.
+def convolved_in_fours(
+    emit: Emitter, kinds: Sequence[TensorType], inputs: Sequence[Any], convolved: Callable[..., Any]
+) -> Any:
+    """Write a convolution in two parts where the kernel of the provider is wrong; None elsewhere.
 
     WebGPU reads a multiple of 3 channels in threes and sums some of them wrongly (plugin 0.4.0). Zeros up to the next
-    multiple would do, but ONNX Runtime's layout rewrite does not survive the Pad (1.31.1).
+    multiple of 4 would do, but ONNX Runtime's layout rewrite does not survive the Pad (1.31.1).
     """
-    kinds = emit.input_types
-    if not _reads_threes(op, kinds[0]) or emit.has_kernel("Conv", *kinds):
-        return 0
-    _, channels, *kernel = known_shape(op, kinds[1], "w")
-    if not isinstance(channels, int) or channels <= 3 or channels % 3 or set(kernel) == {1}:
-        return 0  # the limits of the provider refuse what is unknown
-    return channels - channels % 4 if channels % 4 else 0
+    if kinds[1].shape is None or emit.has_kernel("Conv", *kinds):
+        return None
+    _, channels, *kernel = kinds[1].shape
+    if not isinstance(channels, int) or channels <= 3 or channels % 3 or channels % 4 == 0 or set(kernel) == {1}:
+        return None  # the limits of the provider refuse what is unknown
+    x, w, *bias = inputs
+    sizes = emit.i64([channels - channels % 4, channels % 4])
+    halves = [emit.op("Split", each, sizes, outputs=2, axis=1) for each in (x, w)]
+    return emit.op("Add", convolved(halves[0][0], halves[1][0], *bias), convolved(halves[0][1], halves[1][1]))
 
 
 @lowers(Conv2d, Conv3d, ConvTranspose2d)
@@ -148,13 +154,11 @@ def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence
         dilations=op.dilation,
         group=op.groups,
     )
-    fours = _channels_of_four(emit, op) if isinstance(op, Conv2d) else 0
-    if not fours:
-        return convolved(*inputs)
-    x, w, *bias = inputs
-    sizes = emit.i64([fours, int(known_shape(op, emit.input_type(1), "w")[1] or 0) - fours])
-    halves = [emit.op("Split", each, sizes, outputs=2, axis=1) for each in (x, w)]
-    return emit.op("Add", convolved(halves[0][0], halves[1][0], *bias), convolved(halves[0][1], halves[1][1]))
+    if isinstance(op, Conv2d) and reads_threes(op.groups, emit.input_type(0)):
+        parts = convolved_in_fours(emit, emit.input_types, inputs, convolved)
+        if parts is not None:
+            return parts
+    return convolved(*inputs)
 
 
 def _windows(

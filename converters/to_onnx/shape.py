@@ -132,7 +132,7 @@ def _sort(emit: Emitter, op: ops.Sort | ops.ArgSort, inputs: Sequence[Any]) -> A
     return places if isinstance(op, ops.ArgSort) else from_compute(emit, "TopK", values, kind.dtype)
 
 
-asks_kernels(ops.CumMax, lambda op, kind: compute_dtype("Max", kind.dtype) is DType.I64)
+asks_kernels(ops.CumMax, lambda op, kind, _: compute_dtype("Max", kind.dtype) is DType.I64)
 
 
 @lowers(ops.CumProd, ops.CumMax)
