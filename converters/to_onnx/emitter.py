@@ -223,8 +223,8 @@ class Emitter:
         """
         parts: list[ModelValue] = []
         for known, group in itertools.groupby(dims, lambda dim: isinstance(dim, int)):
-            found = list(group)
-            parts += [self.i64(cast(list[int], found))] if known else map(self._symbol, found)
+            sizes = list(group)
+            parts += [self.i64(cast(list[int], sizes))] if known else map(self._symbol, sizes)
         if len(parts) < 2:
             return parts[0] if parts else self.i64([])
         joined: ModelValue = self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])

@@ -11,16 +11,19 @@ from rlx_ort.converters.to_onnx.dispatch import asks_kernels
 from rlx_ort.converters.to_onnx.elementwise import activate, power
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET, Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    FILLED_TOPK,
     MISORDERING,
     SAFE_EPSILON,
+    channels_apart,
     compared,
     compute_dtype,
     divisor_and_sign,
+    filled_rows,
     may_trap,
     misorders,
+    reads_threes,
     with_epsilon,
 )
-from rlx_ort.converters.to_onnx.linalg import convolved_in_fours, reads_threes
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.norm import REDUCE, is_doubtful, reduced
 from rlx_ort.ir.dtype import DType
@@ -37,15 +40,13 @@ _REDUCTIONS = {op_type: function for function, op_type in REDUCE.items()}
 _ASKING = {DType.I64: MISORDERING, DType.F32: {"InstanceNormalization"}, DType.F64: {"Sigmoid"}}
 
 
-def _given(op: OnnxNode, name: str, default: Any) -> Any:
-    return op.attributes.get(name, default)
-
-
 def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]) -> bool:
     if op.domain:
         return False
     if op.op_type == "Conv":
-        return reads_threes(_given(op, "group", 1), kind)
+        return reads_threes(kind, op.integer("group", 1))
+    if op.op_type == "TopK":
+        return kind.dtype in FILLED_TOPK
     if op.op_type == "Pow":
         return kind.dtype.is_float
     if op.op_type in _REDUCTIONS:
@@ -82,7 +83,7 @@ def _ordering(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 def _instance_norm(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """The same epsilon for every node, where the kernel of the provider normalises f32 with one only."""
-    eps = _given(op, "epsilon", SAFE_EPSILON)
+    eps = float(op.attributes.get("epsilon", SAFE_EPSILON))  # type: ignore[arg-type]  # by ONNX's schema
     if reads[0] is None or emit.known_dtype(0) is not DType.F32 or math.isclose(eps, SAFE_EPSILON, rel_tol=1e-6):
         return None
     if emit.has_kernel("InstanceNormalization", TensorType(DType.F32)):
@@ -118,11 +119,11 @@ def _reduction(op: OnnxNode, kind: TensorType, axes: TensorData | None) -> Reduc
         return None
     if axes is not None:
         places = tuple(axes.numpy().reshape(-1).tolist())
-    elif op.formal_inputs > 1 or _given(op, "noop_with_empty_axes", 0):
+    elif op.formal_inputs > 1 or op.integer("noop_with_empty_axes", 0):
         return None
     else:
         places = tuple(range(rank))
-    return Reduce(_REDUCTIONS[op_type], places, _given(op, "keepdims", 1) == 1) if places else None
+    return Reduce(_REDUCTIONS[op_type], places, op.integer("keepdims", 1) == 1) if places else None
 
 
 def _reduced(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
@@ -135,26 +136,34 @@ def _reduced(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 
 def _convolved(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    places = range(len(reads))
-    if op.version < DEFAULT_OPSET or any(emit.known_dtype(place) is None for place in places):
+    if op.version < 13 or any(emit.known_dtype(place) is None for place in range(len(reads))):
+        return None  # before 13 a Split had its sizes as an attribute
+    parts = channels_apart(emit, reads, op.integer("group", 1))
+    attributes: dict[str, Any] = dict(op.attributes)
+    return emit.op("Add", *(emit.op("Conv", *part, **attributes) for part in parts)) if parts else None
+
+
+def _top(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    dtype = emit.known_dtype(0)
+    if dtype not in FILLED_TOPK or reads[0] is None:
         return None
-    kinds = [emit.input_type(place) for place in places]
-    if not reads_threes(_given(op, "group", 1), kinds[0]):
-        return None
-    return convolved_in_fours(emit, kinds, reads, lambda *given: emit.op("Conv", *given, **op.attributes))
+    shape, axis = emit.input_type(0).shape, op.integer("axis", -1)
+    size = None if shape is None else shape[axis]
+    filled = filled_rows(emit, reads[0], dtype, size, axis, op.integer("largest", 1) == 1)
+    return emit.imported(op, [filled, *reads[1:]])
 
 
 def _power(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     dtype = emit.known_dtype(0)
     if dtype is None or not dtype.is_float or emit.known_dtype(1) is not dtype:
         return None
-    return None if emit.has_kernel("Pow", TensorType(dtype)) else power(emit, *reads, dtype)
+    return None if emit.has_kernel("Pow", TensorType(dtype)) else power(emit, reads[0], reads[1], dtype)
 
 
 def _sigmoid(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """Other operators for f64 where the kernel of the provider is coarse, if it has them."""
     doubles = TensorType(DType.F64)
-    if emit.known_dtype(0) is not DType.F64 or emit.has_kernel("Sigmoid", doubles):
+    if reads[0] is None or emit.known_dtype(0) is not DType.F64 or emit.has_kernel("Sigmoid", doubles):
         return None
     has_all = all(emit.has_kernel(each, doubles) for each in ("Add", "Exp", "Neg", "Reciprocal"))
     return activate(emit, "sigmoid", reads[0], DType.F64) if has_all else None
@@ -169,6 +178,7 @@ _FORMS: dict[str, _Form] = {
     "Pow": _power,
     "Range": _range,
     "Sigmoid": _sigmoid,
+    "TopK": _top,
     **dict.fromkeys(MISORDERING, _ordering),
     **dict.fromkeys(_REDUCTIONS, _reduced),
 }

@@ -43,7 +43,7 @@ def core_of(version: tuple[int, ...] | None) -> Core:
     Without a version, as where no ONNX Runtime is installed, the newest counts.
     """
     known = _versions()
-    return _read(next((found for found in reversed(known) if version is None or found <= version[:2]), known[0]))
+    return _read(next((minor for minor in reversed(known) if version is None or minor <= version[:2]), known[0]))
 
 
 def unknown_core_note(version: tuple[int, ...] | None) -> str:
@@ -60,8 +60,8 @@ def known_cores() -> tuple[Core, ...]:
 
 @functools.cache
 def _versions() -> tuple[tuple[int, int], ...]:
-    found = [match for entry in _folder().iterdir() if (match := _FILE_NAME.fullmatch(entry.name))]
-    return tuple(sorted((int(match[1]), int(match[2])) for match in found))
+    matches = [match for entry in _folder().iterdir() if (match := _FILE_NAME.fullmatch(entry.name))]
+    return tuple(sorted((int(match[1]), int(match[2])) for match in matches))
 
 
 @functools.cache
