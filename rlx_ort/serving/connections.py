@@ -11,7 +11,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rlx_ort.serving.rest import ABORT, ConnectionLimits
+from rlx_ort.serving.options import ConnectionLimits
+from rlx_ort.serving.rest import ABORT
 
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
 _PATIENCE_S = 0.5  # a client that is waited for for longer may lose its connection to another one

@@ -17,7 +17,8 @@ from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.registry import default_registry, register_provider
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import ServedModel, ServeOptions
+from rlx_ort.serving.models import ServedModel
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import InferRequest
 from rlx_ort.serving.repository import Repository
 
