@@ -237,11 +237,6 @@ class GraphCore:
         self.set_outputs(list(values))
 
     @property
-    def input_types(self) -> dict[str, ValueType]:
-        """Input name -> type, in order."""
-        return {value.name: value.type for value in self.inputs}
-
-    @property
     def output_types(self) -> dict[str, ValueType]:
         """Output name -> type, in order."""
         return {name: value.type for name, value in zip(self.output_names, self.outputs, strict=True)}

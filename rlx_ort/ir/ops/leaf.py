@@ -154,6 +154,11 @@ class LeafBuilders(GraphCore):
         return self.append(Constant(data), name=name or "constant")
 
     @property
+    def input_types(self) -> dict[str, ValueType]:
+        """Input name -> type, in order."""
+        return {value.name: value.type for value in self.inputs}
+
+    @property
     def inputs(self) -> list[Value]:
         """The inputs, in the order they were added."""
         return [self.value(node.id) for node in self.nodes if isinstance(node.op, Input)]
