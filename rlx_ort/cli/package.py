@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def run(
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
-def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, int]) -> tuple[dict[str, Any], str]:
+def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, int]) -> tuple[Mapping[str, Any], str]:
     """Return the inputs, and where they come from."""
     from rlx_ort import made_up
     from rlx_ort.cli.arrays import read_npz, to_model_types

@@ -1,4 +1,4 @@
-"""`rlx-ort report MODEL`: which devices can run a model, how fast each should be, and what blocks the others."""
+"""`rlx-ort report MODEL`: which devices can run a model, how fast each should be, and the obstacles of the others."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Show which devices can run a model.
 
-    For each: whether it takes MODEL, its predicted time, and what blocks it.
+    For each: whether it takes MODEL, its predicted time, and the obstacle.
 
     Predictions need sizes: give the named dims with --dim, else they are those of the inputs that `run` makes up. With
     --html or --trace the model runs on such inputs.
@@ -213,7 +213,7 @@ def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tu
 
     try:
         return Session(device, compile_options.with_(placement=PlacementRule.ASSISTED)).compile(graph).placement, None
-    except RlxError as err:  # one row's failure is what the report is there to show
+    except RlxError as err:  # one row's failure is a row of the report
         return None, str(err)
 
 

@@ -114,7 +114,7 @@ def command(
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
-def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> dict[str, Any]:
+def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> Mapping[str, Any]:
     from rlx_ort import made_up
     from rlx_ort.cli.arrays import read_npz, to_model_types
 
