@@ -48,13 +48,13 @@ _RANKS: Mapping[str, int] = {
 """Kernel of the table -> how many sizes its rows have, 1 where nothing is said."""
 
 ERRORS: Mapping[str, float] = {"measured": 0.2, "interpolated": 0.25, "extrapolated": 0.6, "assumed": 3.0}
-"""How a price was found -> the error to expect of it, as a share; see NOTES.md for what the kept runs showed."""
+"""How a price was found -> the error to expect of it, as a share; see NOTES.md for the kept runs."""
 
 
 def axes_of(kernel: Kernel) -> tuple[float, ...]:
     """Return the sizes of a kernel as the rows of the table have them."""
-    found = AXES.get(kernel.name)
-    return kernel.size if found is None else found(*kernel.size)
+    axes = AXES.get(kernel.name)
+    return kernel.size if axes is None else axes(*kernel.size)
 
 
 class Price(NamedTuple):
@@ -67,7 +67,7 @@ class Price(NamedTuple):
 class Grid:
     """Time over the sizes of a kernel: logarithms, linear along each axis.
 
-    Above the grid the time grows half as between the two largest sizes and half with the work: what was held up by
+    Above the grid the time grows half as between the two largest sizes and half with the work: a time held up by
     launches may be by its work there. Below, it falls as between the two smallest, but never faster than the work.
     At points of the grid that were not measured, the time changes along an axis as on the nearest line where it was.
     A point was disturbed if it takes over three times as long as more of the same work, or as its share of less work.
@@ -138,7 +138,7 @@ class MeasuredCostModel:
     """Prices work by interpolation in a calibration profile. Safe to use from several threads.
 
     Its rates are those of rows that saturate the device. Where none does, they are the shipped ones, or what the best
-    row shows to be possible: a profile with few rows corrects what is known of such devices and never replaces it.
+    row shows to be possible: a profile with few rows corrects shipped figures of devices and never replaces them.
 
     With `recorded`, it prices runs whose launches are replayed from a recording. `shipped` has the provider's figures.
 
@@ -166,8 +166,8 @@ class MeasuredCostModel:
             known = None if row.kernel.startswith("?") else _RANKS.get(row.kernel, 1)
             wanted = ranks.setdefault(row.kernel, len(row.size) if known is None else known)
             if len(row.size) != wanted:
-                found = f"a row of {row.kernel} with the sizes {row.size}, where {wanted} are expected"
-                raise CalibrationError(f"the profile of {device.display} has {found}; calibrate again")
+                row_text = f"a row of {row.kernel} with the sizes {row.size}, where {wanted} are expected"
+                raise CalibrationError(f"the profile of {device.display} has {row_text}; calibrate again")
             if row.ns > 0 or not row.size:  # a difference of 0 was below the noise
                 self._rows.setdefault((row.kernel, row.dtype), {})[row.size] = row.ns
         missing = [name for name in REQUIRED if (name, "f32") not in self._rows]
@@ -209,8 +209,8 @@ class MeasuredCostModel:
         """Return the time of a kernel with its launch, and how it was found; asked twice, it looks it up."""
         known = self._known.get(kernel)
         if known is None:
-            found = self._price(kernel)
-            known = Price(found.ns * kernel.times, found.how)
+            price = self._price(kernel)
+            known = Price(price.ns * kernel.times, price.how)
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
             self._known[kernel] = known
@@ -254,7 +254,7 @@ class MeasuredCostModel:
         return self._grid(name)((nbytes,)) if nbytes > 0 and (name, "f32") in self._rows else 0.0
 
     def _rate(self, name: str, work_of: Callable[..., float], shipped: str) -> float:
-        """Return the work per ns of the row that saturates the device most, or what stands for it where none does."""
+        """Return the work per ns of the row that saturates the device most, or its substitute where none does."""
         rows = [(ns, work_of(*size)) for size, ns in self._rows[name, "f32"].items() if size]
         possible = max((work / ns for ns, work in rows), default=1.0)
         known = 0.0 if self.shipped is None else float(getattr(self.shipped, shipped))

@@ -45,7 +45,7 @@ class ModelBundle:
             nodes are inside. Treat it as read-only: copy it, change the copy, and call `with_proto`.
         weights: location -> data; memory maps where they come from a file. Freed, and their files closed, with the
             last reference.
-        origin: what messages call the model: the file or object it was made from.
+        origin: the model's name in messages: the file or object it was made from.
     """
 
     proto: onnx.ModelProto
@@ -76,9 +76,9 @@ class ModelBundle:
         for tensor in external_tensors(self.proto):
             data = weights.get(location_of(tensor))
             wanted = f"{dtype_of(tensor.data_type).value}{list(tensor.dims)}"
-            found = "nothing" if data is None else f"{data.dtype.value}{list(data.shape)}"
-            if found != wanted:
-                raise ConversionError(f"{self.origin}: weight {tensor.name!r} is {wanted}, given is {found}")
+            given = "nothing" if data is None else f"{data.dtype.value}{list(data.shape)}"
+            if given != wanted:
+                raise ConversionError(f"{self.origin}: weight {tensor.name!r} is {wanted}, given is {given}")
         return replace(self, weights=dict(weights))
 
     @property
@@ -98,7 +98,7 @@ class ModelBundle:
         return sum(1 for _ in nodes_of(self.proto, functions=False))
 
     def input_types(self) -> dict[str, ValueType]:
-        """Return name -> type of what a run is fed, in order; inputs that have a default are left out."""
+        """Return name -> type of the inputs of a run, in order; inputs that have a default are left out."""
         graph = self.proto.graph
         defaults = {tensor.name for tensor in graph.initializer}
         defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
@@ -146,7 +146,7 @@ def bundle_from_graph(graph: Graph, options: CompileOptions | None = None, origi
 
 
 def graph_from_bundle(bundle: ModelBundle) -> Graph:
-    """Return a bundle as a graph; the weights stay what they are, mapped or in memory.
+    """Return a bundle as a graph; the weights stay as they are, mapped or in memory.
 
     Raises:
         ConversionError: the model breaks a rule of ONNX that its meaning depends on.
@@ -287,8 +287,8 @@ class BundleWeights:
         """Return the bytes of a weight; see `TensorFiles.read`."""
         data = self.weights.get(location_of(tensor))
         if data is None or data.nbytes != nbytes:
-            found = "which is not there" if data is None else f"which has {data.nbytes} bytes"
-            raise ConversionError(f"tensor {tensor.name!r} needs {nbytes} bytes of {location_of(tensor)!r}, {found}")
+            stored = "which is not there" if data is None else f"which has {data.nbytes} bytes"
+            raise ConversionError(f"tensor {tensor.name!r} needs {nbytes} bytes of {location_of(tensor)!r}, {stored}")
         return data.buffer, data.source
 
 

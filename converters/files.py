@@ -16,7 +16,7 @@ from rlx_ort.converters.from_onnx.tensor_files import Folders
 from rlx_ort.converters.onnx_types import refer, tensor_proto
 from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
-from rlx_ort.errors import ConversionError, WriteError
+from rlx_ort.errors import ConversionError, WriteError, advice
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import TensorData
@@ -38,7 +38,7 @@ Progress: TypeAlias = Callable[[int], None]
 """Called with the number of further bytes of weights written."""
 
 _LARGE_BYTES = 1 << 20
-_LARGE_ALIGNMENT = 1 << 16  # what Windows needs to map a tensor; Linux and macOS are content with 4 or 16 KiB
+_LARGE_ALIGNMENT = 1 << 16  # Windows needs this to map a tensor; Linux and macOS are content with 4 or 16 KiB
 _SMALL_ALIGNMENT = 64
 
 
@@ -159,7 +159,8 @@ def _write_model(
     model.ClearField("graph")
     head_bytes = model.SerializeToString(deterministic=True)
     if total + len(head_bytes) + 16 > PROTOBUF_LIMIT:
-        raise ConversionError(f"the model is {total} bytes, above the 2 GB of one file; pass external_data=True")
+        external = advice("external_data=True", "--external-data")
+        raise ConversionError(f"the model is {total} bytes, above the 2 GB of one file; pass {external}")
     stream.write(head_bytes + field_key(onnx.ModelProto.GRAPH_FIELD_NUMBER) + varint(total) + body)
     for header, data in fields:
         stream.write(header)
@@ -215,7 +216,7 @@ class Staging:
 def staging(target: Path) -> Iterator[Staging]:
     """Give a hidden folder beside a target, on the same file system; it is always removed afterwards.
 
-    What killed processes left beside the target is removed.
+    Files that killed processes left beside the target are removed.
 
     Raises:
         ConversionError: the folder cannot be made.
@@ -240,7 +241,8 @@ def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
         if place.is_dir():
             raise ConversionError(f"{place} is a folder; give the name of a file")
         if place.exists() and not overwrite:
-            raise ConversionError(f"{place} exists and was left as it is; give --force (overwrite=True) to replace it")
+            remedy = advice("overwrite=True", "--force")
+            raise ConversionError(f"{place} exists and was left as it is; give {remedy} to replace it")
 
 
 def load_graph(source: Source, *, trusted_links: Folders = ()) -> Graph:

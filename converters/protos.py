@@ -86,13 +86,13 @@ def nodes_of(model: onnx.ModelProto, *, functions: bool = True) -> Iterator[onnx
 
 def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
     """Return the type of every value that ONNX can infer, bodies included, whose names must not clash."""
-    found: dict[str, ValueType] = {}
+    types: dict[str, ValueType] = {}
     for graph in graphs_of(with_types(proto), functions=False):
         for info in (*graph.value_info, *graph.input, *graph.output):
             kind = known_type_of(info.type)
             if not isinstance(kind, UnknownType):
-                found[info.name] = kind
-    return found
+                types[info.name] = kind
+    return types
 
 
 def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -105,8 +105,8 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
     try:
-        found = onnx.shape_inference.infer_shapes(proto)
-        return found if _has_long_vector(found) else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(proto)
+        return inferred if _has_long_vector(inferred) else onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except Exception:
         # Besides its own errors, for models it finds inconsistent or above 2 GB, those of C++ come through: IndexError,
         # MemoryError. ONNX Runtime may still take the model.

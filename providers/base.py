@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
@@ -44,14 +47,6 @@ class Availability:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueSpec:
-    """An input or output of an open session: its name and type as the model declares them."""
-
-    name: str
-    type: ValueType
-
-
-@dataclass(frozen=True, slots=True)
 class NodeAssignment:
     """One node and the execution provider that ONNX Runtime gave it to."""
 
@@ -76,7 +71,7 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class SizedRun:
-    """What became of a session with fixed sizes for inputs that came back.
+    """The state of a session with fixed sizes for inputs that came back.
 
     `state` is `opening`, `used` or `refused`, with the `reason`. `plain_ns` and `sized_ns` are the least times of a run
     without and with it, in ns; `nbytes` are those of its weights on the device.
@@ -122,7 +117,7 @@ class KernelLimit:
     """A form of an operator that a provider accepts when a session is opened and whose kernel fails or is wrong.
 
     `applies` decides by a node's types and a mapping of its attributes, as Python values, and of its constant inputs,
-    as `TensorData` by their place. `reason` is what the kernel does not do.
+    as `TensorData` by their place. `reason` is the limit of the kernel.
     """
 
     op_type: str
@@ -136,7 +131,7 @@ def limited_nodes(
 ) -> list[tuple[ExportedNode, str]]:
     """Return the nodes on which kernels with these limits fail or are wrong, and why."""
     operators = {(limit.domain, limit.op_type) for limit in limits}
-    found = []
+    limited = []
     for node in nodes:
         pattern = node.pattern
         if (pattern.domain, pattern.op_type) not in operators:
@@ -150,8 +145,8 @@ def limited_nodes(
         known = [each for each in limits if (each.domain, each.op_type) == (pattern.domain, pattern.op_type)]
         why = next((limit.reason for limit in known if limit.applies(node, given)), "")
         if why:
-            found.append((node, why))
-    return found
+            limited.append((node, why))
+    return limited
 
 
 def element(kinds: Sequence[ValueType | None]) -> DType | None:
@@ -176,6 +171,44 @@ def input_dims(node: ExportedNode, place: int) -> tuple[Dim, ...] | None:
     """Return the dims of a node's input, or None where they are unknown or the input is absent or no tensor."""
     kind = node.inputs[place] if place < len(node.inputs) else None
     return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
+
+
+def constant(given: Mapping[Any, Any], place: int) -> npt.NDArray[Any] | None:
+    """Return a constant input of a node that a limit is asked about, None for any other."""
+    data = given.get(place)
+    return data.numpy() if isinstance(data, TensorData) else None
+
+
+def _is_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether constant indices along an axis lie outside the data."""
+    dims, indices = input_dims(node, 0), constant(given, 1)
+    if not dims or indices is None or not indices.size:
+        return False
+    size = dims[int(given.get("axis", 0)) % len(dims)]
+    return isinstance(size, int) and bool(indices.min() < -size or indices.max() >= size)
+
+
+def _has_coordinates_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether constant coordinates, of `GatherND` and `ScatterND`, lie outside the data."""
+    dims, indices = input_dims(node, 0), constant(given, 1)
+    if not dims or indices is None or not indices.size:
+        return False
+    sizes = dims[int(given.get("batch_dims", 0)) :]
+    pairs = zip(np.moveaxis(indices, -1, 0), sizes, strict=False)
+    return any(isinstance(size, int) and bool(at.min() < -size or at.max() >= size) for at, size in pairs)
+
+
+INDEX_LIMITS = (
+    *(
+        KernelLimit(op_type, _is_out_of_range, "constant indices are out of range")
+        for op_type in ("Gather", "GatherElements", "ScatterElements")
+    ),
+    *(
+        KernelLimit(op_type, _has_coordinates_out_of_range, "constant indices are out of range")
+        for op_type in ("GatherND", "ScatterND")
+    ),
+)
+"""What kernels that do not check their indices compute wrongly, as far as it is known before a run."""
 
 
 def figure(whose: str, name: str, value: object, *, is_rate: bool = False) -> float:
@@ -245,7 +278,7 @@ PRIVATE_MEMORY = "private memory of the process"
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """What this process uses of a device's memory at one moment, and the source of the number.
+    """This process's use of a device's memory at one moment, and the source of the number.
 
     If `whole` is false, the bytes include data other than that of sessions, as in host memory, so that only the
     difference of two readings is meaningful.
@@ -258,9 +291,9 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What to open; the session keeps `weights`, the data of every external initializer by name, alive.
+    """A model to open; the session keeps `weights`, the data of every external initializer by name, alive.
 
-    `budgeted` asks for an arena that grows by what is needed and no more.
+    `budgeted` asks for an arena that grows by the needed bytes and no more.
     """
 
     device: Device
@@ -274,12 +307,12 @@ class EngineSession(Protocol):
     """An open session of some engine. `run` may be called from several threads at once."""
 
     @property
-    def inputs(self) -> Sequence[ValueSpec]:
-        """The model's inputs, in order."""
+    def input_types(self) -> Mapping[str, ValueType]:
+        """Name -> type of the model's inputs, in order."""
 
     @property
-    def outputs(self) -> Sequence[ValueSpec]:
-        """The model's outputs, in order."""
+    def output_types(self) -> Mapping[str, ValueType]:
+        """Name -> type of its outputs, in order."""
 
     @property
     def assignments(self) -> Sequence[NodeAssignment]:
@@ -308,9 +341,10 @@ class Provider(abc.ABC):
         doubtful_dtypes: element types whose nodes are assigned even where the device cannot compute them, so that
             asking about one takes a run.
         limits: forms that kernels accept and do not compute.
+        checks_indices: whether kernels raise an error for indices out of range, in every run.
         distrusted_kernels: (domain, operator) of fused kernels with wrong results; an op that has a basic form is never
             written as one of these.
-        work_space_bytes: what libraries may allocate in a run of a session that has not run in the thread or has not
+        work_space_bytes: bytes libraries may allocate in a run of a session that has not run in the thread or has not
             recorded launches before; kept free under a memory budget.
     """
 
@@ -324,6 +358,7 @@ class Provider(abc.ABC):
     compiles: ClassVar[bool] = False
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset()
     limits: ClassVar[Sequence[KernelLimit]] = ()
+    checks_indices: ClassVar[bool] = True
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     work_space_bytes: ClassVar[int] = 0
 
@@ -372,9 +407,9 @@ class Provider(abc.ABC):
         return tuple(Device(kind) for kind in self.kinds)
 
     def memory(self, device: Device) -> MemoryReading | None:
-        """Return what this process uses of the device's memory now, None where that cannot be read."""
+        """Return this process's use of the device's memory now, None where that cannot be read."""
         return None
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:
-        """Return what a run must hold: a process-wide lock for exclusive providers, nothing for others."""
+        """Return the lock that a run must hold: a process-wide lock for exclusive providers, nothing for others."""
         return contextlib.nullcontext()

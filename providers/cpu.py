@@ -31,7 +31,7 @@ _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy 
 
 
 def _reduces_integers(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether an imported node sums or multiplies integers; what the library writes itself stays in range."""
+    """Return whether an imported node sums or multiplies integers; nodes of the library's own stay in range."""
     dtype = element(node.inputs)
     return node.pattern.imported and dtype is not None and dtype.is_integer
 
@@ -63,6 +63,7 @@ class CpuProvider(OrtProvider):
     genai_name: ClassVar[str] = "cpu"
     title: ClassVar[str] = "CPU"
     extra: ClassVar[str] = "cpu"
+    checks_indices: ClassVar[bool] = True
     option_keys: ClassVar[frozenset[str] | None] = frozenset()  # the session options have everything about the CPU
     keeps: ClassVar[Keeps] = Keeps.PACKED
 

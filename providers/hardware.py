@@ -79,15 +79,15 @@ def host_memory_bytes() -> int:
 def private_bytes() -> int:
     """Return the memory of this process alone in bytes; takes 10 us.
 
-    On Linux these are resident pages that map no file, on Windows what is committed, on macOS all resident pages.
+    On Linux these are resident pages that map no file, on Windows committed pages, on macOS all resident pages.
     """
     if sys.platform.startswith("linux"):
         pages = Path("/proc/self/statm").read_bytes().split()
         return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE
     import psutil
 
-    found = psutil.Process().memory_info()
-    return int(getattr(found, "private", found.rss))
+    memory = psutil.Process().memory_info()
+    return int(getattr(memory, "private", memory.rss))
 
 
 @functools.cache
@@ -137,8 +137,8 @@ def is_throttled() -> bool:
 
 def _limited_by(report: str) -> bool:
     """Return whether the lines of `pmset -g therm` contain a speed limit below 100."""
-    found = re.search(r"^\s*CPU_Speed_Limit\s*=\s*(\d+)\s*$", report, re.MULTILINE)
-    return found is not None and int(found[1]) < 100
+    match = re.search(r"^\s*CPU_Speed_Limit\s*=\s*(\d+)\s*$", report, re.MULTILINE)
+    return match is not None and int(match[1]) < 100
 
 
 def _more_than_before(cores: Path) -> bool:
@@ -288,14 +288,14 @@ def _windows_share(kernel: Any) -> CoreShare:
 def cgroup_quota_cores(mount: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float | None:
     """Return the cores that the tightest of the process's control groups allows, or None without a limit."""
     files = ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    found = _limits("cpu", *files, mount, membership)
-    return min((words[0] / words[1] for words in found if len(words) == 2 and words[1]), default=None)
+    limits = _limits("cpu", *files, mount, membership)
+    return min((words[0] / words[1] for words in limits if len(words) == 2 and words[1]), default=None)
 
 
 def cgroup_memory_bytes(mount: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int | None:
     """Return the bytes of memory that the tightest of the process's control groups allows, or None without a limit."""
-    found = _limits("memory", ("memory.max",), ("memory.limit_in_bytes",), mount, membership)
-    return min((words[0] for words in found), default=None)
+    limits = _limits("memory", ("memory.max",), ("memory.limit_in_bytes",), mount, membership)
+    return min((words[0] for words in limits), default=None)
 
 
 def _limits(

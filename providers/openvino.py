@@ -36,7 +36,7 @@ _SPELLINGS = {"FP32": "f32", "FP16": "f16", "BF16": "bf16", "ACCURACY": "f32"}
 
 
 class OpenVinoProvider(OrtProvider):
-    """Intel hardware through OpenVINO; the index counts what OpenVINO sees, GPUs first, then NPUs, then the CPU."""
+    """Intel hardware through OpenVINO; the index counts OpenVINO's devices, GPUs first, then NPUs, then the CPU."""
 
     name: ClassVar[str] = "openvino"
     kinds: ClassVar[tuple[str, ...]] = ("openvino",)
@@ -52,19 +52,19 @@ class OpenVinoProvider(OrtProvider):
     option_keys: ClassVar[frozenset[str] | None] = names("load_config reshape_input enable_causallm") | set(_PROPERTIES)
 
     def facts(self, device: Device) -> Availability:
-        """Return the processor's name for OpenVINO's CPU, else what ONNX Runtime or OpenVINO calls the device."""
-        found = super().facts(device)
-        if found.hardware:
-            return found
+        """Return the processor's name for OpenVINO's CPU, else the device's name in ONNX Runtime or OpenVINO."""
+        facts = super().facts(device)
+        if facts.hardware:
+            return facts
         target = self._target(device)
-        return Availability(False, hardware=cpu_name() if target == "CPU" else target, remedy=found.remedy)
+        return Availability(False, hardware=cpu_name() if target == "CPU" else target, remedy=facts.remedy)
 
     def probe_precision(self, device: Device) -> Precision:
         """Return f16 for an NPU, which has no other arithmetic on floats."""
         return Precision.F16 if self._target(device).startswith("NPU") else Precision.F32
 
     def no_hardware_remedy(self) -> str:
-        """Return what to do when the plugin is there and sees nothing that it runs on."""
+        """Return the remedy when the plugin is there and sees nothing that it runs on."""
         return (
             "the plugin runs on Intel's CPUs, GPUs and NPUs only, and GPUs and NPUs need Intel's driver; other CPUs "
             "take Intel's own build of ONNX Runtime: pip uninstall -y onnxruntime && pip install onnxruntime-openvino"
@@ -101,10 +101,10 @@ class OpenVinoProvider(OrtProvider):
         if devices:
             return hardware_type(devices[0])
         listed = getattr(runtime.bindings(), "get_available_openvino_device_ids", None)
-        found = sorted(listed() if listed is not None else ["CPU"], key=lambda name: (_place(name), name))
-        if device.index >= len(found):
-            raise DeviceUnavailableError(device, f"OpenVINO sees {', '.join(found) or 'nothing'}, counted from 0")
-        return str(found[device.index])
+        names = sorted(listed() if listed is not None else ["CPU"], key=lambda name: (_place(name), name))
+        if device.index >= len(names):
+            raise DeviceUnavailableError(device, f"OpenVINO sees {', '.join(names) or 'nothing'}, counted from 0")
+        return str(names[device.index])
 
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of an integrated GPU, or of the CPU where OpenVINO runs on that; assumed, not measured."""

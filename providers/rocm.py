@@ -59,8 +59,8 @@ class RocmProvider(OrtProvider):
 
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe in the spelling of the build or of the plugin; see `OrtProvider.recipe`."""
-        found = super().recipe(device, options)
-        return replace(found, spelled=_as_plugin_options) if found.ep_devices else found
+        recipe = super().recipe(device, options)
+        return replace(recipe, spelled=_as_plugin_options) if recipe.ep_devices else recipe
 
     def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
         """Return options for one GPU; half precision only where it was asked for."""
@@ -69,7 +69,7 @@ class RocmProvider(OrtProvider):
             chosen[_HALVES[options.precision]] = "1"
         return chosen
 
-    # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad what varies.
+    # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad varying sizes.
 
     profile: ClassVar[CostProfile | None] = CostProfile.shipped(
         "middling GPU, assumed", gflops=(10_000, 6_000), bytes_per_ns=(800, 10), ns=(4_000, 40_000)

@@ -14,20 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import (
+    INDEX_LIMITS,
     PRIVATE_MEMORY,
     Availability,
     CostProfile,
     KernelLimit,
     MemoryReading,
+    constant,
     element,
     input_dims,
     rank,
@@ -70,35 +69,11 @@ def _gathers_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return _is_empty(node, given, (0,)) and not _is_empty(node, given, (1,))
 
 
-def _constant(given: Mapping[Any, Any], place: int) -> np.ndarray[Any, Any] | None:
-    data = given.get(place)
-    return data.numpy() if isinstance(data, TensorData) else None
-
-
-def _is_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether constant indices along an axis lie outside the data."""
-    dims, indices = input_dims(node, 0), _constant(given, 1)
-    if not dims or indices is None or not indices.size:
-        return False
-    size = dims[int(given.get("axis", 0)) % len(dims)]
-    return isinstance(size, int) and bool(indices.min() < -size or indices.max() >= size)
-
-
-def _has_coordinates_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether constant coordinates, of `GatherND` and `ScatterND`, lie outside the data."""
-    dims, indices = input_dims(node, 0), _constant(given, 1)
-    if not dims or indices is None or not indices.size:
-        return False
-    sizes = dims[int(given.get("batch_dims", 0)) :]
-    pairs = zip(np.moveaxis(indices, -1, 0), sizes, strict=False)
-    return any(isinstance(size, int) and bool(at.min() < -size or at.max() >= size) for at, size in pairs)
-
-
 def _starts_inside(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     """Return whether a `Slice` may run backwards from another element than the last."""
     if len(node.inputs) < 5 or node.inputs[4] is None:
         return False
-    starts, axes, steps = (_constant(given, place) for place in (1, 3, 4))
+    starts, axes, steps = (constant(given, place) for place in (1, 3, 4))
     if steps is None:
         return True
     if not (steps < 0).any():
@@ -157,9 +132,12 @@ class WebGpuProvider(OrtProvider):
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset({DType.F16})
     # Plugin 0.4.0 on SwiftShader: from 32 queries on, where the kernel takes its flash form, results are off by 15 to
     # 20 percent, with a causal mask and with none (scripts/gpu_checks.py shows it). The lowerings of the others have
-    # another form for what their kernels compute wrongly.
+    # another form for cases that their kernels compute wrongly.
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
-        {("com.microsoft", "MultiHeadAttention"), ("", "Conv"), ("", "InstanceNormalization"), ("", "Pow")}
+        {
+            ("com.microsoft", "MultiHeadAttention"),
+            *(("", op_type) for op_type in ("Conv", "InstanceNormalization", "Pow", "TopK")),
+        }
     )
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/webgpu/webgpu_provider_options.h
     option_keys: ClassVar[frozenset[str] | None] = names(
@@ -173,7 +151,7 @@ class WebGpuProvider(OrtProvider):
     keeps: ClassVar[Keeps] = Keeps.OPTIMIZED
 
     def missing_libraries(self, device: Device) -> Problem | None:
-        """Return what of Vulkan is not there, where Vulkan is needed, or that this process was forked."""
+        """Return the reason WebGPU cannot run here: missing Vulkan libraries, or a forked process."""
         if (problem := _fork_problem()) is not None:
             return problem
         if device.index:
@@ -186,8 +164,8 @@ class WebGpuProvider(OrtProvider):
         """Return that the adapter is software, else the ids of the plugin's GPU."""
         if is_software():
             return Availability(False, hardware="software adapter", remedy=self.no_hardware_remedy())
-        found = plugin_devices(runtime.onnxruntime(), self.ep_name)
-        hardware, identity = described(found[0].device) if found else ("", "")
+        devices = plugin_devices(runtime.onnxruntime(), self.ep_name)
+        hardware, identity = described(devices[0].device) if devices else ("", "")
         return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy(), identity=identity)
 
     def memory(self, device: Device) -> MemoryReading | None:
@@ -195,7 +173,7 @@ class WebGpuProvider(OrtProvider):
         return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY) if is_software() else None
 
     def no_hardware_remedy(self) -> str:
-        """Return what brings an adapter that WebGPU supports."""
+        """Return the remedy that brings an adapter that WebGPU supports."""
         if not sys.platform.startswith("linux"):
             return "update the graphics driver"
         return (
@@ -206,10 +184,10 @@ class WebGpuProvider(OrtProvider):
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on the plugin's one device, unless the process was forked; see `OrtProvider.recipe`."""
         _refuse_after_fork(device)
-        found = super().recipe(device, options)
+        recipe = super().recipe(device, options)
         _owner[:] = _owner or [os.getpid()]
         return replace(
-            found,
+            recipe,
             run_lock=self.run_lock,
             before_run=lambda: _refuse_after_fork(device),
             memory=("webgpu", 0),
@@ -307,15 +285,8 @@ class WebGpuProvider(OrtProvider):
                 *("InstanceNormalization", "TopK"),
             )
         ),
-        # Out of range, the kernels read 0 or memory that is not theirs; the CPU raises an error.
-        *(
-            KernelLimit(op_type, _is_out_of_range, "constant indices are out of range")
-            for op_type in ("Gather", "GatherElements", "ScatterElements")
-        ),
-        *(
-            KernelLimit(op_type, _has_coordinates_out_of_range, "constant indices are out of range")
-            for op_type in ("GatherND", "ScatterND")
-        ),
+        # Out of range, the kernels read 0 or memory that is not theirs.
+        *INDEX_LIMITS,
     )
     # f16 nodes are assigned even where the adapter has no shader-f16, and fail at the first run:
     # https://github.com/microsoft/onnxruntime/issues?q=webgpu+shader-f16. So questions about f16 are run.
@@ -347,11 +318,11 @@ def is_software() -> bool:
     if runtime.runtime_problem() is not None:
         return False
     devices = plugin_devices(runtime.onnxruntime(), WebGpuProvider.ep_name)
-    return any(str(found.device.type).endswith("CPU") for found in devices)
+    return any(str(each.device.type).endswith("CPU") for each in devices)
 
 
 def vulkan_problem() -> Problem | None:
-    """Return what is missing before any Vulkan program can run on this Linux machine, or None."""
+    """Return the library that is missing before any Vulkan program can run on this Linux machine, or None."""
     if not loads(_LOADER):
         return Problem(f"the Vulkan loader {_LOADER} is not installed", "apt-get install libvulkan1")
     named = _named_drivers()

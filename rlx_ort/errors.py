@@ -24,7 +24,7 @@ RlxError
   ServingError                       a request to a server cannot be answered
   CalibrationError                   a device cannot be measured
   PackageError
-    IntegrityError                   a package does not hold what it promises
+    IntegrityError                   the contents of a package contradict its manifest
   ParityError                        two models or devices differ by more than was allowed
 ```
 
@@ -33,13 +33,44 @@ A message says what was asked, what was found, and what to do. `exit_code` is wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
 
 E = TypeVar("E", bound=BaseException)
+
+
+_advises_options = False
+
+
+@contextlib.contextmanager
+def advising_options() -> Iterator[None]:
+    """Have messages of this process name options of the command line while a block runs, in every thread."""
+    global _advises_options
+    before, _advises_options = _advises_options, True
+    try:
+        yield
+    finally:
+        _advises_options = before
+
+
+def advice(python: str, option: str) -> str:
+    """Return a remedy as the caller can apply it: by an argument in Python, or by an option of the command line.
+
+    Messages become reasons of other errors, rows of tables and log lines, so they are right from the start.
+    """
+    return option if _advises_options else python
+
+
+def cpu_help() -> str:
+    """Return the remedy for nodes that a device leaves."""
+    return "let the CPU help " + advice(
+        "with CompileOptions(placement=PlacementRule.ASSISTED)",
+        "(--assisted of `run`, `compare` and `genai`, no --device in other commands)",
+    )
 
 
 class RlxError(Exception):
@@ -70,7 +101,7 @@ class DeviceParseError(DeviceError, ValueError):
 
 
 class DeviceUnavailableError(DeviceError):
-    """A device that was named cannot run here; `reason` and `remedy` say why and what to do."""
+    """A device that was named cannot run here; with the `reason` and the `remedy`."""
 
     def __init__(self, device: Device, reason: str, remedy: str = "") -> None:
         text = f"{device.display} is not available: {reason}"
@@ -96,30 +127,27 @@ class NoViableDeviceError(DeviceError):
 class DeviceFallbackError(DeviceError):
     """Every device of a chain refused or failed; `attempts` holds one (device, reason) per entry, in order.
 
-    A text in place of the attempts is the message.
+    A text in place of the attempts is one attempt of the CPU.
     """
 
     def __init__(self, attempts: Iterable[tuple[Device, str]] | str) -> None:
-        self.attempts: tuple[tuple[Device, str], ...] = ()
-        if isinstance(attempts, str):
-            super().__init__(attempts)
-            return
-        self.attempts = tuple(attempts)
-        lines = ["all devices of the chain failed:"]
-        lines += [f"  {device.label}: {reason}" for device, reason in self.attempts]
-        super().__init__("\n".join(lines))
+        import rlx_ort  # its public name is loaded here, since the module of devices imports this one
+
+        self.attempts = ((rlx_ort.Device.CPU, attempts),) if isinstance(attempts, str) else tuple(attempts)
+        lines = [f"  {device.label}: {reason}" for device, reason in self.attempts]
+        super().__init__("\n".join(["all devices of the chain failed:", *lines]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, so that the error crosses a process pool."""
-        return type(self), (self.attempts or str(self),)
+        return type(self), (self.attempts,)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceFallbackError):
             return NotImplemented
-        return (self.attempts, str(self)) == (other.attempts, str(other))
+        return self.attempts == other.attempts
 
     def __hash__(self) -> int:
-        return hash(str(self))
+        return hash(self.attempts)
 
 
 class GraphError(RlxError):
@@ -215,7 +243,7 @@ class PackageError(RlxError):
 
 
 class IntegrityError(PackageError):
-    """A package does not hold what its manifest promises."""
+    """The contents of a package contradict its manifest."""
 
 
 class ParityError(RlxError):

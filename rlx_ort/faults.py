@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
 
 from rlx_ort.errors import (
     CalibrationError,
@@ -31,12 +32,17 @@ from rlx_ort.errors import (
     TimeLimitError,
 )
 
+C = TypeVar("C")
+T = TypeVar("T")
+
 OUT_OF_MEMORY, OVER_BUDGET = NO_ROOM = "out of memory", "memory budget"
 """Kinds of failure that end when others free their memory."""
 NOT_TAKEN = "ONNX Runtime did not take the model"
 """The message of an error that stopped a session from being opened begins so."""
 CANNOT_RUN = "cannot run node"
 """The message of an error of sizes that a device's kernel does not take has these words."""
+OUT_OF_RANGE = "is out of range for node"
+"""The message of an error of an index that was fed has these words."""
 DEVICE_GONE = (
     r"WebGPU device lost|Failed to get a WebGPU adapter|no CUDA-capable device|invalid device ordinal"
     r"|CUDA driver version is insufficient|devices are busy or unavailable|887A0005|887A0006|887A0007|887A0020"
@@ -45,7 +51,7 @@ DEVICE_GONE = (
 
 
 class Fault(enum.Enum):
-    """Who is at fault, and so what happens next."""
+    """Who is at fault, and so the next step."""
 
     CALLER = "caller"
     """The inputs, the model or the program: the error is raised, since every device would fail."""
@@ -97,10 +103,12 @@ _REFUSED = re.compile(
 # us as EngineError; see `running_error`.
 _DATA = re.compile(r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NoSuchFile|NoModel)\n")
 # Sizes that do not fit each other, whatever the provider: providers/cpu/math/element_wise_ops.cc (CUDA's takes the same
-# text), tensor/reshape_helper.h, tensor/concatbase.h and math/matmul_helper.h of core/.
+# text), tensor/reshape_helper.h, tensor/concatbase.h and math/matmul_helper.h of core/. Indices out of range: ours, and
+# tensor/gather_elements.cc, whose error is no InvalidArgument.
 _SIZES = re.compile(
     r"Attempting to broadcast an axis by a dimension other than 1|cannot be reshaped to the requested shape"
-    r"|Non concat axis dimensions must match|MatMul dimension mismatch"
+    rf"|Non concat axis dimensions must match|MatMul dimension mismatch|{OUT_OF_RANGE}"
+    r"|GatherElements op: Out of range value in index tensor"
 )
 
 RULES: tuple[Rule, ...] = (
@@ -148,8 +156,25 @@ def fault_of(error: BaseException) -> tuple[Fault, str]:
 def is_device_failure(error: BaseException) -> bool:
     """Return whether another device may succeed where this error was raised.
 
-    False for what is wrong on every device (inputs, parameters, device names, the graph, the package, data that a
+    False for faults on every device (inputs, parameters, device names, the graph, the package, data that a
     kernel refuses, a cancelled run, state that cannot move), and for every exception that neither this package nor ONNX
     Runtime raises on purpose, which is a bug or the caller's own business.
     """
     return fault_of(error)[0] is not Fault.CALLER
+
+
+def first_that_works(
+    candidates: Iterable[C], work: Callable[[C], T], failed: Callable[[C, Exception], object]
+) -> tuple[C, T] | None:
+    """Return the first candidate with which the work succeeds, and its result; None if there is none.
+
+    An error that another device may avoid goes to `failed`, which may raise it; others are raised as they are.
+    """
+    for candidate in candidates:
+        try:
+            return candidate, work(candidate)
+        except Exception as err:  # raised again unless the device is at fault
+            if not is_device_failure(err):
+                raise
+            failed(candidate, err)
+    return None

@@ -26,7 +26,7 @@ UNROLLED_STEPS = 8
 _PARALLEL_ELEMENTS = 1 << 22
 """Up to this many states over all tokens, a selective scan may be written without a loop, which holds all of them."""
 Step: TypeAlias = "Callable[[Emitter, Sequence[ModelValue], Sequence[ModelValue]], tuple[Sequence[Any], Sequence[Any]]]"
-"""(emitter, state, rows) -> (next state, what to save of this step)."""
+"""(emitter, state, rows) -> (next state, the values to save of this step)."""
 
 _COUNTER = TensorType(DType.I64, Shape())
 _FLAG = TensorType(DType.BOOL, Shape())
@@ -40,10 +40,10 @@ def repeat_steps(
     sequences: Sequence[tuple[ModelValue, TensorType]] = (),
     saved: Sequence[TensorType] = (),
 ) -> tuple[list[ModelValue], list[ModelValue]]:
-    """Write `length` steps and return the last state and, stacked along a new first axis, what each step saved.
+    """Write `length` steps and return the last state and, stacked along a new first axis, the saved values.
 
     `state` are the first values with their types; `sequences` have the steps as first axis, and the type that goes
-    with one is that of a row; `saved` are the types of what a step saves.
+    with one is that of a row; `saved` are the types of a step's saved values.
     """
     given = [value for value, _ in state]
     if isinstance(length, int) and length <= UNROLLED_STEPS:
@@ -54,11 +54,11 @@ def repeat_steps(
             index = emit.constant(place, DType.I64) if sequences else None
             rows = [emit.op("Gather", value, index, axis=0, types=[kind]) for value, kind in sequences]
             current, results = step(emit, current, rows)
-            for found, result in zip(kept, results, strict=True):
-                found.append(emit.op("Unsqueeze", result, axis))
+            for steps, result in zip(kept, results, strict=True):
+                steps.append(emit.op("Unsqueeze", result, axis))
         if not length:
             return list(current), [_zeros(emit, Shape([0, *(kind.shape or ())]), kind.dtype) for kind in saved]
-        return list(current), [emit.op("Concat", *found, axis=0) if length > 1 else found[0] for found in kept]
+        return list(current), [emit.op("Concat", *steps, axis=0) if length > 1 else steps[0] for steps in kept]
 
     def write(inner: Emitter, formal: Sequence[ModelValue]) -> list[ModelValue]:
         counter, go_on, *current = formal

@@ -1,4 +1,4 @@
-"""`Emitter`: what a lowering writes ONNX nodes with, and the table of lowerings."""
+"""`Emitter`: writes the ONNX nodes of a lowering, and the table of lowerings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    FILLED_TOPK,
     MISORDERING,
     SAFE_EPSILON,
+    channels_apart,
     compared,
     divisor_and_sign,
+    filled_rows,
     may_trap,
     misorders,
+    reads_threes,
     with_epsilon,
 )
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
@@ -43,9 +47,17 @@ Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 
 _lowerings: dict[type[Op], Lowering] = {}
 _NORMAL = "InstanceNormalization"
-_ASKING = {DType.I64: MISORDERING, DType.F32: {_NORMAL}}
-asks_kernels(OnnxNode, lambda op, kind: op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ()))
+_ASKING = {DType.I64: MISORDERING, DType.F32: {_NORMAL, "TopK"}, DType.F16: {"TopK"}}
 _NOTHING: Mapping[int, Any] = {}
+
+
+def _asks(op: OnnxNode, kind: TensorType) -> bool:
+    if op.domain == "" and op.op_type == "Conv":
+        return reads_threes(kind, op.integer("group", 1))
+    return op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ())
+
+
+asks_kernels(OnnxNode, _asks)
 
 
 def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
@@ -78,7 +90,7 @@ class _Frame:
 
 
 class Emitter:
-    """Writes the ONNX nodes of one graph (or body), and answers what a lowering asks about the node being lowered.
+    """Writes the ONNX nodes of one graph (or body), and answers a lowering's questions about its node.
 
     Inputs that are asked for by type must be tensors. A lowering that reads only element types, ranks and names is not
     repeated for nodes of other sizes.
@@ -197,6 +209,13 @@ class Emitter:
             if not math.isclose(eps, SAFE_EPSILON, rel_tol=1e-6):
                 reads[0], eps = with_epsilon(self, reads[0], DType.F32, eps, SAFE_EPSILON)
                 attributes["epsilon"] = attribute("epsilon", eps)
+        elif op_type == "TopK" and (dtype := self.known_dtype(0)) in FILLED_TOPK:
+            axis, largest = op.integer("axis", -1), op.integer("largest", 1) == 1
+            shape = self.input_type(0).shape
+            reads[0] = filled_rows(self, reads[0], dtype, None if shape is None else shape[axis], axis, largest)
+        elif op_type == "Conv" and (apart := self._channels_apart(op, reads)):
+            parts = [self.op("Conv", *part, **cast("dict[str, Any]", op.attributes)) for part in apart]
+            op_type, reads, attributes = "Add", parts, {}
         elif op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
             # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
             op_type, reads = "Cast", reads[:1]
@@ -210,6 +229,12 @@ class Emitter:
     def _avoids_epsilon(self) -> bool:
         """Return whether the kernel of the provider normalises f32 with one epsilon only."""
         return self.known_dtype(0) is DType.F32 and not self.has_kernel(_NORMAL, TensorType(DType.F32))
+
+    def _channels_apart(self, op: OnnxNode, reads: Sequence[ModelValue | None]) -> Sequence[Sequence[ModelValue]]:
+        """Return the inputs of two convolutions in place of an imported one; see `channels_apart`."""
+        if self.known_dtype(0) is None or self.known_dtype(1) is None:
+            return ()
+        return channels_apart(self, reads, op.integer("group", 1))
 
     def _range_bound(self, index: int, value: ModelValue | None) -> ModelValue | None:
         """Return an input of an imported Range in a form whose element type ONNX Runtime reads from the model.
@@ -257,8 +282,8 @@ class Emitter:
         """
         parts: list[ModelValue] = []
         for known, group in itertools.groupby(dims, lambda dim: isinstance(dim, int)):
-            found = list(group)
-            parts += [self.i64(cast(list[int], found))] if known else map(self._symbol, found)
+            sizes = list(group)
+            parts += [self.i64(cast(list[int], sizes))] if known else map(self._symbol, sizes)
         if len(parts) < 2:
             return parts[0] if parts else self.i64([])
         joined: ModelValue = self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])
@@ -436,7 +461,7 @@ class Emitter:
         self._name_results(start)
 
     def _mark(self) -> str:
-        """Return what follows an @ in the name of the node around a body, by which its nodes are placed like it."""
+        """Return the text after an @ in the name of the node around a body, by which its nodes are placed like it."""
         if self._parent is None:
             return ""
         return self._parent._mark() or "".join(self._parent._node.name.partition("@")[1:])

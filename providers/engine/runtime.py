@@ -154,14 +154,14 @@ def genai() -> Any:
     """
     onnxruntime()  # first, as it reads the settings of the environment
     try:
-        found = importlib.import_module("onnxruntime_genai")
+        module = importlib.import_module("onnxruntime_genai")
     except ImportError as err:
         absent = isinstance(err, ModuleNotFoundError) and err.name == "onnxruntime_genai"
         problem = "onnxruntime-genai is not installed" if absent else f"onnxruntime-genai does not load: {err}"
         raise EngineError(f"{problem}\n  {install_command('genai')}") from err
     if not telemetry_allowed():
-        found.disable_telemetry_events()
-    return found
+        module.disable_telemetry_events()
+    return module
 
 
 def available_eps() -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def telemetry_allowed() -> bool:
 
 
 def _load() -> Problem | None:
-    """Import ONNX Runtime and return what is wrong with it; the lock is held."""
+    """Import ONNX Runtime and return its problem; the lock is held."""
     if not telemetry_allowed():
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     spec = importlib.util.find_spec("onnxruntime")
@@ -251,16 +251,16 @@ def opening_error(err: Exception, device: Device) -> RlxError:
     return kind(f"{NOT_TAKEN} for {device.display}: {text}")
 
 
-def _too_new(found: re.Match[str]) -> LegalizeError:
+def _too_new(match: re.Match[str]) -> LegalizeError:
     """Return the error for a model whose opset or IR version this ONNX Runtime does not load."""
     from rlx_ort.providers.engine.cores import known_cores
 
-    if found["ir"]:
-        what, asked, most = "IR version", int(found["ir"]), found["most_ir"]
+    if match["ir"]:
+        what, asked, most = "IR version", int(match["ir"]), match["most_ir"]
         loads = [core.name for core in known_cores() if core.ir_version >= asked]
     else:
-        what, asked, most = f"opset of {found['domain']}", int(found["opset"]), found["most"]
-        loads = [core.name for core in known_cores() if core.opset >= asked and found["domain"] == "ai.onnx"]
+        what, asked, most = f"opset of {match['domain']}", int(match["opset"]), match["most"]
+        loads = [core.name for core in known_cores() if core.opset >= asked and match["domain"] == "ai.onnx"]
     remedy = f"ONNX Runtime {loads[0]} and newer load it" if loads else "no ONNX Runtime is known to load it"
     return LegalizeError(f"the model needs {what} {asked}, and {describe_runtime()} loads up to {most}; {remedy}")
 
@@ -318,7 +318,7 @@ def find_problem() -> Problem | None:
     if spec is None and not packages:
         return Problem("ONNX Runtime is not installed", install_command("cpu"))
     if spec is None or spec.origin is None:
-        # A folder without __init__.py imports as an empty namespace; that is what uninstalling one of two leaves.
+        # A folder without __init__.py imports as an empty namespace; uninstalling one of two leaves it.
         owners = ", ".join(f"{name} {version}" for name, version in packages.items()) or "no package"
         return Problem(
             f"the onnxruntime folder is incomplete ({owners} is installed); removing one ONNX Runtime package "

@@ -106,13 +106,13 @@ class _Interrupted(KeyboardInterrupt):
 
 def _caller(frame: FrameType | None) -> FrameType | None:
     """Return the caller of a finalizer or an import, in which exceptions may be lost; None if there is neither."""
-    found = None
+    caller = None
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__del__" or code.co_filename in _LOSING:
-            found = frame.f_back
+            caller = frame.f_back
         frame = frame.f_back
-    return found
+    return caller
 
 
 def _end(number: int) -> None:

@@ -1,4 +1,4 @@
-"""What commands print and write: one JSON document or tables, progress on a terminal, and files written atomically."""
+"""Output of commands: one JSON document or tables, progress on a terminal, and files written atomically."""
 
 from __future__ import annotations
 
@@ -31,28 +31,6 @@ JSON_SCHEMA = 1
 
 _PRINTED = "rlx_ort.printed_json"
 
-_FLAGS = {
-    "let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED)": (
-        "let the CPU help (--assisted of `run`, `compare` and `genai`, no --device in other commands)"
-    ),
-    " with apply_weights(model, read_weights(FILE))": " with --params of `convert`",
-    ", or open the package with private=True": "",
-    "; private=True reads it instead": "",
-    " (overwrite=True)": "",
-    "; force replaces it": "; --force replaces it",
-    "cast=True": "--cast",
-    "external_data=True": "--external-data",
-    "trusted_links=FOLDER": "--trust-links FOLDER",
-}
-"""Arguments of Python functions in messages of the library -> options of the command line."""
-
-
-def with_flags(text: str) -> str:
-    """Return a message of the library that names options of the command line where it names arguments in Python."""
-    for argument, flag in _FLAGS.items():
-        text = text.replace(argument, flag)
-    return text
-
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document in ASCII, which every terminal and pipe can carry; records become objects."""
@@ -78,7 +56,7 @@ def _plain(value: object) -> object:
 
 
 def emit(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], object]) -> None:
-    """Print the result of a command: one JSON document with --json, else what `show` prints of it."""
+    """Print the result of a command: one JSON document with --json, else by `show`."""
     if as_json:
         print_json(document)
     else:
@@ -210,7 +188,7 @@ class Steps:
         self._shown = shown
 
     def begin(self, text: str) -> None:
-        """Show what begins now; the step before it has ended."""
+        """Show the step that begins now; the step before it has ended."""
         self.count(1, 1)
         self._shown.add_task(text, total=None)
 
@@ -222,7 +200,7 @@ class Steps:
 
 @contextlib.contextmanager
 def steps() -> Iterator[Steps]:
-    """Give what shows the steps of a command on stderr; it shows nothing when that is no terminal."""
+    """Give a display of the steps of a command on stderr; it shows nothing when that is no terminal."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(finished_text=" "), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())

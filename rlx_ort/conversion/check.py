@@ -125,13 +125,13 @@ class ConversionCheck:
         """Return why the conversion is refused."""
         lines = [f"the result differs from the source by more than {comparison.tolerance}; nothing was written:"]
         for output in comparison.outputs:
-            found, mark = output.found, "" if output.ok else " <-"
-            if found.shapes is not None:
-                lines.append(f"  {output.name}: shape {list(found.shapes[0])} became {list(found.shapes[1])}{mark}")
+            gap, mark = output.found, "" if output.ok else " <-"
+            if gap.shapes is not None:
+                lines.append(f"  {output.name}: shape {list(gap.shapes[0])} became {list(gap.shapes[1])}{mark}")
                 continue
-            extra = f", {found.nonfinite} not finite on one side only" if found.nonfinite else ""
-            extra += f", {found.differing} of {found.elements} differ" if found.differing else ""
-            figures = f"max abs {found.max_abs:.3g}, relative L2 {found.relative_l2:.3g}, cosine {found.cosine:.6g}"
+            extra = f", {gap.nonfinite} not finite on one side only" if gap.nonfinite else ""
+            extra += f", {gap.differing} of {gap.elements} differ" if gap.differing else ""
+            figures = f"max abs {gap.max_abs:.3g}, relative L2 {gap.relative_l2:.3g}, cosine {gap.cosine:.6g}"
             lines.append(f"  {output.name}: {figures}{extra}{mark}")
         if self._drawn:
             operators = ", ".join(self._drawn)
@@ -146,7 +146,7 @@ class ConversionCheck:
         self, model: ModelBundle | OrtFormatFile, *, on_cpu: bool, optimized: bool = False
     ) -> tuple[ModelBundle | OrtFormatFile, CompileOptions]:
         """Return a model as it can run here, and how to open it: as users do, unless that takes too much memory."""
-        plain = optimized or self._lean  # what is optimised already is not optimised again
+        plain = optimized or self._lean  # an optimised model is not optimised again
         if on_cpu and isinstance(model, ModelBundle) and holds_bf16(model):
             # Optimising could take out the casts, and with them the rounding.
             model, plain = with_f32_kernels(model), True

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from rlx_ort.deploy.names import check_model_name
-from rlx_ort.errors import PackageError, WriteError
+from rlx_ort.errors import PackageError, WriteError, advice
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.storage import clear_unfinished, partial_path, put_in_place, remove, unfinished
@@ -80,7 +80,7 @@ def export_triton(
     check_model_name(name)
     folder = target / name
     if folder.exists() and not force:
-        raise PackageError(f"{folder} exists and was left as it is; force replaces it")
+        raise PackageError(f"{folder} exists and was left as it is; {advice('force=True', '--force')} replaces it")
     config_text(graph, name, max_batch=0)  # what Triton has no type for is refused before anything is written
     partial, old = partial_path(folder), partial_path(folder)
     model = partial / _VERSION / _MODEL_FILE

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlx_ort.deploy.container import Member, layout_of
-from rlx_ort.errors import PackageError, WriteError
+from rlx_ort.errors import PackageError, WriteError, advice
 from rlx_ort.storage import clear_unfinished, partial_path, put_in_place, remove, replacing, unfinished
 
 
@@ -51,7 +51,7 @@ def write_package(
     if exists and (folder or target.is_dir()):
         raise PackageError(f"{target} exists and a folder is not replaced at once; remove it, or choose another name")
     if exists and not force:
-        raise PackageError(f"{target} exists and was left as it is; force replaces it")
+        raise PackageError(f"{target} exists and was left as it is; {advice('force=True', '--force')} replaces it")
     partial = partial_path(target)
     unfinished.add(partial)
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort import epoch
 from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
 from rlx_ort.execution.handles import Handles
@@ -145,7 +146,7 @@ class CompiledGraph:
 
     @property
     def placement(self) -> Placement:
-        """Where each node is; opens the session if it is not open yet; see `open` for what is raised."""
+        """Where each node is; opens the session if it is not open yet; see `open` for the errors."""
         if self._slot.placement is None:
             self._slot.engine(self._rule)
         assert self._slot.placement is not None  # noqa: S101  # opening a session fills it in
@@ -200,12 +201,12 @@ class CompiledGraph:
             ParamError: a parameter is not set.
         """
         engine = self.engine()
-        found = _report(engine)
+        report = _report(engine)
         if engine.sized is None:
-            return found
+            return report
         others = [_report(child) for slot in engine.sized.slots() if (child := slot.current) is not None]
-        recorded = (*found.recorded, *(run for other in others for run in other.recorded))
-        return dataclasses.replace(found, recorded=recorded, sized=engine.sized.report())
+        recorded = (*report.recorded, *(run for other in others for run in other.recorded))
+        return dataclasses.replace(report, recorded=recorded, sized=engine.sized.report())
 
     def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
         """Give a parameter new data; see `WeightStore.set`.
@@ -275,7 +276,7 @@ class CompiledGraph:
         return self._named(self.run({**(inputs or {}), **named}))
 
     def kind_of(self, inputs: Mapping[str, Any]) -> Kind | None:
-        """Return what `run_checked` takes: inputs of the kind of these; None if it would not take these."""
+        """Return the argument of `run_checked`: inputs of the kind of these; None if it would not take these."""
         return None if self._many else self._inputs.kind_of(inputs)
 
     def run_checked(self, inputs: Mapping[str, Any]) -> Outputs:
@@ -323,8 +324,8 @@ class CompiledGraph:
         flat = outputs[out].reshape(-1)
         if (row + 1) * row_inner > flat.size:
             return None
-        found: npt.NDArray[Any] = flat[row * row_inner : (row + 1) * row_inner]
-        return found
+        row_data: npt.NDArray[Any] = flat[row * row_inner : (row + 1) * row_inner]
+        return row_data
 
     def run_typed(
         self, inputs: Mapping[str, TypedBytes], output_dtypes: Sequence[DType | str] | None = None
@@ -492,7 +493,7 @@ class CompiledGraph:
         """
         self._background.settle()
         self._handles.bind(name, array)
-        self._plain = False
+        self._tie()
         return True
 
     def read_handle(self, name: str) -> npt.NDArray[Any] | None:
@@ -522,7 +523,7 @@ class CompiledGraph:
         """
         self._background.settle()
         self._handles.bind(name, array, self.engine())
-        self._plain = False
+        self._tie()
         return True
 
     def has_gpu_handle(self, name: str) -> bool:
@@ -555,8 +556,8 @@ class CompiledGraph:
             EngineError: the run failed.
         """
         self.set_gpu_handle_feed(handle, out_idx)
-        found: npt.NDArray[Any] = self.run_read_outputs(inputs, [out_idx])[0]
-        return found
+        output: npt.NDArray[Any] = self.run_read_outputs(inputs, [out_idx])[0]
+        return output
 
     # Background runs
 
@@ -660,21 +661,21 @@ class CompiledGraph:
         Returns:
             Whether there is such a TopK; if not, nothing changes.
         """
-        found = self._moe.capture(num_experts, self._rule)
+        capture = self._moe.capture(num_experts, self._rule)
         self._use(self._moe.slot)
-        return found
+        return capture
 
     def take_moe_topk_capture(self) -> list[npt.NDArray[np.uint32]] | None:
-        """Return what each router picked since the last call, the forwards one after another; None for nothing."""
+        """Return the picks of each router since the last call, the forwards one after another; None for nothing."""
         return self._moe.take_picks()
 
     def capabilities(self) -> frozenset[str]:
         """Return the names of the optional features that this graph has on its device."""
-        found = {
+        capabilities = {
             "clone", "persistent_handles", "gpu_handles", "kv_resident", "typed_io", "async_pipeline", "active_extent",
             "moe",
         }  # fmt: skip
-        return frozenset(found | ({"run_slots"} if self.supports_run_slots else set()))
+        return frozenset(capabilities | ({"run_slots"} if self.supports_run_slots else set()))
 
     def close(self) -> None:
         """Let go of the session and the state; runs in other threads finish first. Closing twice is harmless.
@@ -706,6 +707,12 @@ class CompiledGraph:
         state = "closed" if self._slot.closed else "open" if self._slot.is_open else "not open yet"
         shape = f"{len(self.input_specs)} inputs, {len(self._output_names)} outputs"
         return f"<CompiledGraph on {self.device.label}, {shape}, {self._rule.value}, {state}>"
+
+    def _tie(self) -> None:
+        """Note that a handle ties the graph to its device; a choice that could move it is made anew."""
+        if self._plain:
+            self._plain = False
+            epoch.advance()
 
     def _use(self, slot: EngineSlot) -> None:
         """Run in the session of a slot from now on."""
@@ -752,5 +759,5 @@ def _report(engine: Engine) -> DeviceGraphReport:
     from rlx_ort.providers.base import DeviceGraphReport
 
     ask = getattr(engine.session, "device_graph_report", None)
-    found: DeviceGraphReport = DeviceGraphReport(reason="its engine records nothing") if ask is None else ask()
-    return found
+    report: DeviceGraphReport = DeviceGraphReport(reason="its engine records nothing") if ask is None else ask()
+    return report

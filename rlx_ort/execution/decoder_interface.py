@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Role(enum.Enum):
-    """What an input of a decoder holds at each step, for all sequences alike."""
+    """The role of an input of a decoder at each step, for all sequences alike."""
 
     TOKENS = "the tokens"
     MASK = "1 for each token up to now"
@@ -76,7 +76,7 @@ class DecoderInterface:
     """The inputs and outputs of a decoder.
 
     Attributes:
-        roles: input name -> what it holds.
+        roles: input name -> its role.
         logits: the output that the next token is chosen from, `(batch, tokens, vocabulary)` or `(batch, vocabulary)`.
         cache: the keys and values, layer by layer.
         length_of_mask_is_free: whether a mask longer than the tokens, with zeros behind them, should give the same
@@ -119,7 +119,7 @@ class DecoderInterface:
         Args:
             exported: the model.
             inputs: name -> type of those that a run is fed.
-            cache: maps a cache input to the output with its new value; it goes before what is found.
+            cache: maps a cache input to the output with its new value; it goes before detected roles.
 
         Raises:
             InputError: an input is not known, or there is no cache, no tokens or no logits.
@@ -169,7 +169,7 @@ _LENGTHS = {
     (_SCATTER, 2): Role.PAST_LENGTH,
     ("Attention", 6): Role.TOTAL_LENGTH,
 }
-"""(operator, input) -> what it takes."""
+"""(operator, input) -> its role."""
 _PASSED_ON = frozenset(["Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"])
 _NAMED = (
     (re.compile(r"^(decoder_)?(input_)?(ids|tokens?)$"), Role.TOKENS),
@@ -184,7 +184,7 @@ class _Readers:
 
     def __init__(self, exported: ExportedModel) -> None:
         self._readers: dict[str, list[tuple[ExportedNode, int]]] = defaultdict(list)
-        self._sums: dict[int, list[str]] = defaultdict(list)  # id of a sum of the user's -> what its nodes write
+        self._sums: dict[int, list[str]] = defaultdict(list)  # id of a sum of the user's -> its nodes' outputs
         for node in exported.nodes:
             for place, name in enumerate(node.input_names):
                 self._readers[name].append((node, place))
@@ -197,13 +197,13 @@ class _Readers:
 
     def uses(self, name: str) -> set[tuple[str, int]]:
         """Return (operator, input) of all readers of a value, seen through nodes that pass it on."""
-        found: set[tuple[str, int]] = set()
+        uses: set[tuple[str, int]] = set()
         for node, place in self.of(name):
             if node.op_type in _PASSED_ON and place == 0:
-                found |= self.uses(node.output_names[0])
+                uses |= self.uses(node.output_names[0])
             else:
-                found.add((node.op_type, place))
-        return found
+                uses.add((node.op_type, place))
+        return uses
 
     def only_bounds(self, mask: str) -> bool:
         """Return whether the length of a mask is only the bound of the attention, and its sum the number of tokens."""
@@ -211,21 +211,21 @@ class _Readers:
         return ("sum", _GQA, 5) in ends and ends <= {("sum", _GQA, 5), ("sum", _GQA, 6), ("length", _GQA, 6)}
 
     def _ends(self, name: str, way: str | None) -> set[tuple[str | None, str, int]]:
-        """Return where a mask goes: what is taken of it, the operator that reads that, and its input."""
-        found: set[tuple[str | None, str, int]] = set()
+        """Return the use of a mask: the part taken, the operator that reads it, and its input."""
+        ends: set[tuple[str | None, str, int]] = set()
         for node, place in self.of(name):
             kind = node.op_type
             if way is None and _is_sum(node):  # of one node or several, as the kernels of the device allow
                 for written in self._sums[id(node.source)]:
                     if any(reader.source is not node.source for reader, _ in self.of(written)):
-                        found |= self._ends(written, "sum")
+                        ends |= self._ends(written, "sum")
             elif way is None and kind == "Shape" and place == 0:
-                found |= self._ends(node.output_names[0], "length")
+                ends |= self._ends(node.output_names[0], "length")
             elif kind in _PASSED_ON or (way and kind in ("Sub", "Add")) or (way == "length" and kind == "Gather"):
-                found |= self._ends(node.output_names[0], way)
+                ends |= self._ends(node.output_names[0], way)
             else:
-                found.add((way, kind, place))
-        return found
+                ends.add((way, kind, place))
+        return ends
 
 
 def _is_sum(node: ExportedNode) -> bool:
@@ -236,12 +236,12 @@ def _is_sum(node: ExportedNode) -> bool:
 
 def _longest(exported: ExportedModel) -> int | None:
     """Return the least length of the tables of rotations that attentions read."""
-    found = []
+    lengths = []
     for node in exported.nodes:
         table = node.inputs[7] if node.op_type == _GQA and len(node.inputs) > 7 else None
         if isinstance(table, TensorType) and table.shape and isinstance(length := next(iter(table.shape)), int):
-            found.append(length)
-    return min(found, default=None)
+            lengths.append(length)
+    return min(lengths, default=None)
 
 
 def _pairs(
@@ -252,7 +252,7 @@ def _pairs(
     for past, present in given.items():
         if past not in inputs or present not in outputs:
             raise InputError(f"cache {past!r} -> {present!r}: there is no such input or output")
-    found = []
+    pairs = []
     for name, kind in inputs.items():
         if not isinstance(kind, TensorType):
             continue
@@ -266,8 +266,8 @@ def _pairs(
                 kind = _with_head_size(kind, node)
         present = given.get(name) or (written if written in outputs else "") or _named_present(name, outputs)
         if present:
-            found.append(CachePair(name, present, kind, written == present))
-    return tuple(found)
+            pairs.append(CachePair(name, present, kind, written == present))
+    return tuple(pairs)
 
 
 def _with_head_size(kind: TensorType, node: ExportedNode) -> TensorType:

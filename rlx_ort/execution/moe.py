@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts are resident on the device, what the routers picked, and how a graph is split.
+"""Mixtures of experts: which experts are resident on the device, the routers' picks, and how a graph is split.
 
 A product by experts, some of which are not resident, becomes two: one on the device with the weights of the resident
 experts, and one on the host with the others; each row takes the result of the one that has its expert. The names of
@@ -78,7 +78,7 @@ class MoeControls:
     def keep(self, masks: Sequence[MaskLike], rule: PlacementRule, *, every_layer: bool = False) -> None:
         """Set the resident experts layer by layer, or the first mask for every layer.
 
-        Experts that no mask excludes are resident. See `CompiledGraph.set_moe_resident_experts` for what is raised.
+        Experts that no mask excludes are resident. See `CompiledGraph.set_moe_resident_experts` for the errors.
         """
         given = [_checked(mask) for mask in masks]
         kept = []
@@ -151,12 +151,12 @@ class _Settings:
 
     @property
     def outputs(self) -> tuple[int | None, bool]:
-        """What decides which hidden outputs a session has."""
+        """The settings that decide the hidden outputs of a session."""
         return self.capture, self.masks is not None
 
 
 class _Picks:
-    """What routers picked, run after run, until it is taken; clones share it."""
+    """The picks of routers, run after run, until they are taken; clones share it."""
 
     def __init__(self) -> None:
         self._layers: list[list[npt.NDArray[np.uint32]]] = []
@@ -243,7 +243,7 @@ def expert_nodes(graph: Graph) -> list[Node]:
 
 def router_picks(graph: Graph, num_experts: int) -> list[Ref]:
     """Return the indices output of each TopK over exactly that many elements in the main graph, in order."""
-    found = []
+    picks = []
     for node in graph.nodes:
         if isinstance(node.op, TopK):
             axis, output = -1, 0
@@ -256,8 +256,8 @@ def router_picks(graph: Graph, num_experts: int) -> list[Ref]:
         kind = None if ref is None else graph.nodes[ref.node].types[ref.output]
         shape = kind.shape if isinstance(kind, TensorType) else None
         if shape is not None and -shape.rank <= axis < shape.rank and shape[axis] == num_experts:
-            found.append(Ref(node.id, output))
-    return found
+            picks.append(Ref(node.id, output))
+    return picks
 
 
 def split_experts(graph: Graph, capture: int | None, residency: Sequence[Mask] | None, split: bool) -> MoeGraph:
@@ -368,12 +368,12 @@ class ExpertWeights:
         """Return the version and the data of some parameters; see `WeightStore.snapshot`."""
         wanted = list(names)
         plain = {name: dtype for name, dtype in stored_as.items() if name not in self._experts}
-        version, found = self._store.snapshot(self._sources(wanted), plain)
+        version, tensors = self._store.snapshot(self._sources(wanted), plain)
         with self._lock:
             return version, {
-                name: self._part(name, found[self._experts[name].param], stored_as.get(name))
+                name: self._part(name, tensors[self._experts[name].param], stored_as.get(name))
                 if name in self._experts
-                else found[name]
+                else tensors[name]
                 for name in wanted
             }
 

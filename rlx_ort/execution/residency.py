@@ -48,14 +48,14 @@ def parse_budgets(text: str) -> dict[str, int]:
     Raises:
         DeviceParseError: an entry is no size, or its device is unknown.
     """
-    found = {}
+    budgets = {}
     for entry in filter(None, _SEPARATORS.split(text)):
         name, given, size = entry.rpartition("=")
         try:
-            found[Device(name).label if given else ""] = parse_bytes(size)
+            budgets[Device(name).label if given else ""] = parse_bytes(size)
         except ValueError as err:
             raise DeviceParseError(text, f"{VARIABLE}: {err}; write cuda=8GB,cpu=2GB, or 8GB for each GPU") from err
-    return found
+    return budgets
 
 
 def budget_of(device: Device) -> int | None:
@@ -88,7 +88,7 @@ class _Quiet:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold measurements back; what changes the memory in use goes in here, after the measurement in progress."""
+        """Hold measurements back while a change of the memory in use is made, after the measurement in progress."""
         with self._changed:
             if self._alone and not self._changed.wait_for(lambda: not self._alone, _PATIENCE_S):
                 self._disturbed = True
@@ -102,7 +102,7 @@ class _Quiet:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[Callable[[], bool]]:
-        """Hold all else back, and yield what returns whether that worked."""
+        """Hold all else back, and yield a function that returns whether that worked."""
         with self._changed:
             holds = self._changed.wait_for(lambda: not self._alone, _PATIENCE_S)
             if holds:
@@ -142,8 +142,8 @@ class Residency:
     def residents(self, device: Device | None = None) -> list[Resident]:
         """Return the graphs that had a session, on a device or on all, the one used longest ago first."""
         with self._table:
-            found = [each for each in self._residents if device is None or each.device == device]
-        return sorted(found, key=lambda each: each.used_s)
+            residents = [each for each in self._residents if device is None or each.device == device]
+        return sorted(residents, key=lambda each: each.used_s)
 
     def used(self, device: Device) -> int:
         """Return the bytes that count against the budget of a device: all that the process uses, else its sessions."""
@@ -249,7 +249,7 @@ class Residency:
             self._sweep_later()
 
     def promise(self, resident: Resident, nbytes: int) -> None:
-        """Make room for what the run of this thread may add, and keep it until that run.
+        """Make room for the memory that the run of this thread may add, and keep it until that run.
 
         Waits for a quarter of a second at most: no run fails because others take the memory.
         """
@@ -274,7 +274,7 @@ class Residency:
             del self._wanted[thread]
 
     def relieve(self, device: Device, keep: Resident | None) -> bool:
-        """Free what idle sessions of a device take, except one of them; return whether anything was freed."""
+        """Free the memory of idle sessions of a device, except one of them; return whether anything was freed."""
         with self._opening:
             others = [each for each in self.residents(device) if each.sessions and each is not keep]
             shrunk = [self._shrink(each) for each in others]
@@ -283,7 +283,7 @@ class Residency:
             return any(evicted) or any(shrunk)
 
     def _needed(self, resident: Resident) -> int:
-        """Return what a session is expected to take: what it took before, else its weights and a usual surplus."""
+        """Return the expected memory of a session: that of its last opening, else its weights and a usual surplus."""
         if resident.expected:
             return resident.expected
         surplus = sorted(each.expected - each.weights for each in self.residents(resident.device) if each.nbytes)
@@ -321,7 +321,7 @@ class Residency:
             return any(_evict(each) for each in others)
 
     def _shrink(self, resident: Resident) -> bool:
-        with self.quiet.alone():  # what it frees is measured
+        with self.quiet.alone():  # the freed memory is measured
             return resident.shrink()
 
     def _sweep_later(self) -> None:
@@ -350,21 +350,21 @@ class Residency:
 @contextlib.contextmanager
 def _sampled(resident: Resident) -> Iterator[list[int]]:
     """Read the memory of the process again and again within a `with` block, if all of it is known."""
-    found: list[int] = []
+    samples: list[int] = []
     reading, done = resident.read(), threading.Event()
     if reading is None or not reading.whole:
-        yield found
+        yield samples
         return
 
     def sample() -> None:
         while not done.wait(_SAMPLE_S):
             if (now := resident.read()) is not None:
-                found.append(now.nbytes)
+                samples.append(now.nbytes)
 
     thread = threading.Thread(target=sample, name="rlx_ort-memory-samples", daemon=True)
     thread.start()
     try:
-        yield found
+        yield samples
     finally:
         done.set()
         thread.join()

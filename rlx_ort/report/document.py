@@ -55,7 +55,7 @@ def view_of(
     *,
     measured_ns: float | None = None,
 ) -> tuple[dict[str, Any], TracedRun]:
-    """Run a graph on a device and return what the page shows of it, and the trace of the runs.
+    """Run a graph on a device and return its part of the page, and the trace of the runs.
 
     Opens a session with a profile, and runs it five times. Without `measured_ns` another one without a profile is timed
     for half a second.
@@ -136,13 +136,13 @@ def _measured(traced: TracedRun) -> dict[str, float]:
     times: dict[tuple[str, str], list[int]] = defaultdict(list)
     for node in traced.nodes:
         times[node.exported, node.name].append(node.ns)
-    found: dict[str, float] = defaultdict(float)
+    spent: dict[str, float] = defaultdict(float)
     for (exported, _), each in times.items():
         if exported:
             turns = max(len(each) // runs, 1)  # more than one in a loop
             sums = [sum(each[at : at + turns]) for at in range(0, len(each), turns)]
-            found[exported] += statistics.median(sums[1:] or sums)
-    return dict(found)
+            spent[exported] += statistics.median(sums[1:] or sums)
+    return dict(spent)
 
 
 def _added(traced: TracedRun) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ def _crossings(
 
 
 def _parts(estimate: Estimate, traced: TracedRun, measured: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the parts of a prediction by kind of work, each with what was measured of it."""
+    """Return the parts of a prediction by kind of work, each with its measured time."""
     spent: dict[str, list[int]] = defaultdict(list)
     for phase in traced.phases:
         spent[phase.name].append(phase.ns)
@@ -186,15 +186,15 @@ def _parts(estimate: Estimate, traced: TracedRun, measured: Mapping[str, float])
     for term in estimate.terms:
         is_node = term.kind not in ("overhead", "transfer")
         part = term.kind if is_node else term.name
-        found = measured.get(term.name) if is_node else None
+        time_ns = measured.get(term.name) if is_node else None
         if term.name in moved:
-            found = statistics.median(spent[moved[term.name]])
+            time_ns = statistics.median(spent[moved[term.name]])
         row = rows.setdefault(part, {"part": part, "count": 0, "predicted_ns": 0.0, "how": [], "measured_ns": None})
         row["count"] += term.count
         row["predicted_ns"] += term.ns
         row["how"] = sorted({*row["how"], term.how})
-        if found is not None:
-            row["measured_ns"] = (row["measured_ns"] or 0.0) + found
+        if time_ns is not None:
+            row["measured_ns"] = (row["measured_ns"] or 0.0) + time_ns
     return sorted(rows.values(), key=lambda row: -row["predicted_ns"])
 
 
@@ -224,7 +224,7 @@ def _grouped(nodes: Sequence[ExportedNode]) -> tuple[list[Group], dict[int, int]
 
 
 def _look(kind: ValueType | None) -> object:
-    """Return what layers that repeat have in common of a type: named dims may have other names in each."""
+    """Return the type pattern shared by repeated layers: named dims may have other names in each."""
     if not isinstance(kind, TensorType) or kind.shape is None:
         return kind
     return kind.dtype, tuple(dim if isinstance(dim, int) else None for dim in kind.shape)
@@ -285,7 +285,7 @@ class Point(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """What a device reaches, and where the nodes stand by operator, the most expensive first and the rest as one.
+    """A device's rates, and the nodes by operator, the most expensive first and the rest as one.
 
     `peak` is in GFLOP/s, `bandwidth` in bytes per ns, `total_ns` the predicted time of all nodes.
     """
@@ -298,15 +298,15 @@ class Roofline(NamedTuple):
 
 def roofline(graph: Graph, model: BackendCostModel, dims: Mapping[str, int]) -> Roofline:
     """Return the roofline of a graph on the device of a cost model; views compute nothing and are not in it."""
-    found: dict[str, list[Point]] = {}
+    by_unit: dict[str, list[Point]] = {}
     total_ns = 0.0
     for kernel, count in kernels_of(graph, model.device, dims).items():
         ns = model.price(kernel).ns
         total_ns += count * ns
         if kernel.flops and kernel.nbytes and ns > 0:
             point = Point(kernel.flops / kernel.nbytes, kernel.flops * kernel.times / ns, count * ns)
-            found.setdefault(kernel.op_type, []).append(point)
-    ordered = sorted(found.items(), key=lambda item: -sum(point.ns for point in item[1]))
+            by_unit.setdefault(kernel.op_type, []).append(point)
+    ordered = sorted(by_unit.items(), key=lambda item: -sum(point.ns for point in item[1]))
     kinds = dict(ordered[:_KINDS_SHOWN])
     rest = [point for _, points in ordered[_KINDS_SHOWN:] for point in points]
     if rest:

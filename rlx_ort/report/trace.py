@@ -121,14 +121,14 @@ class TracedRun:
                     self.session.append(timed)
                 elif event["name"].endswith(_KERNEL):
                     kernels.append((*timed, event["args"]))
-        found = {name.removesuffix(_KERNEL): args["op_name"] for name, _, _, args in kernels}
+        operators = {name.removesuffix(_KERNEL): args["op_name"] for name, _, _, args in kernels}
         writers = {value: node for node in self.exported.nodes for value in node.output_names}
-        known = {name: self.exported.node_of(name) or writers.get(_BLOCKED.sub("", name)) for name in found}
+        known = {name: self.exported.node_of(name) or writers.get(_BLOCKED.sub("", name)) for name in operators}
         if None in known.values():
-            unknown = {name: found[name] for name in found if known[name] is None}
+            unknown = {name: operators[name] for name in operators if known[name] is None}
             known |= self._fused(graph, path.parent, unknown, writers)
         ends = {node.name for node in known.values() if node is not None}
-        cores = {name: node and _core(node, found[name], writers, ends) for name, node in known.items()}
+        cores = {name: node and _core(node, operators[name], writers, ends) for name, node in known.items()}
         for name, start_ns, ns, args in kernels:
             name = name.removesuffix(_KERNEL)
             node = cores[name]
@@ -196,33 +196,33 @@ def traced_run(
     """
     options = options or CompileOptions()
     options = options.with_(placement=options.placement or PlacementRule.ASSISTED)
-    found = TracedRun()
+    trace = TracedRun()
     with temporary_folder() as folder:
-        with found.phase("choose"):
-            found.device = choose()
-        with found.phase("export"):
+        with trace.phase("choose"):
+            trace.device = choose()
+        with trace.phase("export"):
             profiled = options.with_(profile_prefix=str(folder / "nodes"))
-            provider, weights = working_provider(found.device), WeightStore.for_graph(graph)
-            slot = open_slot(provider, found.device, graph, weights, profiled)
+            provider, weights = working_provider(trace.device), WeightStore.for_graph(graph)
+            slot = open_slot(provider, trace.device, graph, weights, profiled)
         rule = options.placement or PlacementRule.ASSISTED
-        with found.phase("open"):
+        with trace.phase("open"):
             compiled = CompiledGraph(slot, rule)
             engine = slot.engine(rule)
         with compiled:
-            found.placement, found.exported = compiled.placement, compiled.exported
+            trace.placement, trace.exported = compiled.placement, compiled.exported
             moves = not engine.binder.on_host and compiled.supports_run_slots
             for _ in range(runs):
-                with found.phase("copy in"):
+                with trace.phase("copy in"):
                     given = {name: engine.binder.upload(array) for name, array in feeds.items()} if moves else feeds
-                with found.phase("run"):
+                with trace.phase("run"):
                     results = compiled.run_dlpack(given) if moves else compiled.run(given)
-                with found.phase("copy out"):
-                    found.outputs = [tensor.numpy() for tensor in results] if moves else results
+                with trace.phase("copy out"):
+                    trace.outputs = [tensor.numpy() for tensor in results] if moves else results
             raw = getattr(engine.session, "raw", None)
             if raw is not None:
                 began_ns = raw.get_profiling_start_time_ns()
-                found.read_profile(graph, Path(raw.end_profiling()), began_ns)
-    return found
+                trace.read_profile(graph, Path(raw.end_profiling()), began_ns)
+    return trace
 
 
 def trace_document(traced: Iterable[TracedRun]) -> dict[str, Any]:

