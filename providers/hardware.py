@@ -185,8 +185,9 @@ def file_version(library: str) -> tuple[int, ...] | None:
         return None
     kernel, api, zero = ctypes.WinDLL("kernel32"), ctypes.WinDLL("version"), ctypes.c_uint32(0)
     kernel.GetModuleHandleW.restype = ctypes.c_void_p
-    path = ctypes.create_unicode_buffer(1 << 15)
-    if kernel.GetModuleFileNameW(ctypes.c_void_p(kernel.GetModuleHandleW(library)), path, len(path)):
+    if handle := kernel.GetModuleHandleW(library):
+        path = ctypes.create_unicode_buffer(1 << 15)
+        kernel.GetModuleFileNameW(ctypes.c_void_p(handle), path, len(path))
         library = path.value
     buffer = ctypes.create_string_buffer(api.GetFileVersionInfoSizeW(library, ctypes.byref(zero)))
     found, size = ctypes.POINTER(ctypes.c_uint16)(), ctypes.c_uint32(0)
