@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlx_ort import epoch
+from rlx_ort import kept as records
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
@@ -36,7 +38,7 @@ class Found:
 
 @dataclass(slots=True)
 class _Memory:
-    """What this process knows of a device's profile: the state of its file, and the model made of it when asked."""
+    """A device's profile in this process: the state of its file, and the model made of it when asked."""
 
     stamp: tuple[int, int] | None
     found: Found
@@ -51,12 +53,12 @@ _unsaved: dict[str, CalibrationProfile] = {}  # by file name
 
 
 def generation() -> int:
-    """Return a number that changes whenever this process measures a device or forgets what it knew."""
+    """Return a number that changes whenever this process measures a device or forgets its profiles."""
     return _generation[0]
 
 
 def key_of(device: Device) -> ProfileKey:
-    """Return what a profile of the device must be valid for, the same for all names of it; found once a process.
+    """Return the key of the device's profile, the same for all names of it; made once a process.
 
     Raises:
         CalibrationError: the device does not work here or has no execution provider.
@@ -122,6 +124,7 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
     """
     with _lock:
         _generation[0] += 1
+        epoch.advance()
         _unsaved[profile.key.file_name] = profile
         _memory.clear()
     try:
@@ -143,38 +146,18 @@ def kept(profile: CalibrationProfile) -> bool:
 
 
 def forget() -> None:
-    """Forget what this process knows of stored profiles; files stay."""
+    """Forget the stored profiles in this process; files stay."""
     with _lock:
         _generation[0] += 1
+        epoch.advance()
         _keys.clear()
         _memory.clear()
         _unsaved.clear()
 
 
-@contextlib.contextmanager
-def locked(device: Device) -> Iterator[bool]:
-    """Hold the device's lock among processes; gives whether it had to be waited for.
-
-    Where no lock can be had, because the folder is read-only or the other process does not end, there is a warning
-    and none is held: two measurements at once are worse than one, but better than none.
-    """
-    import filelock
-
-    with contextlib.ExitStack() as stack:
-        waited = False
-        try:
-            lock = filelock.FileLock(
-                cache_folder(_FOLDER) / f"{key_of(device).file_name}.lock", timeout=_LOCK_TIMEOUT_S
-            )
-            try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                lock.acquire()
-                waited = True
-            stack.callback(lock.release)
-        except (OSError, NotImplementedError, filelock.Timeout) as err:
-            _log.warning("%s is calibrated without a lock: %s", device.display, err)
-        yield waited
+def locked(device: Device) -> contextlib.AbstractContextManager[bool]:
+    """Hold the device's lock among processes; gives whether another process held it, see `kept.locked`."""
+    return records.locked(cache_root() / _FOLDER / key_of(device).file_name, _LOCK_TIMEOUT_S)
 
 
 def _remembered(device: Device) -> _Memory:

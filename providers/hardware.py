@@ -79,7 +79,7 @@ def host_memory_bytes() -> int:
 def private_bytes() -> int:
     """Return the memory of this process alone in bytes; takes 10 us.
 
-    On Linux these are resident pages that map no file, on Windows what is committed, on macOS all resident pages.
+    On Linux these are resident pages that map no file, on Windows committed pages, on macOS all resident pages.
     """
     if sys.platform.startswith("linux"):
         pages = Path("/proc/self/statm").read_bytes().split()
@@ -177,6 +177,24 @@ def missing_libraries(library: Path, dlls: Iterable[str] = ()) -> tuple[str, ...
     except OSError as err:
         return tuple(_LOADER.findall(str(err))) or (str(err),)
     return ()
+
+
+def file_version(library: str) -> tuple[int, ...] | None:
+    """Return the version of a library of Windows, as it is loaded or as the loader finds it; None if there is none."""
+    if sys.platform != "win32":
+        return None
+    kernel, api, zero = ctypes.WinDLL("kernel32"), ctypes.WinDLL("version"), ctypes.c_uint32(0)
+    kernel.GetModuleHandleW.restype = ctypes.c_void_p
+    path = ctypes.create_unicode_buffer(1 << 15)
+    if kernel.GetModuleFileNameW(ctypes.c_void_p(kernel.GetModuleHandleW(library)), path, len(path)):
+        library = path.value
+    buffer = ctypes.create_string_buffer(api.GetFileVersionInfoSizeW(library, ctypes.byref(zero)))
+    found, size = ctypes.POINTER(ctypes.c_uint16)(), ctypes.c_uint32(0)
+    if not api.GetFileVersionInfoW(library, 0, len(buffer), buffer):
+        return None
+    if not api.VerQueryValueW(buffer, "\\", ctypes.byref(found), ctypes.byref(size)):
+        return None
+    return tuple(found[place] for place in (5, 4, 7, 6))  # of VS_FIXEDFILEINFO, in 16 bits each
 
 
 def loads(name: str) -> bool:

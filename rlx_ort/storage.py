@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the folder of what is kept between runs.
+"""Files that appear whole or not at all, and the folder of data kept between runs.
 
 Everything that this package writes as one file is written here: beside its target under a hidden name, flushed to the
 disk, then renamed. Readers see the old file or the new one, and a process that dies leaves the old one. What it was
@@ -36,7 +36,7 @@ _swept: dict[Path, float] = {}
 _left: set[Path] = set()  # what `remove` could not remove
 
 unfinished: set[Path] = set()
-"""Files and folders that are being written; what ends the process at once removes them."""
+"""Files and folders that are being written; a sudden end of the process removes them."""
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def partial_path(path: Path, kind: str = "partial") -> Path:
-    """Return an unpredictable hidden name beside a path, for what is not complete yet, with the process that writes it.
+    """Return an unpredictable hidden name beside a path, for an incomplete file, with the process that writes it.
 
     It is `.NAME.<place>-<process>-<random>.KIND`; `clear_unfinished` knows the kinds `partial` and `converting`.
     """
@@ -145,7 +145,7 @@ def partial_path(path: Path, kind: str = "partial") -> Path:
 
 
 def clear_unfinished(folder: Path, *, below: bool = False) -> list[Path]:
-    """Remove what processes that were killed left in a folder, with `below` also in those below it, and return it.
+    """Remove the leftovers of killed processes in a folder, with `below` also in those below it, and return it.
 
     Nothing of a living process is removed. One of another machine or container, or of an older version, counts as alive
     until it has not written for a day.

@@ -1,4 +1,4 @@
-"""`Emitter`: what a lowering writes ONNX nodes with, and the table of lowerings."""
+"""`Emitter`: writes the ONNX nodes of a lowering, and the table of lowerings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _NOTHING: Mapping[int, Any] = {}
 
 def _asks(op: OnnxNode, kind: TensorType) -> bool:
     if op.domain == "" and op.op_type == "Conv":
-        return reads_threes(kind, op.attributes.get("group", 1))
+        return reads_threes(kind, op.integer("group", 1))
     return op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ())
 
 
@@ -90,7 +90,7 @@ class _Frame:
 
 
 class Emitter:
-    """Writes the ONNX nodes of one graph (or body), and answers what a lowering asks about the node being lowered.
+    """Writes the ONNX nodes of one graph (or body), and answers a lowering's questions about its node.
 
     Inputs that are asked for by type must be tensors. A lowering that reads only element types, ranks and names is not
     repeated for nodes of other sizes.
@@ -210,11 +210,12 @@ class Emitter:
                 reads[0], eps = with_epsilon(self, reads[0], DType.F32, eps, SAFE_EPSILON)
                 attributes["epsilon"] = attribute("epsilon", eps)
         elif op_type == "TopK" and (dtype := self.known_dtype(0)) in FILLED_TOPK:
-            axis, largest = op.attributes.get("axis", -1), op.attributes.get("largest", 1) == 1
+            axis, largest = op.integer("axis", -1), op.integer("largest", 1) == 1
             shape = self.input_type(0).shape
             reads[0] = filled_rows(self, reads[0], dtype, None if shape is None else shape[axis], axis, largest)
         elif op_type == "Conv" and (apart := self._channels_apart(op, reads)):
-            op_type, reads, attributes = "Add", [self.op("Conv", *part, **op.attributes) for part in apart], {}
+            parts = [self.op("Conv", *part, **cast("dict[str, Any]", op.attributes)) for part in apart]
+            op_type, reads, attributes = "Add", parts, {}
         elif op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
             # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
             op_type, reads = "Cast", reads[:1]
@@ -233,7 +234,7 @@ class Emitter:
         """Return the inputs of two convolutions in place of an imported one; see `channels_apart`."""
         if self.known_dtype(0) is None or self.known_dtype(1) is None:
             return ()
-        return channels_apart(self, reads, op.attributes.get("group", 1))
+        return channels_apart(self, reads, op.integer("group", 1))
 
     def _range_bound(self, index: int, value: ModelValue | None) -> ModelValue | None:
         """Return an input of an imported Range in a form whose element type ONNX Runtime reads from the model.
@@ -460,7 +461,7 @@ class Emitter:
         self._name_results(start)
 
     def _mark(self) -> str:
-        """Return what follows an @ in the name of the node around a body, by which its nodes are placed like it."""
+        """Return the text after an @ in the name of the node around a body, by which its nodes are placed like it."""
         if self._parent is None:
             return ""
         return self._parent._mark() or "".join(self._parent._node.name.partition("@")[1:])

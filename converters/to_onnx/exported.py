@@ -1,6 +1,6 @@
-"""What readers get of an export: its nodes, the `ExportedModel`, and the `Outline` that is there before the protobuf.
+"""The result of an export: its nodes, the `ExportedModel`, and the `Outline` that is there before the protobuf.
 
-A model has few patterns and many nodes of each: what depends on the operator and the types is looked up once a pattern.
+A model has few patterns and many nodes of each: facts of the operator and the types are looked up once a pattern.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class ExportedModel:
     def model_bytes(self, weights: Mapping[str, TensorData]) -> bytes:
         """Return the serialized model with every tensor below 128 bytes inside; the others stay references.
 
-        ONNX Runtime copies small tensors anyway, and some of its shape logic only sees what is inside.
+        ONNX Runtime copies small tensors anyway, and some of its shape logic only sees those inside.
 
         Raises:
             ParamError: `weights` lacks a parameter, or has it with another dtype or shape.

@@ -1,4 +1,4 @@
-"""What the CPU provider's kernels lack, and how a lowering works around it.
+"""Gaps in the CPU provider's kernels, and how a lowering works around them.
 
 The dtypes are those of ONNX Runtime's kernel registry for opset 21. f16 and bf16 are always passed on: accelerators
 have them, and the CPU provider puts f32 casts around f16 nodes by itself.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter
     from rlx_ort.converters.to_onnx.model import ModelValue
 
-# What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
+# The substitutes of a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
 # Operators that compare get it with the highest bit flipped, which keeps the order (`to_compute`).
 _STAND_INS = {
     DType.BOOL: (DType.U8, DType.I32),
@@ -171,7 +171,7 @@ SAFE_EPSILON = 1e-5
 
 
 def with_epsilon(emit: Emitter, x: ModelValue, dtype: DType, eps: float, wanted: float) -> tuple[ModelValue, float]:
-    """Return what to normalise with `wanted` to get what x is with `eps`: x times k is the same with k * k * eps."""
+    """Return the value whose norm with `wanted` is that of x with `eps`: x times k is the same with k * k * eps."""
     if eps == wanted or not eps:
         return x, eps
     return emit.op("Mul", x, emit.constant(math.sqrt(wanted / eps), dtype)), wanted

@@ -48,7 +48,7 @@ class OrtBinder(Binder):
     def on_host(self) -> bool:
         """Whether runs read their inputs in host memory; see `Binder.on_host`."""
         session = self._session
-        return self._keeps_on_host and all(session.bound_memory(spec.name) == HOST_MEMORY for spec in session.inputs)
+        return self._keeps_on_host and all(session.bound_memory(name) == HOST_MEMORY for name in session.input_types)
 
     def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
         """Return a tensor on the device with a copy of the array; see `Binder.upload`."""
@@ -166,8 +166,8 @@ class GraphRuns:
             raise EngineError(f"output {name!r} is an input or a weight itself, which no device graph writes")
         self._session = session
         self._io = core.session.io_binding()
-        self._inputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.inputs}
-        self._outputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.outputs}
+        self._inputs = {name: self._fixed(name, kind) for name, kind in session.input_types.items()}
+        self._outputs = {name: self._fixed(name, kind) for name, kind in session.output_types.items()}
         for name, value in self._inputs.items():
             self._io.bind_ortvalue_input(name, value)
         for name, value in self._outputs.items():

@@ -42,6 +42,7 @@ from rlx_ort.providers.engine.replays import (
     facts,
 )
 from rlx_ort.providers.engine.values import OrtTensor
+from rlx_ort.timing import least_in_turns
 
 LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrite them"
 
@@ -154,7 +155,7 @@ class Recordings:
     ) -> list[Any]:
         """Run like `run` on arrays and tensors of the device; outputs in `resident` come as tensors.
 
-        `plain` runs without a recording; what it leaves on the device may be in the session's arena.
+        `plain` runs without a recording; its results on the device may be in the session's arena.
         """
         with self._lock:
             if not self.active:
@@ -182,7 +183,7 @@ class Recordings:
             self._drop_other_sizes(None)
 
     def kept(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of a plain run, with copies of what it left where a replay of a bound run may write."""
+        """Return the results of a plain run, with copies of those that a replay of a bound run may write."""
         return self._copied(results) if self._bound else results
 
     def record_bound(
@@ -190,7 +191,7 @@ class Recordings:
     ) -> Replay:
         """Record a run that reads and writes fixed memory; the session's guard is held.
 
-        The run is repeated on what the inputs hold now, which must change nothing: a step writes its keys and values to
+        The run is repeated on the same inputs, which must change nothing: a step writes its keys and values to
         the same place again.
 
         Args:
@@ -416,14 +417,7 @@ class Recordings:
 
     def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], Any]) -> None:
         """Compare the minimum times of interleaved replays and plain runs, and refuse a replay that is not faster."""
-        now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
-        for _ in range(TIMED_PAIRS):
-            start = now()
-            plain()
-            middle = now()
-            replay()
-            least = [min(least[0], middle - start), min(least[1], now() - middle)]
-        check_worth(*least)
+        check_worth(*least_in_turns(plain, replay, rounds=TIMED_PAIRS))
 
 
 def not_recorded(reason: str) -> EngineError:

@@ -1,4 +1,4 @@
-"""Arrays in and out of a run: npz files read without pickle and written whole or not at all, and made-up inputs."""
+"""Arrays in and out of a run: npz files read without pickle and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ from rlx_ort.errors import InputError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-
-if TYPE_CHECKING:
-    from rlx_ort.parity.inputs import InputSizes
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -144,46 +141,3 @@ def to_declared_types(arrays: Mapping[str, Array], wanted: Mapping[str, ValueTyp
         elif kind.dtype.numpy.isbuiltin == _REGISTERED and array.dtype in (np.float32, np.int8):
             result[name] = array.astype(kind.dtype.numpy)
     return result
-
-
-def made_up_inputs(
-    inputs: Sequence[Value], sizes: Mapping[str, int], seed: int = 0
-) -> tuple[dict[str, Array], Mapping[str, int]]:
-    """Return random inputs that most models take, and the sizes that were assumed for named dims without one.
-
-    Floats are normally distributed. Integers and bools are 0 and 1, because they are often indices, lengths or masks.
-    Dims without a size get those of `InputSizes`, as in `compare` and `convert`.
-
-    Raises:
-        InputError: an input is no tensor or has no known rank, so nothing can be made up for it.
-    """
-    from rlx_ort.parity.inputs import InputSizes
-
-    source = np.random.default_rng(seed)
-    dims = InputSizes({value.name: value.type for value in inputs}, sizes)
-    arrays = {value.name: _random(value, dims, source) for value in inputs}
-    return arrays, dims.assumed
-
-
-def shaped_inputs(inputs: Sequence[Value], sizes: Mapping[str, int]) -> tuple[dict[str, Array], Mapping[str, int]]:
-    """Return arrays of the shapes of `made_up_inputs` that take no memory, and the sizes that were assumed."""
-    from rlx_ort.parity.inputs import InputSizes
-
-    kinds = {value.name: value.type for value in inputs}
-    dims = InputSizes(kinds, sizes)
-    shapes = {name: dims.of(name, kind) for name, kind in kinds.items() if isinstance(kind, TensorType) and kind.shape}
-    return {name: np.broadcast_to(np.zeros(()), shape) for name, shape in shapes.items()}, dims.assumed
-
-
-def _random(value: Value, sizes: InputSizes, source: np.random.Generator) -> Array:
-    kind = value.type
-    if not isinstance(kind, TensorType) or kind.shape is None:
-        raise InputError(f"input {value.name!r} has type {kind}; give its data with --inputs")
-    shape = sizes.of(value.name, kind)
-    if kind.dtype is DType.STRING:
-        return np.full(shape, "text", dtype=object)
-    if kind.dtype.is_complex:
-        return (source.standard_normal(shape) + 1j * source.standard_normal(shape)).astype(kind.dtype.numpy)
-    if kind.dtype.is_float:
-        return source.standard_normal(shape).astype(kind.dtype.numpy)
-    return source.integers(0, 2, shape).astype(kind.dtype.numpy)

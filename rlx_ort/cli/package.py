@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,15 +86,16 @@ def run(
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
-def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, int]) -> tuple[dict[str, Any], str]:
+def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, int]) -> tuple[Mapping[str, Any], str]:
     """Return the inputs, and where they come from."""
-    from rlx_ort.cli.arrays import made_up_inputs, read_npz, to_model_types
+    from rlx_ort import made_up
+    from rlx_ort.cli.arrays import read_npz, to_model_types
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs), str(path)
     if package.cases:
         return package.arrays(package.cases[0].inputs), "golden case 0"
-    feeds, assumed = made_up_inputs(graph.inputs, {**package.index.dims, **dims})
+    feeds, assumed = made_up.random_inputs(graph.input_types, {**package.index.dims, **dims})
     note("no --inputs and no golden case: made up random inputs")
     options.note_assumed("run", assumed)
     return feeds, "random"

@@ -1,4 +1,4 @@
-"""`rlx-ort report MODEL`: which devices can run a model, how fast each should be, and what blocks the others."""
+"""`rlx-ort report MODEL`: which devices can run a model, how fast each should be, and the obstacles of the others."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def command(
 ) -> None:
     """Show which devices can run a model.
 
-    For each: whether it takes MODEL, its predicted time, and what blocks it.
+    For each: whether it takes MODEL, its predicted time, and the obstacle.
 
     Predictions need sizes: give the named dims with --dim, else they are those of the inputs that `run` makes up. With
     --html or --trace the model runs on such inputs.
     """
-    from rlx_ort.cli.arrays import made_up_inputs, shaped_inputs
+    from rlx_ort import made_up
     from rlx_ort.execution.placement import format_dispatch_report, report_as_dict
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.registry import availability
@@ -77,9 +77,9 @@ def command(
     graph, policy, compile_options = runner.graph, runner.policy, runner.options
     runs = html_path is not None or trace_path is not None
     if runs:
-        feeds, assumed = made_up_inputs(graph.inputs, compile_options.dims)
+        feeds, assumed = made_up.random_inputs(graph.input_types, compile_options.dims)
     else:
-        feeds, assumed = shaped_inputs(graph.inputs, compile_options.dims)
+        feeds, assumed = made_up.shaped_inputs(graph.input_types, compile_options.dims)
     views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
     with progress("asking each device"):
         candidates = Candidates(graph, policy, compile_options, feeds).report()
@@ -213,7 +213,7 @@ def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tu
 
     try:
         return Session(device, compile_options.with_(placement=PlacementRule.ASSISTED)).compile(graph).placement, None
-    except RlxError as err:  # one row's failure is what the report is there to show
+    except RlxError as err:  # one row's failure is a row of the report
         return None, str(err)
 
 

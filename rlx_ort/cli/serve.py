@@ -225,6 +225,10 @@ def command(
             gc.enable()
             failed = sum(not entry.loaded for entry in repository.entries.values())
             note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
+            if served.batch.max_batch > 1:
+                for model in repository.models():
+                    if model.unbatched_because:
+                        note(f"{model.name} runs one request at a time: {model.unbatched_because}")
 
         await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded)
 

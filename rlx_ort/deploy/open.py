@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from rlx_ort.deploy.names import is_package, required_key
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device, as_devices
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
-from rlx_ort.execution.interface import Outputs
+from rlx_ort.execution.interface import Outputs, outputs_class
 from rlx_ort.graph_devices import GraphDevices, resilience_from_env
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers.engine.compiled.store import use_of
@@ -26,14 +25,13 @@ if TYPE_CHECKING:
 
     from rlx_ort.converters.from_onnx import Source
     from rlx_ort.converters.from_onnx.tensor_files import Folders
-    from rlx_ort.deploy.quick import QuickSession
     from rlx_ort.execution.buckets import BucketedCompileCache
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.types import ValueType
     from rlx_ort.providers.engine.compiled.models import Opening
-    from rlx_ort.providers.engine.compiled.starts import Interface
+    from rlx_ort.providers.engine.compiled.starts import Interface, SavedSession
     from rlx_ort.resilience.options import Resilience
 
 
@@ -61,23 +59,17 @@ class PackageDevices(GraphDevices):
         package: Package,
         policy: DevicePolicy,
         options: CompileOptions,
-        quick: QuickSession | None = None,
+        quick: SavedSession | None = None,
         *,
         resilience: Resilience | None = None,
     ) -> None:
         self._package = package
         self._quick = quick
-        self._loading = threading.RLock()
-        self._loaded = False
-        self._prepare(policy, options, resilience)
+        self._prepare(policy, options, resilience, self._read)
         if quick is None:
-            self._load()
-
-    @property
-    def graph(self) -> Graph:
-        """The graph; read from the package when it is first asked for."""
-        self._load()
-        return self._graph
+            self._sessions.follow_graph()
+        else:
+            self._named = outputs_class(output.name for output in quick.start.outputs)
 
     @property
     def golden_inputs(self) -> list[dict[str, Any]]:
@@ -88,12 +80,6 @@ class PackageDevices(GraphDevices):
     def package_sha256(self) -> str:
         """The digest of the package's index, hexadecimal, which pins the package."""
         return self._package.sha256
-
-    @property
-    def weights(self) -> WeightStore:
-        """The parameters' data, shared by all devices."""
-        self._load()
-        return self._weights
 
     def run(self, device: Device | str, inputs: Mapping[str, Any], **limits: Any) -> Outputs:
         """Run on a device and return the outputs in order; see `GraphDevices.run`.
@@ -122,35 +108,32 @@ class PackageDevices(GraphDevices):
     def _run_quick(self, device: Device | str, inputs: Mapping[str, Any]) -> Outputs | None:
         """Run from the compile cache, or return None where the graph is needed."""
         quick = self._quick
-        if quick is None or Device(device) != Device.CPU or self._policy.refusal(Device.CPU) is not None:
+        if quick is None or Device(device) != Device.CPU or self.policy.refusal(Device.CPU) is not None:
             return None
         outputs = quick.run(inputs)
-        return None if outputs is None else quick.named(outputs)
+        return None if outputs is None else self._named(outputs)
 
     def _end_quick(self) -> None:
         quick, self._quick = self._quick, None
         if quick is not None:
             quick.close()
 
-    def _load(self) -> None:
-        """Load the graph if that was not done, and close the session from the compile cache."""
-        if self._loaded:
-            return
-        with self._loading:
-            if self._loaded:
-                return
-            graph = self._package.graph()
-            self._take(graph)
-            declared = {value.name for value in graph.params}
-            for variant in self._package.index.variants.values():
-                for param, stored in variant.rounded.items():
-                    if param not in declared or self._weights.get(param) is None:
-                        raise IntegrityError(
-                            f"{self._package.path} has rounded weights for {param!r}, which is no parameter of it"
-                        )
-                    self._weights.provide_rounded(param, self._package.tensor(stored))
-            self._loaded = True
-            self._end_quick()
+    def _read(self) -> tuple[Graph, WeightStore]:
+        """Return the graph and its weights, and close the session from the compile cache."""
+        from rlx_ort.execution.weights import WeightStore
+
+        graph = self._package.graph()
+        weights = WeightStore.for_graph(graph)
+        declared = {value.name for value in graph.params}
+        for variant in self._package.index.variants.values():
+            for param, stored in variant.rounded.items():
+                if param not in declared or weights.get(param) is None:
+                    raise IntegrityError(
+                        f"{self._package.path} has rounded weights for {param!r}, which is no parameter of it"
+                    )
+                weights.provide_rounded(param, self._package.tensor(stored))
+        self._end_quick()
+        return graph, weights
 
 
 def load(
@@ -318,9 +301,9 @@ def _without_cache(options: CompileOptions | None) -> CompileOptions:
     return replace(options, cache=CacheUse.OFF)
 
 
-def _quick_session(package: Package) -> QuickSession | None:
+def _quick_session(package: Package) -> SavedSession | None:
     """Return the quick session of a warmed package, after checking that its graph file is the one that was warmed."""
-    from rlx_ort.deploy.quick import find_quick
+    from rlx_ort.providers.engine.compiled.starts import find_quick
 
     if environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE"):  # a report needs the graph
         return None
@@ -332,7 +315,7 @@ def _quick_session(package: Package) -> QuickSession | None:
         if package.signature_state == "verified":  # of these bytes, which nothing would read before the first answer
             package.copy.check()
         else:
-            quick.watch(package.copy)
+            package.copy.watch(quick)
         package.check_file(package.index.graph)
     return quick
 
@@ -422,9 +405,7 @@ def warm_opened(
 
 def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     """Record the quick start of the package if it can start without the graph, and return whether it can."""
-    from rlx_ort.providers.engine.compiled.starts import note_start
-    from rlx_ort.providers.engine.compiled.store import default_store
-    from rlx_ort.providers.engine.runtime import describe_runtime
+    from rlx_ort.providers.engine.compiled.starts import Start, note_start
 
     inputs, outputs = (
         tuple(found for name, kind in specs.items() if (found := _interface(name, kind)) is not None)
@@ -441,8 +422,7 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     ):
         return False
     package.copy.check()
-    note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (inputs, outputs))
-    return True
+    return note_start(package.sha256, Start(opening.entry, inputs, outputs))
 
 
 def _interface(name: str, kind: ValueType) -> Interface | None:

@@ -190,10 +190,10 @@ class Package:
         from concurrent.futures import ThreadPoolExecutor
 
         # Hashing lets other threads run; the same bytes count for the file and for their tensor.
-        checks = [partial(self.check_file, name, progress) for name in self.index.files]
+        checks: list[Callable[[], None]] = [partial(self.check_file, name, progress) for name in self.index.files]
         checks += [self.tensor(name).check for name in self.index.tensors]
         with ThreadPoolExecutor(2) as pool:
-            for _ in pool.map(holding(lambda check: check()), checks):  # holds no future, whose error would hold it
+            for _ in pool.map(holding(_call), checks):  # holds no future, whose error would hold it
                 pass
 
     def tensor(self, name: str) -> PackageTensor:
@@ -500,3 +500,7 @@ def _library() -> Any:
             f"install it with: {install_command('sign')}"
         ) from err
     return model_signing
+
+
+def _call(check: Callable[[], None]) -> None:
+    check()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import logging
 import math
 import statistics
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from rlx_ort import timing
 from rlx_ort.device import Device
 from rlx_ort.faults import is_device_failure
 
@@ -234,14 +236,7 @@ def race(
 
 def timed_block(compiled: CompiledGraph, inputs: Mapping[str, Any], count: int, warm: int = 1) -> list[int]:
     """Return the times of `count` runs in ns, after `warm` that do not count."""
-    for _ in range(warm):
-        compiled.run(inputs)
-    times = []
-    for _ in range(count):
-        before = time.perf_counter_ns()
-        compiled.run(inputs)
-        times.append(time.perf_counter_ns() - before)
-    return times
+    return timing.in_row(functools.partial(compiled.run, inputs), count, warm)
 
 
 class _Host:

@@ -23,6 +23,7 @@ from rlx_ort.errors import CancelledRunError, RlxError
 from rlx_ort.numerics import agree, relative_error
 from rlx_ort.providers.base import SizedRun
 from rlx_ort.providers.engine.process import ending
+from rlx_ort.timing import least_in_turns
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import EngineSlot
@@ -78,7 +79,7 @@ class SizedSessions:
         self._later = later or _in_thread
         self._ready: OrderedDict[_Key, EngineSlot] = OrderedDict()
         self._counts: OrderedDict[_Key, int] = OrderedDict()
-        self._found: dict[_Key, SizedRun] = {}  # what became of each try
+        self._found: dict[_Key, SizedRun] = {}  # the state of each try
         self._tries = 0
         self._lock = threading.Lock()
 
@@ -107,7 +108,7 @@ class SizedSessions:
             return self._plain(names, feeds)
 
     def report(self) -> tuple[SizedRun, ...]:
-        """Return what became of each try, the earliest first."""
+        """Return the state of each try, the earliest first."""
         return tuple(self._found.values())
 
     def slots(self) -> list[EngineSlot]:
@@ -152,7 +153,9 @@ class SizedSessions:
                 for name, want, got in zip(names, self._plain(names, feeds), outputs, strict=True):
                     if not _same(got, want):
                         raise _NotKeptError(f"output {name!r} differs by {relative_error(got, want):.1e}")
-                plain_ns, sized_ns = _least(lambda: self._plain(names, feeds), lambda: engine.run(names, feeds))
+                plain_ns, sized_ns = least_in_turns(
+                    lambda: self._plain(names, feeds), lambda: engine.run(names, feeds), rounds=TIMED_PAIRS
+                )
                 several = self._replans and len(self._counts) > 1
                 if sized_ns > (WORTH_AMONG_OTHERS if several else WORTH) * plain_ns:
                     raise _NotKeptError(f"a run takes {sized_ns / 1e3:.0f} us, a plain one {plain_ns / 1e3:.0f} us")
@@ -183,17 +186,6 @@ def described(key: _Key) -> str:
 
 def _same(got: Any, want: Any) -> bool:
     return isinstance(got, np.ndarray) and isinstance(want, np.ndarray) and agree(got, want, TOLERANCE, epsilons=32)
-
-
-def _least(*calls: Callable[[], object]) -> tuple[int, ...]:
-    """Return the least time of each call in ns, made in turns."""
-    least = [1 << 62] * len(calls)
-    for _ in range(TIMED_PAIRS):
-        for place, call in enumerate(calls):
-            begun = time.perf_counter_ns()
-            call()
-            least[place] = min(least[place], time.perf_counter_ns() - begun)
-    return tuple(least)
 
 
 def _in_thread(call: Callable[[], None]) -> None:

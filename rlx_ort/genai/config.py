@@ -71,12 +71,12 @@ class GenaiConfig:
         head_size: the width of one key or value.
         heads: the number of keys, and of values, of a token in a layer.
         layers: the number of layers.
-        inputs: what an input holds -> its name in the model; a `%d` in it stands for the layer.
+        inputs: the role of an input -> its name in the model; a `%d` in it stands for the layer.
         outputs: the same of the outputs.
         stop_tokens: the tokens that end a text.
         providers: the execution providers that the file asks for, in lower case and without `ExecutionProvider`, with
             their options; none means the CPU.
-        notes: what was found that has no effect.
+        notes: settings that have no effect.
     """
 
     folder: Path
@@ -211,7 +211,7 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
 
 
 def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[str, str]], ...]:
-    """Return the providers that the session options name, and add what has no effect to the notes."""
+    """Return the providers that the session options name, and add settings without effect to the notes."""
     if "custom_ops_library" in session.value:
         raise ConversionError(
             f"{session.where('custom_ops_library')} names a library, which is native code that would run in this "

@@ -33,7 +33,7 @@ class Node:
     """One op applied to earlier values.
 
     `inputs` has None where an optional input is absent. `name` is unique in the graph; `output_names` are the
-    names of the results, unique too, and what an exported model calls them.
+    names of the results, unique too, and their names in an exported model.
     """
 
     id: int
@@ -235,6 +235,11 @@ class GraphCore:
     @outputs.setter
     def outputs(self, values: Iterable[Value]) -> None:
         self.set_outputs(list(values))
+
+    @property
+    def output_types(self) -> dict[str, ValueType]:
+        """Output name -> type, in order."""
+        return {name: value.type for name, value in zip(self.output_names, self.outputs, strict=True)}
 
     @property
     def output_names(self) -> list[str]:

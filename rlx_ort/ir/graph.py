@@ -1,4 +1,4 @@
-"""`Graph`: what a user builds, its named dims, and changes to whole graphs. Each op family brings its builders."""
+"""`Graph`: values and nodes, its named dims, and changes to whole graphs. Each op family brings its builders."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def dynamic_symbols(graph: Graph) -> list[str]:
 
 
 def require_graph(value: object) -> None:
-    """Refuse what is no graph.
+    """Refuse anything but a graph.
 
     Raises:
         GraphVerifyError: it is something else; the message says how to read a file.
@@ -282,7 +282,7 @@ def infer_bindings_from_inputs(graph: Graph, lengths: Mapping[str, int]) -> DimB
         GraphVerifyError: the graph has no such input, an input has several dims without a size, its length is no
             multiple of the others, or two inputs disagree about a dim; the message names the inputs.
     """
-    kinds = {value.name: value.type for value in graph.inputs}
+    kinds = graph.input_types
     sizes: dict[str, tuple[int, str]] = {}
     for name, length in lengths.items():
         kind = kinds.get(name)

@@ -13,8 +13,9 @@ from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.execution.placement import Placement
 from rlx_ort.ir.types import TensorType
+from rlx_ort.made_up import SEED, SIZE_CHOICES
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.parity.inputs import SEED, SIZE_CHOICES, random_inputs
+from rlx_ort.parity.inputs import random_inputs
 from rlx_ort.parity.metrics import Array, Difference, Tolerance, difference
 from rlx_ort.parity.opening import ModelSource, OpenModel, OrtFormatFile, as_model, open_model
 

@@ -73,7 +73,7 @@ class OpenModel:
         self._session = session
         self._plan = InputPlan(input_types)
         self.input_types = input_types
-        self.output_names = [spec.name for spec in session.outputs]
+        self.output_names = list(session.output_types)
         self.placement = placement
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
@@ -117,9 +117,8 @@ def open_model(
     try:
         placement = build_placement(provider.ep_name or provider.name, session.assignments, exported)
         enforce(placement, options.placement or PlacementRule.STRICT, device)
-        inputs = {spec.name: spec.type for spec in session.inputs}
-        if not isinstance(model, OrtFormatFile):  # without the inputs that have a default, which sessions list too
-            inputs = model.input_types()
+        # Sessions list inputs that have a default too.
+        inputs = session.input_types if isinstance(model, OrtFormatFile) else model.input_types()
         yield OpenModel(session, inputs, placement)
     finally:
         session.close()

@@ -8,12 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.cli.arrays import flattened, made_up_inputs, read_npz, storable, to_model_types, write_npz
+from rlx_ort.cli.arrays import flattened, read_npz, storable, to_model_types, write_npz
 from rlx_ort.cli.show import replacing
-from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.types import SequenceType, TensorType
+from rlx_ort.ir.types import TensorType
 
 NUMERIC = [dtype for dtype in DType if dtype is not DType.STRING]
 
@@ -54,31 +53,6 @@ def test_bfloat16_is_stored_as_float32() -> None:
     """A type that npz would turn into raw bytes is stored in one that holds all its values."""
     array = np.array([1.5, -3.0], ml_dtypes.bfloat16)
     assert storable(array).dtype == np.float32
-
-
-def test_made_up_inputs_have_the_declared_shapes_and_dtypes() -> None:
-    """Sizes come from the names given, else by place; integers are 0 and 1; the same seed gives the same data."""
-    g = Graph()
-    g.input("x", ["batch", "tokens", 3])
-    g.input("ids", [50], "i64")
-    g.input("half", [2], "bf16")
-    (first, assumed), (second, _) = (made_up_inputs(g.inputs, {"batch": 4}, seed=7) for _ in range(2))
-    assert assumed == {"tokens": 8}
-    assert {name: (array.shape, array.dtype) for name, array in first.items()} == {
-        "x": ((4, 8, 3), np.dtype(np.float32)),
-        "ids": ((50,), np.dtype(np.int64)),
-        "half": ((2,), np.dtype(ml_dtypes.bfloat16)),
-    }
-    assert set(first["ids"].tolist()) == {0, 1}
-    np.testing.assert_array_equal(first["x"], second["x"])
-
-
-def test_nothing_is_made_up_for_an_input_that_is_no_tensor() -> None:
-    """A sequence has to be given."""
-    g = Graph()
-    g.add_node(_input("xs", SequenceType(TensorType(DType.F32))), (), name="xs")
-    with pytest.raises(InputError, match="xs"):
-        made_up_inputs(g.inputs, {}, seed=0)
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:

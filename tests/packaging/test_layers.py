@@ -118,15 +118,15 @@ def test_the_core_names_no_single_provider() -> None:
 
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "faults", "environment", "device", "storage", "numerics"),
-    ("ir",),
+    ("errors", "faults", "environment", "epoch", "device", "storage", "kept", "numerics", "timing"),
+    ("ir", "made_up"),
     ("options",),
     ("converters",),
     ("providers",),
     ("execution",),
     ("calibration",),
     ("selection",),
-    ("graph_devices", "device_sessions", "adaptive", "compat", "resilience"),
+    ("routes", "device_sessions", "adaptive", "resilience", "graph_devices", "compat"),
     ("parity", "genai"),
     ("conversion",),
     ("deploy",),

@@ -1,4 +1,4 @@
-"""Opens sessions through the compile cache: what ONNX Runtime optimised once, or a folder a provider keeps itself.
+"""Opens sessions through the compile cache: models optimised once, or a folder a provider keeps itself.
 
 Entries are not shared between providers: a model that WebGPU optimised has operators that the CPU does not know, and
 one in the CPU's blocked layout stays on the CPU elsewhere. They hold the weights as they were, so the weights are part
@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rlx_ort import kept
 from rlx_ort.errors import EngineError, RlxError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.engine.compiled.store import (
     MODEL_FILE,
+    SCHEMA,
     CacheKey,
     CompileStore,
     Entry,
@@ -33,7 +35,7 @@ from rlx_ort.providers.engine.compiled.store import (
 from rlx_ort.providers.engine.injection import external_tensors
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.plugins import plugin_for
-from rlx_ort.storage import read_regular, write_atomic
+from rlx_ort.storage import read_regular
 
 if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
@@ -202,7 +204,7 @@ def _vouch(request: SessionRequest) -> None:
     """Check the weights that a saved model stands for by their promised digests, where nobody has read them yet.
 
     Raises:
-        IntegrityError: those of a package are not what was packed.
+        IntegrityError: those of a package were changed.
     """
     tensors: Iterable[Any] = external_tensors(request.model, request.weights).values()
     for vouch in {tensor.vouch for tensor in tensors if hasattr(tensor, "vouch") and not tensor.is_verified}:
@@ -223,7 +225,7 @@ def _save_to(options: Any, folder: Path, keeps: Keeps) -> None:
 
 
 def drop_misaligned(path: Path) -> None:
-    """Remove what a saved model says of packed weights that begin at no multiple of 64 bytes in their file.
+    """Remove a saved model's entries of packed weights that begin at no multiple of 64 bytes in their file.
 
     ONNX Runtime 1.31 puts packed weights under 1 MiB right behind their tensor, maps the file, and reads them with
     instructions that need aligned memory, which ends the process. Without an entry it packs the tensor itself.
@@ -287,18 +289,15 @@ def weights_digest(weights: Mapping[str, TensorData], root: Path) -> str:
 
 def _remembered(stamp: tuple[int, ...], names: list[str], weights: Mapping[str, TensorData], root: Path) -> str:
     ranges = [(source.offset, weights[name].nbytes) for name in names if (source := weights[name].source) is not None]
-    memo = root / _DIGESTS / hashlib.sha256(repr((stamp, ranges)).encode()).hexdigest()[:32]
-    with contextlib.suppress(OSError):
-        known = memo.read_text(encoding="ascii")
-        if _HEXADECIMAL.fullmatch(known):
-            return known
+    memo = root / _DIGESTS / f"{kept.digest_of((stamp, ranges))}.json"
+    known = kept.read(memo, SCHEMA, lambda document: _HEXADECIMAL.fullmatch(document["sha256"]))
+    if known is not None:
+        return known[0]
     hashed = hashlib.sha256()
     for name in names:
         hashed.update(_bytes_of(weights[name]))
     digest = hashed.hexdigest()
-    with contextlib.suppress(OSError):  # a cache that cannot be written to costs the reading again
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(memo, digest.encode())
+    kept.write(memo, SCHEMA, {"sha256": digest})
     return digest
 
 

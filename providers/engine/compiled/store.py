@@ -22,10 +22,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlx_ort import environment
+from rlx_ort import environment, kept
 from rlx_ort.errors import DeviceParseError
 from rlx_ort.providers.hardware import cpu_name
-from rlx_ort.storage import cache_root, parse_json, put_in_place
+from rlx_ort.storage import cache_root, put_in_place
 
 if TYPE_CHECKING:
     import logging
@@ -196,22 +196,15 @@ class Entry(NamedTuple):
 def read_entry(folder: Path) -> Entry | None:
     """Return the entry of a folder, or None if it has no usable manifest."""
     path = folder / MANIFEST
-    try:
-        used = path.stat().st_mtime
-        document = parse_json(path.read_bytes())
-        if document["schema"] != SCHEMA or not CacheKey(document["parts"]).digest == document["digest"] == folder.name:
+
+    def entry_of(document: Mapping[str, Any]) -> Entry | None:
+        digest, parts = document["digest"], document["parts"]
+        if not CacheKey(parts).digest == digest == folder.name:
             return None
-        return Entry(
-            folder,
-            document["digest"],
-            document["parts"],
-            str(document["label"]),
-            float(document["created_s"]),
-            used,
-            document["files"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        label, created_s, used_s = str(document["label"]), float(document["created_s"]), path.stat().st_mtime
+        return Entry(folder, digest, parts, label, created_s, used_s, document["files"])
+
+    return kept.read(path, SCHEMA, entry_of)
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -328,7 +321,7 @@ class CompileStore:
         return True
 
     def evict(self, keep: str = "") -> list[str]:
-        """Delete least recently used entries until the limit holds, and what dead processes left; return digests."""
+        """Delete least recently used entries until the limit holds, and leftovers of dead processes; return digests."""
         self._clear_parts()
         entries = self.entries()
         sizes = {entry.digest: entry.nbytes for entry in entries}
@@ -373,7 +366,7 @@ class CompileStore:
         return filelock.FileLock(locks / digest, timeout=timeout_s)
 
     def _clear_parts(self, digest: str = "") -> None:
-        """Delete what dead processes left: trash, and parts of keys that no process is making."""
+        """Delete the leftovers of dead processes: trash, and parts of keys that no process is making."""
         import shutil
 
         import filelock

@@ -19,7 +19,7 @@ from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, fits, refined
 A = TypeVar("A")
 P = ParamSpec("P")
 Operand: TypeAlias = "Value | npt.ArrayLike"
-"""What the builders take as an operand: a value, or a number or array that becomes a constant."""
+"""An operand for the builders: a value, or a number or array that becomes a constant."""
 
 
 class NodeArgs(TypedDict, total=False):
@@ -152,6 +152,11 @@ class LeafBuilders(GraphCore):
         if not isinstance(data, TensorData):
             data = TensorData.owned(data, None if dtype is None else DType.parse(dtype))
         return self.append(Constant(data), name=name or "constant")
+
+    @property
+    def input_types(self) -> dict[str, ValueType]:
+        """Input name -> type, in order."""
+        return {value.name: value.type for value in self.inputs}
 
     @property
     def inputs(self) -> list[Value]:
