@@ -15,12 +15,15 @@ from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    BOOL_MOVES,
     MISORDERING,
     SAFE_EPSILON,
     compared,
     divisor_and_sign,
+    masked_rows,
     may_trap,
     misorders,
+    stand_in_for_bool,
     with_epsilon,
 )
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
@@ -31,6 +34,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.op import Op, known_shape
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
+from rlx_ort.ir.ops.norm import Softmax
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
@@ -43,7 +47,12 @@ Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 
 _lowerings: dict[type[Op], Lowering] = {}
 _NORMAL = "InstanceNormalization"
-_ASKING = {DType.I64: MISORDERING, DType.F32: {_NORMAL}}
+_ASKING: Mapping[DType, Collection[str]] = {
+    DType.I64: MISORDERING | {"ConstantOfShape"},
+    DType.F32: {_NORMAL, "IsNaN"},
+    DType.F16: {"IsNaN"},
+    DType.BOOL: BOOL_MOVES,
+}
 asks_kernels(OnnxNode, lambda op, kind: op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ()))
 _NOTHING: Mapping[int, Any] = {}
 
@@ -148,6 +157,25 @@ class Emitter:
         self._asks_around = True
         return source[0].op.data
 
+    def softmax_before(self, index: int) -> tuple[ModelValue, TensorType, int] | None:
+        """Return what the Softmax that made input `index` reads, with its type, and its axis; None if none made it.
+
+        One in a model that stays at an opset before 18 does not count: its reductions would need another form.
+        """
+        self._asks_around = True
+        source = self._source(index)
+        ref = source[0].inputs[0] if source is not None and source[0].inputs else None
+        if source is None or ref is None:
+            return None
+        op, kind = source[0].op, self._frame.graph.nodes[ref.node].types[ref.output]
+        if isinstance(op, OnnxNode) and (op.domain, op.op_type) == ("", "Softmax") and op.version >= 18:
+            axis = cast(int, op.attributes.get("axis", -1))
+        elif isinstance(op, Softmax):
+            axis = op.axis
+        else:
+            return None
+        return (self._frame.values[ref.node][ref.output], kind, axis) if isinstance(kind, TensorType) else None
+
     def op(
         self,
         op_type: str,
@@ -197,6 +225,13 @@ class Emitter:
             if not math.isclose(eps, SAFE_EPSILON, rel_tol=1e-6):
                 reads[0], eps = with_epsilon(self, reads[0], DType.F32, eps, SAFE_EPSILON)
                 attributes["epsilon"] = attribute("epsilon", eps)
+        elif op_type == "IsNaN" and reads[0] is not None and (rows := masked_rows(self, reads[0])) is not None:
+            op_type, reads = "Expand", rows
+        elif op_type in BOOL_MOVES and (dtype := stand_in_for_bool(self, op_type)) is not None:
+            moved = self.op(op_type, self.cast(cast(ModelValue, reads[0]), dtype), *reads[1:], **op.attributes)
+            op_type, reads, attributes = "Cast", [moved], {"to": attribute("to", DType.BOOL)}
+        elif op_type == "ConstantOfShape" and (filling := self._filling(op)) is not None:
+            op_type, reads, attributes = "Expand", [filling, *reads], {}
         elif op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
             # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
             op_type, reads = "Cast", reads[:1]
@@ -210,6 +245,16 @@ class Emitter:
     def _avoids_epsilon(self) -> bool:
         """Return whether the kernel of the provider normalises f32 with one epsilon only."""
         return self.known_dtype(0) is DType.F32 and not self.has_kernel(_NORMAL, TensorType(DType.F32))
+
+    def _filling(self, op: OnnxNode) -> ModelValue | None:
+        """Return the number that the provider has to repeat because it lacks `ConstantOfShape`, else None."""
+        value = op.attributes.get("value", TensorData.from_array(np.zeros(1, np.float32)))
+        if not isinstance(value, TensorData) or value.num_elements != 1:
+            return None
+        kind, shape = TensorType(value.dtype), TensorType(DType.I64)
+        if self.has_kernel(op.op_type, shape, outputs=[kind]) or not self.has_kernel("Expand", kind, shape):
+            return None
+        return self.constant(value.numpy().reshape(()), value.dtype)
 
     def _range_bound(self, index: int, value: ModelValue | None) -> ModelValue | None:
         """Return an input of an imported Range in a form whose element type ONNX Runtime reads from the model.
