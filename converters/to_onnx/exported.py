@@ -272,8 +272,8 @@ class Outline:
         types = {value.name: kind for value, kind in writer.types.items() if value.name} | dict(inferred or {})
         return cls(nodes, interface(graph.inputs), interface(graph.outputs), constants=writer.tensors, types=types)
 
-    def with_types(self, types: Mapping[str, ValueType]) -> Outline:
-        """Return the outline with better types for some values; nodes of other sizes have patterns of their own."""
+    def known_types(self) -> dict[str, ValueType]:
+        """Return `types`, with those of the nodes' patterns for values that it lacks."""
         named = {
             name: kind
             for node in self.nodes
@@ -281,8 +281,15 @@ class Outline:
             for name, kind in zip(names, kinds, strict=False)
             if name and kind is not None
         }
-        merged = {**named, **self.types, **types}
-        return replace(self, nodes=_retyped(self.nodes, merged), types=merged)
+        return {**named, **self.types}
+
+    def with_types(self, types: Mapping[str, ValueType]) -> Outline:
+        """Return the outline with better types for some values; nodes of other sizes have patterns of their own."""
+        return self.retyped({**self.known_types(), **types})
+
+    def retyped(self, types: Mapping[str, ValueType]) -> Outline:
+        """Return the outline with these types, which are those of all values."""
+        return replace(self, nodes=_retyped(self.nodes, types), types=types)
 
 
 def _retyped(nodes: Sequence[ExportedNode], types: Mapping[str, ValueType]) -> list[ExportedNode]:
