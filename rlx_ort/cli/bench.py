@@ -84,7 +84,7 @@ def command(
         graph = runner.graph
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
-        feeds, assumed = made_up_inputs(graph.inputs, sizes)
+        feeds, assumed = made_up_inputs(graph, sizes)
         used = dims_of(graph, feeds)
         devices = options.each_once(policy.allow or ()) if names else runner.devices()
         for device in devices:

@@ -93,7 +93,7 @@ def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, in
         return to_model_types(read_npz(path), graph.inputs), str(path)
     if package.cases:
         return package.arrays(package.cases[0].inputs), "golden case 0"
-    feeds, assumed = made_up_inputs(graph.inputs, {**package.index.dims, **dims})
+    feeds, assumed = made_up_inputs(graph, {**package.index.dims, **dims})
     note("no --inputs and no golden case: made up random inputs")
     options.note_assumed("run", assumed)
     return feeds, "random"

@@ -77,9 +77,9 @@ def command(
     graph, policy, compile_options = runner.graph, runner.policy, runner.options
     runs = html_path is not None or trace_path is not None
     if runs:
-        feeds, assumed = made_up_inputs(graph.inputs, compile_options.dims)
+        feeds, assumed = made_up_inputs(graph, compile_options.dims)
     else:
-        feeds, assumed = shaped_inputs(graph.inputs, compile_options.dims)
+        feeds, assumed = shaped_inputs(graph, compile_options.dims)
     views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
     with progress("asking each device"):
         candidates = Candidates(graph, policy, compile_options, feeds).report()

@@ -119,7 +119,7 @@ def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> dict[str
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs)
-    feeds, assumed = made_up_inputs(graph.inputs, dims, _SEED)
+    feeds, assumed = made_up_inputs(graph, dims, _SEED)
     shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
     note(f"no --inputs: made up random ones with seed {_SEED} ({shapes or 'the model takes none'})")
     options.note_assumed("run", assumed)

@@ -13,7 +13,7 @@ from rlx_ort.cli.show import replacing
 from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.types import SequenceType, TensorType
+from rlx_ort.ir.types import SequenceType, Shape, TensorType
 
 NUMERIC = [dtype for dtype in DType if dtype is not DType.STRING]
 
@@ -62,7 +62,7 @@ def test_made_up_inputs_have_the_declared_shapes_and_dtypes() -> None:
     g.input("x", ["batch", "tokens", 3])
     g.input("ids", [50], "i64")
     g.input("half", [2], "bf16")
-    (first, assumed), (second, _) = (made_up_inputs(g.inputs, {"batch": 4}, seed=7) for _ in range(2))
+    (first, assumed), (second, _) = (made_up_inputs(g, {"batch": 4}, seed=7) for _ in range(2))
     assert assumed == {"tokens": 8}
     assert {name: (array.shape, array.dtype) for name, array in first.items()} == {
         "x": ((4, 8, 3), np.dtype(np.float32)),
@@ -78,7 +78,7 @@ def test_nothing_is_made_up_for_an_input_that_is_no_tensor() -> None:
     g = Graph()
     g.add_node(_input("xs", SequenceType(TensorType(DType.F32))), (), name="xs")
     with pytest.raises(InputError, match="xs"):
-        made_up_inputs(g.inputs, {}, seed=0)
+        made_up_inputs(g, {}, seed=0)
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -118,3 +118,21 @@ def test_maps_with_other_keys_and_optionals_are_flattened_one_by_one() -> None:
         "n[1][0]": [0, 1],
     }
     assert {name: array.tolist() for name, array in found.items()} == expected
+
+
+def test_made_up_lengths_are_enlarged_until_every_window_fits() -> None:
+    """A convolution of 40 over one of 10 that moves by 5 needs 205 elements; what was given stays."""
+    g = Graph("windows")
+    y = g.input("x", ["batch", 1, "samples"])
+    for width, stride in ((10, 5), (40, 1)):
+        y = g.onnx_node(
+            "Conv",
+            [y, g.constant(np.ones((1, 1, width), np.float32))],
+            {"strides": (stride,)},
+            types=[TensorType(DType.F32, Shape([None, 1, None]))],
+        )[0]
+    g.outputs = [y]
+    feeds, assumed = made_up_inputs(g, {})
+    assert (feeds["x"].shape, dict(assumed)) == ((2, 1, 256), {"batch": 2, "samples": 256})
+    with pytest.raises(InputError, match="samples=100; give larger sizes with --dim"):
+        made_up_inputs(g, {"samples": 100})
