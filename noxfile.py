@@ -174,3 +174,10 @@ def frozen(session: nox.Session) -> None:
     """Freeze the example program with PyInstaller, from the wheel, and run what comes out."""
     session.install(f"{build_wheel(session)}[cpu]", "pyinstaller", "pytest", "hypothesis")
     run_pytest(session, "tests/packaging/test_frozen.py")
+
+
+@nox.session
+def wine(session: nox.Session) -> None:
+    """Run what every change must pass under a Windows build of Python, in Wine; other parts are named: `-- directx`."""
+    session.install("pip", "uv")
+    session.run("python", "scripts/windows_under_wine.py", "test", *session.posargs)

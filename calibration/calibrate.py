@@ -31,7 +31,7 @@ def calibrate_together(
     Takes as long as calibrating one after the other, but what else runs on the machine meanwhile meets all of them
     alike.
     """
-    found: dict[Device, CalibrationProfile | RlxError] = {}
+    profiles: dict[Device, CalibrationProfile | RlxError] = {}
     benches: list[Bench] = []
     asked = list(dict.fromkeys(Device(device) for device in devices))
     with contextlib.ExitStack() as stack:
@@ -39,19 +39,19 @@ def calibrate_together(
             try:
                 known = stack.enter_context(store.locked(device)) and store.find(device).profile
                 if known and (quick or not known.quick):
-                    found[device] = known
+                    profiles[device] = known
                     continue
                 if progress is not None:
                     progress(device, "opening", 0.0)
                 benches.append(stack.enter_context(_bench(device, clock, quick=quick)))
             except RlxError as err:
-                found[device] = err
+                profiles[device] = err
         measure.measure_kernels(benches, quick=quick, progress=progress)
         for bench in benches:
-            found[bench.device] = _kept(bench, quick=quick)
+            profiles[bench.device] = _kept(bench, quick=quick)
             if progress is not None:
                 progress(bench.device, "done", 1.0)
-    return {device: found[device] for device in asked}
+    return {device: profiles[device] for device in asked}
 
 
 @contextlib.contextmanager

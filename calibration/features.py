@@ -118,17 +118,17 @@ def kernel_of(
         return Kernel("View", (), out.dtype, op_type=op_type)
     moved = float(sum([fact.nbytes for fact in (*inputs, *outputs)]))
     shapes = [fact.shape for fact in inputs]
-    found: tuple[str, tuple[int, ...], float] | None = None
+    kernel: tuple[str, tuple[int, ...], float] | None = None
     if op_type in _PRODUCTS and shapes and shapes[0] and out.shape:
-        found = _product(op_type, shapes, out, shared)
+        kernel = _product(op_type, shapes, out, shared)
     elif op_type in _CONVOLUTIONS and len(shapes) > 1 and len(shapes[1]) > 2 and len(out.shape) > 2:
-        found = _conv(op_type, shapes, out)
+        kernel = _conv(op_type, shapes, out)
     elif op_type in _ATTENTIONS and shapes and len(shapes[0]) >= 3:
-        found = _attention(shapes)
+        kernel = _attention(shapes)
     elif op_type in _RECURRENT and len(shapes) > 2 and len(shapes[0]) == 3 and len(shapes[2]) == 3:
-        found = _recurrent(op_type, shapes)
-    if found is not None:
-        name, size, flops = found
+        kernel = _recurrent(op_type, shapes)
+    if kernel is not None:
+        name, size, flops = kernel
         if op_type not in ("MatMul", "Conv", "Attention", "LSTM") and op_type not in _SAME:
             name, size = f"{op_type}{variant}", (round(flops),)
         return Kernel(name, size, out.dtype, flops, moved, 1, op_type)
@@ -338,11 +338,11 @@ class _Reader:
     def _new(self, kind: ValueType | None) -> Fact:
         """Return the facts of a type that is asked for the first time; another equal one may have been."""
         look = (id(kind.dtype), kind.shape) if type(kind) is TensorType else None
-        found = self._facts.get(look)
-        if found is None:
-            found = self._facts[look] = self._fact(kind)
-        self._fact_of[id(kind)] = found
-        return found
+        fact = self._facts.get(look)
+        if fact is None:
+            fact = self._facts[look] = self._fact(kind)
+        self._fact_of[id(kind)] = fact
+        return fact
 
     def _fact(self, kind: ValueType | None) -> Fact:
         if not isinstance(kind, TensorType):
@@ -370,27 +370,27 @@ class _Reader:
             inputs = kind.inputs = self.facts(kind.pattern.inputs)
         shared = len(names) > 1 and names[1] not in self.run_time
         small = self._small(names) if kind.op_type not in _TABLE else ()
-        found = kind.plain.get((shared, small))
-        if found is None:
-            found = kernel_of(
+        kernel = kind.plain.get((shared, small))
+        if kernel is None:
+            kernel = kernel_of(
                 kind.op_type, inputs, kind.outputs, shared=shared, variant=_variant(kind.pattern, shared, small)
             )
             if kind.pattern.body:
-                found = found._replace(times=_TRIPS)
+                kernel = kernel._replace(times=_TRIPS)
             if any(fact.guessed for fact in (*inputs, *kind.outputs)):
-                found = found._replace(guessed=True)
-            kind.plain[shared, small] = found
-        return found
+                kernel = kernel._replace(guessed=True)
+            kind.plain[shared, small] = kernel
+        return kernel
 
     def _small(self, names: Sequence[str]) -> tuple[object, ...]:
         """Return the values of small constant inputs, such as axes, which are a part of what a node does."""
         constants = self.outline.constants
-        found = []
+        sizes = []
         for name in names[1:]:
             data = constants.get(name)
             if isinstance(data, TensorData) and data.num_elements <= _SMALL_CONSTANT:
-                found.append(tuple(data.numpy().reshape(-1).tolist()))
-        return tuple(found)
+                sizes.append(tuple(data.numpy().reshape(-1).tolist()))
+        return tuple(sizes)
 
 
 def _variant(pattern: ModelNode, shared: bool, small: object) -> str:

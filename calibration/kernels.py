@@ -98,14 +98,14 @@ class KernelGraph:
     def weight(self, *shape: int, dtype: DType | None = None, given: TensorData | None = None) -> Value:
         """Return an initializer: one for each shape and dtype, or a new one in a chain or if its data is given."""
         dtype = dtype or self.dtype
-        found = None if self.chained or given is not None else self._shared.get((shape, dtype))
-        if found is None:
+        value = None if self.chained or given is not None else self._shared.get((shape, dtype))
+        if value is None:
             name = f"w{len(self.graph.weights)}"
             self.graph.weights[name] = self._data.tensor(shape, dtype) if given is None else given
-            found = self.graph.param(name, list(shape), dtype)
+            value = self.graph.param(name, list(shape), dtype)
             if given is None:
-                self._shared[shape, dtype] = found
-        return found
+                self._shared[shape, dtype] = value
+        return value
 
     def constant(self, *numbers: float, dtype: type = np.int64) -> Value:
         """Return a constant vector; equal ones are made once."""
@@ -357,17 +357,21 @@ def _pictures(channels: int, *, count: int = 4) -> tuple[Point, ...]:
 
 
 def _runs() -> list[Kernel]:
-    found = []
+    kernels = []
     for runs, tail in (("plain", ""), ("recorded", ":recorded")):
         alone = partial(Kernel, groups=((0, ((),)),), runs=runs)
-        found += [
+        kernels += [
             alone(f"run{tail}", lambda graph, point, copies: _tiny(graph, point, 0), copies=1, whole=True),
             alone(f"launch{tail}", _tiny, copies=32),
             alone(f"input{tail}", _inputs, copies=7, base=partial(_inputs, several=False)),
             alone(f"output{tail}", _outputs, copies=7, base=partial(_outputs, several=False)),
         ]
     transfer = partial(Kernel, groups=_BYTES, unit="bytes", copies=1, runs="plain")
-    return [*found, transfer("upload", _upload), transfer("readback", _readback, base=partial(_readback, whole=False))]
+    return [
+        *kernels,
+        transfer("upload", _upload),
+        transfer("readback", _readback, base=partial(_readback, whole=False)),
+    ]
 
 
 def _products() -> list[Kernel]:
@@ -391,19 +395,19 @@ def _products() -> list[Kernel]:
 def _operators() -> list[Kernel]:
     quick: dict[str, Groups] = {"Add": ((1, _elements(10, 18, 22, 24)), (3, _elements(14, 16, 20)))}
     quick |= {name: ((2, _elements(10, 18)), (3, _elements(14, 22))) for name in _QUICK}
-    found = []
+    kernels = []
     for name in ("Add", *_CORE, "ReduceRows", *_MORE):
         plain = ((3, _elements(10, 14, 18, 22)),) if name in _CORE else ((4, _elements(14, 20)),)
         widths = tuple((4 + at, _elements(14, 20, width=width)) for at, width in enumerate(_WIDTHS.get(name, ())))
         size: Callable[[Point], Point] = tuple if widths else _count(lambda point: point[0])
         build, groups = _nodes(partial(_operator, name=name)), (*quick.get(name, plain), *widths)
-        found.append(Kernel(name, build, groups, size, lambda point: point[0], "elements"))
-    return found
+        kernels.append(Kernel(name, build, groups, size, lambda point: point[0], "elements"))
+    return kernels
 
 
 def _convolutions() -> list[Kernel]:
     """Convolutions are chained, since optimisation lays out their channels; the base is a chain of one."""
-    found, chain = [], partial(Kernel, unit="flops", most=8, chained=True)
+    kernels, chain = [], partial(Kernel, unit="flops", most=8, chained=True)
     for name, side in (("Conv3x3", 3), ("Conv1x1", 1)):
         groups: Groups = (
             (1, _pictures(64)[1:3]),
@@ -416,10 +420,10 @@ def _convolutions() -> list[Kernel]:
             partial(lambda count, pixels, channels, side: 2 * count * (side * pixels * channels) ** 2, side=side)
         )
         build = _nodes(partial(_conv, side=side), 1)
-        found.append(chain(name, build, groups, lambda point: (int(_pixels(point)), point[2]), work))
+        kernels.append(chain(name, build, groups, lambda point: (int(_pixels(point)), point[2]), work))
     elements: Callable[[Point], float] = lambda point: _pixels(point) * point[2]  # noqa: E731
     groups = ((3, _pictures(64, count=3)),)
-    return [*found, chain("DepthwiseConv", _nodes(_depthwise, 1), groups, _count(elements), elements, unit="windows")]
+    return [*kernels, chain("DepthwiseConv", _nodes(_depthwise, 1), groups, _count(elements), elements, unit="windows")]
 
 
 KERNELS: tuple[Kernel, ...] = (*_runs(), *_products(), *_operators(), *_convolutions())

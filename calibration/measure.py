@@ -163,23 +163,23 @@ class Bench:
     def _measure(self, kernel: Kernel, point: Point, expected_ns: float) -> None:
         copies = kernel.copies or self._copies(kernel, expected_ns)
         try:
-            found = self._timed(self._graph(kernel, point, copies), kernel)
+            timed = self._timed(self._graph(kernel, point, copies), kernel)
         except EngineError:
             if kernel.runs == "recorded" or not self._recorded(kernel):
                 raise
             self._unrecordable.add(kernel.name)
-            found = self._timed(self._graph(kernel, point, copies), kernel)
+            timed = self._timed(self._graph(kernel, point, copies), kernel)
         base = self._base(kernel, point, copies)
-        if base is None or found is None:
+        if base is None or timed is None:
             return
-        better = self._copies(kernel, max(found.ns - base.ns, 0.0) / copies)
-        if not kernel.copies and better >= 2 * copies and found.ns < 2 * base.ns:
-            copies, found = better, self._timed(self._graph(kernel, point, better), kernel) or found
-        copy_ns = max(found.ns - base.ns, 0.0) / copies
-        whole_ns = found.ns / copies if kernel.base else copy_ns  # of a link, where only its last nodes count
+        better = self._copies(kernel, max(timed.ns - base.ns, 0.0) / copies)
+        if not kernel.copies and better >= 2 * copies and timed.ns < 2 * base.ns:
+            copies, timed = better, self._timed(self._graph(kernel, point, better), kernel) or timed
+        copy_ns = max(timed.ns - base.ns, 0.0) / copies
+        whole_ns = timed.ns / copies if kernel.base else copy_ns  # of a link, where only its last nodes count
         works, work = self._works.setdefault((kernel.name, kernel.dtype), {}), kernel.work(point)
         works[work] = min(whole_ns, works.get(work, math.inf))
-        row = Row(kernel.name, kernel.size(point), round(copy_ns, 1), kernel.dtype, found.spread, found.repeats)
+        row = Row(kernel.name, kernel.size(point), round(copy_ns, 1), kernel.dtype, timed.spread, timed.repeats)
         key = self._key(kernel, point)
         self.rows[key] = self._better(row, self.rows.get(key))
 

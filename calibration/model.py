@@ -53,8 +53,8 @@ ERRORS: Mapping[str, float] = {"measured": 0.2, "interpolated": 0.25, "extrapola
 
 def axes_of(kernel: Kernel) -> tuple[float, ...]:
     """Return the sizes of a kernel as the rows of the table have them."""
-    found = AXES.get(kernel.name)
-    return kernel.size if found is None else found(*kernel.size)
+    axes = AXES.get(kernel.name)
+    return kernel.size if axes is None else axes(*kernel.size)
 
 
 class Price(NamedTuple):
@@ -166,8 +166,8 @@ class MeasuredCostModel:
             known = None if row.kernel.startswith("?") else _RANKS.get(row.kernel, 1)
             wanted = ranks.setdefault(row.kernel, len(row.size) if known is None else known)
             if len(row.size) != wanted:
-                found = f"a row of {row.kernel} with the sizes {row.size}, where {wanted} are expected"
-                raise CalibrationError(f"the profile of {device.display} has {found}; calibrate again")
+                row_text = f"a row of {row.kernel} with the sizes {row.size}, where {wanted} are expected"
+                raise CalibrationError(f"the profile of {device.display} has {row_text}; calibrate again")
             if row.ns > 0 or not row.size:  # a difference of 0 was below the noise
                 self._rows.setdefault((row.kernel, row.dtype), {})[row.size] = row.ns
         missing = [name for name in REQUIRED if (name, "f32") not in self._rows]
@@ -209,8 +209,8 @@ class MeasuredCostModel:
         """Return the time of a kernel with its launch, and how it was found; asked twice, it looks it up."""
         known = self._known.get(kernel)
         if known is None:
-            found = self._price(kernel)
-            known = Price(found.ns * kernel.times, found.how)
+            price = self._price(kernel)
+            known = Price(price.ns * kernel.times, price.how)
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
             self._known[kernel] = known

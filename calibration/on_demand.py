@@ -62,14 +62,14 @@ def measure_unknown(
         _log.info("%s is not measured on %s: %s", name, model.device.display, reason)
         if not reason.startswith("no time"):
             _refused.add((model.device, wanted[name][0].name))
-    found = []
+    measured = []
     for row in rows:
         kernel = wanted[row.kernel[1:]][0]
         size = tuple(round(side) for side in axes_of(kernel))
-        found.append(dataclasses.replace(row, kernel=f"?{kernel.name}", size=size, dtype=kernel.dtype))
-    if found:
-        store.add(model.device, found)
-    return len(found)
+        measured.append(dataclasses.replace(row, kernel=f"?{kernel.name}", size=size, dtype=kernel.dtype))
+    if measured:
+        store.add(model.device, measured)
+    return len(measured)
 
 
 def _node(name: str, record: ExportedNode, constants: Mapping[str, object], dims: Mapping[str, int]) -> Node:

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlx_ort import kept as records
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
@@ -67,12 +68,12 @@ def key_of(device: Device) -> ProfileKey:
     from rlx_ort.providers.registry import availability, provider_of, same_hardware
 
     provider = provider_of(device)
-    found = availability(device)
-    if provider is None or not provider.ep_name or not found.available:
-        why = found.reason or "it has no execution provider of ONNX Runtime"
+    state = availability(device)
+    if provider is None or not provider.ep_name or not state.available:
+        why = state.reason or "it has no execution provider of ONNX Runtime"
         raise CalibrationError(f"{device.display} cannot be calibrated: {why}")
     with _lock:
-        known = _keys.get((device, provider.ep_name, found))
+        known = _keys.get((device, provider.ep_name, state))
     if known is not None:
         return known
     problem = runtime.runtime_problem()
@@ -82,15 +83,15 @@ def key_of(device: Device) -> ProfileKey:
     key = ProfileKey(
         device=same_hardware(device)[0].label,
         ep=provider.ep_name,
-        hardware=found.hardware,
-        identity=found.identity,
+        hardware=state.hardware,
+        identity=state.identity,
         engine=runtime.describe_runtime(),
         ep_version="" if plugin is None else plugin.version,
-        driver=found.driver,
+        driver=state.driver,
         threads=device_threads(device),
     )
     with _lock:
-        return _keys.setdefault((device, provider.ep_name, found), key)
+        return _keys.setdefault((device, provider.ep_name, state), key)
 
 
 def find(device: Device) -> Found:
@@ -151,30 +152,9 @@ def forget() -> None:
         _unsaved.clear()
 
 
-@contextlib.contextmanager
-def locked(device: Device) -> Iterator[bool]:
-    """Hold the device's lock among processes; gives whether it had to be waited for.
-
-    Where no lock can be had, because the folder is read-only or the other process does not end, there is a warning
-    and none is held: two measurements at once are worse than one, but better than none.
-    """
-    import filelock
-
-    with contextlib.ExitStack() as stack:
-        waited = False
-        try:
-            lock = filelock.FileLock(
-                cache_folder(_FOLDER) / f"{key_of(device).file_name}.lock", timeout=_LOCK_TIMEOUT_S
-            )
-            try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                lock.acquire()
-                waited = True
-            stack.callback(lock.release)
-        except (OSError, NotImplementedError, filelock.Timeout) as err:
-            _log.warning("%s is calibrated without a lock: %s", device.display, err)
-        yield waited
+def locked(device: Device) -> contextlib.AbstractContextManager[bool]:
+    """Hold the device's lock among processes; gives whether another process held it, see `kept.locked`."""
+    return records.locked(cache_root() / _FOLDER / key_of(device).file_name, _LOCK_TIMEOUT_S)
 
 
 def _remembered(device: Device) -> _Memory:
@@ -192,10 +172,10 @@ def _remembered(device: Device) -> _Memory:
         unsaved = _unsaved.get(key.file_name)
     if known is not None and known.stamp == stamp:
         return known
-    found = Found(unsaved) if unsaved is not None else _read(path, key)
-    if found.reason:
-        _log.info("%s has no calibration: %s", device.display, found.reason)
-    memory = _Memory(stamp, found)
+    stored = Found(unsaved) if unsaved is not None else _read(path, key)
+    if stored.reason:
+        _log.info("%s has no calibration: %s", device.display, stored.reason)
+    memory = _Memory(stamp, stored)
     with _lock:
         _memory[device, str(path)] = memory
     return memory
@@ -230,9 +210,9 @@ def add(device: Device, rows: Iterable[Row]) -> None:
 
     The newest are kept, of all that were added.
     """
-    found = find(device).profile
-    if found is not None:
-        known = {(row.kernel, row.size, row.dtype): row for row in (*found.rows, *rows)}
+    stored = find(device).profile
+    if stored is not None:
+        known = {(row.kernel, row.size, row.dtype): row for row in (*stored.rows, *rows)}
         table = [row for row in known.values() if not row.kernel.startswith("?")]
         added = [row for row in known.values() if row.kernel.startswith("?")]
-        keep(device, dataclasses.replace(found, rows=(*table, *added[-_MOST_ADDED:])))
+        keep(device, dataclasses.replace(stored, rows=(*table, *added[-_MOST_ADDED:])))

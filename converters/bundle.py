@@ -76,9 +76,9 @@ class ModelBundle:
         for tensor in external_tensors(self.proto):
             data = weights.get(location_of(tensor))
             wanted = f"{dtype_of(tensor.data_type).value}{list(tensor.dims)}"
-            found = "nothing" if data is None else f"{data.dtype.value}{list(data.shape)}"
-            if found != wanted:
-                raise ConversionError(f"{self.origin}: weight {tensor.name!r} is {wanted}, given is {found}")
+            given = "nothing" if data is None else f"{data.dtype.value}{list(data.shape)}"
+            if given != wanted:
+                raise ConversionError(f"{self.origin}: weight {tensor.name!r} is {wanted}, given is {given}")
         return replace(self, weights=dict(weights))
 
     @property
@@ -287,8 +287,8 @@ class BundleWeights:
         """Return the bytes of a weight; see `TensorFiles.read`."""
         data = self.weights.get(location_of(tensor))
         if data is None or data.nbytes != nbytes:
-            found = "which is not there" if data is None else f"which has {data.nbytes} bytes"
-            raise ConversionError(f"tensor {tensor.name!r} needs {nbytes} bytes of {location_of(tensor)!r}, {found}")
+            stored = "which is not there" if data is None else f"which has {data.nbytes} bytes"
+            raise ConversionError(f"tensor {tensor.name!r} needs {nbytes} bytes of {location_of(tensor)!r}, {stored}")
         return data.buffer, data.source
 
 

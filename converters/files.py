@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -17,12 +16,20 @@ from rlx_ort.converters.from_onnx.tensor_files import Folders
 from rlx_ort.converters.onnx_types import refer, tensor_proto
 from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
-from rlx_ort.errors import ConversionError, WriteError
+from rlx_ort.errors import ConversionError, WriteError, advice
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.storage import clear_unfinished, open_regular, partial_path, replacing, unfinished
+from rlx_ort.storage import (
+    clear_unfinished,
+    open_regular,
+    partial_path,
+    put_in_place,
+    remove,
+    replacing,
+    unfinished,
+)
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
@@ -152,7 +159,8 @@ def _write_model(
     model.ClearField("graph")
     head_bytes = model.SerializeToString(deterministic=True)
     if total + len(head_bytes) + 16 > PROTOBUF_LIMIT:
-        raise ConversionError(f"the model is {total} bytes, above the 2 GB of one file; pass external_data=True")
+        external = advice("external_data=True", "--external-data")
+        raise ConversionError(f"the model is {total} bytes, above the 2 GB of one file; pass {external}")
     stream.write(head_bytes + field_key(onnx.ModelProto.GRAPH_FIELD_NUMBER) + varint(total) + body)
     for header, data in fields:
         stream.write(header)
@@ -192,10 +200,11 @@ class Staging:
                 for file, place in zip(order, places, strict=True):
                     place.parent.mkdir(parents=True, exist_ok=True)
                     if file != self.path and place.exists():
-                        undo.callback(place.replace(saved / place.name).replace, place)
+                        put_in_place(place, saved / place.name)
+                        undo.callback(put_in_place, saved / place.name, place)
                     elif file != self.path:  # the last one needs no way back
                         undo.callback(place.unlink, missing_ok=True)
-                    file.replace(place)
+                    put_in_place(file, place)
             except OSError as err:
                 hint = "on Windows no process may have the old file open" if os.name == "nt" else "check its rights"
                 raise WriteError(f"{self._target} cannot be put in place: {err}; {hint}") from err
@@ -223,7 +232,7 @@ def staging(target: Path) -> Iterator[Staging]:
         yield Staging(folder, target)
     finally:
         unfinished.discard(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
@@ -232,7 +241,8 @@ def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
         if place.is_dir():
             raise ConversionError(f"{place} is a folder; give the name of a file")
         if place.exists() and not overwrite:
-            raise ConversionError(f"{place} exists and was left as it is; give --force (overwrite=True) to replace it")
+            remedy = advice("overwrite=True", "--force")
+            raise ConversionError(f"{place} exists and was left as it is; give {remedy} to replace it")
 
 
 def load_graph(source: Source, *, trusted_links: Folders = ()) -> Graph:
@@ -266,8 +276,11 @@ def load_graph(source: Source, *, trusted_links: Folders = ()) -> Graph:
     # Imported late: this takes 0.1 s.
     from rlx_ort.converters.sources.open import Format, format_of, open_source
 
-    if failure is not None and format_of(file)[0] in (Format.ONNX, Format.IR_JSON):
-        raise failure
+    try:
+        if failure is not None and format_of(file)[0] in (Format.ONNX, Format.IR_JSON):
+            raise failure
+    finally:
+        del failure  # which has this frame, and would keep the file mapped until garbage is collected
     return graph_from_bundle(open_source(file))
 
 

@@ -14,7 +14,7 @@ from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, elem_type
 from rlx_ort.converters.protos import copied, graphs_of
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
-from rlx_ort.errors import ConversionError, install_command
+from rlx_ort.errors import ConversionError, as_cause, install_command, let_go
 from rlx_ort.ir.tensor import TensorData
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def foreign_errors(what: str, hint: str = "") -> Iterator[None]:
             lines = [line.strip() for line in _COLOURS.sub("", str(link)).splitlines()]
             causes.append(f"{type(link).__name__}: {next(filter(None, lines), 'no message')}")
             link = link.__cause__
-        raise ConversionError(f"{what}: {'; caused by '.join(causes)}{hint}") from err
+        let_go(err)
+        raise ConversionError(f"{what}: {'; caused by '.join(causes)}{hint}") from as_cause(err)
 
 
 def bundle_to_ir(bundle: ModelBundle) -> onnx_ir.Model:

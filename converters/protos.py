@@ -91,15 +91,15 @@ def infer_proto(
 
     Those in `known` are left out. `few_elements` says that no vector is too long for `with_types`, which saves half.
     """
-    found: dict[str, ValueType] = {}
+    types: dict[str, ValueType] = {}
     for graph in graphs_of(with_types(proto, few_elements=few_elements), functions=False):
         for info in (*graph.value_info, *graph.input, *graph.output):
             if info.name in known:
                 continue
             kind = known_type_of(info.type)
             if not isinstance(kind, UnknownType):
-                found[info.name] = kind
-    return found
+                types[info.name] = kind
+    return types
 
 
 def with_types(proto: onnx.ModelProto, *, few_elements: bool = False) -> onnx.ModelProto:
@@ -112,8 +112,8 @@ def with_types(proto: onnx.ModelProto, *, few_elements: bool = False) -> onnx.Mo
     import onnx
 
     try:
-        if not few_elements and _has_long_vector(found := onnx.shape_inference.infer_shapes(proto)):
-            return found
+        if not few_elements and _has_long_vector(inferred := onnx.shape_inference.infer_shapes(proto)):
+            return inferred
         return onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except Exception:
         # Besides its own errors, for models it finds inconsistent or above 2 GB, those of C++ come through: IndexError,

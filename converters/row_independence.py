@@ -91,7 +91,7 @@ def _of_graph(
         exported, types = model.finished(), model.outline.types
     except RlxError as err:
         return RowIndependence(False, reason=f"the model cannot be exported: {err}")
-    data = {name: found for name in exported.params if (found := weights.get(name)) is not None}
+    data = {name: tensor for name in exported.params if (tensor := weights.get(name)) is not None}
     return _proved(exported.model, batch, {**types}, {**data, **exported.constants})
 
 
@@ -280,19 +280,19 @@ class _Node:
         return self.inputs[place] if place < len(self.inputs) else None
 
     def need(self, place: int) -> _Value:
-        found = self.get(place)
-        if found is None:
+        value = self.get(place)
+        if value is None:
             raise _RefusedError(f"has no input {place}")
-        return found
+        return value
 
     def numbers(self, place: int, attribute: str) -> list[int] | None:
         """Return whole numbers from an input or else an attribute; None if there is neither."""
         given = self.get(place)
         if given is not None:
-            found = [None if size is None else size.whole for size in given.content or (None,)]
-            if given.axis is not None or (given.content is None) or None in found:
+            wholes = [None if size is None else size.whole for size in given.content or (None,)]
+            if given.axis is not None or (given.content is None) or None in wholes:
                 raise _RefusedError(f"its {attribute} are not constant")
-            return [number for number in found if number is not None]
+            return [number for number in wholes if number is not None]
         value = self.attributes.get(attribute)
         return None if value is None else [int(each) for each in (value if isinstance(value, list) else [value])]
 
@@ -356,14 +356,14 @@ class _Proof:
                 raise _RefusedError(f"input {name!r} has the size of the rows, but no rows")
             known[name] = _Value(tuple(shape), axis)
         self._body(model.graph, known)
-        found = [known[value.name] for value in model.graph.output]
+        outputs = [known[value.name] for value in model.graph.output]
         if self.batch.dim is not None:
-            for value, result in zip(model.graph.output, found, strict=True):
+            for value, result in zip(model.graph.output, outputs, strict=True):
                 if result.axis != 0 or result.rows != self.one_batch or result.places:
                     raise _RefusedError(f"output {value.name!r} does not have one row for each of the inputs")
-        elif numbered := next((v.name for v, r in zip(model.graph.output, found, strict=True) if r.sized), None):
+        elif numbered := next((v.name for v, r in zip(model.graph.output, outputs, strict=True) if r.sized), None):
             raise _RefusedError(f"output {numbered!r} is computed with the number of rows")
-        return tuple([result.axis for result in found])
+        return tuple([result.axis for result in outputs])
 
     def _row_sizes(self, inputs: Sequence[str], axes: Mapping[str, int]) -> set[int | str | None]:
         """Return the declared sizes of the axes of rows, and note whether they are fixed."""
@@ -489,9 +489,9 @@ class _Proof:
         domain = "" if node.domain == "ai.onnx" else node.domain
         attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         inputs = [known[name] if name else None for name in node.input]
-        found = _Node(node, self.versions.get(domain, 1), inputs, attributes)
+        view = _Node(node, self.versions.get(domain, 1), inputs, attributes)
         if (domain, node.op_type) in _BODIES:
-            return _BODIES[domain, node.op_type](self, found, known)
+            return _BODIES[domain, node.op_type](self, view, known)
         graphs = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
         if any(each.type in graphs for each in node.attribute):
             raise _RefusedError("its body has no rule")
@@ -505,23 +505,23 @@ class _Proof:
             ):
                 return [self.typed(name) for name in node.output]
             raise _RefusedError("the operator has no rule")
-        if found.inputs or node.op_type == "Constant":
+        if view.inputs or node.op_type == "Constant":
             sized = any(each is not None and (each.axis is not None or each.sized) for each in inputs)
             if not sized and node.op_type not in _OF_SIZES:
                 if node.op_type == "GatherElements":
-                    return [_Value(found.need(1).shape)]
+                    return [_Value(view.need(1).shape)]
                 shaped = all(each is None or each.shape is not None for each in inputs)
                 with contextlib.suppress(_RefusedError):
                     if (domain, node.op_type) in _SHAPED and shaped:
-                        return rule(self, found)
+                        return rule(self, view)
                 return [self.typed(name) for name in node.output]
         if node.op_type not in _MOVES_PLACES and any(each is not None and each.places for each in inputs):
             if rule is not _elementwise:
                 raise _RefusedError("computes with the row's number")
-            return [replace(value, places=_ANYHOW) for value in rule(self, found)]  # its sizes may still be asked for
+            return [replace(value, places=_ANYHOW) for value in rule(self, view)]  # its sizes may still be asked for
         if node.op_type not in _OF_SIZES and any(each is not None and each.sized for each in inputs):
             raise _RefusedError("computes with the number of rows")
-        return [_flat(value) for value in rule(self, found)]
+        return [_flat(value) for value in rule(self, view)]
 
     def typed(self, name: str) -> _Value:
         """Return a value that is the same for every batch, with the declared sizes."""
@@ -812,10 +812,10 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         sizes = [given.dims[place] if size.whole == 0 else size for place, size in enumerate(sizes)]
     if (open_at := next((at for at, size in enumerate(sizes) if size.whole == -1), None)) is not None:
         rest = _product([size for at, size in enumerate(sizes) if at != open_at])
-        found = proof.canonical(_product(given.dims)).over(proof.canonical(rest))
-        if found is None:
+        count = proof.canonical(_product(given.dims)).over(proof.canonical(rest))
+        if count is None:
             raise _RefusedError("the rows do not follow from the new shape")
-        sizes[open_at] = found
+        sizes[open_at] = count
     else:
         proof.note_exact(given.dims, sizes)
     result = _reshaped(proof, given, sizes)
@@ -879,15 +879,15 @@ def _unsqueeze(proof: _Proof, node: _Node) -> list[_Value]:
     rank = given.rank + len(axes)
     new = {_at(axis, rank) for axis in axes}
     sizes = iter(enumerate(given.dims))
-    shape, found = list[_Size](), None
+    shape, at_axis = list[_Size](), None
     for place in range(rank):
         if place in new:
             shape.append(_ONE)
             continue
         at, size = next(sizes)
-        found = place if at == given.axis else found
+        at_axis = place if at == given.axis else at_axis
         shape.append(size)
-    return [_moved(given, _Value(tuple(shape), found, given.content, given.data))]
+    return [_moved(given, _Value(tuple(shape), at_axis, given.content, given.data))]
 
 
 def _squeeze(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1262,11 +1262,11 @@ def _by_row(*with_rows: int, axis: int = 0, rank: int = 1, single: bool = True) 
             value = node.get(at)
             if value is not None and (value.rank < rank or not proof.has_rows(value, axis, first.rows)):
                 raise _RefusedError(f"input {at} does not have its rows on axis {axis}")
-        found = []
+        results = []
         for at in range(len(node.proto.output)):
             value = proof.rows(node, at, axis, first.rows, first.rank if single and at == 0 else None)
-            found.append(value)
-        return found
+            results.append(value)
+        return results
 
     return rule
 
@@ -1645,7 +1645,7 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     graph, inner = node.attributes["body"], dict(known)
     states = [_state(proof, node.need(place)) for place in range(2, len(node.inputs))]
     given = [_Value(()), _Value(()), *states]
-    inner.update((value.name, found) for value, found in zip(graph.input, given, strict=True))
+    inner.update((value.name, source) for value, source in zip(graph.input, given, strict=True))
     proof._inner_body(graph, inner)
     going_on, *results = [inner[value.name] for value in graph.output]
     if going_on.axis is not None or going_on.sized:
@@ -1671,7 +1671,7 @@ def _scan(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
             raise _RefusedError("goes along the rows")
         rows = None if value.axis is None else value.axis - (axis < value.axis)
         states.append(_Value((*value.dims[:axis], *value.dims[axis + 1 :]), rows))
-    inner.update((value.name, found) for value, found in zip(graph.input, states, strict=True))
+    inner.update((value.name, state) for value, state in zip(graph.input, states, strict=True))
     proof._inner_body(graph, inner)
     results = [inner[value.name] for value in graph.output]
     kept = states[:-count]

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import logging
 import os
 import pkgutil
 import re
@@ -25,10 +24,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
+from rlx_ort import kept
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, refer, tensor_proto, type_proto
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
@@ -40,7 +41,7 @@ from rlx_ort.options.compile_options import CacheUse, CompileOptions, Optimizati
 from rlx_ort.providers.asking_child import ask_in_child
 from rlx_ort.providers.base import Provider, SessionRequest
 from rlx_ort.providers.registry import register_provider
-from rlx_ort.storage import cache_root, parse_json, write_atomic
+from rlx_ort.storage import cache_root
 
 _NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
@@ -51,7 +52,6 @@ _NUMBERED = re.compile(r"\bq(\d+)\b")
 
 _SCHEMA = 1
 _LOCK_TIMEOUT_S = 10.0
-_log = logging.getLogger(__name__)
 
 DEVICE, HELPED = "device", "cpu"
 """The provider takes the node; the CPU takes it instead. Any other answer is the reason of a refusal."""
@@ -386,29 +386,16 @@ class Answers:
 
     def keep(self, answers: Mapping[str, str]) -> None:
         """Remember answers, on disk too."""
-        import filelock
-
-        with self._lock:
-            self._known = {**(self._known or {}), **answers}
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with filelock.FileLock(f"{self._path}.lock", timeout=_LOCK_TIMEOUT_S):
-                    self._known = {**self._read(), **self._known}
-                    document = {"schema": _SCHEMA, "scope": self._scope, "answers": self._known}
-                    write_atomic(self._path, json.dumps(document).encode())
-            except (OSError, filelock.Timeout, NotImplementedError) as err:
-                _log.info("the answers of %s are not kept: %s", self._scope, err)
+        with self._lock, kept.locked(self._path, _LOCK_TIMEOUT_S):
+            self._known = {**self._read(), **(self._known or {}), **answers}
+            kept.write(self._path, _SCHEMA, {"scope": self._scope, "answers": self._known})
 
     def _read(self) -> dict[str, str]:
-        try:
-            document = parse_json(self._path.read_bytes())
-            if document["schema"] == _SCHEMA and document["scope"] == self._scope:
-                return {str(key): str(answer) for key, answer in document["answers"].items()}
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-            _log.info("%s is damaged, and its questions are asked again: %s", self._path.name, err)
-        return {}
+        def answers_of(document: Mapping[str, Any]) -> dict[str, str]:
+            same = document["scope"] == self._scope
+            return {str(key): str(answer) for key, answer in document["answers"].items()} if same else {}
+
+        return kept.read(self._path, _SCHEMA, answers_of) or {}
 
 
 def answers_of(scope: str) -> Answers:

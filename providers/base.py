@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
@@ -41,14 +44,6 @@ class Availability:
     driver: str = ""
     memory_bytes: int = 0
     identity: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ValueSpec:
-    """An input or output of an open session: its name and type as the model declares them."""
-
-    name: str
-    type: ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +131,7 @@ def limited_nodes(
 ) -> list[tuple[ExportedNode, str]]:
     """Return the nodes on which kernels with these limits fail or are wrong, and why."""
     operators = {(limit.domain, limit.op_type) for limit in limits}
-    found = []
+    limited = []
     for node in nodes:
         pattern = node.pattern
         if (pattern.domain, pattern.op_type) not in operators:
@@ -150,8 +145,8 @@ def limited_nodes(
         known = [each for each in limits if (each.domain, each.op_type) == (pattern.domain, pattern.op_type)]
         why = next((limit.reason for limit in known if limit.applies(node, given)), "")
         if why:
-            found.append((node, why))
-    return found
+            limited.append((node, why))
+    return limited
 
 
 def element(kinds: Sequence[ValueType | None]) -> DType | None:
@@ -176,6 +171,44 @@ def input_dims(node: ExportedNode, place: int) -> tuple[Dim, ...] | None:
     """Return the dims of a node's input, or None where they are unknown or the input is absent or no tensor."""
     kind = node.inputs[place] if place < len(node.inputs) else None
     return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
+
+
+def constant(given: Mapping[Any, Any], place: int) -> npt.NDArray[Any] | None:
+    """Return a constant input of a node that a limit is asked about, None for any other."""
+    data = given.get(place)
+    return data.numpy() if isinstance(data, TensorData) else None
+
+
+def _is_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether constant indices along an axis lie outside the data."""
+    dims, indices = input_dims(node, 0), constant(given, 1)
+    if not dims or indices is None or not indices.size:
+        return False
+    size = dims[int(given.get("axis", 0)) % len(dims)]
+    return isinstance(size, int) and bool(indices.min() < -size or indices.max() >= size)
+
+
+def _has_coordinates_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether constant coordinates, of `GatherND` and `ScatterND`, lie outside the data."""
+    dims, indices = input_dims(node, 0), constant(given, 1)
+    if not dims or indices is None or not indices.size:
+        return False
+    sizes = dims[int(given.get("batch_dims", 0)) :]
+    pairs = zip(np.moveaxis(indices, -1, 0), sizes, strict=False)
+    return any(isinstance(size, int) and bool(at.min() < -size or at.max() >= size) for at, size in pairs)
+
+
+INDEX_LIMITS = (
+    *(
+        KernelLimit(op_type, _is_out_of_range, "constant indices are out of range")
+        for op_type in ("Gather", "GatherElements", "ScatterElements")
+    ),
+    *(
+        KernelLimit(op_type, _has_coordinates_out_of_range, "constant indices are out of range")
+        for op_type in ("GatherND", "ScatterND")
+    ),
+)
+"""What kernels that do not check their indices compute wrongly, as far as it is known before a run."""
 
 
 def figure(whose: str, name: str, value: object, *, is_rate: bool = False) -> float:
@@ -274,12 +307,12 @@ class EngineSession(Protocol):
     """An open session of some engine. `run` may be called from several threads at once."""
 
     @property
-    def inputs(self) -> Sequence[ValueSpec]:
-        """The model's inputs, in order."""
+    def input_types(self) -> Mapping[str, ValueType]:
+        """Name -> type of the model's inputs, in order."""
 
     @property
-    def outputs(self) -> Sequence[ValueSpec]:
-        """The model's outputs, in order."""
+    def output_types(self) -> Mapping[str, ValueType]:
+        """Name -> type of its outputs, in order."""
 
     @property
     def assignments(self) -> Sequence[NodeAssignment]:
@@ -308,6 +341,7 @@ class Provider(abc.ABC):
         doubtful_dtypes: element types whose nodes are assigned even where the device cannot compute them, so that
             asking about one takes a run.
         limits: forms that kernels accept and do not compute.
+        checks_indices: whether kernels raise an error for indices out of range, in every run.
         distrusted_kernels: (domain, operator) of fused kernels with wrong results; an op that has a basic form is never
             written as one of these.
         work_space_bytes: what libraries may allocate in a run of a session that has not run in the thread or has not
@@ -324,6 +358,7 @@ class Provider(abc.ABC):
     compiles: ClassVar[bool] = False
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset()
     limits: ClassVar[Sequence[KernelLimit]] = ()
+    checks_indices: ClassVar[bool] = True
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     work_space_bytes: ClassVar[int] = 0
 

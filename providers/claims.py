@@ -4,8 +4,8 @@ The registry answers in milliseconds and agrees with the real assignment in 99 o
 and the ONNX functions that ONNX Runtime expands into kernels; only a session proves a claim.
 
 A shipped list is a text file of `kernel_lists/`, one kernel a line, for one provider and one minor version of ONNX
-Runtime. It stands in for a registry that cannot be read, and judges providers that are not installed.
-`scripts/kernel_lists.py` writes and checks the files.
+Runtime: the oldest whole, each later one as the lines that differ from the list before it. It stands in for a registry
+that cannot be read, and judges providers that are not installed. `scripts/kernel_lists.py` writes and checks the files.
 """
 
 from __future__ import annotations
@@ -196,8 +196,41 @@ def _versions(ep_name: str) -> tuple[tuple[int, int], ...]:
 
 @functools.cache
 def _read(ep_name: str, version: tuple[int, int]) -> KernelList:
-    text = (_folder() / f"{ep_name}-{version[0]}.{version[1]}.txt").read_text(encoding="utf-8")
-    return KernelList(version, tuple(parse_list(text)))
+    return KernelList(version, tuple(parse_list(list_text(ep_name, version))))
+
+
+def list_text(ep_name: str, version: tuple[int, int]) -> str:
+    """Return the whole text of a shipped list."""
+    text = ""
+    for major, minor in _versions(ep_name):
+        if (major, minor) <= version:
+            text = whole_list((_folder() / f"{ep_name}-{major}.{minor}.txt").read_text(encoding="utf-8"), text)
+    return text
+
+
+def whole_list(stored: str, before: str) -> str:
+    """Return the whole text of a list from what is stored of it and the whole list before it.
+
+    Raises:
+        ValueError: the list removes a line that the one before it lacks.
+    """
+    lines = stored.splitlines()
+    comments = [line for line in lines if line.startswith("#")]
+    removed, added = ({line[2:] for line in lines if line.startswith(sign)} for sign in "-+")
+    kernels = {line for line in lines if not line.startswith(("#", "-", "+"))}
+    if removed or added:
+        kernels |= {line for line in before.splitlines() if not line.startswith("#")}
+        if not removed <= kernels:
+            raise ValueError(f"a kernel list removes {min(removed - kernels)!r}, which the list before it lacks")
+        kernels = kernels - removed | added
+    return "\n".join([*comments, *sorted(kernels, key=list_order)]) + "\n"
+
+
+def list_order(line: str) -> tuple[str, str, int, int, str]:
+    """Return what the lines of a list are sorted by: domain, operator, versions as numbers, the rest as text."""
+    domain, op_type, versions = line.split()[:3]
+    first, _, last = versions.removesuffix("+").partition("-")
+    return domain, op_type, int(first), _OPEN_END if versions.endswith("+") else int(last or first), line
 
 
 def parse_list(text: str) -> Iterator[KernelClaim]:

@@ -63,6 +63,7 @@ class CpuProvider(OrtProvider):
     genai_name: ClassVar[str] = "cpu"
     title: ClassVar[str] = "CPU"
     extra: ClassVar[str] = "cpu"
+    checks_indices: ClassVar[bool] = True
     option_keys: ClassVar[frozenset[str] | None] = frozenset()  # the session options have everything about the CPU
     keeps: ClassVar[Keeps] = Keeps.PACKED
 

@@ -16,6 +16,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import (
+    INDEX_LIMITS,
     Availability,
     CostProfile,
     EngineSession,
@@ -58,7 +59,7 @@ class CudaProvider(OrtProvider):
     title: ClassVar[str] = "CUDA"
     extra: ClassVar[str] = "cuda"
     # A session that one thread had opened and another one ran first took 64 MiB more on an H200, a recording 32 MiB;
-    # see docs/results/h200-2026-11-24/. cuBLAS recommends 32 MiB of work space on Hopper, 4 MiB on earlier GPUs
+    # see h200-2026-11-24 in docs/results. cuBLAS recommends 32 MiB of work space on Hopper, 4 MiB on earlier GPUs
     # (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace).
     work_space_bytes: ClassVar[int] = 64 << 20
     # https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#configuration-options
@@ -95,8 +96,8 @@ class CudaProvider(OrtProvider):
 
     def memory(self, device: Device) -> MemoryReading | None:
         """Return all that this process uses of the GPU: its context and its loaded kernels are included."""
-        found = process_bytes(device.index)
-        return None if found is None else MemoryReading(found[0], whole=True, source=found[1])
+        used = process_bytes(device.index)
+        return None if used is None else MemoryReading(used[0], whole=True, source=used[1])
 
     def devices(self) -> Sequence[Device]:
         """Return one device for each GPU CUDA counts, or index 0 when it counts none."""
@@ -140,7 +141,7 @@ class CudaProvider(OrtProvider):
             pinned=None if obstacle else partial(pinned_like, device.index),
             # A wait would end the recording. Plain runs do wait: otherwise the session keeps pinned buffers, and
             # closing it may free their arena in a callback of the driver, which CUDA does not permit (cudaFreeHost:
-            # 800) and which ends the process. See docs/results/h200-2026-11-22/slots.txt.
+            # 800) and which ends the process. See docs/results/h200-2026-11-22-slots.txt.
             run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
             keeps=Keeps.OPTIMIZED,
         )
@@ -160,6 +161,9 @@ class CudaProvider(OrtProvider):
 
     # Each was assigned and failed in the run with this message, on an H200 with ONNX Runtime 1.31.1.
     limits: ClassVar[Sequence[KernelLimit]] = (
+        # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cuda/tensor/gather_impl.cu
+        # (0 for an index out of range; the others clamp it, or assert in debug builds)
+        *INDEX_LIMITS,
         KernelLimit(
             "ScatterND",
             lambda node, given: given.get("reduction", "none") != "none" and element(node.inputs) not in _SCATTERS,

@@ -52,10 +52,10 @@ class DirectMlProvider(OrtProvider):
         # memory patterns and parallel execution are not supported, and a session must not run in two threads.
         # AMD's plugin (https://github.com/onnxruntime/onnxruntime-ep-amdgpu) takes the device itself and no options.
         lock = Turns()
-        found = replace(super().recipe(device, options), mem_pattern=False, run_lock=lambda: lock)
-        if found.ep_devices:
-            return replace(found, option_keys=frozenset())
-        return replace(found, options={"device_id": str(device.index)})
+        recipe = replace(super().recipe(device, options), mem_pattern=False, run_lock=lambda: lock)
+        if recipe.ep_devices:
+            return replace(recipe, option_keys=frozenset())
+        return replace(recipe, options={"device_id": str(device.index)})
 
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 

@@ -18,7 +18,7 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort.device import Device
 
@@ -30,6 +30,7 @@ _NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
 _LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
 _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _seen: dict[str, int] = {}  # throttle counters
+_PROCESSOR_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -49,7 +50,17 @@ def cpu_name() -> str:
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model"):
             return value.strip()
-    return platform.processor() or platform.machine()
+    return _registered("ProcessorNameString") or platform.processor() or platform.machine()
+
+
+def _registered(name: str) -> str:
+    """Return what Windows' registry has of the first processor; Python itself asks WMI, which may take seconds."""
+    if sys.platform == "win32":
+        import winreg
+
+        with contextlib.suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, _PROCESSOR_KEY) as key:
+            return str(winreg.QueryValueEx(key, name)[0]).strip()
+    return ""
 
 
 def memory_bytes() -> int:
@@ -75,8 +86,8 @@ def private_bytes() -> int:
         return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE
     import psutil
 
-    found = psutil.Process().memory_info()
-    return int(getattr(found, "private", found.rss))
+    memory = psutil.Process().memory_info()
+    return int(getattr(memory, "private", memory.rss))
 
 
 @functools.cache
@@ -126,8 +137,8 @@ def is_throttled() -> bool:
 
 def _limited_by(report: str) -> bool:
     """Return whether the lines of `pmset -g therm` contain a speed limit below 100."""
-    found = re.search(r"^\s*CPU_Speed_Limit\s*=\s*(\d+)\s*$", report, re.MULTILINE)
-    return found is not None and int(found[1]) < 100
+    match = re.search(r"^\s*CPU_Speed_Limit\s*=\s*(\d+)\s*$", report, re.MULTILINE)
+    return match is not None and int(match[1]) < 100
 
 
 def _more_than_before(cores: Path) -> bool:
@@ -225,28 +236,47 @@ def core_share() -> CoreShare:
         groups = {_read(at / "core_cpus_list") or _read(at / "thread_siblings_list") for at in places}
         physical = len(groups - {None, ""}) or logical
         return CoreShare(logical, physical, len(os.sched_getaffinity(0)) or logical, cgroup_quota_cores())
-    import psutil  # its import takes 12 ms of a quick start; on Linux the kernel's files are ten times as fast
+    if sys.platform == "win32":
+        return _windows_share(ctypes.WinDLL("kernel32", use_last_error=True))
+    import psutil  # its import takes 12 ms of a quick start
 
     logical = psutil.cpu_count(logical=True) or os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
-    affinity = logical
-    allowed = getattr(psutil.Process(), "cpu_affinity", None)  # macOS has none
-    with contextlib.suppress(psutil.Error):
-        affinity = (len(allowed()) if allowed else 0) or logical
-    return CoreShare(logical, physical, affinity, cgroup_quota_cores())
+    return CoreShare(logical, physical, logical, None)
+
+
+def _windows_share(kernel: Any) -> CoreShare:
+    """Return the share of this process by functions of `kernel32.dll`.
+
+    A process on a machine with more than 64 hardware threads may use all of them, unless it asks for a part.
+    """
+    logical = os.cpu_count() or 1
+    size = ctypes.c_uint32(0)
+    kernel.GetLogicalProcessorInformationEx(0, None, ctypes.byref(size))  # 0: RelationProcessorCore; asks for the size
+    table = ctypes.create_string_buffer(size.value)
+    cores, at = 0, 0
+    if kernel.GetLogicalProcessorInformationEx(0, table, ctypes.byref(size)):
+        while at + 8 <= size.value:  # records of unequal size, one a core, which begin with their kind and their size
+            cores += 1
+            at += max(8, int.from_bytes(table.raw[at + 4 : at + 8], "little"))
+    kernel.GetCurrentProcess.restype = ctypes.c_void_p
+    process, allowed, present = ctypes.c_void_p(kernel.GetCurrentProcess()), ctypes.c_size_t(0), ctypes.c_size_t(0)
+    kernel.GetProcessAffinityMask(process, ctypes.byref(allowed), ctypes.byref(present))
+    part = allowed.value.bit_count() if allowed.value != present.value else 0
+    return CoreShare(logical, cores or logical, part or logical, None)
 
 
 def cgroup_quota_cores(mount: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float | None:
     """Return the cores that the tightest of the process's control groups allows, or None without a limit."""
     files = ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    found = _limits("cpu", *files, mount, membership)
-    return min((words[0] / words[1] for words in found if len(words) == 2 and words[1]), default=None)
+    limits = _limits("cpu", *files, mount, membership)
+    return min((words[0] / words[1] for words in limits if len(words) == 2 and words[1]), default=None)
 
 
 def cgroup_memory_bytes(mount: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int | None:
     """Return the bytes of memory that the tightest of the process's control groups allows, or None without a limit."""
-    found = _limits("memory", ("memory.max",), ("memory.limit_in_bytes",), mount, membership)
-    return min((words[0] for words in found), default=None)
+    limits = _limits("memory", ("memory.max",), ("memory.limit_in_bytes",), mount, membership)
+    return min((words[0] for words in limits), default=None)
 
 
 def _limits(

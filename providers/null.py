@@ -26,7 +26,6 @@ from rlx_ort.providers.base import (
     NodeAssignment,
     Provider,
     SessionRequest,
-    ValueSpec,
 )
 
 _INSTEAD = {
@@ -100,8 +99,7 @@ class NullSession:
 
     def __post_init__(self) -> None:
         model, own, cpu = self.request.model, self.provider.ep_name, "CPUExecutionProvider"
-        self.inputs = tuple(ValueSpec(name, kind) for name, kind in model.input_types.items())
-        self.outputs = tuple(ValueSpec(name, kind) for name, kind in model.output_types.items())
+        self.input_types, self.output_types = model.input_types, model.output_types
         self.assignments = tuple(
             NodeAssignment(own if self.provider.takes(node) else cpu, node.name, node.domain, node.op_type)
             for node in model.nodes
@@ -158,8 +156,8 @@ class UnsupportedProvider(Provider):
 
     def open(self, request: SessionRequest) -> EngineSession:
         """Refuse; see `Provider.open`."""
-        found = self.probe(request.device)
-        raise DeviceUnavailableError(request.device, found.reason, found.remedy)
+        availability = self.probe(request.device)
+        raise DeviceUnavailableError(request.device, availability.reason, availability.remedy)
 
     def default_profile(self, device: Device) -> CostProfile | None:
         """Return None: what cannot run has no cost."""

@@ -53,11 +53,11 @@ class OpenVinoProvider(OrtProvider):
 
     def facts(self, device: Device) -> Availability:
         """Return the processor's name for OpenVINO's CPU, else what ONNX Runtime or OpenVINO calls the device."""
-        found = super().facts(device)
-        if found.hardware:
-            return found
+        facts = super().facts(device)
+        if facts.hardware:
+            return facts
         target = self._target(device)
-        return Availability(False, hardware=cpu_name() if target == "CPU" else target, remedy=found.remedy)
+        return Availability(False, hardware=cpu_name() if target == "CPU" else target, remedy=facts.remedy)
 
     def probe_precision(self, device: Device) -> Precision:
         """Return f16 for an NPU, which has no other arithmetic on floats."""
@@ -101,10 +101,10 @@ class OpenVinoProvider(OrtProvider):
         if devices:
             return hardware_type(devices[0])
         listed = getattr(runtime.bindings(), "get_available_openvino_device_ids", None)
-        found = sorted(listed() if listed is not None else ["CPU"], key=lambda name: (_place(name), name))
-        if device.index >= len(found):
-            raise DeviceUnavailableError(device, f"OpenVINO sees {', '.join(found) or 'nothing'}, counted from 0")
-        return str(found[device.index])
+        names = sorted(listed() if listed is not None else ["CPU"], key=lambda name: (_place(name), name))
+        if device.index >= len(names):
+            raise DeviceUnavailableError(device, f"OpenVINO sees {', '.join(names) or 'nothing'}, counted from 0")
+        return str(names[device.index])
 
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of an integrated GPU, or of the CPU where OpenVINO runs on that; assumed, not measured."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT, all_weights
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError, install_command
+from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError, advice, install_command
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
@@ -31,6 +30,7 @@ from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.plugins import Plugin, described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.registry import default_registry
+from rlx_ort.storage import temporary_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -56,6 +56,7 @@ class OrtProvider(Provider):
         profile: the default cost profile, where it does not depend on the device.
     """
 
+    checks_indices: ClassVar[bool] = False
     title: ClassVar[str]
     extra: ClassVar[str] = ""
     remedy: ClassVar[str] = ""
@@ -111,8 +112,8 @@ class OrtProvider(Provider):
         if options.optimization is not OptimizationLevel.OFF:
             options = options.with_(optimization=OptimizationLevel.BASIC)
         recipe = self.recipe(request.device, options)
-        with tempfile.TemporaryDirectory(prefix="rlx_ort-") as folder:
-            path = Path(folder) / "optimized.onnx"
+        with temporary_folder() as folder:
+            path = folder / "optimized.onnx"
             session, memory = opening._open(
                 recipe,
                 replace(request, options=options.with_(profile_prefix=None)),
@@ -153,8 +154,8 @@ class OrtProvider(Provider):
         """Return the execution provider with its version, ONNX Runtime's, and the hardware with its driver."""
         plugin = self._plugin()
         version = runtime.describe_runtime() if plugin is None else f"{runtime.describe_runtime()}, {plugin.version}"
-        found = self.facts(device)
-        return "; ".join((self.ep_name, version, sys.platform, found.hardware, found.driver))
+        facts = self.facts(device)
+        return "; ".join((self.ep_name, version, sys.platform, facts.hardware, facts.driver))
 
     def _plugin(self) -> Plugin | None:
         return plugin_for(self.ep_name) if self.plugin else None
@@ -181,8 +182,8 @@ class OrtProvider(Provider):
     def facts(self, device: Device) -> Availability:
         """Return the hardware that ONNX Runtime reports for a plugin, for a successful probe."""
         hardware = identity = ""
-        for found in self.ep_devices(device):
-            hardware, identity = described(found.device)
+        for each in self.ep_devices(device):
+            hardware, identity = described(each.device)
         return Availability(False, hardware=hardware, remedy=self.install_remedy(), identity=identity)
 
     def probe_precision(self, device: Device) -> Precision:
@@ -201,13 +202,13 @@ class OrtProvider(Provider):
         """
         if self._plugin() is None:
             return ()
-        found = sorted(plugin_devices(runtime.onnxruntime(), self.ep_name), key=self.order)
-        if not found:
+        devices = sorted(plugin_devices(runtime.onnxruntime(), self.ep_name), key=self.order)
+        if not devices:
             reason = f"{self.ep_name} is registered but finds no hardware it can use"
             raise DeviceUnavailableError(device, reason, self.no_hardware_remedy())
-        if device.index >= len(found):
-            raise DeviceUnavailableError(device, f"there are {len(found)} devices of {self.ep_name}, counted from 0")
-        return (found[device.index],)
+        if device.index >= len(devices):
+            raise DeviceUnavailableError(device, f"there are {len(devices)} devices of {self.ep_name}, counted from 0")
+        return (devices[device.index],)
 
     def order(self, ep_device: Any) -> int:
         """Return the place of a plugin's device among the provider's indexes; equal ones keep ONNX Runtime's order."""
@@ -254,8 +255,8 @@ def prove(
     except RlxError as err:
         return Availability(False, str(err), facts.remedy)
     if assigned != {ep_name}:
-        found = ", ".join(sorted(assigned)) or "no provider that ONNX Runtime names"
-        return Availability(False, f"{ep_name} left a matrix product to {found}", facts.remedy)
+        places = ", ".join(sorted(assigned)) or "no provider that ONNX Runtime names"
+        return Availability(False, f"{ep_name} left a matrix product to {places}", facts.remedy)
     if not np.allclose(result, left @ right, rtol=1e-2):
         return Availability(False, f"{ep_name} computes a matrix product wrongly: {result.tolist()}", facts.remedy)
     return replace(facts, available=True, reason="", remedy="")
@@ -295,9 +296,10 @@ def save_optimized(
     weights = all_weights(graph, exported)
     total = sum(data.nbytes for data in weights.values())
     if total > PROTOBUF_LIMIT and not external_data:
+        external = advice("external_data=True", "--external-data")
         raise ConversionError(
             f"{path.name} would hold {total} bytes of weights, above the 2 GB of one file; "
-            + ("ONNX Runtime's format has no data files: write .onnx" if ort_format else "pass external_data=True")
+            + ("ONNX Runtime's format has no data files: write .onnx" if ort_format else f"pass {external}")
         )
 
     def prepare(made: Any) -> None:

@@ -162,8 +162,8 @@ def _import(name: str) -> ModuleType:
     """
     if name not in sys.modules:
         path, pathfinder = _installed_path(), importlib.machinery.PathFinder
-        found = (finder.find_spec(name, path if finder is pathfinder else None) for finder in sys.meta_path)
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(name, path if finder is pathfinder else None) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is None or spec.loader is None:
             raise ModuleNotFoundError(f"no installed module {name!r}", name=name)
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -180,28 +180,28 @@ def _import(name: str) -> ModuleType:
 
 
 def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
-    found = functools.partial(Plugin, dist.metadata["Name"], dist.version)
+    plugin = functools.partial(Plugin, dist.metadata["Name"], dist.version)
     try:
         module = _import(module_name)
     except (ImportError, OSError) as err:
-        return found(problem=f"its module {module_name} does not import: {err}")
+        return plugin(problem=f"its module {module_name} does not import: {err}")
     path = getattr(module, "get_library_path", None) or getattr(module, "library_path", None)
     names = next(filter(None, (getattr(module, name, None) for name in _NAMES_OF_PROVIDERS)), None)
     if not callable(path) or names is None:
-        return found(problem=f"its module {module_name} has no get_library_path and get_ep_names")
+        return plugin(problem=f"its module {module_name} has no get_library_path and get_ep_names")
     try:
         named = names() if callable(names) else names
         eps = (named,) if isinstance(named, str) else tuple(named)  # pyright: ignore[reportArgumentType]  # checked by `except`
         library = Path(path())  # pyright: ignore[reportArgumentType]
     except (RuntimeError, OSError, ValueError, TypeError) as err:
-        return found(problem=f"it does not name its library: {err}")
+        return plugin(problem=f"it does not name its library: {err}")
     if not eps:
-        return found(problem="it names no execution provider")
+        return plugin(problem="it names no execution provider")
     if not library.is_absolute() or not _belongs_to(library, dist, module):
-        return found(ep_names=eps, problem=f"its library {library} is not part of the installed package")
+        return plugin(ep_names=eps, problem=f"its library {library} is not part of the installed package")
     if not library.is_file():
-        return found(ep_names=eps, problem=f"its library {library} is missing")
-    return found(ep_names=eps, library=library)
+        return plugin(ep_names=eps, problem=f"its library {library} is missing")
+    return plugin(ep_names=eps, library=library)
 
 
 def _belongs_to(library: Path, dist: importlib.metadata.Distribution, module: Any) -> bool:
@@ -230,13 +230,13 @@ def described(hardware: Any) -> tuple[str, str]:
 
 def catalog_providers() -> Iterator[Plugin]:
     """Yield the providers that Windows offers to all programs; those that it has not downloaded have no library."""
-    for found in _offered():
-        name, library = str(found.name), Path(str(found.library_path or ""))
+    for entry in _offered():
+        name, library = str(entry.name), Path(str(entry.library_path or ""))
         problem = ""
         if not library.is_absolute() or not library.is_file():
             remedy = f"rlx_ort.providers.plugins.fetch_provider({name!r}) lets Windows download it"
             problem = f"Windows offers it and has not downloaded it; {remedy}"
-        yield Plugin(_WINDOWS, str(found.version), (name,), None if problem else library, problem)
+        yield Plugin(_WINDOWS, str(entry.version), (name,), None if problem else library, problem)
 
 
 def fetch_provider(name: str) -> None:
@@ -245,7 +245,7 @@ def fetch_provider(name: str) -> None:
     Raises:
         EngineError: there is no catalog, it has no such provider, or Windows did not get it ready.
     """
-    offered = {str(found.name): found for found in _offered()}
+    offered = {str(entry.name): entry for entry in _offered()}
     if name not in offered:
         known = ", ".join(sorted(offered)) or "none, or there is no `windowsml`"
         raise EngineError(f"Windows ML offers no provider {name!r}; it offers {known}")

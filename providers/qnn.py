@@ -42,8 +42,8 @@ class QnnProvider(OrtProvider):
 
     def facts(self, device: Device) -> Availability:
         """Return the hardware, and that it is no NPU where the provider simulates one on the CPU."""
-        found = super().facts(device)
-        return replace(found, hardware=f"simulator on {found.hardware}") if self._simulated(device) else found
+        facts = super().facts(device)
+        return replace(facts, hardware=f"simulator on {facts.hardware}") if self._simulated(device) else facts
 
     def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
         """Return options for the NPU; f32 models run in f16 there, so only where that was asked for."""
@@ -51,7 +51,7 @@ class QnnProvider(OrtProvider):
         chosen = {"htp_performance_mode": "burst", "enable_htp_fp16_precision": str(int(half))}
         if "backend_path" not in options.provider_options:  # the provider takes one of the two
             # By itself the provider finds no backend for the CPU, where the Linux x64 wheel simulates the HTP.
-            gpu = any(hardware_type(found) == "GPU" for found in self.ep_devices(device))
+            gpu = any(hardware_type(each) == "GPU" for each in self.ep_devices(device))
             chosen["backend_type"] = "gpu" if gpu else "htp"
         return chosen
 

@@ -59,8 +59,8 @@ class RocmProvider(OrtProvider):
 
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe in the spelling of the build or of the plugin; see `OrtProvider.recipe`."""
-        found = super().recipe(device, options)
-        return replace(found, spelled=_as_plugin_options) if found.ep_devices else found
+        recipe = super().recipe(device, options)
+        return replace(recipe, spelled=_as_plugin_options) if recipe.ep_devices else recipe
 
     def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
         """Return options for one GPU; half precision only where it was asked for."""

@@ -14,20 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import (
+    INDEX_LIMITS,
     PRIVATE_MEMORY,
     Availability,
     CostProfile,
     KernelLimit,
     MemoryReading,
+    constant,
     element,
     input_dims,
     rank,
@@ -70,35 +69,11 @@ def _gathers_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return _is_empty(node, given, (0,)) and not _is_empty(node, given, (1,))
 
 
-def _constant(given: Mapping[Any, Any], place: int) -> np.ndarray[Any, Any] | None:
-    data = given.get(place)
-    return data.numpy() if isinstance(data, TensorData) else None
-
-
-def _is_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether constant indices along an axis lie outside the data."""
-    dims, indices = input_dims(node, 0), _constant(given, 1)
-    if not dims or indices is None or not indices.size:
-        return False
-    size = dims[int(given.get("axis", 0)) % len(dims)]
-    return isinstance(size, int) and bool(indices.min() < -size or indices.max() >= size)
-
-
-def _has_coordinates_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether constant coordinates, of `GatherND` and `ScatterND`, lie outside the data."""
-    dims, indices = input_dims(node, 0), _constant(given, 1)
-    if not dims or indices is None or not indices.size:
-        return False
-    sizes = dims[int(given.get("batch_dims", 0)) :]
-    pairs = zip(np.moveaxis(indices, -1, 0), sizes, strict=False)
-    return any(isinstance(size, int) and bool(at.min() < -size or at.max() >= size) for at, size in pairs)
-
-
 def _starts_inside(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     """Return whether a `Slice` may run backwards from another element than the last."""
     if len(node.inputs) < 5 or node.inputs[4] is None:
         return False
-    starts, axes, steps = (_constant(given, place) for place in (1, 3, 4))
+    starts, axes, steps = (constant(given, place) for place in (1, 3, 4))
     if steps is None:
         return True
     if not (steps < 0).any():
@@ -159,7 +134,10 @@ class WebGpuProvider(OrtProvider):
     # 20 percent, with a causal mask and with none (scripts/gpu_checks.py shows it). The lowerings of the others have
     # another form for what their kernels compute wrongly.
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
-        {("com.microsoft", "MultiHeadAttention"), ("", "Conv"), ("", "InstanceNormalization"), ("", "Pow")}
+        {
+            ("com.microsoft", "MultiHeadAttention"),
+            *(("", op_type) for op_type in ("Conv", "InstanceNormalization", "Pow", "TopK")),
+        }
     )
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/webgpu/webgpu_provider_options.h
     option_keys: ClassVar[frozenset[str] | None] = names(
@@ -186,8 +164,8 @@ class WebGpuProvider(OrtProvider):
         """Return that the adapter is software, else the ids of the plugin's GPU."""
         if is_software():
             return Availability(False, hardware="software adapter", remedy=self.no_hardware_remedy())
-        found = plugin_devices(runtime.onnxruntime(), self.ep_name)
-        hardware, identity = described(found[0].device) if found else ("", "")
+        devices = plugin_devices(runtime.onnxruntime(), self.ep_name)
+        hardware, identity = described(devices[0].device) if devices else ("", "")
         return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy(), identity=identity)
 
     def memory(self, device: Device) -> MemoryReading | None:
@@ -206,10 +184,10 @@ class WebGpuProvider(OrtProvider):
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on the plugin's one device, unless the process was forked; see `OrtProvider.recipe`."""
         _refuse_after_fork(device)
-        found = super().recipe(device, options)
+        recipe = super().recipe(device, options)
         _owner[:] = _owner or [os.getpid()]
         return replace(
-            found,
+            recipe,
             run_lock=self.run_lock,
             before_run=lambda: _refuse_after_fork(device),
             memory=("webgpu", 0),
@@ -307,15 +285,8 @@ class WebGpuProvider(OrtProvider):
                 *("InstanceNormalization", "TopK"),
             )
         ),
-        # Out of range, the kernels read 0 or memory that is not theirs; the CPU raises an error.
-        *(
-            KernelLimit(op_type, _is_out_of_range, "constant indices are out of range")
-            for op_type in ("Gather", "GatherElements", "ScatterElements")
-        ),
-        *(
-            KernelLimit(op_type, _has_coordinates_out_of_range, "constant indices are out of range")
-            for op_type in ("GatherND", "ScatterND")
-        ),
+        # Out of range, the kernels read 0 or memory that is not theirs.
+        *INDEX_LIMITS,
     )
     # f16 nodes are assigned even where the adapter has no shader-f16, and fail at the first run:
     # https://github.com/microsoft/onnxruntime/issues?q=webgpu+shader-f16. So questions about f16 are run.
@@ -347,7 +318,7 @@ def is_software() -> bool:
     if runtime.runtime_problem() is not None:
         return False
     devices = plugin_devices(runtime.onnxruntime(), WebGpuProvider.ep_name)
-    return any(str(found.device.type).endswith("CPU") for found in devices)
+    return any(str(each.device.type).endswith("CPU") for each in devices)
 
 
 def vulkan_problem() -> Problem | None:

@@ -7,8 +7,6 @@ next process does not repeat them. Later runs are timed, and the choice changes 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import logging
 import math
 import time
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlx_ort import kept
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, DeviceFallbackError, RlxError
 from rlx_ort.execution.benchmark import DeviceBenchResult, Pace, input_signature, race
@@ -28,7 +27,7 @@ from rlx_ort.selection.candidates import CLOSE, Candidates
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import dims_of, explain, measure_unknown, predicted_ns
 from rlx_ort.selection.support import model_for
-from rlx_ort.storage import parse_json, write_atomic
+from rlx_ort.storage import cache_root
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.learned import Learned, Sizes
@@ -43,7 +42,7 @@ _QUICKER = 0.1
 """The quantile of the host's times that counts as undisturbed; a host can be slow for more than half of a race."""
 
 _WAKING = 3.0
-"""A device's first run after a switch may take so many times the usual: 1.9 times on 32 idle cores (docs/results)."""
+"""A device's first run after a switch may take so many times the usual: 1.9 times on 32 idle cores, 2026-11-23."""
 
 _SWITCH = 1.1
 """A device takes the place of the chosen one, or of one that took its place, if it is faster by this factor."""
@@ -219,7 +218,6 @@ def _from_rows(rows: Sequence[DeviceBenchResult], policy: DevicePolicy, predicte
 def _path(candidates: Candidates, inputs: Mapping[str, Any], devices: Sequence[Device]) -> Path | None:
     """Return the file of a choice among devices, or None when one of them has no identity that lasts."""
     from rlx_ort.calibration import store
-    from rlx_ort.storage import cache_folder
 
     options = candidates.options
     parts: list[object] = [_SCHEMA, sorted(input_signature(inputs)), candidates.policy.prefer]
@@ -233,44 +231,23 @@ def _path(candidates: Candidates, inputs: Mapping[str, Any], devices: Sequence[D
             if model is None:
                 return None
             parts.append((store.key_of(device), model.sha256))
-        folder = cache_folder("choices")
     except CalibrationError as err:
         _log.debug("the choice is not kept: %s", err)
         return None
-    except OSError as err:
-        _log.warning("the choice of a device cannot be kept: %s", err)
-        return None
-    return folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
+    return cache_root() / "choices" / f"{kept.digest_of(parts)}.json"
 
 
 def _read(path: Path | None, devices: Sequence[Device], predicted: Mapping[str, float]) -> Choice | None:
-    if path is None:
-        return None
-    try:
-        document = parse_json(path.read_bytes())
+    def choice_of(document: Mapping[str, Any]) -> Choice | None:
         measured = {str(label): float(time) for label, time in document["measured"].items()}
         failed = {str(label): str(reason) for label, reason in document["failed"].items()}
         found = [device for device in devices if device.label == document["device"]]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-        _log.info("%s is damaged and measured again: %s", path.name, err)
-        return None
-    return Choice(found[0], "remembered", predicted, measured, failed) if found else None
+        return Choice(found[0], "remembered", predicted, measured, failed) if found else None
+
+    return None if path is None else kept.read(path, _SCHEMA, choice_of)
 
 
 def _write(path: Path, choice: Choice) -> None:
-    if choice.failed:
-        return  # a device that failed once may work the next time
-    document = {
-        "schema": _SCHEMA,
-        "unit": "ns",
-        "device": choice.device.label,
-        "predicted": dict(choice.predicted),
-        "measured": dict(choice.measured),
-        "failed": {},
-    }
-    try:
-        write_atomic(path, json.dumps(document).encode())
-    except OSError as err:
-        _log.warning("the choice of %s cannot be kept: %s", choice.device.display, err)
+    if not choice.failed:  # a device that failed once may work the next time
+        times = {"predicted": dict(choice.predicted), "measured": dict(choice.measured)}
+        kept.write(path, _SCHEMA, {"unit": "ns", "device": choice.device.label, **times, "failed": {}})

@@ -235,16 +235,16 @@ class BackendsManifest:
         from rlx_ort.providers.plugins import plugin_for
         from rlx_ort.providers.registry import default_registry
 
-        found = []
+        rows = []
         for provider in default_registry().providers():
             if not provider.ep_name and not provider.selectable:
                 continue  # it only explains why its devices cannot be used
             plugin = plugin_for(provider.ep_name)
             labels = tuple(device.label for device in provider.devices())
             version = "" if plugin is None else plugin.version
-            found.append(Backend(provider.name, provider.kinds, provider.ep_name, labels, version))
+            rows.append(Backend(provider.name, provider.kinds, provider.ep_name, labels, version))
         engine = "" if runtime.runtime_problem() is not None else runtime.describe_runtime()
-        return cls("rlx_ort", rlx_ort.__version__, engine, tuple(found))
+        return cls("rlx_ort", rlx_ort.__version__, engine, tuple(rows))
 
     def json(self) -> str:
         """Return the manifest as JSON text."""

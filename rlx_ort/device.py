@@ -224,10 +224,10 @@ def _named(piece: str, whole: str) -> Device:
 
 def _parse(text: object) -> tuple[str, int]:
     if not isinstance(text, str):
-        found = type(text).__name__
+        kind = type(text).__name__
         raise DeviceParseError(
             repr(text),
-            f"a device is given by its name, as in 'cuda:1', not by a {found}; run takes (device, inputs), run_async "
+            f"a device is given by its name, as in 'cuda:1', not by a {kind}; run takes (device, inputs), run_async "
             "and run_dlpack take (inputs, device), and runner(inputs)['y'] is output y from the device that is chosen",
         )
     return _parse_text(text)

@@ -33,11 +33,44 @@ A message says what was asked, what was found, and what to do. `exit_code` is wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
+
+E = TypeVar("E", bound=BaseException)
+
+
+_advises_options = False
+
+
+@contextlib.contextmanager
+def advising_options() -> Iterator[None]:
+    """Have messages of this process name options of the command line while a block runs, in every thread."""
+    global _advises_options
+    before, _advises_options = _advises_options, True
+    try:
+        yield
+    finally:
+        _advises_options = before
+
+
+def advice(python: str, option: str) -> str:
+    """Return a remedy as the caller can apply it: by an argument in Python, or by an option of the command line.
+
+    Messages become reasons of other errors, rows of tables and log lines, so they are right from the start.
+    """
+    return option if _advises_options else python
+
+
+def cpu_help() -> str:
+    """Return the remedy for nodes that a device leaves."""
+    return "let the CPU help " + advice(
+        "with CompileOptions(placement=PlacementRule.ASSISTED)",
+        "(--assisted of `run`, `compare` and `genai`, no --device in other commands)",
+    )
 
 
 class RlxError(Exception):
@@ -94,30 +127,27 @@ class NoViableDeviceError(DeviceError):
 class DeviceFallbackError(DeviceError):
     """Every device of a chain refused or failed; `attempts` holds one (device, reason) per entry, in order.
 
-    A text in place of the attempts is the message.
+    A text in place of the attempts is one attempt of the CPU.
     """
 
     def __init__(self, attempts: Iterable[tuple[Device, str]] | str) -> None:
-        self.attempts: tuple[tuple[Device, str], ...] = ()
-        if isinstance(attempts, str):
-            super().__init__(attempts)
-            return
-        self.attempts = tuple(attempts)
-        lines = ["all devices of the chain failed:"]
-        lines += [f"  {device.label}: {reason}" for device, reason in self.attempts]
-        super().__init__("\n".join(lines))
+        import rlx_ort  # its public name is loaded here, since the module of devices imports this one
+
+        self.attempts = ((rlx_ort.Device.CPU, attempts),) if isinstance(attempts, str) else tuple(attempts)
+        lines = [f"  {device.label}: {reason}" for device, reason in self.attempts]
+        super().__init__("\n".join(["all devices of the chain failed:", *lines]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, so that the error crosses a process pool."""
-        return type(self), (self.attempts or str(self),)
+        return type(self), (self.attempts,)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceFallbackError):
             return NotImplemented
-        return (self.attempts, str(self)) == (other.attempts, str(other))
+        return self.attempts == other.attempts
 
     def __hash__(self) -> int:
-        return hash(str(self))
+        return hash(self.attempts)
 
 
 class GraphError(RlxError):
@@ -238,6 +268,29 @@ def install_command(extra: str, *more: str) -> str:
     The package is not published yet, so a checkout is installed; a comment of the shell says so.
     """
     return " ".join(("pip install", f'".[{extra}]"', *more, " # in a checkout of rlx_ort"))
+
+
+def let_go(error: BaseException) -> None:
+    """Let an error keep nothing alive: the frames of its traceback refer to sessions, arrays and mapped files.
+
+    Otherwise memory stays taken, and Windows deletes and replaces none of the files, as long as someone has the error.
+    Variables of a closure are kept all the same, and those of functions that have not returned.
+    """
+    import traceback  # not needed by a program without errors
+
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__
+
+
+def as_cause(error: E) -> E:
+    """Return an error that a generator of `contextmanager` has caught, as the cause of the one that it raises.
+
+    From Python 3.13 on, the frame of the generator leads back to the error; that cycle would keep what the frames of
+    the traceback hold until garbage is collected.
+    """
+    return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

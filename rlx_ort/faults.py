@@ -37,6 +37,8 @@ NOT_TAKEN = "ONNX Runtime did not take the model"
 """The message of an error that stopped a session from being opened begins so."""
 CANNOT_RUN = "cannot run node"
 """The message of an error of sizes that a device's kernel does not take has these words."""
+OUT_OF_RANGE = "is out of range for node"
+"""The message of an error of an index that was fed has these words."""
 DEVICE_GONE = (
     r"WebGPU device lost|Failed to get a WebGPU adapter|no CUDA-capable device|invalid device ordinal"
     r"|CUDA driver version is insufficient|devices are busy or unavailable|887A0005|887A0006|887A0007|887A0020"
@@ -97,10 +99,12 @@ _REFUSED = re.compile(
 # us as EngineError; see `running_error`.
 _DATA = re.compile(r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NoSuchFile|NoModel)\n")
 # Sizes that do not fit each other, whatever the provider: providers/cpu/math/element_wise_ops.cc (CUDA's takes the same
-# text), tensor/reshape_helper.h, tensor/concatbase.h and math/matmul_helper.h of core/.
+# text), tensor/reshape_helper.h, tensor/concatbase.h and math/matmul_helper.h of core/. Indices out of range: ours, and
+# tensor/gather_elements.cc, whose error is no InvalidArgument.
 _SIZES = re.compile(
     r"Attempting to broadcast an axis by a dimension other than 1|cannot be reshaped to the requested shape"
-    r"|Non concat axis dimensions must match|MatMul dimension mismatch"
+    rf"|Non concat axis dimensions must match|MatMul dimension mismatch|{OUT_OF_RANGE}"
+    r"|GatherElements op: Out of range value in index tensor"
 )
 
 RULES: tuple[Rule, ...] = (

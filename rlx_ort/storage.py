@@ -15,12 +15,14 @@ import json
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlx_ort import environment
+from rlx_ort.errors import let_go
 
 _DEEPEST_JSON = 200  # a recursive reader takes up to four calls a level, of the 1,000 that Python allows
 _SURROGATE = r"\\u[dD][89a-fA-F]"
@@ -29,7 +31,9 @@ _HIDDEN = r"\..*\.(?:(?:(?P<place>[0-9a-f]{8})-)?(?P<process>\d{1,9})-)?[0-9a-f]
 _STALE_S = 24 * 3600.0  # after the last write, a file of a process on another machine or in a container is abandoned
 _SWEPT_AGAIN_S = 60.0
 _CLOCK_S = 2.0  # the coarsest times of files, those of FAT
+_RETRIES, _RETRY_S = 5, 0.05  # each wait is twice the one before, 0.75 s in all
 _swept: dict[Path, float] = {}
+_left: set[Path] = set()  # what `remove` could not remove
 
 unfinished: set[Path] = set()
 """Files and folders that are being written; what ends the process at once removes them."""
@@ -57,10 +61,9 @@ def replacing(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        partial.replace(path)
+        put_in_place(partial, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        remove(partial)
         raise
     finally:
         unfinished.discard(partial)
@@ -74,6 +77,63 @@ def write_atomic(path: Path, data: bytes) -> None:
     """
     with replacing(path) as stream:
         stream.write(data)
+
+
+def put_in_place(source: Path, target: Path) -> None:
+    """Rename a file or a folder; retry for most of a second if Windows refuses, as a virus scanner may have it open.
+
+    Raises:
+        OSError: it cannot be renamed. Windows refuses as long as a file is open or mapped.
+    """
+    for attempt in range(_RETRIES):
+        try:
+            os.replace(source, target)  # noqa: PTH105  # the name by which tests make it fail as Windows does
+            return
+        except PermissionError:
+            if attempt + 1 == _RETRIES:
+                raise
+            time.sleep(_RETRY_S * 2**attempt)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; nothing happens if there is none.
+
+    Windows keeps a file that is open or mapped: by a virus scanner for a moment, so this retries for most of a second;
+    and by the error that is being handled, which lets go. What stays is logged, and the next write of this process
+    beside it removes it, or the next process.
+    """
+    import shutil  # takes 4 ms, which a start from the compile cache does without
+
+    for attempt in range(_RETRIES):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        if not os.path.lexists(path):
+            _left.discard(path)
+            return
+        if attempt == 0 and (error := sys.exc_info()[1]) is not None:
+            let_go(error)
+        else:
+            time.sleep(_RETRY_S * 2 ** (attempt - 1))
+    import logging  # as above
+
+    _left.add(path)
+    logging.getLogger("rlx_ort").warning("%s cannot be removed now, since it is in use", path)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Give a folder for files of a moment, removed by `remove` when the block ends.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="rlx_ort-"))
+    try:
+        yield folder
+    finally:
+        remove(folder)
 
 
 def partial_path(path: Path, kind: str = "partial") -> Path:
@@ -92,7 +152,7 @@ def clear_unfinished(folder: Path, *, below: bool = False) -> list[Path]:
     """
     import shutil  # takes 4 ms, which a start from the compile cache does without
 
-    found = []
+    removed = []
     with contextlib.suppress(OSError):  # a folder that cannot be read is left as it is
         for path in [Path(entry.path) for entry in os.scandir(folder)]:
             match = re.fullmatch(_HIDDEN, path.name)
@@ -100,16 +160,16 @@ def clear_unfinished(folder: Path, *, below: bool = False) -> list[Path]:
                 status = path.lstat()
                 if match is not None and _is_abandoned(path, match["place"], match["process"]):
                     shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else path.unlink()
-                    found.append(path)
+                    removed.append(path)
                 elif below and stat.S_ISDIR(status.st_mode):
-                    found += clear_unfinished(path, below=True)
-    return found
+                    removed += clear_unfinished(path, below=True)
+    return removed
 
 
 def _is_abandoned(path: Path, place: str | None, process: str | None) -> bool:
     """Return whether the process that wrote what is hidden at a path is gone."""
-    if path in unfinished:
-        return False
+    if path in unfinished or path in _left:
+        return path in _left
     inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
     written_s: float = max(each.lstat().st_mtime for each in (path, *inner))
     if place != _place() or process is None:

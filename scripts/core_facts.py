@@ -7,6 +7,7 @@
 
 `write` takes the packages of one minor version, one of which must run here: session config keys are strings of the
 libraries, and each system's build has a few of its own; the newest opset and IR version are those of models that load.
+A file has the keys that the version before lacks, and in `removed_keys` those that are no longer read.
 `plugins` takes packages of execution providers and writes the keys that no known core reads itself. `check` exits with
 1 when the installed ONNX Runtime takes anything that the file of its version does not say.
 """
@@ -96,38 +97,59 @@ def write(wheels: list[Path]) -> None:
     if limits is None:
         raise ValueError("none of the packages runs here: add the one for this system and Python")
     keys = whole(map(libraries_of_wheel, wheels))
-    path = FOLDER / f"{minors.pop()}.toml"
-    path.write_text(render(wheels, keys, opset=limits["opset"], ir_version=limits["ir_version"]), "utf-8", newline="\n")
-    print(f"{path.name}: opset {limits['opset']}, IR version {limits['ir_version']}, {len(keys)} config keys")
+    facts = known()
+    minor = minors.pop()
+    limits = {name: limits[name] for name in ("opset", "ir_version")}
+    facts[minor] = {"source": source(wheels), **limits, "config_keys": keys}
+    before: set[str] = set()
+    for version in sorted(facts, key=_numbers):  # the version after this one now differs from it
+        text = render(before=before, **facts[version])
+        (FOLDER / f"{version}.toml").write_text(text, "utf-8", newline="\n")
+        before = facts[version]["config_keys"]
+    print(f"{minor}: opset {limits['opset']}, IR version {limits['ir_version']}, {len(keys)} config keys")
 
 
 def write_plugins(wheels: list[Path]) -> None:
     """Write the file of the keys that only execution providers read."""
     path = FOLDER / "plugins.toml"
-    cores = (tomllib.loads(known.read_text("utf-8")) for known in FOLDER.glob("[0-9]*.toml"))
-    known = {key for core in cores for key in core["config_keys"]}
-    keys = whole(map(libraries_of_wheel, wheels)) - known
-    path.write_text(render(wheels, keys), "utf-8", newline="\n")
+    read = {key for facts in known().values() for key in facts["config_keys"]}
+    keys = whole(map(libraries_of_wheel, wheels)) - read
+    path.write_text(render(source(wheels), keys), "utf-8", newline="\n")
     print(f"{path.name}: {len(keys)} config keys")
+
+
+def known() -> dict[str, dict[str, Any]]:
+    """Return the facts of the versions that have a file, oldest first, with all their keys and their comment."""
+    found: dict[str, dict[str, Any]] = {}
+    keys: set[str] = set()
+    for path in sorted(FOLDER.glob("[0-9]*.toml"), key=lambda path: _numbers(path.stem)):
+        text = path.read_text("utf-8")
+        facts = tomllib.loads(text)
+        keys = keys - {*facts.pop("removed_keys", ())} | {*facts["config_keys"]}
+        found[path.stem] = {**facts, "source": text.partition("\n")[0], "config_keys": keys}
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def check() -> Iterator[str]:
     """Yield what the installed ONNX Runtime takes and the file of its version does not say."""
     version = ".".join(str(runtime.onnxruntime().__version__).split(".")[:2])
-    path = FOLDER / f"{version}.toml"
-    if not path.exists():
-        yield f"there is no {path.name}: write it from the packages of {version}"
+    facts = known().get(version)
+    if facts is None:
+        yield f"there is no {version}.toml: write it from the packages of {version}"
         return
-    facts = tomllib.loads(path.read_text("utf-8"))
     limits = limits_of(sys.executable, os.environ)
     for name in ("opset", "ir_version"):
         if limits[name] != facts[name]:
-            yield f"{path.name} has {name} {facts[name]}, and ONNX Runtime takes {limits[name]}"
+            yield f"{version}.toml has {name} {facts[name]}, and ONNX Runtime takes {limits[name]}"
     folder = Path(runtime.onnxruntime().__file__).parent
     found = keys_of(library.read_bytes() for library in folder.rglob("*") if is_library(library.name))
     for key in sorted(found - {*facts["config_keys"]}):
         if len(key) % CHUNK:
-            yield f"{path.name} lacks {key}"
+            yield f"{version}.toml lacks {key}"
 
 
 def whole(wheels: Iterable[tuple[bool, Iterable[bytes]]]) -> set[str]:
@@ -186,13 +208,20 @@ def limits_of(python: str, environment: Any, cwd: str | None = None) -> dict[str
     return found
 
 
-def render(wheels: Iterable[Path], keys: Iterable[str], **limits: int) -> str:
-    """Return the text of a file."""
+def source(wheels: Iterable[Path]) -> str:
+    """Return the comment that names the packages of a file."""
     names = sorted({" ".join(wheel.name.split("-")[:2]).replace("_", "-") for wheel in wheels})
     systems = sorted({re.split(r"[-.]", wheel.stem)[-1] for wheel in wheels})
-    lines = [f"# Written by scripts/core_facts.py from {', '.join(names)} for {', '.join(systems)}."]
-    lines += [f"{name} = {value}" for name, value in limits.items()]
-    lines += ["config_keys = [", *(f'  "{key}",' for key in sorted(keys)), "]"]
+    return f"# Written by scripts/core_facts.py from {', '.join(names)} for {', '.join(systems)}."
+
+
+def render(source: str, config_keys: Iterable[str], before: Iterable[str] = (), **limits: int) -> str:
+    """Return the text of a file, with the keys that differ from those of the version before it."""
+    keys, older = set(config_keys), set(before)
+    lines = [source, *(f"{name} = {value}" for name, value in limits.items())]
+    for name, listed in (("removed_keys", older - keys), ("config_keys", keys - older)):
+        if listed or name == "config_keys":
+            lines += [f"{name} = [", *(f'  "{key}",' for key in sorted(listed)), "]"]
     return "\n".join(lines) + "\n"
 
 

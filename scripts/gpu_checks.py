@@ -153,11 +153,31 @@ def handles(device: str) -> str:
     return "five steps on the device"
 
 
+def memory_limit(device: str) -> str:
+    """A run beyond the memory limit of CUDA is a typed error, and the graph stays usable."""
+    if not device.startswith("cuda"):
+        return "only CUDA has a limit"
+    g = rlx_ort.Graph("large")
+    x = g.input("x", ["n", 1024])
+    g.outputs = [(x @ g.transpose(x, [1, 0])).sum([1])]
+    options = rlx_ort.CompileOptions(device_memory_limit_bytes=64 << 20)
+    compiled = rlx_ort.Session(device, options).compile(g)
+    small = np.ones((16, 1024), np.float32)
+    want = compiled.run({"x": small})[0]
+    try:
+        compiled.run({"x": np.zeros((16384, 1024), np.float32)})
+    except rlx_ort.EngineError as err:
+        assert np.array_equal(compiled.run({"x": small})[0], want)
+        return str(err)[:100]
+    raise AssertionError("a gigabyte fitted into 64 MiB")
+
+
 CHECKS: dict[str, Callable[[str], str]] = {
     "parity": parity,
     "tf32 on request": tf32_on_request,
     "updates": shared_updates,
     "handles": handles,
+    "memory limit": memory_limit,
 }
 
 if __name__ == "__main__":

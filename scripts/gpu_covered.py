@@ -23,6 +23,7 @@ from op_tests.cases import CASES, DTYPES, built  # noqa: E402  # a folder of the
 from rlx_ort.device import Device  # noqa: E402
 from rlx_ort.errors import GraphVerifyError  # noqa: E402
 from rlx_ort.options.compile_options import CompileOptions, Precision  # noqa: E402
+from rlx_ort.providers.claims import list_text  # noqa: E402
 from rlx_ort.providers.registry import provider_of  # noqa: E402
 from rlx_ort.selection.support import model_for, support_of  # noqa: E402
 
@@ -50,7 +51,9 @@ def covered() -> Iterator[str]:
     provider = provider_of(_CUDA)
     assert provider is not None
     for path in sorted((ROOT / "providers" / "kernel_lists").glob("*.txt")):
-        yield f"{path.name} {_hash(path.read_text(encoding='utf-8'))}"
+        ep_name, _, version = path.stem.rpartition("-")
+        major, minor = map(int, version.split("."))
+        yield f"{path.name} {_hash(list_text(ep_name, (major, minor)))}"
     for options in _SETTINGS:
         recipe = provider.recipe(_CUDA, options)  # type: ignore[attr-defined]  # it is an OrtProvider
         yield f"{recipe.ep_name} {sorted(recipe.options.items())} {sorted(recipe.run_config.items())} {recipe.keeps}"

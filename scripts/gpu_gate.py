@@ -4,7 +4,7 @@
     python scripts/gpu_gate.py --out FOLDER --parts webgpu,figures --record FOLDER/gpu-gate.json --covered DIGEST
 
 Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
-on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, the tests that
+on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py`, the tests that
 calibrate, and the figures of `bench.py ask cuda`, each alone. The parts `models`, users' models by `model_runs.py`, and
 `generated`, cases of `generate_cases.py`, are run if they are named: `--parts models,generated`. Writes gpu-gate.json
 after each part, with the commit, the versions, the counts and the figures; `--record` adds the parts to those of an
@@ -264,7 +264,6 @@ def checks(device: str, out: Path, limit_s: float) -> dict[str, Any]:
     models = out / "models.json"
     programs = {
         "gpu_checks": ["scripts/gpu_checks.py", "--out", str(out / "checks"), "--devices", device],
-        "device_runs": ["scripts/device_runs.py", device],
         "ten_models": ["scripts/ten_models.py", "--out", str(models)],
     }
     found: dict[str, Any] = {}

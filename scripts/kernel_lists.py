@@ -10,9 +10,11 @@
 replaced by stubs whose functions return 0. It needs Linux, gcc, readelf and the Python version of the wheel. `live`
 reads the registry of a provider that works here. `table` takes a table typed in the form of the lists.
 
-A version with the same kernels as the version before gets no file of its own, because readers take the newest list that
-is not newer than the version asked for. Element types inside sequences and optionals are listed like those of tensors,
-which is how claims are compared. Kernels for the domain of ONNX Runtime's NHWC rewriting are left out: no model has it.
+The oldest list of a provider is whole. A later one has the lines that the list before it lacks after `+`, and the lines
+that it has no more after `-`. A version with the same kernels as the version before gets no file of its own, because
+readers take the newest list that is not newer than the version asked for. Element types inside sequences and optionals
+are listed like those of tensors, which is how claims are compared. Kernels for the domain of ONNX Runtime's NHWC
+rewriting are left out: no model has it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from pathlib import Path
 
 from rlx_ort.device import Device, parse_device
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.providers.claims import kernels_of, parse_list
+from rlx_ort.providers.claims import kernels_of, list_order, parse_list, whole_list
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.values import element_dtypes
 from rlx_ort.providers.ort_provider import OrtProvider
@@ -116,27 +118,51 @@ def write(ep: str, version: str, claims: Iterable[KernelClaim], source: str) -> 
     lines = render(claims)
     if not lines:
         raise ValueError(f"no kernel of {ep} was found in {source}")
-    minor = ".".join(version.split(".")[:2])
-    path = FOLDER / f"{ep}-{minor}.txt"
-    path.unlink(missing_ok=True)
-    older = [known for known in lists(ep) if known.name != path.name and minor_of(known) < minor_of(path)]
-    if older and body(older[-1]) == lines:
-        print(f"{minor} has the kernels of {older[-1].name}; no file written")
-        return
-    head = [f"# {ep}, ONNX Runtime {minor}", f"# source: {source}", NOTE]
-    path.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8", newline="\n")
-    print(f"{path.name}: {len(lines)} lines, {path.stat().st_size} bytes")
+    major, minor = map(int, version.split(".")[:2])
+    texts = whole_lists(ep)
+    texts[major, minor] = "\n".join([f"# {ep}, ONNX Runtime {major}.{minor}", f"# source: {source}", NOTE, *lines, ""])
+    older = max((known for known in texts if known < (major, minor)), default=None)
+    if older and body(texts[older]) == lines:
+        print(f"{major}.{minor} has the kernels of {older[0]}.{older[1]}; no file written")
+        del texts[major, minor]
+        path_of(ep, (major, minor)).unlink(missing_ok=True)
+    before = ""
+    for known, text in sorted(texts.items()):  # the one after the new list now differs from that
+        path_of(ep, known).write_text(differences(text, before), encoding="utf-8", newline="\n")
+        before = text
+    print(f"{ep}: {len(texts)} lists, {sum(path.stat().st_size for path in lists(ep))} bytes")
+
+
+def differences(text: str, before: str) -> str:
+    """Return a list as it is stored: whole, or the lines that differ from those of the list before it."""
+    if not before:
+        return text
+    lines, older = body(text), body(before)
+    changed = [f"- {line}" for line in older if line not in lines]
+    changed += [f"+ {line}" for line in lines if line not in older]
+    changed.sort(key=lambda line: (list_order(line[2:]), line))
+    return "\n".join([*(line for line in text.splitlines() if line.startswith("#")), *changed, ""])
 
 
 def check() -> Iterator[str]:
     """Yield what is wrong with the lists."""
-    for path in lists("*"):
-        if body(path) != render(parse_list(path.read_text(encoding="utf-8"))):
-            yield f"{path.name} is not in the form that this script writes"
     for ep in sorted({path.name.rpartition("-")[0] for path in lists("*")}):
-        for older, newer in itertools.pairwise(lists(ep)):
-            if body(older) == body(newer):
-                yield f"{newer.name} repeats {older.name}"
+        before = ""
+        for version, text in whole_lists(ep).items():
+            path = path_of(ep, version)
+            if body(text) != render(parse_list(text)) or path.read_text("utf-8") != differences(text, before):
+                yield f"{path.name} is not in the form that this script writes"
+            if body(text) == body(before):
+                yield f"{path.name} repeats the list before it"
+            before = text
+
+
+def whole_lists(ep: str) -> dict[tuple[int, int], str]:
+    """Return the whole lists of a provider by version, oldest first."""
+    texts: dict[tuple[int, int], str] = {}
+    for path in lists(ep):
+        texts[minor_of(path)] = whole_list(path.read_text("utf-8"), next(reversed(texts.values()), ""))
+    return texts
 
 
 def lists(ep: str) -> list[Path]:
@@ -144,14 +170,20 @@ def lists(ep: str) -> list[Path]:
     return sorted(FOLDER.glob(f"{ep}-*.txt"), key=minor_of)
 
 
-def minor_of(path: Path) -> tuple[int, ...]:
+def path_of(ep: str, version: tuple[int, int]) -> Path:
+    """Return the file of a list."""
+    return FOLDER / f"{ep}-{version[0]}.{version[1]}.txt"
+
+
+def minor_of(path: Path) -> tuple[int, int]:
     """Return the version in the name of a list."""
-    return tuple(map(int, path.stem.rpartition("-")[2].split(".")))
+    major, minor = path.stem.rpartition("-")[2].split(".")
+    return int(major), int(minor)
 
 
-def body(path: Path) -> list[str]:
+def body(text: str) -> list[str]:
     """Return the lines of a list without its comments."""
-    return [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return [line for line in text.splitlines() if not line.startswith("#")]
 
 
 def render(claims: Iterable[KernelClaim]) -> list[str]:

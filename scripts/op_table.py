@@ -45,12 +45,11 @@ sizes may add casts and reshapes. The dtypes of a provider are those in its kern
 works for some forms or functions of the op only. WebGPU computes f16 only on adapters with shader-f16.
 
 Indices of `gather`, `gather_elements`, `gather_nd` and the scatter ops may count from the end. Beyond that they are an
-error on the CPU. WebGPU refuses constant ones, and does not look at those that are fed or computed: such a result is 0
-or other memory of the device, and such an update is lost. Check indices before you feed them, such as the numbers of
-tokens. `rope` needs a row of its tables for each place, which is checked on every device where the sizes have names.
-
-WebGPU's sort and top-k fill rows up to a power of two with the largest float (plugin 0.4.0), and give it back for
-infinities.
+error on the CPU. Kernels of other devices check none: they read 0 or another row, and lose updates. So WebGPU and CUDA
+refuse constant indices out of range, and for every device but the CPU those that a run is fed from the host are checked
+before it, also where the graph casts, reshapes, slices or joins them first: such a run is an `EngineError`, as on the
+CPU. Not checked are indices that the graph computes or that are in the device's memory, and nodes in bodies. `rope`
+needs a row of its tables for each place, which is checked on every device where the sizes have names.
 
 Versions: {versions}.
 """

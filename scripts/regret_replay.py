@@ -1,8 +1,7 @@
-"""Choose again for the kept runs of scripts/regret_suite.py, with the cost model as it is now and without its parts.
+"""Choose again for the kept runs over the graphs of regret_cases.py, by the cost model as it is and without its parts.
 
     python scripts/regret_replay.py                     the kept runs, and what each part of the model changes
     python scripts/regret_replay.py --table             every graph as well
-    python scripts/regret_replay.py --keep OUT run.json prune a run of the suite to what the replay needs
 
 Nothing is measured: the rows and the graphs' times come from docs/results/replay. A change of the model shows in
 seconds on the same figures; a change of what is measured takes a new run. The exit code is 1 where the pooled regret or
@@ -18,13 +17,12 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regret.cases import cases
-from regret.measure import Outcome
-from regret.tables import by_family, tables
+from regret_cases import cases
+
 from rlx_ort.calibration import model
 from rlx_ort.calibration.features import BY_WIDTH, Workload, workload_of
 from rlx_ort.calibration.kernels import KERNELS, QUICK_PRIORITY
@@ -45,6 +43,60 @@ LIMITS = {"regret": 1.023, "error": 0.125, "error_90": 0.44}
 and what they vary between runs."""
 
 _DRAWS = 300
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A case: its predicted and measured times in ns and the medians of its blocks, by device label, and the choice."""
+
+    name: str
+    predicted: Mapping[str, float]
+    measured: Mapping[str, float]
+    blocks: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    chosen: str = ""
+
+    @property
+    def best(self) -> str:
+        """The device that was measured the fastest."""
+        return min(self.measured, key=lambda label: self.measured[label])
+
+    def regret(self, label: str) -> float:
+        """Return the time of a device over that of the best one; the worst measured one for a device without."""
+        return self.measured.get(label, max(self.measured.values())) / self.measured[self.best]
+
+    @property
+    def noise(self) -> float:
+        """The regret of the best device of one half of the blocks by the times of the other half."""
+        halves = [
+            {label: sorted(half)[len(half) // 4] for label, ns in self.blocks.items() if (half := ns[at::2])}
+            for at in (0, 1)
+        ]
+        if not all(halves) or halves[0].keys() != halves[1].keys():
+            return 1.0
+        regrets = []
+        for here, there in (halves, halves[::-1]):
+            pick = min(here, key=lambda label: here[label])
+            regrets.append(there[pick] / min(there.values()))
+        return max(regrets)
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return one line for each case: predicted and measured by device, the choice, and its cost."""
+    labels = sorted({label for outcome in outcomes for label in outcome.predicted})
+    head = f"{'graph':34}" + "".join(f"{label + ' us':>12}{'err':>7}" for label in labels)
+    lines = [head + f"  {'chosen':8}{'best':8}{'regret':>7}{'noise':>7}"]
+    for outcome in outcomes:
+        cells = [f"{outcome.name:34}"]
+        for label in labels:
+            measured = outcome.measured.get(label)
+            if measured is None:
+                cells.append(f"{'skipped':>12}{'':7}")
+            else:
+                error = outcome.predicted.get(label, math.nan) / measured - 1
+                cells.append(f"{measured / 1e3:12.1f}{error:+7.0%}")
+        cells.append(f"  {outcome.chosen:8}{outcome.best:8}{outcome.regret(outcome.chosen):7.2f}{outcome.noise:7.2f}")
+        lines.append("".join(cells))
+    return lines
 
 
 def without_width(rows: Sequence[Row]) -> Sequence[Row]:
@@ -72,15 +124,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="*", default=sorted(KEPT.glob("*.json")))
     parser.add_argument("--table", action="store_true", help="print every graph, not only the summary")
-    parser.add_argument("--keep", type=Path, help="write a pruned run to this file")
     chosen = parser.parse_args()
-    if chosen.keep:
-        chosen.keep.write_text(pruned(chosen.runs[0]), encoding="utf-8")
-        return 0
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in chosen.runs]
     whole = [outcome for run in runs for outcome in replayed(run)]
     if chosen.table:
-        print("\n".join(tables(by_family(whole))))
+        print("\n".join(table(whole)))
     print(f"{'model':28}{'error median / 90th':>22}{'regret':>9}{'noise':>8}{'right':>11}{'worse than 1.3':>16}")
     figures = shown("as it is", whole)
     for title, rows_of in PARTS.items():
@@ -113,10 +161,8 @@ def replayed(
             for label, cost in models.items()
             if (workload := _workload(row["name"], label)) is not None
         }
-        blocks = {label: [(ns, ns, 1) for ns in medians] for label, medians in row["blocks"].items()}
-        outcome = Outcome("", row["name"], predicted, measured=row["measured"], blocks=blocks)
-        outcome.chosen = min(predicted, key=lambda label: predicted[label])
-        outcomes.append(outcome)
+        chosen = min(predicted, key=lambda label: predicted[label])
+        outcomes.append(Outcome(row["name"], predicted, row["measured"], row["blocks"], chosen))
     return outcomes
 
 
@@ -167,26 +213,6 @@ def shown(title: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     return found
 
 
-def pruned(path: Path) -> str:
-    """Return what the replay needs of a run of the suite: the rows, and each graph's times."""
-    run = json.loads(path.read_text(encoding="utf-8"))
-    rows = {}
-    for label in run["devices"]:
-        text = (path.parent / f"profile-{label.replace(':', '-')}.json").read_text(encoding="utf-8")
-        found = CalibrationProfile.from_json(text).rows
-        rows[label] = [[row.kernel, row.size, row.dtype, _digits(row.ns)] for row in found]
-    kept = [
-        {
-            "name": case["name"],
-            "measured": {label: _digits(ns) for label, ns in case["measured"].items()},
-            "blocks": {label: [_digits(block[0]) for block in blocks] for label, blocks in case["blocks"].items()},
-        }
-        for case in run["cases"]
-    ]
-    text = json.dumps({"machine": run["machine"], "unit": "ns", "rows": rows, "cases": kept}, separators=(",", ":"))
-    return text.replace('],["', '],\n["').replace('},{"name', '},\n{"name') + "\n"
-
-
 @functools.cache
 def _graphs() -> dict[str, Callable[[], tuple[Graph, Any]]]:
     return {case.name: case.build for case in cases()}
@@ -203,10 +229,6 @@ def _workload(name: str, label: str) -> Workload | None:
 def _geomean(values: Iterable[float]) -> float:
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs))
-
-
-def _digits(ns: float) -> float:
-    return float(f"{ns:.5g}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Measure the server: start, overhead of a request, batching, batch sizes and delays in a sweep, and several devices.
+"""Measure the server: start, overhead of a request, batching, and a soak with a device that fails.
 
-    python scripts/serve_figures.py --kserve /path/to/venv/bin/python --out serving.json
-    python scripts/serve_figures.py --devices cuda:0,cuda:1 --layers 12 --width 768 --tokens 64
+    python scripts/serve_figures.py --out serving.json
+    python scripts/serve_figures.py --devices cuda --layers 12 --width 768 --tokens 64
     python scripts/serve_figures.py --parts startup --layers 12 --width 768
     python scripts/serve_figures.py --soak 300
 
@@ -144,7 +144,7 @@ def say(what: Any) -> None:
 def server_role(settings: Mapping[str, Any]) -> None:
     """Serve a folder until the parent closes the input."""
     from rlx_ort.selection.policy import DevicePolicy
-    from rlx_ort.serving import lanes, model_devices, scheduler
+    from rlx_ort.serving import scheduler
     from rlx_ort.serving.host import HostOptions, serve
     from rlx_ort.serving.models import ServeOptions
     from rlx_ort.serving.repository import Repository
@@ -153,13 +153,6 @@ def server_role(settings: Mapping[str, Any]) -> None:
     batch = scheduler.BatchOptions(
         settings.get("max_batch", 256), settings.get("delay_s", 0.0), settings.get("queue", 4096)
     )
-    if settings.get("fixed"):  # what an operator would set by hand: up to the largest batch, all that waits, as it is
-        for owner, name, simple in (
-            (lanes.Lane, "cap", lambda lane: lane._most),
-            (scheduler.Scheduler, "_share", lambda self, lane, queued: queued),
-            (model_devices, "_padding", lambda runner, device: "never"),
-        ):
-            setattr(owner, name, simple)
     if settings.get("faults"):
         add_faulty_device()
     options = ServeOptions(DevicePolicy.only(settings["devices"]), batch, precision=settings["precision"])
@@ -217,42 +210,6 @@ def _counts(repository: Any, name: str) -> dict[str, Any]:
     rows = sum(rows * spans["compute_infer"].count for rows, spans in model.statistics.batches.items())
     spans = {key: each.ns / max(each.count, 1) / 1e6 for key, each in model.statistics.spans.items()}
     return {"rows": rows, "batches": model.statistics.executions, "devices": model.statistics.devices, "ms": spans}
-
-
-def kserve_role(settings: Mapping[str, Any]) -> None:
-    """Serve one model by kserve's SDK until the parent closes the input."""
-    import logging
-    import os
-
-    import onnxruntime
-    from kserve import InferOutput, InferResponse, Model, ModelServer
-
-    session = onnxruntime.InferenceSession(settings["path"], providers=["CPUExecutionProvider"])
-
-    class Served(Model):  # type: ignore[misc]  # kserve ships no types
-        def __init__(self) -> None:
-            super().__init__("product")
-            self.ready = True
-
-        def predict(self, payload: Any, headers: Any = None, response_headers: Any = None) -> Any:
-            (result,) = session.run(None, {"x": payload.inputs[0].as_numpy()})
-            output = InferOutput("y", list(result.shape), "FP32")
-            output.set_data_from_numpy(result, binary_data=True)
-            return InferResponse(payload.id or "0", "product", [output])
-
-    def watch() -> None:
-        time.sleep(4)
-        for name in ("kserve", "kserve.trace"):  # it writes lines for each request, which we do not either
-            logging.getLogger(name).setLevel(logging.ERROR)
-        say({"http": f"127.0.0.1:{settings['http']}", "grpc": f"127.0.0.1:{settings['grpc']}"})
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.stdin.read()
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-    ModelServer(
-        http_port=settings["http"], grpc_port=settings["grpc"], workers=1, enable_docs_url=False, access_log_format=None
-    ).start([Served()])
 
 
 # --- clients
@@ -462,19 +419,14 @@ def lower(values: Sequence[float]) -> float:
     return float(np.percentile(values, 25))
 
 
-def overhead(report: Report, folder: Path, tensors: Mapping[str, Any], kserve: str | None, rounds: int) -> None:
-    """Measure single requests of one client against runs without a server and against kserve's SDK."""
+def overhead(report: Report, folder: Path, tensors: Mapping[str, Any], rounds: int) -> None:
+    """Measure single requests of one client against runs without a server."""
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(child("server", folder=str(folder), devices=["cpu"])).hello
         client = stack.enter_context(child("client", folder=str(folder), tensor=tensors["product"]))
         asked = [{"kind": "direct", "model": "product"}]
         asked += [{"kind": kind, "model": "product", "address": ours[kind]} for kind in ("http", "grpc")]
-        if kserve:
-            other = stack.enter_context(
-                child("kserve", kserve, path=str(folder / "product.onnx"), http=18480, grpc=18481)
-            ).hello
-            asked += [{"kind": kind, "model": "product", "address": other[kind]} for kind in ("http", "grpc")]
-        names = ["direct", "http", "grpc", "kserve http", "kserve grpc"][: len(asked)]
+        names = ["direct", "http", "grpc"]
         found: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(rounds):
             for name, what in list(zip(names, asked, strict=True))[:: 1 if turn % 2 else -1]:
@@ -483,10 +435,6 @@ def overhead(report: Report, folder: Path, tensors: Mapping[str, Any], kserve: s
     detail = ", ".join(f"{name} {value:.3f}" for name, value in p50.items())
     report.add("HTTP binary over CompiledGraph.run, p50", p50["http"] - p50["direct"], "ms", "<= 0.5", detail)
     report.add("gRPC over CompiledGraph.run, p50", p50["grpc"] - p50["direct"], "ms")
-    if kserve:
-        for kind, most in (("http", 0.5), ("grpc", 0.7)):
-            ratio = statistics.median(a / b for a, b in zip(found[kind], found[f"kserve {kind}"], strict=True))
-            report.add(f"{kind} of kserve's SDK, p50", ratio, "", f"<= {most}")
 
 
 def in_turns(
@@ -543,66 +491,6 @@ def batching(
                 "<= 1.05",
                 f"{lower([each['p50'] for each in one['batched']]):.3f} ms",
             )
-
-
-def sweep(
-    report: Report, folder: Path, tensors: Mapping[str, Any], devices: Sequence[str], args: argparse.Namespace
-) -> None:
-    """Measure our choice of batches against fixed ones."""
-    settings: dict[str, Any] = {"folder": str(folder), "devices": list(devices)}
-
-    def ratio(client: Child, model: str, most: int, delay_ms: int, rounds: int) -> float:
-        with child("server", **settings, max_batch=most, delay_s=delay_ms / 1e3, fixed=True) as other:
-            sides = {"ours": ours.hello["http"], "fixed": other.hello["http"]}
-            found = in_turns(client, sides, model, _CLIENTS, args.seconds, rounds)
-        return ratio_of(found, "ours", "fixed", "rate")
-
-    with child("server", **settings) as ours:
-        for model in args.models.split(","):
-            with child("client", folder=str(folder), tensor=tensors[model]) as client:
-                ratios = {
-                    (most, delay_ms): ratio(client, model, most, delay_ms, max(args.rounds - 1, 1))
-                    for most in (8, 16, 32, 64)
-                    for delay_ms in (0, 2)
-                }
-                best = min(ratios, key=lambda fixed: ratios[fixed])
-                again = ratio(client, model, *best, 3 * args.rounds)  # the least of noisy ratios is too low
-            rows = ", ".join(f"{most} rows, {delay} ms: {found:.2f}" for (most, delay), found in ratios.items())
-            report.add(
-                f"{model}: requests/s over the best fixed batch and delay",
-                again,
-                "",
-                ">= 0.95",
-                f"measured again for {best[0]} rows, {best[1]} ms; first {rows}",
-            )
-
-
-def several(
-    report: Report, folder: Path, tensors: Mapping[str, Any], devices: Sequence[str], args: argparse.Namespace
-) -> None:
-    """Measure all devices together against each alone."""
-    settings = {"folder": str(folder)}
-    with contextlib.ExitStack() as stack:
-        servers = {
-            "+".join(some): stack.enter_context(child("server", **settings, devices=some))
-            for some in (list(devices), *([device] for device in devices))
-        }
-        sides = {name: server.hello["http"] for name, server in servers.items()}
-        client = stack.enter_context(child("client", folder=str(folder), tensor=tensors["encoder"]))
-        found = in_turns(client, sides, "encoder", args.clients, args.seconds, args.rounds)
-        together = "+".join(devices)
-        alone = max(devices, key=lambda device: statistics.median(each["rate"] for each in found[device]))
-        alike = len({device.partition(":")[0] for device in devices}) == 1
-        report.add(
-            f"encoder: requests/s of {together} over {alone}",
-            ratio_of(found, together, alone, "rate"),
-            "",
-            ">= 1.9" if alike else ">= 0.98",
-            ", ".join(
-                f"{name} {statistics.median(each['rate'] for each in rows):.0f}/s" for name, rows in found.items()
-            )
-            + f"; {servers[together].ask(model='encoder')['devices']}",
-        )
 
 
 _START = """
@@ -729,15 +617,13 @@ def main() -> int:
     """Measure, print the table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--role", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--parts", default="overhead,batching,sweep,several", help="which of them to measure")
-    parser.add_argument("--devices", default="cpu", help="cpu,cuda and so on; several are measured together and alone")
-    parser.add_argument("--models", default="product,encoder", help="the models of batching and sweep")
-    parser.add_argument("--kserve", help="a Python that has kserve and onnxruntime")
+    parser.add_argument("--parts", default="overhead,batching", help="of startup, overhead, batching")
+    parser.add_argument("--devices", default="cpu", help="cpu,cuda and so on, which serve together")
+    parser.add_argument("--models", default="product,encoder", help="the models of batching")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--precision", default="f32", help="in which the server computes: f32, tf32, f16, bf16")
-    parser.add_argument("--clients", type=int, default=_CLIENTS, help="clients for several devices")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one load")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--soak", type=float, help="only load a server with faults for so many seconds")
@@ -745,9 +631,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.role:
         role, settings = args.role
-        {"server": server_role, "kserve": kserve_role, "client": client_role, "soak": soak_role}[role](
-            json.loads(settings)
-        )
+        {"server": server_role, "client": client_role, "soak": soak_role}[role](json.loads(settings))
         return 0
     devices = args.devices.split(",")
     _ALL_SERVERS["precision"] = args.precision
@@ -766,13 +650,9 @@ def main() -> int:
         if "startup" in parts:
             startup(report, folder, args.tokens, 2 * args.rounds)
         if "overhead" in parts:
-            overhead(report, folder, tensors, args.kserve, 2 * args.rounds)
+            overhead(report, folder, tensors, 2 * args.rounds)
         if "batching" in parts:
             batching(report, folder, tensors, devices[:1] if args.gpu else devices, args)
-        if "sweep" in parts:
-            sweep(report, folder, tensors, devices[:1], args)
-        if "several" in parts and len(devices) > 1:
-            several(report, folder, tensors, devices, args)
     if args.out:
         document = {"machine": facts, "arguments": sys.argv[1:], "figures": report.rows}
         args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

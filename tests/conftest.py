@@ -8,7 +8,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from device_facts import known_failure, late_refusals
+from device_facts import UNDER_WINE, known_failure, late_refusals
+from outcomes import OutcomeLog
 
 from rlx_ort import device as device_module
 from rlx_ort import environment
@@ -39,6 +40,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     what = "run the tests that take a device on this one, by default on cpu and webgpu; repeat it or separate by commas"
     parser.addoption("--device", action="append", default=[], metavar="NAME", help=what)
     parser.addoption("--shard", default="0/1", metavar="I/N", help="run each Nth test, from the Ith on")
+    what = "append what becomes of each test as JSON; those that ended in an earlier call are not run again"
+    parser.addoption("--outcomes", type=Path, metavar="FILE", help=what)
+    parser.addoption("--at-most", type=int, default=0, metavar="N", help="with --outcomes, run N tests and no more")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Log outcomes where that is asked for."""
+    if config.getoption("outcomes") is not None:
+        config.pluginmanager.register(OutcomeLog(config.getoption("outcomes"), config.getoption("at_most")))
 
 
 def named_devices(config: pytest.Config) -> list[Device]:
@@ -72,6 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"--device {device.label}: {found.reason} {found.remedy}")
     for item, label in zip(items, labels, strict=True):
         known = known_failure(label.partition(":")[0], item.nodeid) if label else None
+        if known is None and UNDER_WINE:
+            known = known_failure("wine", item.nodeid)
         if known is not None:
             item.add_marker(pytest.mark.xfail(reason=known.reason, strict=True, run=not known.crashes))
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.onnx_types import refer
 from rlx_ort.converters.protos import field_key, varint
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, advice
 from rlx_ort.ir.tensor import FileRange
 from rlx_ort.storage import open_regular
 
@@ -85,7 +85,7 @@ def file_inside(folder: Path, location: str, what: str, trusted: Sequence[Path] 
     if not any(path.is_relative_to(root) for root in (folder, *trusted)):
         raise ConversionError(
             f"{what} {location!r}, a link that leaves {folder} for {path}; put the file itself there, or name a folder "
-            "that you trust the linked files of: trusted_links=FOLDER"
+            f"that you trust the linked files of: {advice('trusted_links=FOLDER', '--trust-links FOLDER')}"
         )
     if not stat.S_ISREG(status.st_mode):
         raise ConversionError(f"{what} {location!r}, which is no regular file")

@@ -17,7 +17,7 @@ from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.sources.weights import Rename, Renames, WeightEntry, WeightFile
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.converters.transforms.scope import dims_text
-from rlx_ort.errors import ConversionError, GraphVerifyError, near_names
+from rlx_ort.errors import ConversionError, GraphVerifyError, advice, near_names
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -119,16 +119,16 @@ def _weights_of(model: ModelBundle | Graph) -> tuple[dict[str, _Declared], set[s
     """Return the dtype and shape of each weight, and which have no data yet."""
     if isinstance(model, Graph):
         kinds = {value.name: value.type for value in model.params}
-        found = {
+        types = {
             name: (kind.dtype, tuple(int(size) for size in kind.shape))  # type: ignore[arg-type]  # a parameter's sizes are numbers
             for name, kind in kinds.items()
             if isinstance(kind, TensorType) and kind.shape is not None
         }
-        return found, set(found) - set(model.weights)
-    found = {name: (data.dtype, data.shape) for name, data in model.weights.items()}
+        return types, set(types) - set(model.weights)
+    types = {name: (data.dtype, data.shape) for name, data in model.weights.items()}
     for tensor in _small(model.proto):
-        found[tensor.name] = (dtype_of(tensor.data_type), tuple(tensor.dims))
-    return found, set()
+        types[tensor.name] = (dtype_of(tensor.data_type), tuple(tensor.dims))
+    return types, set()
 
 
 def _small(proto: onnx.ModelProto) -> Iterable[onnx.TensorProto]:
@@ -163,14 +163,15 @@ def _check(
     problems = []
     for name, (tensor, rename) in plan.items():
         (dtype, shape), entry = declared[name], file.entries[tensor]
-        found = entry.shape[::-1] if rename.transpose else entry.shape
+        stored_shape = entry.shape[::-1] if rename.transpose else entry.shape
         hint = ""
         if rename.transpose and (len(entry.shape) != 2 or entry.dtype.is_packed):
             hint = "; only a matrix of whole bytes can be transposed"
-        elif found != shape:
-            hint = "; its rename needs transpose = true" if found[::-1] == shape and len(shape) == 2 else "; "
+        elif stored_shape != shape:
+            hint = "; its rename needs transpose = true" if stored_shape[::-1] == shape and len(shape) == 2 else "; "
         elif entry.dtype is not dtype and not (cast and entry.dtype.is_float and dtype.is_float):
-            hint = "; cast=True converts floats" if entry.dtype.is_float and dtype.is_float else "; "
+            converts = f"; {advice('cast=True', '--cast')} converts floats"
+            hint = converts if entry.dtype.is_float and dtype.is_float else "; "
         if hint:
             stored = f" ({entry.stored_as})" if entry.stored_as else ""
             found_text, wanted = f"{entry.dtype.value}{list(entry.shape)}{stored}", f"{dtype.value}{list(shape)}"
@@ -341,10 +342,10 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
 
 
 def _misfit(name: str, data: TensorData, declared: ValueType) -> str:
-    found = f"{data.dtype.value}{list(data.shape)}"
+    given = f"{data.dtype.value}{list(data.shape)}"
     if not isinstance(declared, TensorType):
-        return f"{name!r} is no tensor in the model, given is {found}"
+        return f"{name!r} is no tensor in the model, given is {given}"
     if declared.dtype is data.dtype and (declared.shape is None or fits(Shape(data.shape), declared.shape)):
         return ""
     shape = "" if declared.shape is None else dims_text(declared.shape)
-    return f"{name!r} is {declared.dtype.value}{shape} in the model, given is {found}"
+    return f"{name!r} is {declared.dtype.value}{shape} in the model, given is {given}"

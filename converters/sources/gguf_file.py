@@ -147,7 +147,7 @@ class _Walk:
                 raise ValueError(f"tensor {name!r} begins at {offset}, no multiple of {self._alignment}")
 
     def _entry(self) -> None:
-        key = self._text(_MAX_NAME_BYTES)
+        key = self._name()
         kind, count = self._number("<I"), 1
         if key == "general.alignment":
             if kind != 4:
@@ -167,7 +167,7 @@ class _Walk:
             raise ValueError(f"an entry has type {kind}, which is not known or nested")
 
     def _tensor(self) -> tuple[str, int, int]:
-        name = self._text(_MAX_NAME_BYTES)
+        name = self._name()
         rank = self._number("<I")
         if not rank <= _MAX_DIMS:
             raise ValueError(f"tensor {name!r} has {rank} dimensions, at most {_MAX_DIMS} are known")
@@ -180,11 +180,19 @@ class _Walk:
             raise ValueError(f"tensor {name!r} of shape {dims[::-1]} has rows that are no multiple of {weights}")
         return name, offset, math.prod(dims) // weights * nbytes
 
-    def _text(self, limit: int) -> str:
+    def _name(self) -> str:
+        """Return the name of an entry or a tensor; texts, such as the tokens of a vocabulary, need not be UTF-8."""
+        name = bytes(self._text(_MAX_NAME_BYTES))
+        try:
+            return name.decode("utf-8")
+        except UnicodeDecodeError as err:
+            raise ValueError(f"the name before byte {self._at}, {name[:80]!r}, is no UTF-8") from err
+
+    def _text(self, limit: int) -> memoryview:
         length = self._number("<Q")
         if length > limit:
             raise ValueError(f"the text before byte {self._at} has {length} bytes, at most {limit} are known")
-        return bytes(self._take(length)).decode("utf-8", "replace")
+        return self._take(length)
 
     def _count(self, count: int, least_bytes: int) -> int:
         """Return a count of entries of at least so many bytes each, checked against the rest of the file."""

@@ -83,9 +83,9 @@ def _entry(
     with archive.open(info) as stream:
         shape, fortran, stored, dtype = _header(stream, what)
         header_bytes = stream.tell()
-    declared, found = math.prod(shape) * stored.itemsize, info.file_size - header_bytes
-    if found != declared:
-        raise ConversionError(f"{what} needs {declared} bytes, it has {found}; the archive is damaged")
+    declared, available = math.prod(shape) * stored.itemsize, info.file_size - header_bytes
+    if available != declared:
+        raise ConversionError(f"{what} needs {declared} bytes, it has {available}; the archive is damaged")
     as_it_is = not fortran and stored == dtype.numpy.newbyteorder("<")
     offset = 0
     if info.compress_type == zipfile.ZIP_STORED and as_it_is and declared:

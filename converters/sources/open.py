@@ -20,7 +20,7 @@ from rlx_ort.converters.sources.gguf_file import read_gguf
 from rlx_ort.converters.sources.npz import read_npz
 from rlx_ort.converters.sources.pt2 import open_pt2
 from rlx_ort.converters.sources.weights import GgufAs, WeightFile, read_sharded
-from rlx_ort.errors import ConversionError, GraphVerifyError
+from rlx_ort.errors import ConversionError, GraphVerifyError, advice
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import read_tensors
 from rlx_ort.storage import parse_json
@@ -86,13 +86,13 @@ def open_source(path: str | os.PathLike[str], *, opset: int | None = None, trust
         case Format.SAFETENSORS | Format.SAFETENSORS_INDEX | Format.NPZ | Format.GGUF:
             raise ConversionError(
                 f"{file} is {kind.value}, which holds weights and no computation; give the model itself, and these as "
-                "its weights with apply_weights(model, read_weights(FILE))"
+                f"its weights with {advice('apply_weights(model, read_weights(FILE))', '--params of `convert`')}"
             )
         case Format.ORT:
-            advice = "it cannot be turned back into ONNX; convert the ONNX model it was made from"
+            known = "it cannot be turned back into ONNX; convert the ONNX model it was made from"
         case _:
-            advice = "known are ONNX, graph files of rlx_ort (.json) and exported programs of PyTorch (.pt2)"
-    raise _refusal(file, kind, detail, "torch.export.export(...) as .pt2, or its weights as safetensors", advice)
+            known = "known are ONNX, graph files of rlx_ort (.json) and exported programs of PyTorch (.pt2)"
+    raise _refusal(file, kind, detail, "torch.export.export(...) as .pt2, or its weights as safetensors", known)
 
 
 def read_weights(path: str | os.PathLike[str], *, gguf_as: GgufAs = "f32") -> WeightFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, advice
 
 if TYPE_CHECKING:
     import onnx
@@ -42,7 +42,7 @@ def to_onnx(graph: Graph, options: CompileOptions | None = None) -> onnx.ModelPr
     if total + len(exported.skeleton) > PROTOBUF_LIMIT:
         raise ConversionError(
             f"graph {graph.name!r} has {total} bytes of weights, above the 2 GB of one message; "
-            "write it with save_onnx(graph, path, external_data=True)"
+            + advice("write it with save_onnx(graph, path, external_data=True)", "write it with --external-data")
         )
     model = onnx.ModelProto()
     model.ParseFromString(exported.skeleton)

@@ -54,11 +54,11 @@ def repeat_steps(
             index = emit.constant(place, DType.I64) if sequences else None
             rows = [emit.op("Gather", value, index, axis=0, types=[kind]) for value, kind in sequences]
             current, results = step(emit, current, rows)
-            for found, result in zip(kept, results, strict=True):
-                found.append(emit.op("Unsqueeze", result, axis))
+            for steps, result in zip(kept, results, strict=True):
+                steps.append(emit.op("Unsqueeze", result, axis))
         if not length:
             return list(current), [_zeros(emit, Shape([0, *(kind.shape or ())]), kind.dtype) for kind in saved]
-        return list(current), [emit.op("Concat", *found, axis=0) if length > 1 else found[0] for found in kept]
+        return list(current), [emit.op("Concat", *steps, axis=0) if length > 1 else steps[0] for steps in kept]
 
     def write(inner: Emitter, formal: Sequence[ModelValue]) -> list[ModelValue]:
         counter, go_on, *current = formal

@@ -145,8 +145,8 @@ def has_choice(graph: Graph) -> bool:
         ops = [node.op for node in graph.nodes if type(node.op) in choosers] if choosers else []
         natives = (native.when(op) for op in ops if (native := _natives.get(type(op))) is not None)
         asking = kinds & _by_kernel.keys() and any(_asks(graph, node) for node in graph.nodes)
-        found = any(natives) or bool(asking) or any(has_choice(body) for op in ops for body in op.bodies())
-        known = _choosing[graph] = (graph.revision, found)
+        answer = any(natives) or bool(asking) or any(has_choice(body) for op in ops for body in op.bodies())
+        known = _choosing[graph] = (graph.revision, answer)
     return known[1]
 
 

@@ -149,7 +149,7 @@ def _power(emit: Emitter, base: Any, exponent: Any, dtype: DType) -> Any:
     return emit.op("Where", outside, emit.constant(np.nan, dtype), power)
 
 
-class _Doubles:
+class Doubles:
     """Arithmetic on values of f64, for the functions that the CPU's kernels compute in f32, coarsely or not at all."""
 
     def __init__(self, emit: Emitter) -> None:
@@ -227,16 +227,16 @@ def _sigmoid_f64(emit: Emitter, x: Any) -> Any:
 
 def _softplus_f64(emit: Emitter, x: Any) -> Any:
     """Max(x, 0) + log(1 + exp(-|x|)), which never overflows."""
-    return emit.op("Add", emit.op("Relu", x), _Doubles(emit).log1p(emit.op("Exp", emit.op("Neg", emit.op("Abs", x)))))
+    return emit.op("Add", emit.op("Relu", x), Doubles(emit).log1p(emit.op("Exp", emit.op("Neg", emit.op("Abs", x)))))
 
 
 def _elu_f64(emit: Emitter, x: Any) -> Any:
-    doubles = _Doubles(emit)
+    doubles = Doubles(emit)
     return doubles("Add", doubles("Relu", x), doubles.expm1(doubles("Min", x, 0)))
 
 
 def _gelu_f64(emit: Emitter, x: Any) -> Any:
-    doubles = _Doubles(emit)
+    doubles = Doubles(emit)
     return doubles(
         "Mul", doubles("Mul", x, 0.5), doubles.error_function(doubles("Mul", x, -math.sqrt(0.5)), complement=True)
     )
@@ -244,7 +244,7 @@ def _gelu_f64(emit: Emitter, x: Any) -> Any:
 
 def _gelu_approx_f64(emit: Emitter, x: Any) -> Any:
     """(1 + tanh(u)) / 2 is the sigmoid of 2 u."""
-    doubles, scale = _Doubles(emit), 2 * math.sqrt(2 / math.pi)
+    doubles, scale = Doubles(emit), 2 * math.sqrt(2 / math.pi)
     cube = doubles("Add", doubles("Mul", doubles("Mul", x, x), 0.044715 * scale), scale)
     return doubles("Mul", x, _sigmoid_f64(emit, doubles("Mul", x, cube)))
 
@@ -255,7 +255,7 @@ def _atan_f64(emit: Emitter, x: Any) -> Any:
     For an angle near atan(x), x cos - sin over cos + x sin is the tangent of what is missing, which equals the missing
     angle itself to 1e-20. Beyond 1e30 the angle is a quarter turn, so greater numbers, infinities too, are cut there.
     """
-    doubles = _Doubles(emit)
+    doubles = Doubles(emit)
     x = doubles("Where", doubles("Greater", x, 1e30), 1e30, x)
     x = doubles("Where", doubles("Less", x, -1e30), -1e30, x)  # NaN stays
     angle = op_in(emit, "Atan", DType.F64, x)
@@ -267,7 +267,7 @@ def _atan_f64(emit: Emitter, x: Any) -> Any:
 _F64: dict[str, Callable[[Emitter, Any], Any]] = {
     "atan": _atan_f64,
     "elu": _elu_f64,
-    "erf": lambda emit, x: _Doubles(emit).error_function(x),
+    "erf": lambda emit, x: Doubles(emit).error_function(x),
     "gelu": _gelu_f64,
     "gelu_approx": _gelu_approx_f64,
     "sigmoid": _sigmoid_f64,

@@ -16,13 +16,17 @@ from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, load
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
     BOOL_MOVES,
+    FILLED_TOPK,
     MISORDERING,
     SAFE_EPSILON,
+    channels_apart,
     compared,
     divisor_and_sign,
+    filled_rows,
     masked_rows,
     may_trap,
     misorders,
+    reads_threes,
     stand_in_for_bool,
     with_epsilon,
 )
@@ -49,12 +53,20 @@ _lowerings: dict[type[Op], Lowering] = {}
 _NORMAL = "InstanceNormalization"
 _ASKING: Mapping[DType, Collection[str]] = {
     DType.I64: MISORDERING | {"ConstantOfShape"},
-    DType.F32: {_NORMAL, "IsNaN"},
-    DType.F16: {"IsNaN"},
+    DType.F32: {_NORMAL, "IsNaN", "TopK"},
+    DType.F16: {"IsNaN", "TopK"},
     DType.BOOL: BOOL_MOVES,
 }
-asks_kernels(OnnxNode, lambda op, kind: op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ()))
 _NOTHING: Mapping[int, Any] = {}
+
+
+def _asks(op: OnnxNode, kind: TensorType) -> bool:
+    if op.domain == "" and op.op_type == "Conv":
+        return reads_threes(kind, op.integer("group", 1))
+    return op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ())
+
+
+asks_kernels(OnnxNode, _asks)
 
 
 def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
@@ -225,6 +237,13 @@ class Emitter:
             if not math.isclose(eps, SAFE_EPSILON, rel_tol=1e-6):
                 reads[0], eps = with_epsilon(self, reads[0], DType.F32, eps, SAFE_EPSILON)
                 attributes["epsilon"] = attribute("epsilon", eps)
+        elif op_type == "TopK" and (dtype := self.known_dtype(0)) in FILLED_TOPK:
+            axis, largest = op.integer("axis", -1), op.integer("largest", 1) == 1
+            shape = self.input_type(0).shape
+            reads[0] = filled_rows(self, reads[0], dtype, None if shape is None else shape[axis], axis, largest)
+        elif op_type == "Conv" and (apart := self._channels_apart(op, reads)):
+            parts = [self.op("Conv", *part, **cast("dict[str, Any]", op.attributes)) for part in apart]
+            op_type, reads, attributes = "Add", parts, {}
         elif op_type == "IsNaN" and reads[0] is not None and (rows := masked_rows(self, reads[0])) is not None:
             op_type, reads = "Expand", rows
         elif op_type in BOOL_MOVES and (dtype := stand_in_for_bool(self, op_type)) is not None:
@@ -245,6 +264,12 @@ class Emitter:
     def _avoids_epsilon(self) -> bool:
         """Return whether the kernel of the provider normalises f32 with one epsilon only."""
         return self.known_dtype(0) is DType.F32 and not self.has_kernel(_NORMAL, TensorType(DType.F32))
+
+    def _channels_apart(self, op: OnnxNode, reads: Sequence[ModelValue | None]) -> Sequence[Sequence[ModelValue]]:
+        """Return the inputs of two convolutions in place of an imported one; see `channels_apart`."""
+        if self.known_dtype(0) is None or self.known_dtype(1) is None:
+            return ()
+        return channels_apart(self, reads, op.integer("group", 1))
 
     def _filling(self, op: OnnxNode) -> ModelValue | None:
         """Return the number that the provider has to repeat because it lacks `ConstantOfShape`, else None."""
@@ -302,8 +327,8 @@ class Emitter:
         """
         parts: list[ModelValue] = []
         for known, group in itertools.groupby(dims, lambda dim: isinstance(dim, int)):
-            found = list(group)
-            parts += [self.i64(cast(list[int], found))] if known else map(self._symbol, found)
+            sizes = list(group)
+            parts += [self.i64(cast(list[int], sizes))] if known else map(self._symbol, sizes)
         if len(parts) < 2:
             return parts[0] if parts else self.i64([])
         joined: ModelValue = self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])

@@ -177,9 +177,9 @@ class ExportedModel:
             declared = f"{dtype_of(tensor.data_type).value}{list(tensor.dims)}"
             if data is None:
                 raise ParamError(f"parameter {tensor.name!r} ({declared}) has no data; set it before the first run")
-            found = f"{data.dtype.value}{list(data.shape)}"
-            if found != declared:
-                raise ParamError(f"parameter {tensor.name!r} is declared {declared}, its data is {found}")
+            stored = f"{data.dtype.value}{list(data.shape)}"
+            if stored != declared:
+                raise ParamError(f"parameter {tensor.name!r} is declared {declared}, its data is {stored}")
             if data.nbytes < INLINE_BYTES:
                 tensor.CopyFrom(tensor_proto(data, tensor.name))
         serialized: bytes = model.SerializeToString(deterministic=True)
@@ -295,7 +295,7 @@ class Outline:
 def _retyped(nodes: Sequence[ExportedNode], types: Mapping[str, ValueType]) -> list[ExportedNode]:
     """Return the nodes with a pattern for each combination of types, which are those of the values by name."""
     patterns: dict[object, ModelNode] = {}
-    found = []
+    retyped = []
     for node in nodes:
         reads, writes = (
             tuple([types.get(name, _UNKNOWN) if name else None for name in names])
@@ -304,8 +304,8 @@ def _retyped(nodes: Sequence[ExportedNode], types: Mapping[str, ValueType]) -> l
         look = (node.pattern, reads, writes)
         if look not in patterns:
             patterns[look] = node.pattern.alike(reads, writes, shape_only=node.pattern.shape_only)
-        found.append(node._replace(pattern=patterns[look]))
-    return found
+        retyped.append(node._replace(pattern=patterns[look]))
+    return retyped
 
 
 def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[str]) -> list[ExportedNode]:
@@ -319,7 +319,7 @@ def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[
     """
     from_shapes: set[str] = set()
     marked: dict[ModelNode, ModelNode] = {}
-    found = []
+    names = []
     for node in nodes:
         pattern = node.pattern
         read = [name for name in node.input_names if name]
@@ -332,8 +332,8 @@ def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[
             if pattern not in marked:
                 marked[pattern] = pattern.alike(pattern.inputs, pattern.outputs, shape_only=True)
             node = node._replace(pattern=marked[pattern])
-        found.append(node)
-    return found
+        names.append(node)
+    return names
 
 
 def is_shape_type(kind: ValueType | None) -> bool:

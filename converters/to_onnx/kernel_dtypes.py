@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, TensorType
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter
@@ -116,6 +116,55 @@ def op_in(
         op_type, values = compared(emit, op_type, values)
     produced = emit.op(op_type, *values, *others, **attributes)
     return produced if result is not None else from_compute(emit, op_type, produced, dtype)
+
+
+FILLED_TOPK = frozenset({DType.F16, DType.F32})
+"""The dtypes whose TopK may be written with rows that are filled."""
+
+
+def filled_rows(emit: Emitter, x: Any, dtype: DType | None, size: Dim, axis: int, largest: bool) -> Any:
+    """Return what TopK is to sort: x itself, or x with infinities that come last, up to a power of two along the axis.
+
+    WebGPU's kernel fills rows with the largest finite number, which comes before an infinity (plugin 0.4.0). Equal
+    elements are in order of place, so an infinity of x comes before those that fill its row.
+    """
+    if dtype not in FILLED_TOPK or emit.has_kernel("TopK", TensorType(dtype)):
+        return x
+    if isinstance(size, int):
+        more = (1 << max(size - 1, 0).bit_length()) - size
+        if not more:
+            return x
+        pads = emit.i64([0, more])
+    else:
+        count, powers = emit.op("Shape", x, start=axis, end=axis + 1 or None), emit.i64([1 << bit for bit in range(31)])
+        enough = emit.op("Where", emit.op("Less", powers, count), emit.i64([1 << 30]), powers)
+        more = emit.op("Sub", emit.op("ReduceMin", enough, keepdims=1), count)
+        pads = emit.op("Concat", emit.i64([0]), more, axis=0)
+    return emit.op("Pad", x, pads, emit.constant(-math.inf if largest else math.inf, dtype), emit.i64([axis]))
+
+
+def reads_threes(x: TensorType, groups: int) -> bool:
+    """Return whether a convolution may read a multiple of 3 channels that is none of 4."""
+    channels = None if x.shape is None else x.shape[1]
+    return groups == 1 and not (isinstance(channels, int) and (channels <= 3 or channels % 3 or channels % 4 == 0))
+
+
+def channels_apart(emit: Emitter, inputs: Sequence[Any], groups: int) -> Sequence[Sequence[Any]]:
+    """Return the inputs of two convolutions whose sum is the one of `inputs`; none where that one is right.
+
+    WebGPU reads a multiple of 3 channels in threes and sums some of them wrongly (plugin 0.4.0), so a multiple of 4 is
+    taken apart. Zeros up to the next one would do, but ONNX Runtime's layout rewrite does not survive the Pad (1.31.1).
+    """
+    kinds = emit.input_types
+    if not reads_threes(kinds[0], groups) or emit.has_kernel("Conv", *kinds):
+        return ()
+    _, channels, *kernel = kinds[1].shape or (None, None)
+    if not isinstance(channels, int) or channels <= 3 or channels % 3 or channels % 4 == 0 or set(kernel) == {1}:
+        return ()  # the limits of the provider refuse what is unknown
+    x, w, *bias = inputs
+    sizes = emit.i64([channels - channels % 4, channels % 4])
+    fours, rest = zip(*(emit.op("Split", each, sizes, outputs=2, axis=1) for each in (x, w)), strict=True)
+    return [*fours, *bias], rest
 
 
 SAFE_EPSILON = 1e-5

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowers_native
-from rlx_ort.converters.to_onnx.elementwise import activate
+from rlx_ort.converters.to_onnx.elementwise import Doubles, activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
+from rlx_ort.converters.to_onnx.kernel_dtypes import channels_apart, op_in, reads_threes
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.core import Value
@@ -106,36 +106,18 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
-def _reads_threes(op: Conv2d, x: TensorType) -> bool:
-    """Return whether a convolution may read a multiple of 3 channels that is none of 4."""
-    channels = None if x.shape is None else x.shape[1]
-    return op.groups == 1 and not (isinstance(channels, int) and (channels <= 3 or channels % 3 or channels % 4 == 0))
-
-
-asks_kernels(Conv2d, _reads_threes)
-
-
-def _channels_of_four(emit: Emitter, op: Conv2d) -> int:
-    """Return how many channels, a multiple of 4, to take apart where the kernel of the provider is wrong; 0 for none.
-
-    WebGPU reads a multiple of 3 channels in threes and sums some of them wrongly (plugin 0.4.0). Zeros up to the next
-    multiple would do, but ONNX Runtime's layout rewrite does not survive the Pad (1.31.1).
-    """
-    kinds = emit.input_types
-    if not _reads_threes(op, kinds[0]) or emit.has_kernel("Conv", *kinds):
-        return 0
-    _, channels, *kernel = known_shape(op, kinds[1], "w")
-    if not isinstance(channels, int) or channels <= 3 or channels % 3 or set(kernel) == {1}:
-        return 0  # the limits of the provider refuse what is unknown
-    return channels - channels % 4 if channels % 4 else 0
+asks_kernels(Conv2d, lambda op, kind: reads_threes(kind, op.groups))
 
 
 @lowers(Conv2d, Conv3d, ConvTranspose2d)
 def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence[Any]) -> Any:
-    if isinstance(op, Conv2d | Conv3d) and emit.input_dtype(0) is DType.F64:
+    if emit.input_dtype(0) is DType.F64:
         weight = known_shape(op, emit.input_type(1), "w")
         if weight.is_static and 0 not in weight:
-            return _conv_f64(emit, op, inputs, [int(dim) for dim in weight if isinstance(dim, int)])
+            taps = [int(dim) for dim in weight if isinstance(dim, int)]
+            if isinstance(op, ConvTranspose2d):
+                return _conv_transpose_f64(emit, op, inputs, taps)
+            return _conv_f64(emit, op, inputs, taps)
     grown = op.output_padding if isinstance(op, ConvTranspose2d) else None
     convolved = functools.partial(
         op_in,
@@ -148,13 +130,8 @@ def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence
         dilations=op.dilation,
         group=op.groups,
     )
-    fours = _channels_of_four(emit, op) if isinstance(op, Conv2d) else 0
-    if not fours:
-        return convolved(*inputs)
-    x, w, *bias = inputs
-    sizes = emit.i64([fours, int(known_shape(op, emit.input_type(1), "w")[1] or 0) - fours])
-    halves = [emit.op("Split", each, sizes, outputs=2, axis=1) for each in (x, w)]
-    return emit.op("Add", convolved(halves[0][0], halves[1][0], *bias), convolved(halves[0][1], halves[1][1]))
+    parts = channels_apart(emit, inputs, op.groups) if isinstance(op, Conv2d) else ()
+    return emit.op("Add", *(convolved(*part) for part in parts)) if parts else convolved(*inputs)
 
 
 def _windows(
@@ -215,8 +192,31 @@ def _pool(emit: Emitter, op: Pool, inputs: Sequence[Any]) -> Any:
     return mean if op.function == "mean" else emit.op("Mul", mean, emit.constant(math.prod(op.kernel), dtype))
 
 
+def _conv_transpose_f64(emit: Emitter, op: ConvTranspose2d, inputs: Sequence[Any], weight: Sequence[int]) -> Any:
+    """A convolution with the mirrored weight of the image with zeros between its elements, a stride apart."""
+    x, w, *bias = inputs
+    into, out, *kernel = weight
+    (height, width), (rows, columns) = op.stride, kernel
+    apart = emit.op("Unsqueeze", x, emit.i64([3, 5]))
+    apart = emit.op("Pad", apart, emit.i64([0] * 9 + [height - 1, 0, width - 1]), emit.constant(0, DType.F64))
+    sizes = emit.op("Mul", emit.op("Shape", x), emit.i64([1, 1, height, width]))
+    spans = [step * (size - 1) for step, size in zip(op.dilation, kernel, strict=True)]
+    before = [span - cut for span, cut in zip(spans, op.padding, strict=True)]
+    after = [first + more + 1 - step for first, more, step in zip(before, op.output_padding, op.stride, strict=True)]
+    spread = emit.op("Reshape", apart, sizes)
+    spread = emit.op("Pad", spread, emit.i64([0, 0, *before, 0, 0, *after]), emit.constant(0, DType.F64))
+    mirrored = emit.op("Slice", w, *(emit.i64(each) for each in ([-1, -1], [-_END, -_END], [2, 3], [-1, -1])))
+    grouped = emit.op("Reshape", mirrored, emit.i64([op.groups, into // op.groups, out, rows, columns]))
+    swapped = emit.op("Transpose", grouped, perm=[0, 2, 1, 3, 4])
+    taps = [out * op.groups, into // op.groups, rows, columns]
+    plain = Conv2d(dilation=op.dilation, groups=op.groups)
+    return _conv_f64(emit, plain, [spread, emit.op("Reshape", swapped, emit.i64(taps)), *bias], taps)
+
+
 @lowers(ResizeNearest2x, Interpolate)
 def _resize(emit: Emitter, op: ResizeNearest2x | Interpolate, inputs: Sequence[Any]) -> Any:
+    if emit.input_dtype(0) is DType.F64:
+        return _resize_f64(emit, op, inputs[0])
     mode = "nearest"
     how: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     if isinstance(op, ResizeNearest2x):
@@ -226,6 +226,44 @@ def _resize(emit: Emitter, op: ResizeNearest2x | Interpolate, inputs: Sequence[A
         if mode != "nearest":
             how = {"coordinate_transformation_mode": "align_corners" if op.align_corners else "half_pixel"}
     return op_in(emit, "Resize", emit.input_dtype(0), inputs[0], others=[None, *size], mode=mode, **how)
+
+
+def _resize_f64(emit: Emitter, op: ResizeNearest2x | Interpolate, x: Any) -> Any:
+    """Elements are picked, and mixed by their distance from a place, along one axis after another."""
+    rank, mode = emit.input_rank(0, "x"), "nearest" if isinstance(op, ResizeNearest2x) else op.mode
+    compute = Doubles(emit)
+    for axis in range(2, rank):
+        old = emit.op("Reshape", emit.op("Shape", x, start=axis, end=axis + 1), emit.i64([]))
+        if isinstance(op, ResizeNearest2x):
+            new = emit.op("Mul", old, emit.constant(2, DType.I64))
+        else:
+            new = emit.constant(op.sizes[axis - 2], DType.I64)
+        steps = emit.op("Range", emit.constant(0, DType.I64), new, emit.constant(1, DType.I64))
+        if mode == "nearest":
+            x = emit.op("Gather", x, emit.op("Div", emit.op("Mul", steps, old), new), axis=axis)
+            continue
+        place, before, after = (emit.cast(each, DType.F64) for each in (steps, old, new))
+        if isinstance(op, Interpolate) and op.align_corners:
+            gaps = compute("Sub", before, 1), compute("Max", compute("Sub", after, 1), 1)
+            place = compute("Div", compute("Mul", place, gaps[0]), gaps[1])
+        else:
+            centre = compute("Mul", compute("Add", place, 0.5), before)
+            place = compute("Sub", compute("Div", centre, after), 0.5)
+        first = compute("Floor", place)
+        part = compute("Sub", place, first)
+        rest = compute("Sub", 1, part)
+        shares = {0: rest, 1: part}
+        if mode == "cubic":
+            near = [compute.polynomial(each, [1.25, -2.25, 0, 1]) for each in (part, rest)]
+            far = [compute.polynomial(compute("Add", each, 1), [-0.75, 3.75, -6, 3]) for each in (part, rest)]
+            shares = {-1: far[0], 0: near[0], 1: near[1], 2: far[1]}
+        terms = []
+        for shift, share in shares.items():
+            inside = compute("Min", compute("Max", compute("Add", first, shift), 0), compute("Sub", before, 1))
+            picked = emit.op("Gather", x, emit.cast(inside, DType.I64), axis=axis)
+            terms.append(emit.op("Mul", picked, emit.op("Reshape", share, emit.i64([-1, *[1] * (rank - 1 - axis)]))))
+        x = functools.reduce(lambda left, right: emit.op("Add", left, right), terms)
+    return x
 
 
 @lowers(Im2Col)

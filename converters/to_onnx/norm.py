@@ -15,7 +15,9 @@ from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowe
 from rlx_ort.converters.to_onnx.elementwise import activate, add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    FILLED_TOPK,
     compute_dtype,
+    filled_rows,
     from_compute,
     misorders,
     op_in,
@@ -331,8 +333,8 @@ def _extreme(emit: Emitter, op: Reduce, value: Any) -> Any:
     kept = to_compute(emit, "TopK", value, dtype)
     for axis in op.axes:
         kept, _ = emit.op("TopK", kept, emit.i64([1]), outputs=2, axis=axis, largest=_LARGEST[op.function], sorted=1)
-    found = from_compute(emit, "TopK", kept, dtype)
-    return found if op.keep_dim else emit.op("Squeeze", found, emit.i64(op.axes))
+    picked = from_compute(emit, "TopK", kept, dtype)
+    return picked if op.keep_dim else emit.op("Squeeze", picked, emit.i64(op.axes))
 
 
 @lowers(Cumsum)
@@ -342,10 +344,14 @@ def _cumsum(emit: Emitter, op: Cumsum, inputs: Sequence[Any]) -> Any:
     return op_in(emit, "CumSum", emit.input_dtype(0), inputs[0], others=[axis], **flags)
 
 
+asks_kernels(TopK, lambda op, kind: kind.dtype in FILLED_TOPK)
+
+
 @lowers(TopK)
 def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
     dtype = emit.input_dtype(0)
-    x = to_compute(emit, "TopK", inputs[0], dtype)
+    size = known_shape(op, emit.input_type(0), "x")[-1]
+    x = filled_rows(emit, to_compute(emit, "TopK", inputs[0], dtype), dtype, size, -1, largest=True)
     _, places = emit.op("TopK", x, emit.i64([op.k]), outputs=2, axis=-1, largest=1, sorted=1)
     return places if op.dtype is DType.I64 else emit.op("Cast", places, to=op.dtype)
 

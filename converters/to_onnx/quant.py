@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.converters.to_onnx.dispatch import lowers_native
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.gguf import Packed, decode_blocks
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
@@ -185,8 +185,8 @@ def _grouped_product(
 
 def _product(graph: Graph, kinds: Sequence[Any]) -> Value:
     sums, x, w, step, chosen = (graph.append(Capture(place, kind)) for place, kind in enumerate(kinds, 1))
-    found = TensorType(DType.I64, Shape((1, None)))
-    rows = graph.onnx_node("NonZero", [chosen], types=[found])[0]
+    sizes = TensorType(DType.I64, Shape((1, None)))
+    rows = graph.onnx_node("NonZero", [chosen], types=[sizes])[0]
     places = graph.transpose(rows, (1, 0))
     picked = graph.onnx_node("GatherND", [x, places], types=[TensorType(x.dtype, Shape((None, x.shape[1])))])[0]
     product = graph.matmul(picked, graph.gather(w, step, axis=0))
@@ -220,6 +220,8 @@ def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> A
     """Write MatMulNBits, with the weight repacked to its layout: rows of N, low half first."""
     types = emit.input_types
     (k, n), dtype = op.sizes(types), types[0].dtype
+    if dtype is DType.F64:
+        raise NoNativeForm("MatMulNBits computes no f64")
     compute = dtype if dtype is DType.F16 else DType.F32
     kind, code = TensorType(compute), TensorType(DType.U8)
     zeros = None if op.scheme == "q4_0" else kind if op.gguf is None and len(inputs) > 3 else code

@@ -7,7 +7,14 @@ from typing import Any
 
 from rlx_ort.converters.to_onnx.dispatch import asks_kernels
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, from_compute, op_in, to_compute
+from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    FILLED_TOPK,
+    compute_dtype,
+    filled_rows,
+    from_compute,
+    op_in,
+    to_compute,
+)
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -126,12 +133,15 @@ def _concat(emit: Emitter, op: Concat, inputs: Sequence[Any]) -> Any:
 def _sort(emit: Emitter, op: ops.Sort | ops.ArgSort, inputs: Sequence[Any]) -> Any:
     """Write a TopK of all elements, whose equal elements keep their order."""
     kind = emit.input_type(0)
-    count = emit.dims([known_shape(op, kind, "x")[op.axis]])
-    x = to_compute(emit, "TopK", inputs[0], kind.dtype)
+    size = known_shape(op, kind, "x")[op.axis]
+    count = emit.dims([size])
+    x = filled_rows(emit, to_compute(emit, "TopK", inputs[0], kind.dtype), kind.dtype, size, op.axis, op.descending)
     values, places = emit.op("TopK", x, count, outputs=2, axis=op.axis, largest=int(op.descending), sorted=1)
     return places if isinstance(op, ops.ArgSort) else from_compute(emit, "TopK", values, kind.dtype)
 
 
+for _op in (ops.Sort, ops.ArgSort):
+    asks_kernels(_op, lambda op, kind: kind.dtype in FILLED_TOPK)
 asks_kernels(ops.CumMax, lambda op, kind: compute_dtype("Max", kind.dtype) is DType.I64)
 
 

@@ -163,11 +163,11 @@ def _place(proto: onnx.ModelProto, origin: str, key: str, size: int, named: set[
 
 def _open(proto: onnx.ModelProto) -> list[str]:
     weights = {tensor.name for tensor in proto.graph.initializer}
-    found = [
+    places = [
         dim.dim_param or f"{value.name}[{axis}]"
         for value in proto.graph.input
         if value.name not in weights
         for axis, dim in enumerate(_dims(value.type))
         if not (dim.HasField("dim_value") and dim.dim_value >= 0)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(places))

@@ -145,13 +145,13 @@ def _operators(bundle: ModelBundle, graph: Graph) -> dict[int, str]:
 
 def _overflowing(graph: Graph) -> dict[str, float]:
     """Return name -> largest magnitude of the f32 weights that have finite numbers f16 cannot hold."""
-    found = {}
+    sizes = {}
     for name, data in graph.weights.items():
         if data.dtype is DType.F32 and data.num_elements > _SCALAR_ELEMENTS:
             largest = max((_largest(values) for values in values_of(data)), default=0.0)
             if largest > _F16_LARGEST:
-                found[name] = largest
-    return found
+                sizes[name] = largest
+    return sizes
 
 
 def _largest(values: npt.NDArray[Any]) -> float:
@@ -166,7 +166,7 @@ def _largest(values: npt.NDArray[Any]) -> float:
 
 def _unheld_numbers(graph: Graph) -> dict[str, float]:
     """Return name -> value of the lone f32 numbers that f16 has no finite number above zero for."""
-    found = {}
+    numbers = {}
     for node in graph.nodes:
         data = node.op.data if isinstance(node.op, Constant) else None
         if isinstance(node.op, Param):
@@ -175,5 +175,5 @@ def _unheld_numbers(graph: Graph) -> dict[str, float]:
             continue
         value = float(data.numpy().reshape(()))
         if np.isfinite(value) and value and not _F16_ROUNDS_TO_ZERO < abs(value) <= _F16_LARGEST:
-            found[node.name] = value
-    return found
+            numbers[node.name] = value
+    return numbers

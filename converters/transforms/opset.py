@@ -322,7 +322,7 @@ def _value(attribute: onnx.AttributeProto) -> Any:
 
 def _same(made: onnx.NodeProto, node: onnx.NodeProto) -> bool:
     def key(item: onnx.NodeProto) -> Any:
-        attributes = {found.name: found.SerializeToString(deterministic=True) for found in item.attribute}
+        attributes = {attribute.name: attribute.SerializeToString(deterministic=True) for attribute in item.attribute}
         return item.op_type, trimmed(item.input), attributes
 
     return bool(key(made) == key(node))

@@ -9,7 +9,6 @@ import contextlib
 import io
 import logging
 import os
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from rlx_ort.converters.transforms.scope import all_value_names, dims_text, labe
 from rlx_ort.errors import ConversionError, near_names
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, fits
+from rlx_ort.storage import temporary_folder
 
 QuantizeKind: TypeAlias = Literal["int8-dynamic", "int8-static", "int4-weights"]
 """The ways to quantise."""
@@ -244,8 +244,8 @@ def _in_files(
     bundle: ModelBundle, kind: str, tools: Any, options: QuantizeOptions, samples: Sequence[Mapping[str, Any]]
 ) -> ModelBundle:
     """Quantise through temporary files, which the tools read and write."""
-    with tempfile.TemporaryDirectory(prefix="rlx_ort-", ignore_cleanup_errors=True) as name:
-        given, ready, made = (Path(name, f"{part}.onnx") for part in ("given", "ready", "made"))
+    with temporary_folder() as folder:
+        given, ready, made = (folder / f"{part}.onnx" for part in ("given", "ready", "made"))
         large = sum(data.nbytes for data in bundle.weights.values()) > 1 << 30
         save_bundle(_typed(bundle), given, external_data=large)
         common = {
@@ -275,7 +275,7 @@ def _in_files(
                 )
             else:
                 tools.quantize_dynamic(ready, made, **common)
-            return bundle_of(onnx.load(made), name, bundle.origin)
+            return bundle_of(onnx.load(made), str(folder), bundle.origin)
 
 
 def _typed(bundle: ModelBundle) -> ModelBundle:

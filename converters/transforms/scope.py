@@ -75,13 +75,13 @@ def model_scope(bundle: ModelBundle) -> Scope:
 
 def all_value_names(proto: onnx.ModelProto) -> set[str]:
     """Return the name of every value of a model, bodies included."""
-    found: set[str] = set()
+    names: set[str] = set()
     for graph in graphs_of(proto):
-        found.update(value.name for value in graph.input)
-        found.update(tensor.name for tensor in graph.initializer)
-        found.update(tensor.values.name for tensor in graph.sparse_initializer)
-        found.update(name for node in graph.node for name in (*node.input, *node.output) if name)
-    return found
+        names.update(value.name for value in graph.input)
+        names.update(tensor.name for tensor in graph.initializer)
+        names.update(tensor.values.name for tensor in graph.sparse_initializer)
+        names.update(name for node in graph.node for name in (*node.input, *node.output) if name)
+    return names
 
 
 def read_names(graph: onnx.GraphProto) -> set[str]:
@@ -104,15 +104,15 @@ def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[
 
     `nodes` has the operators by name; `what` is the list in the message where an entry means no node.
     """
-    found: set[str] = set()
+    chosen: set[str] = set()
     for entry in wanted:
         meant = {name for name, op_type in nodes.items() if entry in (name, op_type)}
         meant = meant or {name for name in nodes if fnmatch.fnmatchcase(name, entry)}
         if not meant:
             hint = near_names(entry, {*nodes, *nodes.values()})
             raise ConversionError(f"{entry!r} of {what} is no node, operator or pattern of nodes in the model; {hint}")
-        found |= meant
-    return found
+        chosen |= meant
+    return chosen
 
 
 def _small(tensor: onnx.TensorProto, bundle: ModelBundle) -> onnx.TensorProto | None:

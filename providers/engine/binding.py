@@ -180,12 +180,12 @@ class RunSlots(Slots):
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Run and copy the results into the buffers; see `Slots.run`."""
         results = self._runs.run(self._outputs, dict(zip(self._inputs, arrays, strict=True)))
-        found = dict(zip(self._outputs, results, strict=True))
+        outputs = dict(zip(self._outputs, results, strict=True))
         for name, buffer in self._buffers.items():
-            if buffer.shape != found[name].shape:
-                raise EngineError(f"output {name!r} has shape {found[name].shape} in place of {buffer.shape}")
-            buffer[...] = found[name]
-        return list((found | self._buffers).values())
+            if buffer.shape != outputs[name].shape:
+                raise EngineError(f"output {name!r} has shape {outputs[name].shape} in place of {buffer.shape}")
+            buffer[...] = outputs[name]
+        return list((outputs | self._buffers).values())
 
 
 class DeviceTensor(abc.ABC):

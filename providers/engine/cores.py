@@ -1,7 +1,8 @@
 """What the versions of ONNX Runtime's core take: session config keys, the newest ai.onnx opset and IR version.
 
 ONNX Runtime ignores a config key that it does not read, without a word, so every key is looked up here. The facts are
-data, one file of `providers/cores/` a minor version, which `scripts/core_facts.py` reads from the released packages.
+data, one file of `providers/cores/` a minor version, which `scripts/core_facts.py` reads from the released packages. A
+file has the keys that the version before lacks, and those that this version has no more.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def core_of(version: tuple[int, ...] | None) -> Core:
     Without a version, as where no ONNX Runtime is installed, the newest counts.
     """
     known = _versions()
-    return _read(next((found for found in reversed(known) if version is None or found <= version[:2]), known[0]))
+    return _read(next((minor for minor in reversed(known) if version is None or minor <= version[:2]), known[0]))
 
 
 def unknown_core_note(version: tuple[int, ...] | None) -> str:
@@ -59,14 +60,16 @@ def known_cores() -> tuple[Core, ...]:
 
 @functools.cache
 def _versions() -> tuple[tuple[int, int], ...]:
-    found = [match for entry in _folder().iterdir() if (match := _FILE_NAME.fullmatch(entry.name))]
-    return tuple(sorted((int(match[1]), int(match[2])) for match in found))
+    matches = [match for entry in _folder().iterdir() if (match := _FILE_NAME.fullmatch(entry.name))]
+    return tuple(sorted((int(match[1]), int(match[2])) for match in matches))
 
 
 @functools.cache
 def _read(version: tuple[int, int]) -> Core:
-    facts, plugins = _table(f"{version[0]}.{version[1]}.toml"), _table("plugins.toml")
-    keys = frozenset(facts["config_keys"]).union(plugins["config_keys"])
+    facts = _table(f"{version[0]}.{version[1]}.toml")
+    older = [known for known in _versions() if known < version]
+    before = _read(older[-1]).config_keys if older else frozenset(_table("plugins.toml")["config_keys"])
+    keys = before.difference(facts.get("removed_keys", ())).union(facts["config_keys"])
     return Core(version, facts["opset"], facts["ir_version"], keys)
 
 

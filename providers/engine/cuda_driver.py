@@ -3,9 +3,11 @@
 `nvidia-smi` counts all GPUs in the order of the bus; CUDA counts the visible ones, fastest first unless
 CUDA_DEVICE_ORDER is set. Only the PCI address identifies a GPU in both.
 
-Everything that ONNX Runtime launches on the stream during a capture becomes one graph, with the copies around it. A
-graph is refused if it copies from host memory other than our pinned buffers, which ONNX Runtime may have reused by the
-time of a replay, or if it calls a host function, whose arguments are gone by then.
+Everything that ONNX Runtime launches on the stream during a capture becomes one graph, with the copies around it.
+ONNX Runtime may have reused its host memory by the time of a replay. Its pinned memory holds what the host computed
+before the run's end, such as the lengths of cuDNN's sequences, and cannot depend on the device, for which a capture
+never waits: the graph copies from our copy of it. A graph is refused if it copies from other host memory or to it, or
+calls a host function, whose arguments are gone by then.
 https://docs.nvidia.com/cuda/cuda-driver-api/
 """
 
@@ -17,6 +19,7 @@ import functools
 import itertools
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +39,7 @@ _NODE_NAMES = {3: "a host function", 4: "a child graph", 6: "an event wait", 7: 
 _ALLOCATE_WORDS, _ALLOCATE_SIZE, _ALLOCATE_ADDRESS = 32, 13, 14  # CUDA_MEM_ALLOC_NODE_PARAMS in words of 8 bytes
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 _POINTER_MEMORY_TYPE = 2
+MOST_LENT_BYTES = 512 << 20  # of pinned memory for the outputs of recorded runs, for each GPU
 
 _P, _N, _U = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -53,6 +57,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuGraphGetNodes": [_P, _P, _P],
     "cuGraphNodeGetType": [_P, _P],
     "cuGraphMemcpyNodeGetParams": [_P, _P],
+    "cuGraphMemcpyNodeSetParams": [_P, _P],
     "cuGraphMemAllocNodeGetParams": [_P, _P],
     "cuGraphMemFreeNodeGetParams": [_P, _P],
     "cuGraphLaunch": [_P, _P],
@@ -60,7 +65,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuGraphDestroy": [_P],
     "cuMemcpyHtoDAsync_v2": [_P, _P, _N, _P],
     "cuMemcpyDtoHAsync_v2": [_P, _P, _N, _P],
-    "cuMemcpyDtoDAsync_v2": [_P, _P, _N, _P],
+    "cuMemcpyAsync": [_P, _P, _N, _P],
     "cuMemHostAlloc": [_P, _N, _U],
     "cuMemFreeHost": [_P],
     "cuMemGetInfo_v2": [_P, _P],
@@ -126,10 +131,10 @@ def _driver() -> ctypes.CDLL:
 @functools.cache
 def _context(index: int) -> int:
     """Return the primary context of a GPU, which ONNX Runtime uses as well; it is kept until the process ends."""
-    found = _P()
+    context = _P()
     _call("cuInit", 0)
-    _call("cuDevicePrimaryCtxRetain", ctypes.byref(found), index)
-    return int(found.value or 0)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), index)
+    return int(context.value or 0)
 
 
 def _call(name: str, *arguments: Any) -> None:
@@ -207,12 +212,68 @@ def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _pinned(context: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    at = _allocated(context, like.nbytes)
+    return _array_at(at, like, _free_host, context, at)
+
+
+def _allocated(context: int, nbytes: int) -> int:
     at = _P()
     with _entered(context):
-        _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
-    raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
-    weakref.finalize(raw, _free_host, context, int(at.value or 0)).atexit = False
+        _call("cuMemHostAlloc", ctypes.byref(at), max(1, nbytes), 0)
+    return int(at.value or 0)
+
+
+def _array_at(at: int, like: npt.NDArray[Any], end: Callable[..., object], *arguments: Any) -> npt.NDArray[Any]:
+    """Return an array like another one at an address; `end` is called when nothing refers to its memory any more."""
+    raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(at)
+    weakref.finalize(raw, end, *arguments).atexit = False
     return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
+
+
+class _Lender:
+    """Pinned memory of one GPU for outputs that callers keep: memory of arrays that are gone is lent again, by size."""
+
+    def __init__(self, context: int) -> None:
+        self._context = context
+        self._idle: dict[int, list[int]] = {}
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def lend(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array; of ordinary memory where `MOST_LENT_BYTES` are lent, or the system pins no more."""
+        idle = self._idle.setdefault(like.nbytes, [])
+        try:
+            at = idle.pop()
+        except IndexError:
+            with self._lock:
+                if self._nbytes + like.nbytes > MOST_LENT_BYTES:
+                    self._free_idle()
+                if self._nbytes + like.nbytes > MOST_LENT_BYTES:
+                    return np.empty(like.shape, like.dtype)
+                try:
+                    at = _allocated(self._context, like.nbytes)
+                except NotRecordedError:
+                    return np.empty(like.shape, like.dtype)
+                self._nbytes += like.nbytes
+        return _array_at(at, like, idle.append, at)
+
+    def free_idle(self) -> None:
+        """Free what is not lent."""
+        with self._lock:
+            self._free_idle()
+
+    def _free_idle(self) -> None:
+        for nbytes, idle in list(self._idle.items()):
+            while True:
+                try:
+                    at = idle.pop()
+                except IndexError:
+                    break
+                _free_host(self._context, at)
+                self._nbytes -= nbytes
+
+
+_lender = functools.cache(_Lender)
 
 
 def open_recorder(index: int, obstacle: str = "") -> Recorder:
@@ -232,6 +293,8 @@ class _CudaRecorder:
             _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
         self.enter: Callable[[], object] = functools.partial(_driver().cuCtxSetCurrent, _P(self._context))
         self._stream = int(stream.value or 0)
+        self._kept: dict[int, list[npt.NDArray[Any]]] = {}  # what recordings copy to the device, by recording
+        self.lend = _lender(self._context).lend
         self.options: Mapping[str, str] = {"has_user_compute_stream": "1", "user_compute_stream": str(self._stream)}
 
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -257,16 +320,19 @@ class _CudaRecorder:
         if code:
             raise NotRecordedError(f"the run was not recorded to its end: CUDA error {code}")
         try:
-            _check_nodes(graph, frozenset(host for _, host, _ in (*copies_in, *copies_out)))
+            own = frozenset(host for _, host, _ in (*copies_in, *copies_out))
+            kept = _check_nodes(graph, own, self.host_buffer)
             made = _P()
             _call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, 0)
         finally:
             _driver().cuGraphDestroy(graph)
-        return int(made.value or 0)
+        recording = int(made.value or 0)
+        self._kept[recording] = kept
+        return recording
 
     def player(self, recording: int) -> Callable[..., None]:
         driver, stream, graph = _driver(), _P(self._stream), _P(recording)
-        launch, wait, copy = driver.cuGraphLaunch, driver.cuStreamSynchronize, driver.cuMemcpyDtoDAsync_v2
+        launch, wait, copy = driver.cuGraphLaunch, driver.cuStreamSynchronize, driver.cuMemcpyAsync
 
         def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
             code = 0
@@ -284,7 +350,7 @@ class _CudaRecorder:
     def move(self, copies: Sequence[Copy]) -> None:
         driver, code = _driver(), 0
         for to, source, size in copies:
-            code = code or driver.cuMemcpyDtoDAsync_v2(to, source, size, self._stream)
+            code = code or driver.cuMemcpyAsync(to, source, size, self._stream)
         code = code or driver.cuStreamSynchronize(self._stream)
         if code:
             raise RuntimeError(f"a copy on the GPU failed with CUDA error {code}")
@@ -292,6 +358,7 @@ class _CudaRecorder:
     def drop(self, recording: int) -> None:
         with _entered(self._context):
             _driver().cuGraphExecDestroy(recording)
+        self._kept.pop(recording, None)
 
     def wait(self) -> None:
         if self._stream:
@@ -300,13 +367,21 @@ class _CudaRecorder:
 
     def close(self) -> None:
         stream, self._stream = self._stream, 0
+        _lender(self._context).free_idle()
         if stream:
             with _entered(self._context):
                 _driver().cuStreamDestroy_v2(stream)
 
 
-def _check_nodes(graph: Any, own: frozenset[int]) -> None:
-    """Refuse a graph that copies from or to host memory outside of `own`, calls the host, or leaks allocations."""
+def _check_nodes(
+    graph: Any, own: frozenset[int], host_buffer: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+) -> list[npt.NDArray[Any]]:
+    """Refuse a graph that uses host memory outside of `own` that is not pinned, calls the host, or leaks allocations.
+
+    Returns:
+        What the graph copies from now on in place of pinned memory outside of `own`.
+    """
+    kept = []
     count = _N()
     _call("cuGraphGetNodes", graph, None, ctypes.byref(count))
     nodes = (_P * count.value)()
@@ -319,13 +394,18 @@ def _check_nodes(graph: Any, own: frozenset[int]) -> None:
         if kind.value == _MEMCPY:
             copy = _Memcpy3D()
             _call("cuGraphMemcpyNodeGetParams", node, ctypes.byref(copy))
-            for type_, host, device in (
-                (copy.src_type, copy.src_host, copy.src_device),
-                (copy.dst_type, copy.dst_host, copy.dst_device),
-            ):
-                at = host if type_ == _HOST else device
-                if at not in own and _on_host(type_, at):
-                    raise NotRecordedError("a node copies from or to host memory during the run")
+            source = copy.src_host if copy.src_type == _HOST else copy.src_device
+            target = copy.dst_host if copy.dst_type == _HOST else copy.dst_device
+            if target not in own and _on_host(copy.dst_type, target):
+                raise NotRecordedError("a node copies to host memory during the run")
+            if source not in own and _on_host(copy.src_type, source):
+                if not _is_plain(copy) or _memory_type(source) != _HOST:
+                    raise NotRecordedError("a node copies from host memory during the run")
+                held = (ctypes.c_ubyte * copy.width).from_address(source)
+                kept.append(host_buffer(np.frombuffer(held, np.uint8)))
+                kept[-1][...] = held
+                copy.src_type, copy.src_host, copy.src_device = _HOST, kept[-1].ctypes.data, None
+                _call("cuGraphMemcpyNodeSetParams", node, ctypes.byref(copy))
         elif kind.value == _ALLOCATE:
             words = (ctypes.c_ulonglong * _ALLOCATE_WORDS)()
             _call("cuGraphMemAllocNodeGetParams", node, ctypes.byref(words))
@@ -342,6 +422,12 @@ def _check_nodes(graph: Any, own: frozenset[int]) -> None:
         raise NotRecordedError(
             f"the run allocates {len(allocated)} times and frees {len(freed)} times within the graph; it keeps {sizes}"
         )
+    return kept
+
+
+def _is_plain(copy: _Memcpy3D) -> bool:
+    """Return whether a copy is one of so many bytes in a row."""
+    return copy.height <= 1 and copy.depth <= 1 and not (copy.src_x or copy.src_y or copy.src_z)
 
 
 def _free_host(context: int, address: int) -> None:
@@ -351,11 +437,14 @@ def _free_host(context: int, address: int) -> None:
 
 
 def _on_host(type_: int, address: int | None) -> bool:
-    if type_ != _UNIFIED:
-        return type_ == _HOST
+    return type_ == _HOST if type_ != _UNIFIED else _memory_type(address) != _DEVICE
+
+
+def _memory_type(address: int | None) -> int:
+    """Return of which type memory is, 0 for memory that the driver does not know: the host's, and not pinned."""
     found = _U()
     code = _driver().cuPointerGetAttribute(ctypes.byref(found), _POINTER_MEMORY_TYPE, address)
-    return bool(code) or found.value != _DEVICE  # an address that the driver does not know is the host's
+    return 0 if code else found.value
 
 
 def _gpu(library: ctypes.CDLL, ordinal: int) -> CudaGpu:

@@ -48,7 +48,7 @@ class OrtBinder(Binder):
     def on_host(self) -> bool:
         """Whether runs read their inputs in host memory; see `Binder.on_host`."""
         session = self._session
-        return self._keeps_on_host and all(session.bound_memory(spec.name) == HOST_MEMORY for spec in session.inputs)
+        return self._keeps_on_host and all(session.bound_memory(name) == HOST_MEMORY for name in session.input_types)
 
     def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
         """Return a tensor on the device with a copy of the array; see `Binder.upload`."""
@@ -106,11 +106,11 @@ class OrtBinder(Binder):
                 inner.bind_output(name, place.inner)
         run_binding(core.session, io, core.options)
         del kept
-        found = []
+        outputs = []
         for name, value in zip(names, io.get_outputs(), strict=True):
             own = _copied(session, value, session.output_types[name]) if name in session.handed_on else value
-            found.append(OrtTensor(session, own, core) if name in resident else from_ort_value(own, name))
-        return found
+            outputs.append(OrtTensor(session, own, core) if name in resident else from_ort_value(own, name))
+        return outputs
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run to be repeated over one binding; see `Binder.loop`."""
@@ -166,8 +166,8 @@ class GraphRuns:
             raise EngineError(f"output {name!r} is an input or a weight itself, which no device graph writes")
         self._session = session
         self._io = core.session.io_binding()
-        self._inputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.inputs}
-        self._outputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.outputs}
+        self._inputs = {name: self._fixed(name, kind) for name, kind in session.input_types.items()}
+        self._outputs = {name: self._fixed(name, kind) for name, kind in session.output_types.items()}
         for name, value in self._inputs.items():
             self._io.bind_ortvalue_input(name, value)
         for name, value in self._outputs.items():
@@ -183,16 +183,16 @@ class GraphRuns:
             self._inputs[name].update_inplace(given)
             kept.append(before)
         run_binding(core.session, self._io, core.options)
-        found: list[Any] = []
+        outputs: list[Any] = []
         for name in names:
             value = self._outputs[name]
             if name in resident:
                 copy = self._fixed(name, self._session.output_types[name])
                 copy.update_inplace(value)
-                found.append(OrtTensor(self._session, copy, core))
+                outputs.append(OrtTensor(self._session, copy, core))
             else:
-                found.append(value.numpy())
-        return found
+                outputs.append(value.numpy())
+        return outputs
 
     def _fixed(self, name: str, kind: ValueType) -> Any:
         static = isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static

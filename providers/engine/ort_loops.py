@@ -139,19 +139,19 @@ class OrtLoop:
             # Kept until the next run, which binds again: the owner may reallocate the array meanwhile.
             return [bind_input(self._session, self._core, self._io, name, value)]
         own = np.array(value, order="C")
-        found = self._session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
-        self._io.bind_ortvalue_input(name, found)
-        return own, found, memory == HOST_MEMORY
+        held = self._session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
+        self._io.bind_ortvalue_input(name, held)
+        return own, held, memory == HOST_MEMORY
 
     def _written(self, fixed: tuple[npt.NDArray[Any], Any, bool], value: Any) -> bool:
         """Copy an array into bound memory, if it is one of the same shape and dtype."""
-        own, found, on_host = fixed
+        own, bound, on_host = fixed
         if value.__class__ is not np.ndarray or value.shape != own.shape or value.dtype != own.dtype:
             return False
         if on_host:
             own[...] = value
         else:
-            found.update_inplace(np.ascontiguousarray(value).reshape(value.shape))
+            bound.update_inplace(np.ascontiguousarray(value).reshape(value.shape))
         return True
 
 
@@ -203,8 +203,8 @@ class OrtBoundRun(BoundRun):
         with session.guarded():
             recordings, options = self._recordings, self._core.options
             if recordings is not None and self._runs == _CHECKED_RUNS and options is recordings.shared:
-                for place, found in zip(self._results.values(), self._replay.run(self._given), strict=True):
-                    place[...] = found
+                for place, result in zip(self._results.values(), self._replay.run(self._given), strict=True):
+                    place[...] = result
                 return
             begun_ns = time.perf_counter_ns()
             for name, (array, value) in self._sent.items():
@@ -232,10 +232,10 @@ class OrtBoundRun(BoundRun):
                 end.atexit = False
             elif self._replay is not None:
                 begun_ns = time.perf_counter_ns()
-                found = self._replay.run(self._given)
+                replayed = self._replay.run(self._given)
                 now = took_ns, time.perf_counter_ns() - begun_ns
                 self._least_ns = [min(pair) for pair in zip(self._least_ns, now, strict=True)]
-                check_replay(list(self._results), list(self._results.values()), found)
+                check_replay(list(self._results), list(self._results.values()), replayed)
                 if self._runs == _CHECKED_RUNS:
                     check_worth(*self._least_ns)
         except self._session.errors as err:
@@ -257,14 +257,14 @@ class OrtBoundRun(BoundRun):
             return
         kind, memory = session.input_types[name], session.bound_memory(name)
         if memory is None or memory == HOST_MEMORY or has_foreign_dtype(kind):
-            found = to_ort_value(session.engine, name, value, kind)
+            bound = to_ort_value(session.engine, name, value, kind)
             if memory != HOST_MEMORY:
                 self._sent[name] = value, None  # the engine copies what is bound
         else:
-            found = (session.engine.OrtValue.ortvalue_from_numpy(value, *memory), None)
-            self._sent[name] = value, found[0]
-        self._kept[name] = found
-        self._io.bind_ortvalue_input(name, found[0])
+            bound = (session.engine.OrtValue.ortvalue_from_numpy(value, *memory), None)
+            self._sent[name] = value, bound[0]
+        self._kept[name] = bound
+        self._io.bind_ortvalue_input(name, bound[0])
 
 
 def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str, value: Any) -> Any:

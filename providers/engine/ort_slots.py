@@ -147,8 +147,8 @@ class PlainSlots(Slots):
                 return pinned.run(core, arrays)
             feeds = dict(zip(self._inputs, arrays, strict=True))
             if recordings is None or (pinned is None and not recordings.active):
-                found: list[npt.NDArray[Any]] = core.call(self._outputs, feeds, core.options)
-                return found
+                outputs: list[npt.NDArray[Any]] = core.call(self._outputs, feeds, core.options)
+                return outputs
             plain = None if pinned is None else partial(pinned.run, core, arrays)
             return recordings.run_slots(self._owner, self._outputs, feeds, plain)
         except self._errors as err:

@@ -221,7 +221,7 @@ def watch(session: _Stoppable, *, device: bool = False) -> None:
 def watched_sessions() -> list[_Stoppable]:
     """Return what is to be stopped when the process ends."""
     with _live_lock:
-        return [found for found in (link() for link in _live.values()) if found is not None]
+        return [session for session in (link() for link in _live.values()) if session is not None]
 
 
 def ending() -> bool:

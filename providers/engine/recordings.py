@@ -28,6 +28,7 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
 from rlx_ort.providers.engine.replays import (
+    LENT_BYTES,
     BrokenSessionError,
     FixedRun,
     NotRecordedError,
@@ -41,6 +42,7 @@ from rlx_ort.providers.engine.replays import (
     facts,
 )
 from rlx_ort.providers.engine.values import OrtTensor
+from rlx_ort.timing import least_in_turns
 
 LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrite them"
 
@@ -54,12 +56,13 @@ MOST_CHANGES = 4  # of sizes that cost recordings, after which a session records
 TRY_SHARE = 0.04  # of the time of plain runs is for more of them
 RUNS_PER_TRY = 256  # plain runs that allow another try, so that tries take at most 4 % of them
 MOST_RUNS_WITHOUT = 64  # plain runs after which a session without recordings gives up
-MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
+MOST_BYTES = 16 << 20  # of inputs and small outputs: the copy to pinned memory costs more than the launches
 MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs on the device, which a recording allocates a second time
 MOST_COPIED_OUT = 8  # consecutive plain runs with outputs left on the device, after which the session gives up
 TIMED_PAIRS = 5
 HOST_BOUND = 0.5  # the least share of a run that launching takes; a replay of others saves nothing
 
+_BOUND = -1  # the owner of bound runs
 _NO_NUMBER = np.dtype(object)
 
 
@@ -128,7 +131,7 @@ class Recordings:
                 return self._plain(names, feeds, options)
             found = self._found(0, names, feeds)
             if found is not None:
-                return [view.copy() for view in found.run(feeds)]
+                return list(found.run_fresh(feeds))
             return self._run_plain(0, names, feeds, partial(self._plain, names, feeds, self.shared))
 
     def run_slots(
@@ -142,9 +145,9 @@ class Recordings:
         with self._lock:
             if not self.active:
                 return plain()
-            found = self._found(owner, names, feeds)
-            if found is not None:
-                return found.run(feeds)
+            replay = self._found(owner, names, feeds)
+            if replay is not None:
+                return replay.run(feeds)
             return self._run_plain(owner, names, feeds, plain)
 
     def run_values(
@@ -159,15 +162,15 @@ class Recordings:
                 return plain()
             on_device = frozenset(name for name, value in feeds.items() if not isinstance(value, np.ndarray))
             owner: Owner = (on_device, frozenset(resident)) if on_device or resident else 0
-            found = self._found(owner, names, feeds)
-            if found is not None and (changed := found.changed(feeds)):
-                self._changing.setdefault(found.key, set()).update(changed)
+            replay = self._found(owner, names, feeds)
+            if replay is not None and (changed := replay.changed(feeds)):
+                self._changing.setdefault(replay.key, set()).update(changed)
                 self._last = None
-                self._recorded.pop(found.key).close()
-                found = None
-            if found is not None:
+                self._recorded.pop(replay.key).close()
+                replay = None
+            if replay is not None:
                 self._copied_out = 0
-                return found.run_values(feeds, self._fresh)
+                return replay.run_values(feeds, self._fresh)
             results = self._run_plain(owner, names, feeds, plain)
             self._copied_out += bool(resident)
             if self._copied_out >= MOST_COPIED_OUT and not self._required:
@@ -204,7 +207,7 @@ class Recordings:
                 raise NotRecordedError(self._bound_refusal)
             bound = self._bind(inputs, outputs)
             self._check_launches(bound)
-            found = Replay(self._driver, bound, (0, tuple(arrays), ()), inputs, arrays)
+            replay = Replay(self._driver, bound, (_BOUND, tuple(arrays), ()), inputs, arrays)
         except BrokenSessionError as err:
             self.broken = True
             self.give_up(str(err))
@@ -213,8 +216,8 @@ class Recordings:
             raise
         except self._errors as err:
             raise NotRecordedError(f"{type(err).__name__}: {err}") from err
-        self._bound.add(found)
-        return found
+        self._bound.add(replay)
+        return replay
 
     def refuse_bound(self, reason: str) -> None:
         """Record no bound run from now on."""
@@ -232,8 +235,8 @@ class Recordings:
         """Return the recorded signatures, and the refused ones with the reason."""
         with self._lock:
             recorded = [
-                RecordedRun({name: described(*facts) for name, *facts in key[2]}, key[1], found.nbytes)
-                for key, found in self._recorded.items()
+                RecordedRun({name: described(*facts) for name, *facts in key[2]}, key[1], replay.nbytes)
+                for key, replay in self._recorded.items()
             ]
             waits = f"many input signatures take turns: after {FIRST_TRIES}, one in {RUNS_PER_TRY} runs is recorded"
             waiting = {key: waits for key, (count, _) in self._counts.items() if count >= PLAIN_RUNS}
@@ -241,8 +244,8 @@ class Recordings:
                 ", ".join(f"{name} {described(*facts)}" for name, *facts in key[2]): reason
                 for key, reason in (self._refused | waiting).items()
             }
-            for found in self._bound:
-                recorded.append(RecordedRun(found.inputs, tuple(found.outputs), found.nbytes))
+            for replay in self._bound:
+                recorded.append(RecordedRun(replay.inputs, tuple(replay.outputs), replay.nbytes))
             if self._bound_refusal:
                 refused["steps over fixed memory"] = self._bound_refusal
             return DeviceGraphReport(tuple(recorded), refused, self._reason)
@@ -274,25 +277,25 @@ class Recordings:
         if last is not None and last.fits(owner, names, feeds):
             return last
         key = signature(owner, names, feeds)
-        found = None if key is None else self._recorded.get(key)
-        if found is not None:
+        replay = None if key is None else self._recorded.get(key)
+        if replay is not None:
             assert key is not None  # noqa: S101  # it was found by it
             self._recorded.move_to_end(key)
-            self._last = found
-        return found
+            self._last = replay
+        return replay
 
     def _copied(self, results: Sequence[Any]) -> list[Any]:
         """Return results with copies, outside of the session's arena, of those that are on the device."""
-        found, copies = list(results), []
+        outputs, copies = list(results), []
         for place, result in enumerate(results):
             if result is not None and not isinstance(result, np.ndarray):
                 like = _like(result)
-                found[place] = self._fresh(like)
+                outputs[place] = self._fresh(like)
                 if like.nbytes:
-                    copies.append((found[place].address, result.address, like.nbytes))
+                    copies.append((outputs[place].address, result.address, like.nbytes))
         if copies:
             self._driver.move(copies)
-        return found
+        return outputs
 
     def _run_plain(
         self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]
@@ -367,29 +370,31 @@ class Recordings:
             raise NotRecordedError("an input or output is no tensor of numbers")
         ins = {name: held[name] if name in held else _like(value) for name, value in feeds.items()}
         outs = {name: _like(value) for name, value in zip(names, results, strict=True)}
+        lent = [value.nbytes for value in results if key[0] == 0 and value.nbytes >= LENT_BYTES]
         on_host = [value.nbytes for value in values if isinstance(value, np.ndarray)]
         on_device = [_like(value).nbytes for value in values if not isinstance(value, np.ndarray)]
         if not all((*on_host, *on_device)):
             raise NotRecordedError("an input or output is empty")
-        total = sum(on_host)
+        total = sum(on_host) - sum(lent)
         if total > MOST_BYTES and not self._required:
             raise NotRecordedError(f"{total >> 20} MB of inputs and outputs take longer than the launches")
-        total = sum(on_device) - sum(_like(tensor).nbytes for tensor in held.values())
+        total = sum(on_device) + sum(lent) - sum(_like(tensor).nbytes for tensor in held.values())
         if total > MOST_DEVICE_BYTES and not self._required:
             raise NotRecordedError(f"another {total >> 20} MB would be needed on the device")
         replay: Callable[[], list[Any]]
         recording = None
         try:
             bound = self._bind(ins, outs)
-            self._check_launches(bound)
+            if sum(lent) < MOST_BYTES:  # more are worth a trial for the copies that they save
+                self._check_launches(bound)
             recording = Replay(self._driver, bound, key, ins, outs)
             if isinstance(key[0], int):
-                replay = partial(recording.run, feeds)
+                replay = partial(recording.run if key[0] else recording.run_fresh, feeds)
             else:
                 replay = partial(recording.run_values, feeds, self._fresh)
             check_replay(names, [_array(value) for value in results], [_array(value) for value in replay()])
             if not self._required:
-                self._check_worth(plain, replay, copies=key[0] == 0)
+                self._check_worth(plain, replay)
         except self._errors as err:
             if recording is not None:
                 recording.close()
@@ -410,18 +415,9 @@ class Recordings:
         if launch_ns < HOST_BOUND * run_ns and not self._required:
             raise NotRecordedError(f"of {run_ns / 1e3:.0f} us, launching takes {launch_ns / 1e3:.0f} us")
 
-    def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], list[Any]], *, copies: bool) -> None:
+    def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], Any]) -> None:
         """Compare the minimum times of interleaved replays and plain runs, and refuse a replay that is not faster."""
-        now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
-        for _ in range(TIMED_PAIRS):
-            start = now()
-            plain()
-            middle = now()
-            for view in replay():
-                if copies:
-                    view.copy()
-            least = [min(least[0], middle - start), min(least[1], now() - middle)]
-        check_worth(*least)
+        check_worth(*least_in_turns(plain, replay, rounds=TIMED_PAIRS))
 
 
 def not_recorded(reason: str) -> EngineError:

@@ -18,13 +18,14 @@ from rlx_ort.providers.engine.values import OrtTensor
 
 WORTH = 0.9  # the largest ratio of a replay's time to a plain run's; the minimum of five favours replays by up to 8 %
 WARM_RUNS = 3
+LENT_BYTES = 256 << 10  # of an output, from which copying it once more takes longer than lending memory
 
 _log = logging.getLogger(__name__)
 
 Copy: TypeAlias = tuple[int, int, int]
-"""Address on the device, address on the host, bytes; within the device, address to write, address to read, bytes."""
+"""In a recording: address on the device, on the host, bytes; around a replay: address to write, to read, bytes."""
 Owner: TypeAlias = int | tuple[frozenset[str], frozenset[str]]
-"""0 for runs on arrays, a number for slots, (inputs, outputs) on the device for the others."""
+"""0 for runs on arrays, a number for slots and bound runs, (inputs, outputs) on the device for the others."""
 Signature: TypeAlias = tuple[Owner, tuple[str, ...], tuple[tuple[str, Any, tuple[int, ...]], ...]]
 
 facts = attrgetter("dtype", "shape")
@@ -43,11 +44,14 @@ class Recorder(Protocol):
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array like another one, in pinned host memory."""
 
+    def lend(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array that the device writes at full speed; its memory is lent again once nothing refers to it."""
+
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
         """Return a recording of the copies to the device, a run, and the copies back, none of which is executed."""
 
     def player(self, recording: Any) -> Callable[..., None]:
-        """Return what replays a recording and waits for its end: `(before, after)`, copies within the device."""
+        """Return what replays a recording and waits for its end: `(before, after)`, copies from and to any memory."""
 
     def move(self, copies: Sequence[Copy]) -> None:
         """Copy within the device and wait."""
@@ -156,7 +160,8 @@ class Replay:
     """One recorded signature.
 
     `ins` are arrays for what is given on the host or copied on the device, and the tensors that are read where they
-    are; `outs` are arrays like the outputs.
+    are; `outs` are arrays like the outputs. Large outputs of runs on arrays are copied into the array that the caller
+    gets; a copy into a buffer of the recording and another one from there took 70 % of a replay of GPT-2 (12 MB).
     """
 
     def __init__(
@@ -183,10 +188,15 @@ class Replay:
         self._stays = {name: (back[name], outs[name]) for name in outs if name in resident}
         self._given = [(name, driver.host_buffer(arrays[name])) for name in arrays if name not in on_device]
         self.inside = [here for _, here in self._given]
-        self.views = [driver.host_buffer(array) for name, array in outs.items() if name not in resident]
+        self._large = {
+            name: (back[name], _without_memory(like))
+            for name, like in outs.items()
+            if key[0] == 0 and like.nbytes >= LENT_BYTES
+        }
+        read = [name for name in outs if name not in resident and name not in self._large]
+        self.views = [driver.host_buffer(outs[name]) for name in read]
         for view in self.views:
             view[...] = 1
-        read = [name for name in outs if name not in resident]
         try:
             self.handle = driver.record(
                 [(to[name], here.ctypes.data, here.nbytes) for name, here in self._given],
@@ -201,7 +211,8 @@ class Replay:
     def nbytes(self) -> int:
         """The memory of its inputs and outputs, on the device and the host."""
         on_device = sum(size for _, _, size in self._moved) + sum(like.nbytes for _, like in self._stays.values())
-        return on_device + sum(array.nbytes for array in (*self.inside, *self.views))
+        lent = sum(like.nbytes for _, like in self._large.values())
+        return on_device + lent + sum(array.nbytes for array in (*self.inside, *self.views))
 
     def fits(self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
         """Return whether a run has this signature."""
@@ -222,6 +233,18 @@ class Replay:
             place[...] = array
         self._play()
         return self.views
+
+    def run_fresh(self, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """Replay on arrays and return new arrays."""
+        for place, array in zip(self.inside, feeds.values(), strict=True):
+            place[...] = array
+        if not self._large:
+            self._play()
+            return [view.copy() for view in self.views]
+        made = {name: self.driver.lend(like) for name, (_, like) in self._large.items()}
+        self._play((), [(made[name].ctypes.data, at, like.nbytes) for name, (at, like) in self._large.items()])
+        views = iter(self.views)
+        return [made[name] if name in made else next(views).copy() for name in self.outputs]
 
     def run_values(self, feeds: Mapping[str, Any], fresh: Callable[[npt.NDArray[Any]], OrtTensor]) -> list[Any]:
         """Replay on arrays and tensors and return new arrays and tensors."""
@@ -247,14 +270,20 @@ def check_worth(plain_ns: int, replay_ns: int) -> None:
         raise NotRecordedError(f"a replay takes {replay_ns / 1e3:.1f} us, a plain run {plain_ns / 1e3:.1f} us")
 
 
-def check_replay(names: Sequence[str], wanted: Sequence[npt.NDArray[Any]], found: Sequence[npt.NDArray[Any]]) -> None:
+def check_replay(
+    names: Sequence[str], wanted: Sequence[npt.NDArray[Any]], replayed: Sequence[npt.NDArray[Any]]
+) -> None:
     """Compare a replay's outputs with a plain run's: exactly, or to 32 roundings of the largest element for floats."""
-    for name, want, got in zip(names, wanted, found, strict=True):
+    for name, want, got in zip(names, wanted, replayed, strict=True):
         if want.shape != got.shape or want.dtype != got.dtype:
             raise NotRecordedError(f"a replay gave output {name!r} as {got.dtype}{got.shape}")
         if not agree(got, want, epsilons=32):
             error = relative_error(got, want)
             raise NotRecordedError(f"a replay gave output {name!r} with a relative error of {error:.1e}")
+
+
+def _without_memory(like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.broadcast_to(np.zeros((), like.dtype), like.shape)
 
 
 def described(dtype: Any, shape: tuple[int, ...]) -> str:

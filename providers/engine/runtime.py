@@ -149,14 +149,14 @@ def genai() -> Any:
     """
     onnxruntime()  # first, as it reads the settings of the environment
     try:
-        found = importlib.import_module("onnxruntime_genai")
+        module = importlib.import_module("onnxruntime_genai")
     except ImportError as err:
         absent = isinstance(err, ModuleNotFoundError) and err.name == "onnxruntime_genai"
         problem = "onnxruntime-genai is not installed" if absent else f"onnxruntime-genai does not load: {err}"
         raise EngineError(f"{problem}\n  {install_command('genai')}") from err
     if not telemetry_allowed():
-        found.disable_telemetry_events()
-    return found
+        module.disable_telemetry_events()
+    return module
 
 
 def available_eps() -> tuple[str, ...]:
@@ -226,16 +226,16 @@ def opening_error(err: Exception, device: Device) -> RlxError:
     return kind(f"{NOT_TAKEN} for {device.display}: {text}")
 
 
-def _too_new(found: re.Match[str]) -> LegalizeError:
+def _too_new(match: re.Match[str]) -> LegalizeError:
     """Return the error for a model whose opset or IR version this ONNX Runtime does not load."""
     from rlx_ort.providers.engine.cores import known_cores
 
-    if found["ir"]:
-        what, asked, most = "IR version", int(found["ir"]), found["most_ir"]
+    if match["ir"]:
+        what, asked, most = "IR version", int(match["ir"]), match["most_ir"]
         loads = [core.name for core in known_cores() if core.ir_version >= asked]
     else:
-        what, asked, most = f"opset of {found['domain']}", int(found["opset"]), found["most"]
-        loads = [core.name for core in known_cores() if core.opset >= asked and found["domain"] == "ai.onnx"]
+        what, asked, most = f"opset of {match['domain']}", int(match["opset"]), match["most"]
+        loads = [core.name for core in known_cores() if core.opset >= asked and match["domain"] == "ai.onnx"]
     remedy = f"ONNX Runtime {loads[0]} and newer load it" if loads else "no ONNX Runtime is known to load it"
     return LegalizeError(f"the model needs {what} {asked}, and {describe_runtime()} loads up to {most}; {remedy}")
 

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import EngineError, as_cause
 from rlx_ort.ir.types import ValueType
-from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
+from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment
 from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.engine.process import watch, watched_sessions
@@ -138,22 +138,20 @@ class OrtEngineSession:
         driver, self._reason = (None, recorder) if isinstance(recorder, str) else (recorder, "")
         core = _core_type[0](session, memory, self._options, driver)
         self._core: SessionCore | None = core
-        self.inputs = _specs(session.get_inputs(), declared[0])
-        self.outputs = _specs(session.get_outputs(), declared[1])
+        self.input_types = _types(session.get_inputs(), declared[0])
+        self.output_types = _types(session.get_outputs(), declared[1])
         self.assignments = tuple(
             NodeAssignment(group.ep_name, node.name, node.domain, node.op_type)
             for group in session.get_provider_graph_assignment_info()
             for node in group.get_nodes()
         )
-        self.input_types = {spec.name: spec.type for spec in self.inputs}
-        self.output_types = {spec.name: spec.type for spec in self.outputs}
         # ONNX Runtime gives the memory of the input or weight for such an output, and leaves a bound buffer as it is.
         self.handed_on = self.output_types.keys() & {*self.input_types, *weights}
         self._bound_memory: Mapping[str, tuple[str, int]] | None = None
         self._guard = recipe.run_lock
         self._owner = os.getpid()
-        self._foreign_inputs = frozenset(spec.name for spec in self.inputs if has_foreign_dtype(spec.type))
-        self._foreign_outputs = frozenset(spec.name for spec in self.outputs if has_foreign_dtype(spec.type))
+        self._foreign_inputs = _foreign(self.input_types)
+        self._foreign_outputs = _foreign(self.output_types)
         self._graph_lock = threading.RLock()
         alone = recipe.run_lock is nothing_to_hold and not recipe.device_graph
         self._before = recipe.before_run
@@ -213,7 +211,7 @@ class OrtEngineSession:
         if self._before is not None:
             self._before()
         with self._guard(), contextlib.suppress(*self.errors):
-            _fast_run(core.session)([self.outputs[0].name], feeds, options)
+            _fast_run(core.session)(list(self.output_types)[:1], feeds, options)
         return True
 
     def binder(self) -> Binder:
@@ -227,7 +225,7 @@ class OrtEngineSession:
         effect, and the input is bound again for each run.
         """
         if self._bound_memory is None:
-            self._bound_memory = _bound_memory(self.open_core().session, self.inputs, self.recipe)
+            self._bound_memory = _bound_memory(self.open_core().session, self.input_types, self.recipe)
         return self._bound_memory.get(name)
 
     @contextlib.contextmanager
@@ -239,7 +237,7 @@ class OrtEngineSession:
                     self._before()
                 yield
         except self.errors as err:
-            raise running_error(err, self.device) from err
+            raise running_error(err, self.device) from as_cause(err)
 
     def graph_runs(self, core: SessionCore) -> GraphRuns:
         """Return the recorded binding of a session with a device graph; the session's guard is held."""
@@ -415,7 +413,7 @@ def _fast_run(session: Any) -> Any:
     return getattr(getattr(session, "_sess", None), "run", session.run)
 
 
-def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionRecipe) -> dict[str, tuple[str, int]]:
+def _bound_memory(session: Any, inputs: Collection[str], recipe: SessionRecipe) -> dict[str, tuple[str, int]]:
     """Return the memory that each input is read in; inputs in memory of another kind are left out.
 
     An input may be read in host memory on a device that has its own, such as the shape that Reshape takes, and in the
@@ -423,16 +421,19 @@ def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionReci
     """
     ask = getattr(session, "get_input_memory_infos", None)
     if ask is None:  # the recipe then decides, and is certain about the CPU's own kernels only
-        return {spec.name: recipe.memory for spec in inputs if recipe.on_cpu or recipe.memory != HOST_MEMORY}
-    found = {}
-    for spec, info in zip(inputs, ask(), strict=True):
+        return dict.fromkeys(inputs, recipe.memory) if recipe.on_cpu or recipe.memory != HOST_MEMORY else {}
+    places = {}
+    for name, info in zip(inputs, ask(), strict=True):
         if info.name == "Cpu":
-            found[spec.name] = HOST_MEMORY
+            places[name] = HOST_MEMORY
         elif recipe.memory != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind
-            found[spec.name] = recipe.memory
-    return found
+            places[name] = recipe.memory
+    return places
 
 
-def _specs(infos: Sequence[Any], declared: Mapping[str, ValueType]) -> tuple[ValueSpec, ...]:
-    found = [(info.name, value_type(info.type, info.shape)) for info in infos]
-    return tuple(ValueSpec(name, refined(kind, declared.get(name))) for name, kind in found)
+def _types(infos: Sequence[Any], declared: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    return {info.name: refined(value_type(info.type, info.shape), declared.get(info.name)) for info in infos}
+
+
+def _foreign(types: Mapping[str, ValueType]) -> frozenset[str]:
+    return frozenset(name for name, kind in types.items() if has_foreign_dtype(kind))

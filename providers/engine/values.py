@@ -56,13 +56,13 @@ def value_type(text: str, dims: Sequence[object] | None = None) -> ValueType:
     return UnknownType()
 
 
-def refined(found: ValueType, declared: ValueType | None) -> ValueType:
+def refined(inferred: ValueType, declared: ValueType | None) -> ValueType:
     """Return a session's type of a value, with the declared shape for a scalar: ONNX Runtime shows unknown ranks so."""
-    if isinstance(found, TensorType) and isinstance(declared, TensorType) and not found.shape:
-        return TensorType(found.dtype, declared.shape)
-    if declared is not None and type(found) is type(declared) and not isinstance(found, TensorType):
+    if isinstance(inferred, TensorType) and isinstance(declared, TensorType) and not inferred.shape:
+        return TensorType(inferred.dtype, declared.shape)
+    if declared is not None and type(inferred) is type(declared) and not isinstance(inferred, TensorType):
         return declared
-    return found
+    return inferred
 
 
 def element_dtypes(texts: Iterable[Any]) -> frozenset[DType]:
@@ -167,9 +167,9 @@ class OrtTensor(DeviceTensor):
     def empty(cls, session: OrtEngineSession, like: npt.NDArray[Any]) -> OrtTensor:
         """Return a tensor like an array, not filled, in memory of the session's device that belongs to no session."""
         make = session.engine.OrtValue.ortvalue_from_shape_and_type
-        found = cls(session, make(list(like.shape), like.dtype, *session.recipe.memory), None)
-        found._shape = like.shape
-        return found
+        tensor = cls(session, make(list(like.shape), like.dtype, *session.recipe.memory), None)
+        tensor._shape = like.shape
+        return tensor
 
     @property
     def address(self) -> int:
@@ -236,8 +236,8 @@ class OrtTensor(DeviceTensor):
                 make = engine.OrtValue.ortvalue_from_shape_and_type
                 value = make(list(self.shape), value.element_type(), "cpu", 0)
                 copy([self.value], [value])
-        found: npt.NDArray[Any] = value.numpy() if self._plain else from_ort_value(value, "device tensor")
-        return found if found.flags.owndata else found.copy()
+        array: npt.NDArray[Any] = value.numpy() if self._plain else from_ort_value(value, "device tensor")
+        return array if array.flags.owndata else array.copy()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         kind, _ = self.__dlpack_device__()

@@ -16,7 +16,7 @@ import click
 
 from rlx_ort.cli import show
 from rlx_ort.cli.interrupts import Interrupts
-from rlx_ort.errors import RlxError, near_names
+from rlx_ort.errors import RlxError, advising_options, near_names
 
 __all__ = ["Commands", "main"]
 
@@ -82,7 +82,8 @@ class Commands(click.Group):
         as_json = "--json" in ctx.args
         ctx.meta.setdefault(_HELP_ONLY, not _HELP.isdisjoint(ctx.args))
         try:
-            return super().invoke(ctx)
+            with advising_options():
+                return super().invoke(ctx)
         except click.exceptions.Exit:  # of a command in this one
             raise
         except BaseException as err:  # raised again unless the command is to end
@@ -97,7 +98,7 @@ class Commands(click.Group):
                 show.print_failure(ctx, "UsageError", err.format_message(), err.exit_code)
             if not isinstance(err, RlxError):
                 raise
-            text = show.with_flags(str(err))
+            text = str(err)
             if as_json:
                 show.print_failure(ctx, type(err).__name__, text, err.exit_code)
             click.echo(f"Error: {text}", err=True)

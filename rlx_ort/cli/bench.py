@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ import click
 
 from rlx_ort.cli import options, page
 from rlx_ort.cli.options import opened
-from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress, with_flags
+from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress
 from rlx_ort.errors import EngineError, RlxError
+from rlx_ort.timing import in_row, timed
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
@@ -69,10 +71,11 @@ def command(
     With --faults a driver error, out of memory and a run that hangs are made up on each device in turn, and the other
     devices answer.
     """
-    from rlx_ort.cli.arrays import made_up_inputs
+    from rlx_ort import made_up
     from rlx_ort.ir.graph import check_dims
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.predict import dims_of
+    from rlx_ort.selection.windows import fitting_sizes
 
     policy = options.policy_of(names, None, None)
     if faults and (plot_path or html_path or trace_path):
@@ -84,7 +87,7 @@ def command(
         graph = runner.graph
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
-        feeds, assumed = made_up_inputs(graph, sizes)
+        feeds, assumed = made_up.random_inputs(graph.input_types, sizes, assume=fitting_sizes(graph, sizes))
         used = dims_of(graph, feeds)
         devices = options.each_once(policy.allow or ()) if names else runner.devices()
         for device in devices:
@@ -125,7 +128,7 @@ def _sizes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int
     """Return the named dims that the given shapes of inputs decide."""
     from rlx_ort.ir.types import TensorType
 
-    kinds = {value.name: value.type for value in graph.inputs}
+    kinds = graph.input_types
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
         kind = kinds.get(name)
@@ -152,17 +155,8 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
         row["profile_source"] = None if estimate is None else estimate.source
         process = psutil.Process()
         before_bytes = process.memory_info().rss
-        start = time.perf_counter_ns()
-        compiled = runner.compile(device)
-        row["create_ns"] = time.perf_counter_ns() - start
-        start = time.perf_counter_ns()
-        compiled.run(feeds)
-        row["first_run_ns"] = time.perf_counter_ns() - start
-        times = []
-        for _ in range(runs):
-            start = time.perf_counter_ns()
-            compiled.run(feeds)
-            times.append(time.perf_counter_ns() - start)
+        compiled, row["create_ns"] = timed(lambda: runner.compile(device))
+        row["first_run_ns"], *times = in_row(lambda: compiled.run(feeds), 1 + runs)
         row["host_memory_bytes"] = max(process.memory_info().rss - before_bytes, 0)
         row["placement_share"] = compiled.placement.requested_share
     except RlxError as err:  # one device's failure is a row of the answer
@@ -190,10 +184,10 @@ def _fault_rows(
             try:
                 compiled = runner.compile(device)
                 for name, call in (("plain_ns", compiled.run), ("resilient_ns", runner.run_resolved)):
-                    row[name] = statistics.median(_timed(call, feeds) for _ in range(runs))
+                    row[name] = statistics.median(in_row(partial(call, feeds), runs))
                 limit_s = max(_SHORTEST_S, 5e-9 * row["plain_ns"])
                 compiled.engine().run = run
-                row["answer_ns"] = _timed(runner.run_resolved, feeds, timeout_s=limit_s)
+                _, row["answer_ns"] = timed(partial(runner.run_resolved, feeds, timeout_s=limit_s))
                 answered = runner.last_run
                 row["answered_by"] = answered and answered.device and answered.device.label
                 begun = time.perf_counter_ns()
@@ -205,12 +199,6 @@ def _fault_rows(
             except RlxError as err:
                 row["failure"] = err
     return rows
-
-
-def _timed(call: Callable[..., object], *arguments: Any, **limits: float) -> int:
-    start = time.perf_counter_ns()
-    call(*arguments, **limits)
-    return time.perf_counter_ns() - start
 
 
 def _fail(text: str) -> Callable[..., list[Any]]:
@@ -272,7 +260,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     print_table(columns, table)
     for row in rows:
         if "\n" in str(row["failure"]):
-            note(f"{row['device']}: {with_flags(str(row['failure']))}")
+            note(f"{row['device']}: {row['failure']}")
     shipped = [row["device"] for row in rows if (row.get("profile_source") or "").startswith("default")]
     if shipped:
         note(f"predicted from shipped default profiles, run `rlx-ort calibrate`: {', '.join(shipped)}")

@@ -118,7 +118,7 @@ def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Pat
     entries = default_store().entries()
     path = Path(subject)
     if path.exists():
-        found = explain(_key_of(path, device_name, dims, key), entries)
+        report = explain(_key_of(path, device_name, dims, key), entries)
     else:
         matching = [entry for entry in entries if entry.digest.startswith(subject.lower())]
         if len(matching) != 1:
@@ -126,14 +126,14 @@ def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Pat
             raise click.BadParameter(
                 f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
             )
-        found = explain(CacheKey(matching[0].parts), entries)
+        report = explain(CacheKey(matching[0].parts), entries)
     document = {
-        "key": found.digest,
-        "cached": found.entry is not None,
-        "nearest": None if found.nearest is None else found.nearest.digest,
-        "changed": [change._asdict() for change in found.changed],
+        "key": report.digest,
+        "cached": report.entry is not None,
+        "nearest": None if report.nearest is None else report.nearest.digest,
+        "changed": [change._asdict() for change in report.changed],
     }
-    emit(document, as_json, lambda document: _print(found))
+    emit(document, as_json, lambda document: _print(report))
 
 
 def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
@@ -153,14 +153,14 @@ def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None
     return key_of_graph(read_model(path, dims), device, CompileOptions(dims=dims))
 
 
-def _print(found: Explanation) -> None:
-    state = "not in the cache" if found.entry is None else f"in the cache since {_moment(found.entry.created_s)}"
-    print_facts([("key", found.digest), ("state", state)])
-    if found.nearest is None:
+def _print(report: Explanation) -> None:
+    state = "not in the cache" if report.entry is None else f"in the cache since {_moment(report.entry.created_s)}"
+    print_facts([("key", report.digest), ("state", state)])
+    if report.nearest is None:
         note("no entry of the same model or weights was there before")
         return
-    note(f"compared with {found.nearest.digest[:_SHOWN_DIGITS]}, made {_moment(found.nearest.created_s)}")
-    print_table(("what changed", "before", "now"), [(part, _cut(old), _cut(new)) for part, old, new in found.changed])
+    note(f"compared with {report.nearest.digest[:_SHOWN_DIGITS]}, made {_moment(report.nearest.created_s)}")
+    print_table(("what changed", "before", "now"), [(part, _cut(old), _cut(new)) for part, old, new in report.changed])
 
 
 def _cut(text: str) -> str:

@@ -46,28 +46,30 @@ def command(
     if dims and model is None:
         raise click.UsageError("--dim is for a model; give its file")
     if show_only:
-        found = {device: _stored(device) for device in devices}
+        profiles = {device: _stored(device) for device in devices}
     elif model is None:
-        found = _measured(devices, quick)
+        profiles = _measured(devices, quick)
     else:
-        found = {device: _measured_for(model, dims, device, quick) for device in devices}
-    rows = [_row(device, profile) for device, profile in found.items()]
-    errors = [profile for profile in found.values() if isinstance(profile, RlxError)]
+        profiles = {device: _measured_for(model, dims, device, quick) for device in devices}
+    rows = [_row(device, profile) for device, profile in profiles.items()]
+    errors = [profile for profile in profiles.values() if isinstance(profile, RlxError)]
     emit({"devices": rows}, as_json, _print)
     if errors and len(errors) == len(rows):
         if not show_only:
             raise errors[0]
         if not as_json:
             note("nothing is stored; run `rlx-ort calibrate`")
-    _check_kept(found)
+    _check_kept(profiles)
 
 
-def _check_kept(found: Mapping[Device, CalibrationProfile | RlxError]) -> None:
+def _check_kept(profiles: Mapping[Device, CalibrationProfile | RlxError]) -> None:
     """Raise `WriteError` if a profile could not be written, which leaves nothing behind when the command ends."""
     from rlx_ort.calibration import store
     from rlx_ort.storage import cache_root
 
-    lost = [at.label for at, profile in found.items() if not isinstance(profile, RlxError) and not store.kept(profile)]
+    lost = [
+        at.label for at, profile in profiles.items() if not isinstance(profile, RlxError) and not store.kept(profile)
+    ]
     if lost:
         hint = "check the folder and its rights, or name another in RLX_CACHE_DIR"
         raise WriteError(f"the calibration of {', '.join(lost)} cannot be written to {cache_root()}; {hint}")
@@ -114,8 +116,8 @@ def _measured_for(model: Path, dims: dict[str, int], device: Device, quick: bool
 def _stored(device: Device) -> CalibrationProfile | RlxError:
     from rlx_ort.calibration import store
 
-    found = store.find(device)
-    return found.profile or CalibrationError(f"{device.display}: {found.reason}")
+    stored = store.find(device)
+    return stored.profile or CalibrationError(f"{device.display}: {stored.reason}")
 
 
 def _row(device: Device, profile: CalibrationProfile | RlxError) -> dict[str, Any]:

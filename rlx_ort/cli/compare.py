@@ -187,18 +187,18 @@ def print_outputs(comparison: Comparison) -> None:
     """Print a row of figures for each output."""
     rows = []
     for output in comparison.outputs:
-        found = output.found
+        difference = output.found
         name = output.name if output.name == output.other_name else f"{output.name} = {output.other_name}"
         dtype = output.dtypes[0] if len(set(output.dtypes)) == 1 else " / ".join(output.dtypes)
         cells = [name, dtype, "x".join(map(str, output.shape)) or "scalar"]
-        if found.shapes is not None:
-            cells += [f"the shape is {list(found.shapes[1])}", "-", "-"]
-        elif found.nonfinite:
-            cells += [f"{found.nonfinite} not finite on one side", "-", "-"]
+        if difference.shapes is not None:
+            cells += [f"the shape is {list(difference.shapes[1])}", "-", "-"]
+        elif difference.nonfinite:
+            cells += [f"{difference.nonfinite} not finite on one side", "-", "-"]
         else:
-            cells += [f"{found.max_abs:.3g}", f"{found.relative_l2:.3g}", f"{found.cosine:.7f}"]
-        if found.differing:
-            cells[-1] += f" ({found.differing} of {found.elements} differ)"
+            cells += [f"{difference.max_abs:.3g}", f"{difference.relative_l2:.3g}", f"{difference.cosine:.7f}"]
+        if difference.differing:
+            cells[-1] += f" ({difference.differing} of {difference.elements} differ)"
         rows.append([*cells, "ok" if output.ok else "DIFFERS"])
     print_table(("output", "dtype", "shape", "max abs", "relative L2", "cosine", ""), rows)
 
@@ -207,17 +207,17 @@ def _print_divergence(divergence: Divergence | None) -> None:
     if divergence is None:
         print_facts([("first node that differs", "none: every value inside is within the tolerance")])
         return
-    found = divergence.found
+    gap = divergence.found
     facts: list[tuple[str, object]] = [
         ("first node that differs", f"{divergence.node} ({divergence.op_type})"),
         ("its output", divergence.output),
     ]
     if (divergence.other_node, divergence.other_output) != (divergence.node, divergence.output):
         facts.append(("in the other model", f"{divergence.other_node}, output {divergence.other_output}"))
-    if found.shapes is not None:
-        facts.append(("difference", f"shape {list(found.shapes[0])} against {list(found.shapes[1])}"))
+    if gap.shapes is not None:
+        facts.append(("difference", f"shape {list(gap.shapes[0])} against {list(gap.shapes[1])}"))
     else:
-        figures = f"relative L2 {found.relative_l2:.3g}, max abs {found.max_abs:.3g}, {divergence.before:.3g} before it"
+        figures = f"relative L2 {gap.relative_l2:.3g}, max abs {gap.max_abs:.3g}, {divergence.before:.3g} before it"
         facts.append(("difference", figures))
     facts += [("cause", cause) for cause in divergence.causes] or [("cause", "same operator, attributes and weights")]
     if divergence.between:
@@ -229,10 +229,10 @@ def _print_divergence(divergence: Divergence | None) -> None:
     print_facts(facts)
 
 
-def _figures(found: Difference) -> dict[str, Any]:
+def _figures(difference: Difference) -> dict[str, Any]:
     return {
-        **{name: _finite(getattr(found, name)) for name in ("max_abs", "relative_l2", "cosine")},
-        **_picked(found, "nonfinite", "differing", "elements", "shapes"),
+        **{name: _finite(getattr(difference, name)) for name in ("max_abs", "relative_l2", "cosine")},
+        **_picked(difference, "nonfinite", "differing", "elements", "shapes"),
     }
 
 

@@ -248,8 +248,8 @@ def _document(report: ConversionReport) -> dict[str, Any]:
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:
-    found = dataclasses.asdict(facts)
-    return {"bytes": found.pop("nbytes"), **found}
+    document = dataclasses.asdict(facts)
+    return {"bytes": document.pop("nbytes"), **document}
 
 
 def _print(report: ConversionReport) -> None:

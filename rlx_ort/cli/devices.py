@@ -50,10 +50,10 @@ def _rows() -> list[dict[str, Any]]:
     rows = []
     for device in known_devices():
         refusal = policy.refusal(device)
-        found = availability(device) if refusal is None else Availability(False, reason=f"it is {refusal}")
+        state = availability(device) if refusal is None else Availability(False, reason=f"it is {refusal}")
         memory = {} if refusal is not None else asdict(device_memory(device))
-        facts = {name: getattr(found, name) for name in _FACTS} | {name: memory.get(name) for name in _MEMORY}
-        first = same_hardware(device)[0] if found.available else device
+        facts = {name: getattr(state, name) for name in _FACTS} | {name: memory.get(name) for name in _MEMORY}
+        first = same_hardware(device)[0] if state.available else device
         same_as = None if first == device else first.label
         rows.append({"device": device.label, "name": full_name(device), **facts, "same_as": same_as})
     return rows

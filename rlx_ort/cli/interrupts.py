@@ -21,6 +21,8 @@ from typing import Any
 GRACE_S = 1.0
 _LOSING = (weakref.__file__, "<frozen importlib._bootstrap>")
 _HANDLED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+if hasattr(signal, "SIGBREAK"):  # Ctrl-Break on Windows, by which a program ends its children
+    _HANDLED[signal.SIGBREAK] = signal.SIG_DFL
 """Signals that end a command, if their handler is still Python's own."""
 
 
@@ -104,13 +106,13 @@ class _Interrupted(KeyboardInterrupt):
 
 def _caller(frame: FrameType | None) -> FrameType | None:
     """Return the caller of a finalizer or an import, in which exceptions may be lost; None if there is neither."""
-    found = None
+    caller = None
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__del__" or code.co_filename in _LOSING:
-            found = frame.f_back
+            caller = frame.f_back
         frame = frame.f_back
-    return found
+    return caller
 
 
 def _end(number: int) -> None:

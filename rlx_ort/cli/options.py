@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -69,6 +70,28 @@ class Aliased(click.Option):
 def device_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     """Return a decorator for an option that names one device or several; only its first name is shown."""
     return click.option(*names, cls=Aliased, type=DeviceNames(), **{"metavar": "DEVICES", **settings})
+
+
+def field(*names: str, **settings: Any) -> Any:
+    """Return a field of a table of options; the arguments are those of `click.option`."""
+    return dataclasses.field(metadata={"names": names, **settings})
+
+
+def table(kind: type[Any]) -> Callable[[Command], Command]:
+    """Add an option for each field of a dataclass; the command gets an instance of it as `given`."""
+    columns = [(each.name, dict(each.metadata)) for each in dataclasses.fields(kind)]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_table(*args: Any, **values: Any) -> Any:
+            return command(*args, given=kind(**{name: values.pop(name) for name, _ in columns}), **values)
+
+        decorated = with_table
+        for name, settings in reversed(columns):
+            decorated = click.option(*settings.pop("names"), name, **settings)(decorated)
+        return decorated  # type: ignore[return-value]  # a command of the same name and options
+
+    return decorate
 
 
 def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -262,13 +285,13 @@ def each_once(devices: Iterable[Device], package: Package | None = None, *, name
         from rlx_ort.deploy.open import options_of
 
         settings = options_of(package)
-    found: dict[object, Device] = {}
+    firsts: dict[object, Device] = {}
     for device in devices:
         precision = None if settings is None else settings.on(device).key
-        first = found.setdefault(((same_hardware(device) or [device])[0], precision), device)
+        first = firsts.setdefault(((same_hardware(device) or [device])[0], precision), device)
         if first != device and named:
             note(f"{device.label} is the same device as {first.label}, which has the result")
-    return list(found.values())
+    return list(firsts.values())
 
 
 def note_assumed(done: str, sizes: Mapping[str, int]) -> None:

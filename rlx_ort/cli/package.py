@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import click
 
 from rlx_ort.cli import Commands, options
 from rlx_ort.cli.run import print_run, refusals, written
-from rlx_ort.cli.show import binary_size, counted, emit, note, print_json, print_table, progress, with_flags
+from rlx_ort.cli.show import binary_size, counted, emit, note, print_json, print_table, progress
 from rlx_ort.errors import WriteError
 
 if TYPE_CHECKING:
@@ -85,15 +86,18 @@ def run(
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
-def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, int]) -> tuple[dict[str, Any], str]:
+def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, int]) -> tuple[Mapping[str, Any], str]:
     """Return the inputs, and where they come from."""
-    from rlx_ort.cli.arrays import made_up_inputs, read_npz, to_model_types
+    from rlx_ort import made_up
+    from rlx_ort.cli.arrays import read_npz, to_model_types
+    from rlx_ort.selection.windows import fitting_sizes
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs), str(path)
     if package.cases:
         return package.arrays(package.cases[0].inputs), "golden case 0"
-    feeds, assumed = made_up_inputs(graph, {**package.index.dims, **dims})
+    sizes = {**package.index.dims, **dims}
+    feeds, assumed = made_up.random_inputs(graph.input_types, sizes, assume=fitting_sizes(graph, sizes))
     note("no --inputs and no golden case: made up random inputs")
     options.note_assumed("run", assumed)
     return feeds, "random"
@@ -166,7 +170,6 @@ def warm(context: click.Context, package: Package, devices: str | None, as_json:
     chosen = None if devices is None else options.each_once(parse_device_list(devices), package)
     with progress(f"warming {package.path}"):
         rows = warm_opened(package, chosen)
-    rows = [replace(row, problem=with_flags(row.problem)) for row in rows]
     document = {"package": str(package.path), "devices": [asdict(row) for row in rows]}
     emit(document, as_json, lambda document: _print_warmed(rows))
     if not rows or any(row.problem for row in rows):
@@ -244,8 +247,8 @@ def export(
                 raise WriteError(f"{target} cannot be written: {err.strerror}; check its rights") from err
             save_onnx(graph, made, external_data=bool(graph.params), overwrite=force, options=given)
     if as_json:
-        found = {"written": str(made), "format": form, "batched_along": dim}
-        print_json({**found, "not_batched": why} if why else found)
+        document = {"written": str(made), "format": form, "batched_along": dim}
+        print_json({**document, "not_batched": why} if why else document)
     note(f"wrote {made}")
     if form == "triton":
         note(f"requests are batched along {dim!r}" if dim else f"requests are not batched{why and f': {why}'}")

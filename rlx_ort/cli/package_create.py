@@ -24,28 +24,28 @@ def _precisions(ctx: click.Context, param: click.Parameter, values: tuple[str, .
     from rlx_ort.device import parse_device
     from rlx_ort.options.compile_options import Precision
 
-    found: dict[str, Precision] = {}
+    precisions: dict[str, Precision] = {}
     for text in values:
         device, colon, precision = text.rpartition(":")
         if not colon or precision not in [item.value for item in Precision]:
             known = ", ".join(item.value for item in Precision)
             raise click.BadParameter(f"{text!r} is not DEVICE:PRECISION with one of {known}", ctx, param)
         label = parse_device(device).label
-        if label in found:
+        if label in precisions:
             raise click.BadParameter(f"{label} is given twice", ctx, param)
-        found[label] = Precision(precision)
-    return found
+        precisions[label] = Precision(precision)
+    return precisions
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for text in values:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise click.BadParameter(f"{text!r} is not KEY=TEXT", ctx, param)
-        if found.setdefault(key, value) != value:
-            raise click.BadParameter(f"{key!r} is given twice, as {found[key]!r} and {value!r}", ctx, param)
-    return found
+        if pairs.setdefault(key, value) != value:
+            raise click.BadParameter(f"{key!r} is given twice, as {pairs[key]!r} and {value!r}", ctx, param)
+    return pairs
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,116 +32,128 @@ _PORT = click.IntRange(-1, 65535)
 def _range_of(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
     least, dash, most = text.partition("-")
     try:
-        found = int(least), int(most if dash else least)
+        limits = int(least), int(most if dash else least)
     except ValueError:
-        found = (0, 0)
-    if not 1 <= found[0] <= found[1]:
+        limits = (0, 0)
+    if not 1 <= limits[0] <= limits[1]:
         raise click.BadParameter(f"{text!r} is no number of replicas, as 2, or range, as 1-4", ctx, param)
-    return found
+    return limits
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of the command: one field each."""
+
+    host: str = options.field("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+    http_port: int = options.field(
+        "--http", default=8000, show_default=True, type=_PORT, help="For REST; -1: none, 0: any free port."
+    )
+    grpc_port: int = options.field(
+        "--grpc", default=8001, show_default=True, type=_PORT, help="For gRPC; -1: none, 0: any free port."
+    )
+    max_batch: int = options.field(
+        "--max-batch", default=256, show_default=True, type=click.IntRange(min=1), help="Rows that run together."
+    )
+    batch_unproven: tuple[str, ...] = options.field(
+        "--batch-unproven",
+        multiple=True,
+        metavar="NAME",
+        help="Batch this model though its rows are not proved independent; * for all; may be repeated.",
+    )
+    max_delay: float = options.field(
+        "--max-delay", default=0.0, type=click.FloatRange(min=0), help="Milliseconds to wait for more rows."
+    )
+    queue: int = options.field(
+        "--queue", default=1024, show_default=True, type=click.IntRange(min=1), help="Requests that may wait."
+    )
+    timeout: float | None = options.field(
+        "--timeout", type=click.FloatRange(min=0), help="Seconds that a request may wait."
+    )
+    precision: str = options.field(
+        "--precision",
+        default="f32",
+        show_default=True,
+        type=click.Choice(["f32", "tf32", "f16", "bf16"]),
+        help="Compute the f32 parts of ONNX files in it.",
+    )
+    signed_only: bool = options.field("--signed-only", is_flag=True, help="Serve signed packages only; needs --key.")
+    token_env: str | None = options.field(
+        "--token-env", metavar="NAME", help="The variable with the token that clients must send."
+    )
+    allow_host: tuple[str, ...] = options.field(
+        "--allow-host", multiple=True, metavar="NAME", help="Another host name of this server; may be repeated."
+    )
+    tls_cert: Path | None = options.field(
+        "--tls-cert", type=options.FILE, help="A PEM file with the certificate; needs --tls-key."
+    )
+    tls_key: Path | None = options.field(
+        "--tls-key", type=options.FILE, help="A PEM file with the private key of --tls-cert."
+    )
+    most_bytes: int = options.field(
+        "--most-bytes", default=64 << 20, show_default=True, type=click.IntRange(min=1), help="Largest request."
+    )
+    most_held_bytes: int = options.field(
+        "--most-held-bytes",
+        default=1 << 30,
+        show_default=True,
+        type=click.IntRange(min=1 << 20),
+        help="Memory of all requests and answers at a time.",
+    )
+    load_limit: float = options.field(
+        "--load-limit",
+        default=600.0,
+        show_default=True,
+        type=click.FloatRange(min=0, min_open=True),
+        help="Seconds that a version of a model may take to open and run.",
+    )
+    repository_control: bool = options.field(
+        "--repository-control", is_flag=True, help="Let clients load and unload models."
+    )
+    access_log: bool = options.field(
+        "--access-log", is_flag=True, help="Write a line of JSON on stderr for each request."
+    )
+    traces: bool = options.field(
+        "--traces", is_flag=True, help="Send spans of OpenTelemetry, to where OTEL_* variables point."
+    )
+    on_ray: bool = options.field(
+        "--ray", is_flag=True, help="Serve on the Ray cluster of RAY_ADDRESS, or on one made here."
+    )
+    replicas: tuple[int, int] = options.field(
+        "--replicas", default="1", metavar="N[-M]", callback=_range_of, help="With --ray: how many; 1-4 scales."
+    )
+    replica_cpus: float = options.field(
+        "--replica-cpus", default=1.0, type=click.FloatRange(min=0), help="With --ray: CPUs and threads of each."
+    )
+    replica_gpus: float = options.field(
+        "--replica-gpus", default=0.0, type=click.FloatRange(min=0), help="With --ray: GPUs of each."
+    )
 
 
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option(
-    "--http", "http_port", default=8000, show_default=True, type=_PORT, help="For REST; -1: none, 0: any free port."
-)
-@click.option(
-    "--grpc", "grpc_port", default=8001, show_default=True, type=_PORT, help="For gRPC; -1: none, 0: any free port."
-)
+@options.table(_Options)
 @options.policy(device_too=True)
-@click.option("--max-batch", default=256, show_default=True, type=click.IntRange(min=1), help="Rows that run together.")
-@click.option(
-    "--batch-unproven",
-    multiple=True,
-    metavar="NAME",
-    help="Batch this model though its rows are not proved independent; * for all; may be repeated.",
-)
-@click.option("--max-delay", default=0.0, type=click.FloatRange(min=0), help="Milliseconds to wait for more rows.")
-@click.option("--queue", default=1024, show_default=True, type=click.IntRange(min=1), help="Requests that may wait.")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds that a request may wait.")
-@click.option(
-    "--precision",
-    default="f32",
-    show_default=True,
-    type=click.Choice(["f32", "tf32", "f16", "bf16"]),
-    help="Compute the f32 parts of ONNX files in it.",
-)
 @options.key
-@click.option("--signed-only", is_flag=True, help="Serve signed packages only; needs --key.")
-@click.option("--token-env", metavar="NAME", help="The variable with the token that clients must send.")
-@click.option("--allow-host", multiple=True, metavar="NAME", help="Another host name of this server; may be repeated.")
-@click.option("--tls-cert", type=options.FILE, help="A PEM file with the certificate; needs --tls-key.")
-@click.option("--tls-key", type=options.FILE, help="A PEM file with the private key of --tls-cert.")
-@click.option("--most-bytes", default=64 << 20, show_default=True, type=click.IntRange(min=1), help="Largest request.")
-@click.option(
-    "--most-held-bytes",
-    default=1 << 30,
-    show_default=True,
-    type=click.IntRange(min=1 << 20),
-    help="Memory of all requests and answers at a time.",
-)
-@click.option(
-    "--load-limit",
-    default=600.0,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that a version of a model may take to open and run.",
-)
-@click.option("--repository-control", is_flag=True, help="Let clients load and unload models.")
-@click.option("--access-log", is_flag=True, help="Write a line of JSON on stderr for each request.")
-@click.option("--traces", is_flag=True, help="Send spans of OpenTelemetry, to where OTEL_* variables point.")
-@click.option("--ray", "on_ray", is_flag=True, help="Serve on the Ray cluster of RAY_ADDRESS, or on one made here.")
-@click.option("--replicas", default="1", metavar="N[-M]", callback=_range_of, help="With --ray: how many; 1-4 scales.")
-@click.option("--replica-cpus", default=1.0, type=click.FloatRange(min=0), help="With --ray: CPUs and threads of each.")
-@click.option("--replica-gpus", default=0.0, type=click.FloatRange(min=0), help="With --ray: GPUs of each.")
 @click.pass_context
 def command(
-    ctx: click.Context,
-    models: tuple[Path, ...],
-    host: str,
-    http_port: int,
-    grpc_port: int,
-    policy: DevicePolicy,
-    max_batch: int,
-    batch_unproven: tuple[str, ...],
-    max_delay: float,
-    queue: int,
-    timeout: float | None,
-    precision: str,
-    key: Path | None,
-    signed_only: bool,
-    token_env: str | None,
-    allow_host: tuple[str, ...],
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    most_bytes: int,
-    most_held_bytes: int,
-    load_limit: float,
-    repository_control: bool,
-    access_log: bool,
-    traces: bool,
-    on_ray: bool,
-    replicas: tuple[int, int],
-    replica_cpus: float,
-    replica_gpus: float,
+    ctx: click.Context, models: tuple[Path, ...], given: _Options, policy: DevicePolicy, key: Path | None
 ) -> None:
     """Serve models to clients of the Open Inference Protocol, as Triton's.
 
     MODEL is an ONNX file, a package, or a folder of them; NAME/VERSION/model.onnx in a folder is a version. Batches and
     devices are chosen by predicted times. Without --host, only this machine is answered.
     """
-    if (tls_cert is None) != (tls_key is None):
+    if (given.tls_cert is None) != (given.tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together")
-    if signed_only and key is None:
+    if given.signed_only and key is None:
         raise click.UsageError("--signed-only needs --key, the public key that signed the packages")
-    if http_port < 0 and grpc_port < 0:
+    if given.http_port < 0 and given.grpc_port < 0:
         raise click.UsageError("neither --http nor --grpc is left to listen on")
     token = None
-    if token_env is not None:
-        token = os.environ.get(token_env)
+    if given.token_env is not None:
+        token = os.environ.get(given.token_env)
         if not token:
-            raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
+            raise click.UsageError(f"the variable {given.token_env} is not set, and --token-env names it")
     sys.setswitchinterval(_SWITCH_S)
     gc.disable()  # imports create no garbage
     try:
@@ -156,40 +169,51 @@ def command(
 
     if ctx.get_parameter_source("only") is ParameterSource.DEFAULT:
         policy = _narrowed(policy)
-    batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
+    batch = BatchOptions(given.max_batch, given.max_delay / 1e3, given.queue, given.timeout)
     served = ServeOptions(
         policy,
         batch,
         None if key is None else str(key),
-        signed_only,
-        precision=precision,
-        batch_unproven=frozenset(batch_unproven),
-        load_limit_s=load_limit,
-        most_held_bytes=most_held_bytes,
+        given.signed_only,
+        precision=given.precision,
+        batch_unproven=frozenset(given.batch_unproven),
+        load_limit_s=given.load_limit,
+        most_held_bytes=given.most_held_bytes,
     )
-    hosts = frozenset(map(str.lower, allow_host)) or None
-    limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log, traces=traces)
-    if on_ray and host != "0.0.0.0" and ctx.get_parameter_source("grpc_port") is ParameterSource.DEFAULT:  # noqa: S104  # it is compared with
-        grpc_port = -1
+    hosts = frozenset(map(str.lower, given.allow_host)) or None
+    limits = HttpOptions(
+        given.most_bytes,
+        token,
+        given.repository_control,
+        hosts=hosts,
+        access_log=given.access_log,
+        traces=given.traces,
+    )
+    on_all = given.host == "0.0.0.0"  # noqa: S104  # it is compared with
+    if given.on_ray and not on_all and ctx.get_parameter_source("grpc_port") is ParameterSource.DEFAULT:
+        given = replace(given, grpc_port=-1)
         note("no gRPC: under Ray it listens on every address; --host 0.0.0.0 allows that")
     place = hosting.HostOptions(
-        host, None if http_port < 0 else http_port, None if grpc_port < 0 else grpc_port, tls_cert, tls_key, limits
+        given.host,
+        None if given.http_port < 0 else given.http_port,
+        None if given.grpc_port < 0 else given.grpc_port,
+        given.tls_cert,
+        given.tls_key,
+        limits,
     )
 
-    if on_ray:
+    if given.on_ray:
         gc.enable()
-        _serve_on_ray(models, served, place, replicas, replica_cpus, replica_gpus)
+        _serve_on_ray(models, served, place, given.replicas, given.replica_cpus, given.replica_gpus)
         return
-    if access_log:
+    if given.access_log:
         access.to_stderr()
-    if traces:
+    if given.traces:
         tracing.export_spans()
 
     def listening(http: str | None, rpc: str | None) -> None:
-        scheme = "https" if tls_cert else "http"
-        found = [f"REST on {scheme}://{http}"] if http else []
-        found += [f"gRPC on {rpc}"] if rpc else []
-        note(", ".join(found))
+        scheme = "https" if given.tls_cert else "http"
+        note(", ".join([f"REST on {scheme}://{http}"] * bool(http) + [f"gRPC on {rpc}"] * bool(rpc)))
 
     async def run() -> None:
         _allow_connections()
@@ -201,6 +225,10 @@ def command(
             gc.enable()
             failed = sum(not entry.loaded for entry in repository.entries.values())
             note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
+            if served.batch.max_batch > 1:
+                for model in repository.models():
+                    if model.unbatched_because:
+                        note(f"{model.name} runs one request at a time: {model.unbatched_because}")
 
         await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded)
 
@@ -218,8 +246,6 @@ def _narrowed(policy: DevicePolicy) -> DevicePolicy:
     Raises:
         NoViableDeviceError: RLX_DEVICE names a device that the other variables or options do not allow.
     """
-    from dataclasses import replace
-
     from rlx_ort.errors import NoViableDeviceError
     from rlx_ort.selection.policy import device_chain_from_env, device_from_env
 

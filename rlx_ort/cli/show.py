@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -29,28 +30,6 @@ JSON_SCHEMA = 1
 """The schema of the documents of --json: grows when an entry changes its meaning or goes, not when one is added."""
 
 _PRINTED = "rlx_ort.printed_json"
-
-_FLAGS = {
-    "let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED)": (
-        "let the CPU help (--assisted of `run`, `compare` and `genai`, no --device in other commands)"
-    ),
-    " with apply_weights(model, read_weights(FILE))": " with --params of `convert`",
-    ", or open the package with private=True": "",
-    "; private=True reads it instead": "",
-    " (overwrite=True)": "",
-    "; force replaces it": "; --force replaces it",
-    "cast=True": "--cast",
-    "external_data=True": "--external-data",
-    "trusted_links=FOLDER": "--trust-links FOLDER",
-}
-"""Arguments of Python functions in messages of the library -> options of the command line."""
-
-
-def with_flags(text: str) -> str:
-    """Return a message of the library that names options of the command line where it names arguments in Python."""
-    for argument, flag in _FLAGS.items():
-        text = text.replace(argument, flag)
-    return text
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -184,7 +163,7 @@ def print_piece(text: str) -> None:
 
 def progress(text: str) -> contextlib.AbstractContextManager[Status | None]:
     """Show a spinner with a text while a block runs, which the block can update; None when stderr is no terminal."""
-    return _console(stderr=True).status(text) if sys.stderr.isatty() else contextlib.nullcontext()
+    return _console(stderr=True).status(text) if is_terminal(sys.stderr) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -225,7 +204,7 @@ def steps() -> Iterator[Steps]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(finished_text=" "), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
-    with Progress(*columns, console=_console(stderr=True), disable=not sys.stderr.isatty()) as shown:
+    with Progress(*columns, console=_console(stderr=True), disable=not is_terminal(sys.stderr)) as shown:
         made = Steps(shown)
         yield made
         made.count(1, 1)
@@ -260,8 +239,17 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else _PIPE_COLUMNS
-    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+    shown = is_terminal(stream)
+    width, forced = (None, None) if shown else (_PIPE_COLUMNS, False)
+    return Console(file=stream, width=width, force_terminal=forced, markup=False, emoji=False, highlight=False)
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Return whether a stream goes to a terminal. One has a size; NUL, which Windows takes for one, has none."""
+    try:
+        return stream.isatty() and os.get_terminal_size(stream.fileno()) is not None
+    except (OSError, ValueError):
+        return False
 
 
 @contextlib.contextmanager

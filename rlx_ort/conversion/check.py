@@ -19,7 +19,7 @@ from rlx_ort.converters.onnx_types import tensor_type
 from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
 from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, EngineError, ParityError
+from rlx_ort.errors import ConversionError, EngineError, ParityError, as_cause
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
@@ -125,13 +125,13 @@ class ConversionCheck:
         """Return why the conversion is refused."""
         lines = [f"the result differs from the source by more than {comparison.tolerance}; nothing was written:"]
         for output in comparison.outputs:
-            found, mark = output.found, "" if output.ok else " <-"
-            if found.shapes is not None:
-                lines.append(f"  {output.name}: shape {list(found.shapes[0])} became {list(found.shapes[1])}{mark}")
+            gap, mark = output.found, "" if output.ok else " <-"
+            if gap.shapes is not None:
+                lines.append(f"  {output.name}: shape {list(gap.shapes[0])} became {list(gap.shapes[1])}{mark}")
                 continue
-            extra = f", {found.nonfinite} not finite on one side only" if found.nonfinite else ""
-            extra += f", {found.differing} of {found.elements} differ" if found.differing else ""
-            figures = f"max abs {found.max_abs:.3g}, relative L2 {found.relative_l2:.3g}, cosine {found.cosine:.6g}"
+            extra = f", {gap.nonfinite} not finite on one side only" if gap.nonfinite else ""
+            extra += f", {gap.differing} of {gap.elements} differ" if gap.differing else ""
+            figures = f"max abs {gap.max_abs:.3g}, relative L2 {gap.relative_l2:.3g}, cosine {gap.cosine:.6g}"
             lines.append(f"  {output.name}: {figures}{extra}{mark}")
         if self._drawn:
             operators = ", ".join(self._drawn)
@@ -164,7 +164,7 @@ def _refusing(what: str) -> Iterator[None]:
     except EngineError as err:
         if type(err) is not EngineError or ending():  # stopped, not refused
             raise
-        raise ConversionError(f"{what}: {err}") from err
+        raise ConversionError(f"{what}: {err}") from as_cause(err)
 
 
 def holds_bf16(model: ModelBundle) -> bool:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from rlx_ort.deploy.names import INDEX, LARGEST_INDEX_BYTES, MANIFEST, MOST_FILES, SIGNATURE, check_names
-from rlx_ort.errors import IntegrityError, PackageError
+from rlx_ort.errors import IntegrityError, PackageError, advice
 from rlx_ort.providers.engine.stopping import check_stopped
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class OpenFile:
             raise IntegrityError(f"{name} was replaced while it was opened; open the package again")
         if status.st_nlink != 1 and not hard_links:
             raise IntegrityError(
-                f"{name} has {status.st_nlink} hard links, so it may be written to under another name; copy it, "
-                "or open the package with private=True"
+                f"{name} has {status.st_nlink} hard links, so it may be written to under another name; copy it"
+                + advice(", or open the package with private=True", "")
             )
         self.size = status.st_size
         self._status = status
@@ -147,7 +147,8 @@ class OpenFile:
                 try:
                     mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
                 except (OSError, ValueError) as err:  # ValueError: it was closed, or is empty by now
-                    raise IntegrityError(f"{self.name} cannot be mapped: {err}; private=True reads it instead") from err
+                    remedy = advice("; private=True reads it instead", "")
+                    raise IntegrityError(f"{self.name} cannot be mapped: {err}{remedy}") from err
                 self._view = np.frombuffer(mapped, np.uint8)
             return self._view[offset : offset + size]
 

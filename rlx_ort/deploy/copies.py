@@ -11,17 +11,19 @@ import json
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rlx_ort import kept
 from rlx_ort.deploy.container import open_container, read_index
 from rlx_ort.errors import IntegrityError, PackageError
-from rlx_ort.storage import cache_root, parse_json, write_atomic
+from rlx_ort.storage import cache_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from rlx_ort.deploy.container import Container
+    from rlx_ort.providers.engine.compiled.starts import SavedSession
 
 _SCHEMA = 1
 _MOST_COPIES = 64
@@ -59,6 +61,14 @@ class PackageCopy:
         """
         if not self.is_known():
             self._hash(None)
+
+    def watch(self, quick: SavedSession) -> None:
+        """Hash the copy in the background after the first run of a session, unless it is known.
+
+        Raises:
+            IntegrityError: it was found damaged.
+        """
+        quick.on_first_run = None if self.is_known() else self.check_in_background
 
     def check_in_background(self) -> threading.Thread:
         """Hash the copy in a thread; damage is logged, and later starts of the copy raise it."""
@@ -111,9 +121,7 @@ class PackageCopy:
         copies = {path: found for path, found in _read(self._file).items() if path != str(self.path)}
         copies = dict([*copies.items()][1 - _MOST_COPIES :])
         copies[str(self.path)] = {"stamp": self._stamp, "damage": damage}
-        with suppress(OSError):  # it is then read again
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._file, json.dumps({"schema": _SCHEMA, "copies": copies}).encode())
+        kept.write(self._file, _SCHEMA, {"copies": copies})
 
 
 class _EndedError(Exception):
@@ -130,11 +138,9 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
     """Return path -> stamp and damage of the copies that are known; a file that cannot be used counts as none."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        document = parse_json(path.read_bytes())
-        if document["schema"] == _SCHEMA:
-            return {
-                str(copy): {"stamp": str(found["stamp"]), "damage": str(found["damage"])}
-                for copy, found in document["copies"].items()
-            }
-    return {}
+
+    def copies_of(document: dict[str, Any]) -> dict[str, dict[str, str]]:
+        copies = document["copies"].items()
+        return {path: {key: str(found[key]) for key in ("stamp", "damage")} for path, found in copies}
+
+    return kept.read(path, _SCHEMA, copies_of) or {}

@@ -7,8 +7,6 @@ therefore runs once per machine, and again after an update of ONNX Runtime, a pr
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,10 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rlx_ort import kept
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, NoViableDeviceError, PackageError, RlxError, RunError
 from rlx_ort.numerics import relative_error
-from rlx_ort.storage import parse_json, write_atomic
+from rlx_ort.storage import cache_root
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
@@ -147,7 +146,7 @@ def admit_devices(package: Package, runner: GraphDevices) -> None:
 def _verdict(package: Package, runner: GraphDevices, device: Device, inputs: Mapping[str, Any]) -> str:
     """Return why a device is refused, or an empty text; from the cache where it is known."""
     path = _path(package, runner, device)
-    known = None if path is None else _read(path)
+    known = None if path is None else kept.read(path, _SCHEMA, lambda document: _text(document["refused"]))
     if known is not None:
         return known
 
@@ -159,37 +158,23 @@ def _verdict(package: Package, runner: GraphDevices, device: Device, inputs: Map
 
     parity = check_device(package, runner, device, compile_it)
     if path is not None and not parity.reason:  # what did not run today may run tomorrow
-        _write(path, device, parity.verdict)
+        kept.write(path, _SCHEMA, {"device": device.label, "refused": parity.verdict})
     return parity.verdict
 
 
 def _path(package: Package, runner: GraphDevices, device: Device) -> Path | None:
     from rlx_ort.calibration.store import key_of
-    from rlx_ort.storage import cache_folder
 
     try:
         versions = key_of(device)
-        folder = cache_folder("first-use")
-    except (CalibrationError, OSError) as err:
+    except CalibrationError as err:
         _log.debug("the golden check of %s is not kept: %s", device.display, err)
         return None
-    parts = (_SCHEMA, package.sha256, device.label, versions, runner.options.on(device).key)
-    return folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
+    facts = (_SCHEMA, package.sha256, device.label, versions, runner.options.on(device).key)
+    return cache_root() / "first-use" / f"{kept.digest_of(facts)}.json"
 
 
-def _read(path: Path) -> str | None:
-    try:
-        document = parse_json(path.read_bytes())
-        if document["schema"] == _SCHEMA and isinstance(document["refused"], str):
-            return str(document["refused"])
-    except (OSError, ValueError, KeyError, TypeError) as err:
-        _log.debug("no golden check is known: %s", err)
-    return None
-
-
-def _write(path: Path, device: Device, refused: str) -> None:
-    document = {"schema": _SCHEMA, "device": device.label, "refused": refused}
-    try:
-        write_atomic(path, json.dumps(document).encode("utf-8"))
-    except OSError as err:
-        _log.warning("the golden check of %s cannot be kept: %s", device.display, err)
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is no text")
+    return value

@@ -15,7 +15,7 @@ from rlx_ort.deploy.names import is_package, required_key
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device, as_devices
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
-from rlx_ort.execution.interface import Outputs
+from rlx_ort.execution.interface import Outputs, outputs_class
 from rlx_ort.graph_devices import GraphDevices, resilience_from_env
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers.engine.compiled.store import use_of
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
     from rlx_ort.converters.from_onnx import Source
     from rlx_ort.converters.from_onnx.tensor_files import Folders
-    from rlx_ort.deploy.quick import QuickSession
     from rlx_ort.execution.buckets import BucketedCompileCache
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.types import ValueType
     from rlx_ort.providers.engine.compiled.models import Opening
-    from rlx_ort.providers.engine.compiled.starts import Interface
+    from rlx_ort.providers.engine.compiled.starts import Interface, SavedSession
     from rlx_ort.resilience.options import Resilience
 
 
@@ -61,7 +60,7 @@ class PackageDevices(GraphDevices):
         package: Package,
         policy: DevicePolicy,
         options: CompileOptions,
-        quick: QuickSession | None = None,
+        quick: SavedSession | None = None,
         *,
         resilience: Resilience | None = None,
     ) -> None:
@@ -72,6 +71,8 @@ class PackageDevices(GraphDevices):
         self._prepare(policy, options, resilience)
         if quick is None:
             self._load()
+        else:
+            self._named = outputs_class(output.name for output in quick.start.outputs)
 
     @property
     def graph(self) -> Graph:
@@ -125,7 +126,7 @@ class PackageDevices(GraphDevices):
         if quick is None or Device(device) != Device.CPU or self._policy.refusal(Device.CPU) is not None:
             return None
         outputs = quick.run(inputs)
-        return None if outputs is None else quick.named(outputs)
+        return None if outputs is None else self._named(outputs)
 
     def _end_quick(self) -> None:
         quick, self._quick = self._quick, None
@@ -318,9 +319,9 @@ def _without_cache(options: CompileOptions | None) -> CompileOptions:
     return replace(options, cache=CacheUse.OFF)
 
 
-def _quick_session(package: Package) -> QuickSession | None:
+def _quick_session(package: Package) -> SavedSession | None:
     """Return the quick session of a warmed package, after checking that its graph file is the one that was warmed."""
-    from rlx_ort.deploy.quick import find_quick
+    from rlx_ort.providers.engine.compiled.starts import find_quick
 
     if environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE"):  # a report needs the graph
         return None
@@ -332,7 +333,7 @@ def _quick_session(package: Package) -> QuickSession | None:
         if package.signature_state == "verified":  # of these bytes, which nothing would read before the first answer
             package.copy.check()
         else:
-            quick.watch(package.copy)
+            package.copy.watch(quick)
         package.check_file(package.index.graph)
     return quick
 
@@ -422,9 +423,7 @@ def warm_opened(
 
 def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     """Record the quick start of the package if it can start without the graph, and return whether it can."""
-    from rlx_ort.providers.engine.compiled.starts import note_start
-    from rlx_ort.providers.engine.compiled.store import default_store
-    from rlx_ort.providers.engine.runtime import describe_runtime
+    from rlx_ort.providers.engine.compiled.starts import Start, note_start
 
     inputs, outputs = (
         tuple(found for name, kind in specs.items() if (found := _interface(name, kind)) is not None)
@@ -441,8 +440,7 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     ):
         return False
     package.copy.check()
-    note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (inputs, outputs))
-    return True
+    return note_start(package.sha256, Start(opening.entry, inputs, outputs))
 
 
 def _interface(name: str, kind: ValueType) -> Interface | None:

@@ -30,6 +30,7 @@ from rlx_ort.errors import ConversionError, IntegrityError, PackageError, instal
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.providers.engine.stopping import holding
+from rlx_ort.storage import temporary_folder
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.copies import PackageCopy
@@ -189,11 +190,11 @@ class Package:
         from concurrent.futures import ThreadPoolExecutor
 
         # Hashing lets other threads run; the same bytes count for the file and for their tensor.
+        checks: list[Callable[[], None]] = [partial(self.check_file, name, progress) for name in self.index.files]
+        checks += [self.tensor(name).check for name in self.index.tensors]
         with ThreadPoolExecutor(2) as pool:
-            running = [pool.submit(holding(self.check_file), name, progress) for name in self.index.files]
-            running += [pool.submit(holding(self.tensor(name).check)) for name in self.index.tensors]
-            for job in running:
-                job.result()
+            for _ in pool.map(holding(_call), checks):  # holds no future, whose error would hold it
+                pass
 
     def tensor(self, name: str) -> PackageTensor:
         """Return a stored tensor; its bytes are verified when they are first used."""
@@ -409,14 +410,12 @@ def sign_package(package: Package, private_key: Path, password: str | None = Non
         IntegrityError: the contents of the package do not match its index; nothing is signed.
         PackageError: the key cannot be used, or the package cannot be written.
     """
-    import tempfile
-
     from rlx_ort.deploy.write import Content, add_file, write_package
 
     signing = _library().signing
     package.check_all()
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / SIGNATURE
+    with temporary_folder() as folder:
+        made = folder / SIGNATURE
         try:
             config = signing.Config().use_elliptic_key_signer(private_key=private_key, password=password)
             config.set_hashing_config(_listed(package)).sign(package.path.absolute(), made)
@@ -438,8 +437,6 @@ def check_signature(package: Package, public_key: Path) -> None:
         IntegrityError: there is no signature, it is of another key, or it is of other files.
         PackageError: the key cannot be read, or the extra is not installed.
     """
-    import tempfile
-
     if not package.is_signed:
         raise IntegrityError(f"{package.path} is not signed, and a signature by {public_key} is required")
     verifying = _library().verifying
@@ -448,8 +445,8 @@ def check_signature(package: Package, public_key: Path) -> None:
     except Exception as err:  # the library raises what its own libraries raise
         raise PackageError(f"{public_key} is no public key that verifies packages: {err}") from err
     raw = package.signature
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / SIGNATURE  # the library reads signatures from files only
+    with temporary_folder() as folder:
+        path = folder / SIGNATURE  # the library reads signatures from files only
         path.write_bytes(raw)
         try:
             if not json.loads(raw)["verificationMaterial"]["publicKey"]["hint"]:
@@ -503,3 +500,7 @@ def _library() -> Any:
             f"install it with: {install_command('sign')}"
         ) from err
     return model_signing
+
+
+def _call(check: Callable[[], None]) -> None:
+    check()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort.deploy.container import compare_files, open_container, read_index
 from rlx_ort.deploy.copies import PackageCopy
 from rlx_ort.deploy.names import required_key
-from rlx_ort.deploy.quick import QuickSession, find_quick
+from rlx_ort.providers.engine.compiled.starts import SavedSession, find_quick
 
 if TYPE_CHECKING:
     import os
@@ -39,7 +39,7 @@ def start_package(
 ) -> StartedPackage:
     """Return a package ready to run on a device, from what `rlx-ort package warm` left in the compile cache.
 
-    A package that was not warmed here, or for another device than the CPU, is opened in full; see `QuickSession` for
+    A package that was not warmed here, or for another device than the CPU, is opened in full; see `SavedSession` for
     the first runs of the others.
 
     Of the package's own files only the index, `rlx.json`, is read here: its digest is the key of the entries that
@@ -112,7 +112,7 @@ def quick_start(
 
 def _quick_session(
     path: Path, sha256: str | None, min_serial: int
-) -> tuple[QuickSession, Mapping[str, Any], str] | None:
+) -> tuple[SavedSession, Mapping[str, Any], str] | None:
     """Return what a package starts from, its index and the digest of that; None if it must be opened in full.
 
     Raises:
@@ -130,7 +130,7 @@ def _quick_session(
             return None
         index = json.loads(raw)  # the package with this very index was verified when it was warmed
         compare_files(container, {name: (entry["size"], entry["crc32"]) for name, entry in index["files"].items()})
-        quick.watch(PackageCopy(container, digest))
+        PackageCopy(container, digest).watch(quick)
         return (quick, index, digest) if index["serial"] >= min_serial else None
     finally:
         container.close()
@@ -147,7 +147,7 @@ class StartedPackage:
         self,
         path: Path,
         device: str,
-        quick: QuickSession | None = None,
+        quick: SavedSession | None = None,
         index: Mapping[str, Any] | None = None,
         opens: Callable[..., PackageDevices] | None = None,
         **expected: Any,
@@ -156,7 +156,7 @@ class StartedPackage:
         self.device = device
         self.index = index
         self.quick = quick is not None
-        self.interface = ((), ()) if quick is None else quick.interface
+        self.interface = ((), ()) if quick is None else (quick.start.inputs, quick.start.outputs)
         self._quick = quick
         self._opens = opens
         self._expected = expected  # keyword arguments of `open_package`

@@ -10,17 +10,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from rlx_ort.deploy.names import check_model_name
-from rlx_ort.errors import PackageError, WriteError
+from rlx_ort.errors import PackageError, WriteError, advice
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
-from rlx_ort.storage import clear_unfinished, partial_path, unfinished
+from rlx_ort.storage import clear_unfinished, partial_path, put_in_place, remove, unfinished
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -81,7 +80,7 @@ def export_triton(
     check_model_name(name)
     folder = target / name
     if folder.exists() and not force:
-        raise PackageError(f"{folder} exists and was left as it is; force replaces it")
+        raise PackageError(f"{folder} exists and was left as it is; {advice('force=True', '--force')} replaces it")
     config_text(graph, name, max_batch=0)  # what Triton has no type for is refused before anything is written
     partial, old = partial_path(folder), partial_path(folder)
     model = partial / _VERSION / _MODEL_FILE
@@ -104,16 +103,16 @@ def export_triton(
         )
         (partial / "config.pbtxt").write_text(text, encoding="utf-8", newline="\n")
         if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
+            put_in_place(folder, old)
+        put_in_place(partial, folder)
     except OSError as err:
         if old.exists() and not folder.exists():
-            old.rename(folder)
+            put_in_place(old, folder)
         raise WriteError(f"{folder} cannot be written: {err.strerror or err}") from err
     finally:
         unfinished.discard(partial)
         for rest in (partial, old):
-            shutil.rmtree(rest, ignore_errors=True)
+            remove(rest)
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlx_ort.deploy.container import Member, layout_of
-from rlx_ort.errors import PackageError, WriteError
-from rlx_ort.storage import clear_unfinished, partial_path, replacing, unfinished
+from rlx_ort.errors import PackageError, WriteError, advice
+from rlx_ort.storage import clear_unfinished, partial_path, put_in_place, remove, replacing, unfinished
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def write_package(
     if exists and (folder or target.is_dir()):
         raise PackageError(f"{target} exists and a folder is not replaced at once; remove it, or choose another name")
     if exists and not force:
-        raise PackageError(f"{target} exists and was left as it is; force replaces it")
+        raise PackageError(f"{target} exists and was left as it is; {advice('force=True', '--force')} replaces it")
     partial = partial_path(target)
     unfinished.add(partial)
     try:
@@ -61,7 +60,7 @@ def write_package(
             write_folder(partial, files, progress)
             if before_move is not None:
                 before_move()
-            partial.replace(target)
+            put_in_place(partial, target)
         else:
             with replacing(target) as stream:
                 _write_archive(stream, files, progress)
@@ -73,7 +72,7 @@ def write_package(
         raise WriteError(f"{target} cannot be written: {err}; {hint}") from err
     finally:
         unfinished.discard(partial)
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
 
 
 def add_file(folder: Path, name: str, data: bytes) -> None:

@@ -7,6 +7,7 @@ threads in the session, and is slow for small graphs (see `NOTES.md`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -166,7 +167,7 @@ class BackgroundRuns:
                 self._pending = pending + self._pending
             raise
         try:
-            return [result for run in pending if (result := run.result())]
+            return list(filter(None, _results(pending)))
         except Stopped as err:
             check_stopped()
             raise CancelledRunError("a committed run was stopped before its end") from err
@@ -200,7 +201,7 @@ def run_all(
     futures = [workers.submit(lambda each=each: run(each)) for each in inputs[1:]]  # type: ignore[misc]  # bound now
     workers.close()
     _wait(futures)
-    return results + [future.result() for future in futures]
+    return results + _results(futures)
 
 
 async def run_in_background(call: Callable[[], T]) -> T:
@@ -217,11 +218,31 @@ async def run_in_background(call: Callable[[], T]) -> T:
     future = _awaited[0].submit(stop.holding(call))
     try:
         with stoppable(stop.stop):
-            return await asyncio.wrap_future(future)
+            await returned(future)
+            return future.result()
     except asyncio.CancelledError:
         if not future.cancel():
             stop.stop()
         raise
+    finally:
+        del future  # an error that it holds has this frame; see `_results`
+
+
+async def returned(future: Future[Any]) -> None:
+    """Wait until a future is done, in the event loop.
+
+    The callbacks of `asyncio.wrap_future` form a cycle with the future, and with the error that it may hold.
+    """
+    import asyncio
+
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(done.set)
+
+    future.add_done_callback(tell)
+    await done.wait()
 
 
 _awaited: list[Workers] = []
@@ -250,6 +271,22 @@ def _wait(futures: Sequence[Future[Any]]) -> None:
     """Wait for calls; raises `Stopped` when the work of this thread is to end."""
     while wait(futures, None if held_stop() is None else _LOOK_S).not_done:
         check_stopped()
+
+
+def _results(futures: list[Future[Any]]) -> list[Any]:
+    """Return the results of calls that have ended, or raise the first error; the list is empty afterwards.
+
+    An error has the frames that it came through. Futures in them would form a cycle with it, which keeps what the runs
+    used until garbage is collected.
+    """
+    futures.reverse()
+    results = []
+    try:
+        while futures:
+            results.append(futures.pop().result())
+    finally:
+        futures.clear()
+    return results
 
 
 def _is_spent(run: Future[Any]) -> bool:

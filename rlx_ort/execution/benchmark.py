@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import logging
 import math
 import statistics
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from rlx_ort import timing
 from rlx_ort.device import Device
 from rlx_ort.faults import is_device_failure
 
@@ -117,7 +119,7 @@ class Pace:
 
     def now(self) -> float:
         """Return the time of the loop in ns, and record it; costs about 40 us."""
-        found = math.inf
+        least = math.inf
         for _ in range(_TRIES):
             before = self._clock()
             total = 0
@@ -125,13 +127,13 @@ class Pace:
                 total += turn * turn
             taken = self._clock() - before
             if taken > 0:  # a clock may stand still or go back
-                found = min(found, taken)
-        if not math.isfinite(found):
+                least = min(least, taken)
+        if not math.isfinite(least):
             return 0.0
-        bisect.insort(self._known, found)
+        bisect.insort(self._known, least)
         if len(self._known) > _MOST_KNOWN:
             self._known = self._known[::2]  # sorted, so the quantiles stay
-        return float(found)
+        return float(least)
 
     @property
     def usual_ns(self) -> float:
@@ -234,14 +236,7 @@ def race(
 
 def timed_block(compiled: CompiledGraph, inputs: Mapping[str, Any], count: int, warm: int = 1) -> list[int]:
     """Return the times of `count` runs in ns, after `warm` that do not count."""
-    for _ in range(warm):
-        compiled.run(inputs)
-    times = []
-    for _ in range(count):
-        before = time.perf_counter_ns()
-        compiled.run(inputs)
-        times.append(time.perf_counter_ns() - before)
-    return times
+    return timing.in_row(functools.partial(compiled.run, inputs), count, warm)
 
 
 class _Host:

@@ -130,8 +130,8 @@ class BucketedCompileCache:
     def bucket_for(self, key: int) -> Bucket | None:
         """Return the range a length is in, or None when it is in a gap."""
         place = bisect.bisect_right(self._starts, key) - 1
-        found = self._buckets[place] if place >= 0 else None
-        return found if found is not None and key < found.end else None
+        bucket = self._buckets[place] if place >= 0 else None
+        return bucket if bucket is not None and key < bucket.end else None
 
     def get_or_compile(self, key: int, build: Build) -> tuple[int, CompiledGraph] | None:
         """Return the longest length of the key's range and its graph, or None if the key is in no range.
@@ -145,12 +145,12 @@ class BucketedCompileCache:
         if bucket is None:
             return None
         with self._lock:
-            found = self._compiled.get(bucket)
-            if found is None or found.closed:
+            compiled = self._compiled.get(bucket)
+            if compiled is None or compiled.closed:
                 graph = build(bucket.upper)
                 self._proved[bucket] = _Proved(graph, graph.revision, {})
-                found = self._compiled[bucket] = self._session.compile(graph, self._shared_weights(graph))
-            return bucket.upper, found
+                compiled = self._compiled[bucket] = self._session.compile(graph, self._shared_weights(graph))
+            return bucket.upper, compiled
 
     def ensure_graph_with_params(
         self, key: int, build: Build, params: Mapping[str, npt.ArrayLike | TensorData]
@@ -162,12 +162,12 @@ class BucketedCompileCache:
         """
         with self._lock:
             is_new = self.bucket_for(key) not in self._compiled
-            found = self.get_or_compile(key, build)
-            if is_new and found is not None:
-                with found[1].update_params():
+            compiled = self.get_or_compile(key, build)
+            if is_new and compiled is not None:
+                with compiled[1].update_params():
                     for name, value in params.items():
-                        found[1].set_param(name, value)
-            return found
+                        compiled[1].set_param(name, value)
+            return compiled
 
     def run_padded(
         self,
@@ -196,10 +196,10 @@ class BucketedCompileCache:
             InputError: an input does not have that many rows, or more than fit; or the graph of the range takes only
                 the longest length and its rows are not proved independent, so that padding may change them.
         """
-        found = self.get_or_compile(key, build)
-        if found is None:
+        graph = self.get_or_compile(key, build)
+        if graph is None:
             return None
-        upper, compiled = found
+        upper, compiled = graph
         given = [(name, np.asarray(data), inner) for name, data, inner in inputs]
         for name, data, inner in given:
             if inner is not None and _row_count(data, inner) != actual_rows:
@@ -349,18 +349,18 @@ def slice_rows(data: npt.ArrayLike, row_inner: int, actual: int) -> Array:
 
 def _checked(buckets: Iterable[tuple[int, int] | range]) -> tuple[Bucket, ...]:
     pairs = [(item.start, item.stop) if isinstance(item, range) else item for item in buckets]
-    found = sorted(Bucket(*pair) for pair in pairs)
-    if not found:
+    ordered = sorted(Bucket(*pair) for pair in pairs)
+    if not ordered:
         raise InputError("a bucketed cache needs at least one range of lengths")
-    for bucket in found:
+    for bucket in ordered:
         if bucket.start < 0 or bucket.end <= bucket.start:
             raise InputError(f"the range {bucket.start}..{bucket.end} holds no length")
-    for before, after in itertools.pairwise(found):
+    for before, after in itertools.pairwise(ordered):
         if after.start < before.end:
             raise InputError(
                 f"the ranges {before.start}..{before.end} and {after.start}..{after.end} overlap; ends are exclusive"
             )
-    return tuple(found)
+    return tuple(ordered)
 
 
 def _row_count(array: Array, row_inner: int) -> int:

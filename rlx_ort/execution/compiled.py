@@ -200,12 +200,12 @@ class CompiledGraph:
             ParamError: a parameter is not set.
         """
         engine = self.engine()
-        found = _report(engine)
+        report = _report(engine)
         if engine.sized is None:
-            return found
+            return report
         others = [_report(child) for slot in engine.sized.slots() if (child := slot.current) is not None]
-        recorded = (*found.recorded, *(run for other in others for run in other.recorded))
-        return dataclasses.replace(found, recorded=recorded, sized=engine.sized.report())
+        recorded = (*report.recorded, *(run for other in others for run in other.recorded))
+        return dataclasses.replace(report, recorded=recorded, sized=engine.sized.report())
 
     def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
         """Give a parameter new data; see `WeightStore.set`.
@@ -323,8 +323,8 @@ class CompiledGraph:
         flat = outputs[out].reshape(-1)
         if (row + 1) * row_inner > flat.size:
             return None
-        found: npt.NDArray[Any] = flat[row * row_inner : (row + 1) * row_inner]
-        return found
+        row_data: npt.NDArray[Any] = flat[row * row_inner : (row + 1) * row_inner]
+        return row_data
 
     def run_typed(
         self, inputs: Mapping[str, TypedBytes], output_dtypes: Sequence[DType | str] | None = None
@@ -555,8 +555,8 @@ class CompiledGraph:
             EngineError: the run failed.
         """
         self.set_gpu_handle_feed(handle, out_idx)
-        found: npt.NDArray[Any] = self.run_read_outputs(inputs, [out_idx])[0]
-        return found
+        output: npt.NDArray[Any] = self.run_read_outputs(inputs, [out_idx])[0]
+        return output
 
     # Background runs
 
@@ -660,9 +660,9 @@ class CompiledGraph:
         Returns:
             Whether there is such a TopK; if not, nothing changes.
         """
-        found = self._moe.capture(num_experts, self._rule)
+        capture = self._moe.capture(num_experts, self._rule)
         self._use(self._moe.slot)
-        return found
+        return capture
 
     def take_moe_topk_capture(self) -> list[npt.NDArray[np.uint32]] | None:
         """Return what each router picked since the last call, the forwards one after another; None for nothing."""
@@ -670,11 +670,11 @@ class CompiledGraph:
 
     def capabilities(self) -> frozenset[str]:
         """Return the names of the optional features that this graph has on its device."""
-        found = {
+        capabilities = {
             "clone", "persistent_handles", "gpu_handles", "kv_resident", "typed_io", "async_pipeline", "active_extent",
             "moe",
         }  # fmt: skip
-        return frozenset(found | ({"run_slots"} if self.supports_run_slots else set()))
+        return frozenset(capabilities | ({"run_slots"} if self.supports_run_slots else set()))
 
     def close(self) -> None:
         """Let go of the session and the state; runs in other threads finish first. Closing twice is harmless.
@@ -752,5 +752,5 @@ def _report(engine: Engine) -> DeviceGraphReport:
     from rlx_ort.providers.base import DeviceGraphReport
 
     ask = getattr(engine.session, "device_graph_report", None)
-    found: DeviceGraphReport = DeviceGraphReport(reason="its engine records nothing") if ask is None else ask()
-    return found
+    report: DeviceGraphReport = DeviceGraphReport(reason="its engine records nothing") if ask is None else ask()
+    return report

@@ -236,8 +236,8 @@ class DecodeLoop:
             EngineError: a run failed.
         """
         tokens = self.generate(prompt, max_new_tokens, stop_tokens=stop_tokens, choose=choose)
-        while (found := await run_in_background(lambda: next(tokens, None))) is not None:
-            yield found
+        while (token := await run_in_background(lambda: next(tokens, None))) is not None:
+            yield token
 
     def close(self) -> None:
         """Free the cache and let go of the session; the next `prefill` starts anew. Closing twice is harmless."""
@@ -382,8 +382,8 @@ def _tried(engine: Engine, sizes: _Sizes) -> bool | None:
             runs = _InPlace(engine, small, whole_mask)
             runs.prefill(tokens[:, :3], 0)
             for past in (3, 4):
-                found = runs.step(tokens[:, past], past)
-            if agree(found, expected, _CLOSE):
+                logits = runs.step(tokens[:, past], past)
+            if agree(logits, expected, _CLOSE):
                 return whole_mask
     return None
 
@@ -436,10 +436,10 @@ class _InPlace:
         interface = self._sizes.interface
         outputs: dict[str, Array | str] = {pair.present: pair.past for pair in interface.cache}
         outputs[interface.logits] = logits
-        found = self.engine.binder.bound({**feeds.arrays, **masks, **self._cache}, outputs)
-        if found is None:
+        bound = self.engine.binder.bound({**feeds.arrays, **masks, **self._cache}, outputs)
+        if bound is None:
             raise EngineError("the engine cannot keep the cache bound")
-        return found
+        return bound
 
 
 class _Moved:
@@ -489,8 +489,8 @@ class _Moved:
 
 def _last(logits: Array) -> Array:
     """Return the logits after the last token, `(batch, vocabulary)`."""
-    found: Array = logits if logits.ndim == 2 else logits[:, -1]
-    return found
+    last: Array = logits if logits.ndim == 2 else logits[:, -1]
+    return last
 
 
 def _greedy(logits: Array) -> npt.NDArray[np.int64]:
@@ -498,5 +498,5 @@ def _greedy(logits: Array) -> npt.NDArray[np.int64]:
         bits = logits.view(np.int16)  # above zero, the bits of f16 and bf16 are in the order of the numbers
         if bits.max(axis=-1).min() > 0:
             logits = bits
-    found: npt.NDArray[np.int64] = logits.argmax(axis=-1)
-    return found
+    tokens: npt.NDArray[np.int64] = logits.argmax(axis=-1)
+    return tokens

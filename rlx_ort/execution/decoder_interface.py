@@ -197,13 +197,13 @@ class _Readers:
 
     def uses(self, name: str) -> set[tuple[str, int]]:
         """Return (operator, input) of all readers of a value, seen through nodes that pass it on."""
-        found: set[tuple[str, int]] = set()
+        uses: set[tuple[str, int]] = set()
         for node, place in self.of(name):
             if node.op_type in _PASSED_ON and place == 0:
-                found |= self.uses(node.output_names[0])
+                uses |= self.uses(node.output_names[0])
             else:
-                found.add((node.op_type, place))
-        return found
+                uses.add((node.op_type, place))
+        return uses
 
     def only_bounds(self, mask: str) -> bool:
         """Return whether the length of a mask is only the bound of the attention, and its sum the number of tokens."""
@@ -212,20 +212,20 @@ class _Readers:
 
     def _ends(self, name: str, way: str | None) -> set[tuple[str | None, str, int]]:
         """Return where a mask goes: what is taken of it, the operator that reads that, and its input."""
-        found: set[tuple[str | None, str, int]] = set()
+        ends: set[tuple[str | None, str, int]] = set()
         for node, place in self.of(name):
             kind = node.op_type
             if way is None and _is_sum(node):  # of one node or several, as the kernels of the device allow
                 for written in self._sums[id(node.source)]:
                     if any(reader.source is not node.source for reader, _ in self.of(written)):
-                        found |= self._ends(written, "sum")
+                        ends |= self._ends(written, "sum")
             elif way is None and kind == "Shape" and place == 0:
-                found |= self._ends(node.output_names[0], "length")
+                ends |= self._ends(node.output_names[0], "length")
             elif kind in _PASSED_ON or (way and kind in ("Sub", "Add")) or (way == "length" and kind == "Gather"):
-                found |= self._ends(node.output_names[0], way)
+                ends |= self._ends(node.output_names[0], way)
             else:
-                found.add((way, kind, place))
-        return found
+                ends.add((way, kind, place))
+        return ends
 
 
 def _is_sum(node: ExportedNode) -> bool:
@@ -236,12 +236,12 @@ def _is_sum(node: ExportedNode) -> bool:
 
 def _longest(exported: ExportedModel) -> int | None:
     """Return the least length of the tables of rotations that attentions read."""
-    found = []
+    lengths = []
     for node in exported.nodes:
         table = node.inputs[7] if node.op_type == _GQA and len(node.inputs) > 7 else None
         if isinstance(table, TensorType) and table.shape and isinstance(length := next(iter(table.shape)), int):
-            found.append(length)
-    return min(found, default=None)
+            lengths.append(length)
+    return min(lengths, default=None)
 
 
 def _pairs(
@@ -252,7 +252,7 @@ def _pairs(
     for past, present in given.items():
         if past not in inputs or present not in outputs:
             raise InputError(f"cache {past!r} -> {present!r}: there is no such input or output")
-    found = []
+    pairs = []
     for name, kind in inputs.items():
         if not isinstance(kind, TensorType):
             continue
@@ -266,8 +266,8 @@ def _pairs(
                 kind = _with_head_size(kind, node)
         present = given.get(name) or (written if written in outputs else "") or _named_present(name, outputs)
         if present:
-            found.append(CachePair(name, present, kind, written == present))
-    return tuple(found)
+            pairs.append(CachePair(name, present, kind, written == present))
+    return tuple(pairs)
 
 
 def _with_head_size(kind: TensorType, node: ExportedNode) -> TensorType:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, EngineError, InputError, PlacementError, RlxError
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
+from rlx_ort.execution.indices import CheckedBinder, IndexCheck, index_check
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import residency
 from rlx_ort.execution.resident import Resident
@@ -77,6 +78,7 @@ class Engine:
         source: WeightSource,
         feeds: Mapping[str, Any] | None = None,
         observed: tuple[tuple[str, ...], Observer] | None = None,
+        check: IndexCheck | None = None,
     ) -> None:
         self.session = session
         self.weights = weights
@@ -86,7 +88,9 @@ class Engine:
         places = (data.source for data in weights.values())
         self.files = tuple({place.path: place for place in places if place is not None}.values())
         self._fed = _Fed(session, dict(feeds or {}), observed) if feeds or observed is not None else None
-        self.run: Callable[..., list[Any]] = session.run if self._fed is None else self._fed.run
+        self._check = check
+        run = session.run if self._fed is None else self._fed.run
+        self.run: Callable[..., list[Any]] = run if check is None else _checked(run, check)
         self._binder: Binder | None = None
         self._lock = threading.Lock()
         names = (*weights, *(feeds or {}))
@@ -105,7 +109,8 @@ class Engine:
     def binder(self) -> Binder:
         """The memory side of the session, which feeds it in the same way as `run`."""
         if self._binder is None:
-            self._binder = binder_of(self.session) if self._fed is None else _FedBinder(self._fed)
+            binder = binder_of(self.session) if self._fed is None else _FedBinder(self._fed)
+            self._binder = binder if self._check is None else CheckedBinder(binder, self._check)
         return self._binder
 
     def check_files(self) -> None:
@@ -130,6 +135,14 @@ class Engine:
     def close(self) -> None:
         """Close the session now."""
         self._finalizer()
+
+
+def _checked(run: Callable[..., list[Any]], check: IndexCheck) -> Callable[..., list[Any]]:
+    def checked(output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        check(feeds)
+        return run(output_names, feeds)
+
+    return checked
 
 
 class _Fed:
@@ -214,11 +227,11 @@ def runnable(graph: Graph) -> Runnable:
     if not mutable:
         return Runnable(graph)
     with _runnable_lock:
-        found = _runnables.get(graph)
-        if found is None or found[0] != graph.revision:
+        entry = _runnables.get(graph)
+        if entry is None or entry[0] != graph.revision:
             names = tuple(node.output_names[0] for node in mutable)
-            _runnables[graph] = found = (graph.revision, Runnable(_with_inputs(graph), names))
-        return found[1]
+            _runnables[graph] = entry = (graph.revision, Runnable(_with_inputs(graph), names))
+        return entry[1]
 
 
 _runnables: weakref.WeakKeyDictionary[Graph, tuple[int, Runnable]] = weakref.WeakKeyDictionary()
@@ -350,6 +363,11 @@ class EngineSlot:
             )
 
     @functools.cached_property
+    def _index_check(self) -> IndexCheck | None:
+        """The check of fed indices, which kernels of the device leave out."""
+        return index_check(self.exported.nodes, self.input_types, self.exported.known)
+
+    @functools.cached_property
     def _rotations(self) -> list[tuple[str, str, int]]:
         """The nodes that rotate from a known place on: name, the dim of how many places, and rows that are left."""
         nodes = [node for node in self.exported.nodes if node.pattern.op_type == "RotaryEmbedding"]
@@ -359,15 +377,15 @@ class EngineSlot:
         import onnx.numpy_helper
 
         known = {tensor.name: tensor for tensor in self.exported.model.graph.initializer}
-        found = []
+        rotations = []
         for node in nodes:
             x, table, first = input_dims(node, 0), input_dims(node, 2), known.get(node.input_names[1])
             if x is None or table is None or first is None or first.data_location or math.prod(first.dims) != 1:
                 continue  # places that are fed or computed are not known
             length, rows = x[-2], table[0]
             if isinstance(length, str) and isinstance(rows, int):
-                found.append((node.name, length, rows - int(onnx.numpy_helper.to_array(first).item())))
-        return found
+                rotations.append((node.name, length, rows - int(onnx.numpy_helper.to_array(first).item())))
+        return rotations
 
     def _refuse_limited(self, placement: Placement) -> None:
         """Refuse nodes that the device has taken and whose kernel is known to fail or to be wrong on them.
@@ -488,9 +506,9 @@ class EngineSlot:
 
     def _snapshot(self) -> tuple[int, Mapping[str, TensorData], Mapping[str, TensorData]]:
         """Return a version, the frozen weights and the mutable ones, all of that version."""
-        version, found = self.source.snapshot(self.names, self.exported.stored_as)
-        mutable = {name: found[name] for name in self.runs.mutable}
-        return version, {name: found[name] for name in self.exported.params}, mutable
+        version, tensors = self.source.snapshot(self.names, self.exported.stored_as)
+        mutable = {name: tensors[name] for name in self.runs.mutable}
+        return version, {name: tensors[name] for name in self.exported.params}, mutable
 
     def _feeds(
         self, session: EngineSession, changing: Mapping[str, TensorData], replaces: bool = False
@@ -532,7 +550,8 @@ class EngineSlot:
         feeds = self._feeds(session, changing, replaces=replaces)
         hidden = self.runs.hidden
         observed = (hidden, self.observer) if hidden and self.observer is not None else None
-        engine = Engine(session, weights, version, self.source, feeds, observed)
+        check = None if self.provider.checks_indices else self._index_check
+        engine = Engine(session, weights, version, self.source, feeds, observed, check)
         requested = self.provider.ep_name or self.provider.name
         self.placement = build_placement(
             requested,
@@ -568,7 +587,7 @@ class EngineSlot:
             link, asked = weakref.ref(self), weakref.WeakMethod(gains)
             engine.sized = SizedSessions(
                 engine.run,
-                lambda: bool((found := asked()) and found()),
+                lambda: bool((sized := asked()) and sized()),
                 getattr(session, "replans", False),
                 lambda key: _sized_slot(link(), key),
                 rule,
@@ -580,14 +599,14 @@ class EngineSlot:
 
 def _open_dims(types: Mapping[str, ValueType]) -> dict[str, list[tuple[str, int]]]:
     """Return the inputs and axes of each named dim; nothing if a dim has neither a name nor a size."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    places: dict[str, list[tuple[str, int]]] = {}
     for name, kind in types.items():
         if not isinstance(kind, TensorType) or kind.shape is None or None in kind.shape:
             return {}
         for axis, dim in enumerate(kind.shape):
             if isinstance(dim, str):
-                found.setdefault(dim, []).append((name, axis))
-    return found
+                places.setdefault(dim, []).append((name, axis))
+    return places
 
 
 def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> EngineSlot:
@@ -601,9 +620,9 @@ def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, 
     given = dict(shapes)
     sizes = {dim: given[places[0][0]][places[0][1]] for dim, places in _open_dims(slot.input_types).items()}
     options = slot.options.with_(dims={**slot.options.dims, **sizes}, sized_sessions=0)
-    found = open_slot(slot.provider, slot.device, slot.graph, slot.weights, options)
-    slot.adopt(found)
-    return found
+    sized = open_slot(slot.provider, slot.device, slot.graph, slot.weights, options)
+    slot.adopt(sized)
+    return sized
 
 
 def open_slot(

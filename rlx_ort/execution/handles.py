@@ -97,8 +97,8 @@ class Handles:
         with self.lock:
             if not self._has(name, on_device):
                 return None
-            found: npt.NDArray[Any] = self._values[name].numpy() if on_device else self._values[name].copy()
-            return found
+            array: npt.NDArray[Any] = self._values[name].numpy() if on_device else self._values[name].copy()
+            return array
 
     def has_device(self, name: str) -> bool:
         """Return whether a device handle has the name."""
@@ -144,10 +144,10 @@ class Handles:
         """
         if not on_device:
             step, self.step = self.step, None  # frees the buffers it has bound, unless it can run again
-            found = None if step is None else step.run(engine, inputs, indices)
-            if found is not None:
+            outputs = None if step is None else step.run(engine, inputs, indices)
+            if outputs is not None:
                 self.step = step
-                return found
+                return outputs
         if indices.__class__ is not range or indices != range(len(self._names)):  # that is all of them
             self.check_outputs(indices)
         feeds = self._plan.feeds(self.behind(inputs), engine)
@@ -182,12 +182,12 @@ class Handles:
 
     def _targets(self, on_device: bool) -> dict[str, int]:
         """Return handle -> the output that moves into it, by a feed, or in host memory by the name `out{i}`."""
-        found = {
+        targets = {
             name: self._feeds.get(name, None if on_device else self._numbered(name))
             for name in self._values
             if self._has(name, on_device)
         }
-        return {name: index for name, index in found.items() if index is not None}
+        return {name: index for name, index in targets.items() if index is not None}
 
     def _numbered(self, name: str) -> int | None:
         """Return the output that a name such as `out0` stands for; None for other names."""

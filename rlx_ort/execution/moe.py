@@ -243,7 +243,7 @@ def expert_nodes(graph: Graph) -> list[Node]:
 
 def router_picks(graph: Graph, num_experts: int) -> list[Ref]:
     """Return the indices output of each TopK over exactly that many elements in the main graph, in order."""
-    found = []
+    picks = []
     for node in graph.nodes:
         if isinstance(node.op, TopK):
             axis, output = -1, 0
@@ -256,8 +256,8 @@ def router_picks(graph: Graph, num_experts: int) -> list[Ref]:
         kind = None if ref is None else graph.nodes[ref.node].types[ref.output]
         shape = kind.shape if isinstance(kind, TensorType) else None
         if shape is not None and -shape.rank <= axis < shape.rank and shape[axis] == num_experts:
-            found.append(Ref(node.id, output))
-    return found
+            picks.append(Ref(node.id, output))
+    return picks
 
 
 def split_experts(graph: Graph, capture: int | None, residency: Sequence[Mask] | None, split: bool) -> MoeGraph:
@@ -368,12 +368,12 @@ class ExpertWeights:
         """Return the version and the data of some parameters; see `WeightStore.snapshot`."""
         wanted = list(names)
         plain = {name: dtype for name, dtype in stored_as.items() if name not in self._experts}
-        version, found = self._store.snapshot(self._sources(wanted), plain)
+        version, tensors = self._store.snapshot(self._sources(wanted), plain)
         with self._lock:
             return version, {
-                name: self._part(name, found[self._experts[name].param], stored_as.get(name))
+                name: self._part(name, tensors[self._experts[name].param], stored_as.get(name))
                 if name in self._experts
-                else found[name]
+                else tensors[name]
                 for name in wanted
             }
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.errors import PlacementError
+from rlx_ort.errors import PlacementError, cpu_help
 from rlx_ort.ir.graph import live_nodes
 from rlx_ort.options.compile_options import PlacementRule
 
@@ -159,8 +159,7 @@ def enforce(placement: Placement, rule: PlacementRule, device: Device) -> None:
         share = f"{placement.requested_share:.0%}"
         raise PlacementError(
             f"{len(strays)} node(s) would not run on {device.display} ({placement.requested}), which takes {share} of "
-            f"the graph:\n{_listed(strays)}\n  let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED), "
-            "or choose another device",
+            f"the graph:\n{_listed(strays)}\n  {cpu_help()}, or choose another device",
             placement,
         )
 
@@ -245,8 +244,8 @@ class KernelDispatchReport:
     reason: str = ""
 
     def __repr__(self) -> str:
-        found = f"{len(self.summaries)} rows, {len(self.still_unsupported)} unsupported nodes"
-        return f"<KernelDispatchReport on {self.device.label}, {self.policy}: {found}>"
+        counts = f"{len(self.summaries)} rows, {len(self.still_unsupported)} unsupported nodes"
+        return f"<KernelDispatchReport on {self.device.label}, {self.policy}: {counts}>"
 
     @property
     def compile_ready(self) -> bool:

@@ -48,14 +48,14 @@ def parse_budgets(text: str) -> dict[str, int]:
     Raises:
         DeviceParseError: an entry is no size, or its device is unknown.
     """
-    found = {}
+    budgets = {}
     for entry in filter(None, _SEPARATORS.split(text)):
         name, given, size = entry.rpartition("=")
         try:
-            found[Device(name).label if given else ""] = parse_bytes(size)
+            budgets[Device(name).label if given else ""] = parse_bytes(size)
         except ValueError as err:
             raise DeviceParseError(text, f"{VARIABLE}: {err}; write cuda=8GB,cpu=2GB, or 8GB for each GPU") from err
-    return found
+    return budgets
 
 
 def budget_of(device: Device) -> int | None:
@@ -142,8 +142,8 @@ class Residency:
     def residents(self, device: Device | None = None) -> list[Resident]:
         """Return the graphs that had a session, on a device or on all, the one used longest ago first."""
         with self._table:
-            found = [each for each in self._residents if device is None or each.device == device]
-        return sorted(found, key=lambda each: each.used_s)
+            residents = [each for each in self._residents if device is None or each.device == device]
+        return sorted(residents, key=lambda each: each.used_s)
 
     def used(self, device: Device) -> int:
         """Return the bytes that count against the budget of a device: all that the process uses, else its sessions."""
@@ -350,21 +350,21 @@ class Residency:
 @contextlib.contextmanager
 def _sampled(resident: Resident) -> Iterator[list[int]]:
     """Read the memory of the process again and again within a `with` block, if all of it is known."""
-    found: list[int] = []
+    samples: list[int] = []
     reading, done = resident.read(), threading.Event()
     if reading is None or not reading.whole:
-        yield found
+        yield samples
         return
 
     def sample() -> None:
         while not done.wait(_SAMPLE_S):
             if (now := resident.read()) is not None:
-                found.append(now.nbytes)
+                samples.append(now.nbytes)
 
     thread = threading.Thread(target=sample, name="rlx_ort-memory-samples", daemon=True)
     thread.start()
     try:
-        yield found
+        yield samples
     finally:
         done.set()
         thread.join()

@@ -243,18 +243,18 @@ class Resident:
 
         def measured(names: Sequence[str], feeds: Mapping[str, Any], *more: Any) -> list[Any]:
             fed = sum(getattr(value, "nbytes", 0) for value in feeds.values())
-            found = residency()
+            ledger = residency()
             while ahead := self._enter(fed):
-                found.promise(self, ahead)
+                ledger.promise(self, ahead)
             try:
                 if self._to_measure or fed > self._largest:
-                    return found.measured(self, fed, lambda: run(names, feeds, *more))
-                with found.quiet.shared():
+                    return ledger.measured(self, fed, lambda: run(names, feeds, *more))
+                with ledger.quiet.shared():
                     outputs = run(names, feeds, *more)
                 if self._new or self._regrows or threading.get_ident() not in self._threads:
                     with self._lock:
                         self._ran()
-                    found.settle(self)
+                    ledger.settle(self)
                 return outputs
             finally:
                 with self._lock:

@@ -130,12 +130,12 @@ class CompileCache:
         with pending:
             try:
                 with self._lock:
-                    found = self._known.get(full)
-                    if found is not None:
+                    compiled = self._known.get(full)
+                    if compiled is not None:
                         self._known.move_to_end(full)
-                        if not found.closed:
-                            return found
-                        weights = found.weights if weights is None else weights
+                        if not compiled.closed:
+                            return compiled
+                        weights = compiled.weights if weights is None else weights
                 session = self._session if options is None else Session(self.device, options)
                 made = session.compile(build(), weights)
                 with self._lock:
@@ -195,7 +195,7 @@ def key_of_graph(graph: Graph, device: Device, options: CompileOptions, weights:
         raise DeviceUnavailableError(device, "it is not run by ONNX Runtime, and its models are not cached")
     weights = weights or WeightStore.for_graph(graph)
     slot = open_slot(provider, device, graph, weights, options)
-    _, found = weights.snapshot(slot.exported.params, slot.exported.stored_as)
-    request = SessionRequest(device, slot.exported, found, slot.options)
+    _, tensors = weights.snapshot(slot.exported.params, slot.exported.stored_as)
+    request = SessionRequest(device, slot.exported, tensors, slot.options)
     recipe = provider.recipe(device, slot.options)
     return session_key(recipe, request, describe_runtime(), default_store().root)

@@ -23,6 +23,7 @@ from rlx_ort.errors import CancelledRunError, RlxError
 from rlx_ort.numerics import agree, relative_error
 from rlx_ort.providers.base import SizedRun
 from rlx_ort.providers.engine.process import ending
+from rlx_ort.timing import least_in_turns
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import EngineSlot
@@ -122,13 +123,13 @@ class SizedSessions:
         if len(self._counts) > MOST_KNOWN:
             self._counts.popitem(last=False)
         if count == 1 and self._replans and len(self._counts) == 2:  # the first one is no longer alone
-            self._found = {each: found for each, found in self._found.items() if found.state != "refused"}
+            self._found = {each: entry for each, entry in self._found.items() if entry.state != "refused"}
         if count % AFTER_RUNS or self._tries >= MOST_TRIES or len(self._ready) >= self._most:
             return
         if not self._gains() or not all(isinstance(array, np.ndarray) for array in feeds.values()):
             return
         with self._lock:
-            if key in self._found or any(found.state == "opening" for found in self._found.values()):
+            if key in self._found or any(entry.state == "opening" for entry in self._found.values()):
                 return
             self._found[key] = SizedRun(described(key), "opening")
             self._tries += 1
@@ -152,7 +153,9 @@ class SizedSessions:
                 for name, want, got in zip(names, self._plain(names, feeds), outputs, strict=True):
                     if not _same(got, want):
                         raise _NotKeptError(f"output {name!r} differs by {relative_error(got, want):.1e}")
-                plain_ns, sized_ns = _least(lambda: self._plain(names, feeds), lambda: engine.run(names, feeds))
+                plain_ns, sized_ns = least_in_turns(
+                    lambda: self._plain(names, feeds), lambda: engine.run(names, feeds), rounds=TIMED_PAIRS
+                )
                 several = self._replans and len(self._counts) > 1
                 if sized_ns > (WORTH_AMONG_OTHERS if several else WORTH) * plain_ns:
                     raise _NotKeptError(f"a run takes {sized_ns / 1e3:.0f} us, a plain one {plain_ns / 1e3:.0f} us")
@@ -183,17 +186,6 @@ def described(key: _Key) -> str:
 
 def _same(got: Any, want: Any) -> bool:
     return isinstance(got, np.ndarray) and isinstance(want, np.ndarray) and agree(got, want, TOLERANCE, epsilons=32)
-
-
-def _least(*calls: Callable[[], object]) -> tuple[int, ...]:
-    """Return the least time of each call in ns, made in turns."""
-    least = [1 << 62] * len(calls)
-    for _ in range(TIMED_PAIRS):
-        for place, call in enumerate(calls):
-            begun = time.perf_counter_ns()
-            call()
-            least[place] = min(least[place], time.perf_counter_ns() - begun)
-    return tuple(least)
 
 
 def _in_thread(call: Callable[[], None]) -> None:

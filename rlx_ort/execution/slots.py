@@ -71,8 +71,8 @@ class SlotRunner:
         """Run on arrays in the order of the inputs; return the output buffers; see `CompiledGraph.run_slots`."""
         if engine is self._engine and self._matches(arrays):
             assert self._slots is not None  # noqa: S101  # set together with the engine
-            self.buffers = found = self._slots.run(arrays)
-            return list(found)
+            self.buffers = outputs = self._slots.run(arrays)
+            return list(outputs)
         return self._prepare(engine, arrays)
 
     def clear(self, *, wait: bool = True) -> bool:
@@ -110,7 +110,7 @@ class SlotRunner:
             self.buffers = self._slots.run(ready)
         return list(self.buffers)
 
-    def _fixed_here(self, given: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]) -> set[str]:
+    def _fixed_here(self, given: Mapping[str, npt.NDArray[Any]], outputs: Mapping[str, npt.NDArray[Any]]) -> set[str]:
         """Return the outputs of a known shape; models declare some that they do not keep, which are left out."""
         sizes = {
             dim: size
@@ -122,7 +122,11 @@ class SlotRunner:
         kept = set()
         for name in self._fixed:
             kind = self._outputs[name]
-            if isinstance(kind, TensorType) and kind.shape is not None and kind.shape.bind(sizes) == found[name].shape:
+            if (
+                isinstance(kind, TensorType)
+                and kind.shape is not None
+                and kind.shape.bind(sizes) == outputs[name].shape
+            ):
                 kept.add(name)
         return kept
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import ParamError, near_names
+from rlx_ort.errors import ParamError, advice, near_names
 from rlx_ort.execution.inputs import as_array, cast_hint, is_literal
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, narrowed, read_tensors
@@ -71,11 +71,11 @@ class PlacedTensors:
         """
         with self._lock:
             known = self._known.get((device, name))
-            found = known[1]() if known is not None and known[0] is data and not again else None
-            if found is None:
-                found = upload()
-                self._known[device, name] = (data, weakref.ref(found))
-            return found
+            tensor = known[1]() if known is not None and known[0] is data and not again else None
+            if tensor is None:
+                tensor = upload()
+                self._known[device, name] = (data, weakref.ref(tensor))
+            return tensor
 
 
 class WeightStore:
@@ -215,10 +215,10 @@ class WeightStore:
         Raises:
             ParamError: no parameter has that name; a close one is suggested.
         """
-        found = self._types.get(name)
-        if found is None:
+        declared = self._types.get(name)
+        if declared is None:
             raise ParamError(f"the graph has no parameter {name!r}; {near_names(name, self._types)}")
-        return found
+        return declared
 
     def set(self, name: str, value: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
         """Give a parameter new data; writeable arrays are copied.
@@ -286,8 +286,8 @@ class WeightStore:
             if missing:
                 verb = "is" if len(missing) == 1 else "are"
                 raise ParamError(f"parameter {_listed(missing)} {verb} not set; call set_param before the run")
-            found = {name: self._in_dtype(name, stored_as.get(name)) for name in wanted}
-            return self.version, MappingProxyType(found)
+            tensors = {name: self._in_dtype(name, stored_as.get(name)) for name in wanted}
+            return self.version, MappingProxyType(tensors)
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
@@ -387,7 +387,7 @@ class WeightStore:
         if data.dtype is not declared.dtype:
             raise ParamError(
                 f"parameter {name!r} is {declared}, the data is {data.dtype.value}; "
-                f"cast it with {cast_hint(declared.dtype)} or pass cast=True"
+                f"cast it with {cast_hint(declared.dtype)} or pass {advice('cast=True', '--cast')}"
             )
         if data.shape != _sizes(declared):
             raise ParamError(f"parameter {name!r} is {declared}, the data has shape {data.shape}")
@@ -425,9 +425,9 @@ def _sizes(kind: TensorType) -> tuple[int, ...]:
 
 
 def _listed(names: Iterable[str], most: int = 8) -> str:
-    found = [repr(name) for name in names]
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return (", ".join(found[:most]) or "none") + more
+    quoted = [repr(name) for name in names]
+    more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
+    return (", ".join(quoted[:most]) or "none") + more
 
 
 def _aligned(data: TensorData) -> TensorData:

@@ -60,7 +60,7 @@ def open(
         NoViableDeviceError: no device may run the model; it lists the reasons.
         EngineError: no device opened it.
     """
-    found = rank(
+    ranked = rank(
         folder,
         policy,
         options,
@@ -70,4 +70,4 @@ def open(
         new_tokens=new_tokens,
         trusted_links=trusted_links,
     )
-    return LanguageModel(found, max_length, trusted_links)
+    return LanguageModel(ranked, max_length, trusted_links)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlx_ort.converters.files import load_graph
 from rlx_ort.converters.from_onnx.tensor_files import Folders, trusted_folders
 from rlx_ort.device import Device, priority_rank
-from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError
+from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError, cpu_help
 from rlx_ort.genai.config import CONFIG, GenaiConfig, read_config
 from rlx_ort.genai.package import why_not
 from rlx_ort.ir.graph import Graph
@@ -169,19 +169,22 @@ def read_variants(
     if not base.is_dir():
         raise ConversionError(f"{base} is no folder; give one with a {CONFIG}, or one of several such folders")
     names = [""] if (base / CONFIG).exists() else sorted(path.parent.name for path in base.glob(f"*/{CONFIG}"))
-    found: dict[str, Variant] = {}
+    variants: dict[str, Variant] = {}
     failures: list[tuple[str, RlxError]] = []
     for name in names or [""]:
         try:
             config = read_config(base / name, trusted)
             graph = load_graph(config.model, trusted_links=trusted)
             bound = options.with_(dims={**config.dims(graph), **options.dims})
-            found[name] = Variant(name, config, graph, bound)
+            variants[name] = Variant(name, config, graph, bound)
         except RlxError as err:
             failures.append((name, err))
-    if not found:
-        raise failures[0][1]
-    return found, tuple((name, str(err)) for name, err in failures)
+    if not variants:
+        try:
+            raise failures[0][1]
+        finally:
+            failures.clear()  # they have this frame, and would keep files mapped until garbage is collected
+    return variants, tuple((name, str(err)) for name, err in failures)
 
 
 def rank(
@@ -230,19 +233,19 @@ def _judged(variant: Variant, policy: DevicePolicy, engine: str, sizes: TextSize
     )
     strict = named and variant.options.placement is None
     rows = []
-    for device, found in step.items():
-        before, each = prompt[device].predicted_ns, found.predicted_ns
+    for device, support in step.items():
+        before, each = prompt[device].predicted_ns, support.predicted_ns
         row = GenaiCandidate(
             variant=variant.name,
             device=device,
-            available=found.available,
-            blocker=found.blocker,
+            available=support.available,
+            blocker=support.blocker,
             prefill_ns=before,
             step_ns=each,
             total_ns=None if before is None or each is None else before + sizes.new * each,
             nodes=sum(not node.op.is_leaf for node in graph.nodes),
-            cpu_nodes=found.cpu_nodes,
-            profile_source=found.profile_source or "",
+            cpu_nodes=support.cpu_nodes,
+            profile_source=support.profile_source or "",
             cache_bytes=config.cache_bytes(graph, 1),
         )
         if row.blocker is None:
@@ -254,7 +257,7 @@ def _judged(variant: Variant, policy: DevicePolicy, engine: str, sizes: TextSize
             if compute and strict:
                 blocker = (
                     f"would leave {len(compute)} nodes that compute with floats to the CPU, such as {compute[0]!r}; "
-                    "let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED), or take another device"
+                    f"{cpu_help()}, or take another device"
                 )
             row = replace(row, engines=engines, not_genai=reason, cpu_compute=compute, blocker=blocker)
         rows.append(row)
@@ -263,12 +266,12 @@ def _judged(variant: Variant, policy: DevicePolicy, engine: str, sizes: TextSize
 
 def _compute(graph: Graph, nodes: frozenset[int]) -> tuple[str, ...]:
     """Return the names of those nodes that compute with floats; the others compute masks, positions and shapes."""
-    found = []
+    names = []
     for at in sorted(nodes):
         node = graph.nodes[at]
         if any(isinstance(kind, TensorType) and kind.dtype.is_float for kind in node.types):
-            found.append(node.name)
-    return tuple(found)
+            names.append(node.name)
+    return tuple(names)
 
 
 def _in_order(

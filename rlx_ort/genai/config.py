@@ -104,17 +104,17 @@ class GenaiConfig:
     def dims(self, graph: Graph) -> dict[str, int]:
         """Return the sizes of named dims that the file fixes: those of one key, which exporters leave open."""
         pasts = {past for past, _ in self.cache_names()}
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for value in graph.inputs:
             shape = value.type.shape if isinstance(value.type, TensorType) else None
             if value.name in pasts and shape is not None and len(shape) == 4:
                 wanted = (None, self.heads, None, self.head_size)
-                found |= {
+                sizes |= {
                     dim: size
                     for dim, size in zip(shape, wanted, strict=True)
                     if isinstance(dim, str) and size is not None
                 }
-        return found
+        return sizes
 
     def feeds(self, graph: Graph, new: int, past: int) -> dict[str, Any]:
         """Return arrays with the shapes of a run of `new` tokens after `past` others; they take no memory.
@@ -169,12 +169,12 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
     kind = model.text("type")
     others = [part for part in _OTHER_PARTS if isinstance(part_of := model.value.get(part), dict) and part_of]
     if "decoder" not in model.value or others:
-        found = (
+        config = (
             f"has {' and '.join(map(repr, others))} beside its decoder"
             if "decoder" in model.value
             else "has no decoder"
         )
-        raise ConversionError(f"{path}: the model of type {kind!r} {found}; only decoders of text can be opened here")
+        raise ConversionError(f"{path}: the model of type {kind!r} {config}; only decoders of text can be opened here")
     decoder = model.object("decoder")
     if decoder.value.get("pipeline"):
         raise ConversionError(
@@ -231,7 +231,7 @@ def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[st
     listed = session.value.get("provider_options", [])
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise ConversionError(f'{session.where("provider_options")} is not a list of objects, as in [{{"cuda": {{}}}}]')
-    found = []
+    providers = []
     for name, options in ((name, options) for entry in listed for name, options in entry.items()):
         lowered = name.lower().removesuffix(_SUFFIX)
         if lowered not in _PROVIDERS:
@@ -248,8 +248,8 @@ def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[st
                     "that the provider would load into this process; if you trust it, take the entry out and give it "
                     f"in CompileOptions(provider_options={{{key!r}: ...}})"
                 )
-        found.append((lowered, {key: value for key, value in options.items() if isinstance(value, str)}))
-    return tuple(found)
+        providers.append((lowered, {key: value for key, value in options.items() if isinstance(value, str)}))
+    return tuple(providers)
 
 
 def _names_file(key: str, value: object) -> bool:

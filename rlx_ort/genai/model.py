@@ -122,8 +122,8 @@ class LanguageModel:
             EngineError: a run failed.
         """
         tokens = self.generate(prompt, max_new_tokens, stop_tokens=stop_tokens)
-        while (found := await run_in_background(lambda: next(tokens, None))) is not None:
-            yield found
+        while (piece := await run_in_background(lambda: next(tokens, None))) is not None:
+            yield piece
 
     def close(self) -> None:
         """Free the cache, the session and the weights, after the token being computed; closing twice is harmless."""
@@ -146,14 +146,14 @@ class LanguageModel:
 
     def _generated(self, tokens: list[int], count: int, stops: Collection[int]) -> Iterator[int]:
         with self._lock:
-            found = self._text = self._engine.generate(tokens)
+            text = self._text = self._engine.generate(tokens)
         for _ in range(count):
             with self._lock:
                 if self._closed:
                     raise RunError("the language model is closed; open it again")
-                if self._text is not found:
+                if self._text is not text:
                     raise RunError("another text was begun on this model, whose cache holds one; open it twice")
-                token = next(found, None)
+                token = next(text, None)
             if token is None:
                 return
             yield token
@@ -181,7 +181,10 @@ class LanguageModel:
                     failure = err
                     self.refused.append((row, name, str(err)))
         assert failure is not None  # noqa: S101  # a ranked candidate has an engine
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # which has this frame, and would keep sessions until garbage is collected
 
 
 class _OwnEngine:

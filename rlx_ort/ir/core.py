@@ -237,6 +237,11 @@ class GraphCore:
         self.set_outputs(list(values))
 
     @property
+    def output_types(self) -> dict[str, ValueType]:
+        """Output name -> type, in order."""
+        return {name: value.type for name, value in zip(self.output_names, self.outputs, strict=True)}
+
+    @property
     def output_names(self) -> list[str]:
         """The names of the outputs, in order."""
         return [name for name, _ in self._outputs]

@@ -105,10 +105,10 @@ class DType(enum.Enum):
         dtype = np.dtype(dtype)
         if dtype.kind in "OUT":
             return cls.STRING
-        found = _FROM_NUMPY.get(dtype.newbyteorder("=") if dtype.kind != "V" else dtype)
-        if found is None:
+        known = _FROM_NUMPY.get(dtype.newbyteorder("=") if dtype.kind != "V" else dtype)
+        if known is None:
             raise ValueError(f"no dtype stores numpy {dtype}")
-        return found
+        return known
 
     def __repr__(self) -> str:
         return f"DType.{self.name}"

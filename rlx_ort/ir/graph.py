@@ -282,8 +282,8 @@ def infer_bindings_from_inputs(graph: Graph, lengths: Mapping[str, int]) -> DimB
         GraphVerifyError: the graph has no such input, an input has several dims without a size, its length is no
             multiple of the others, or two inputs disagree about a dim; the message names the inputs.
     """
-    kinds = {value.name: value.type for value in graph.inputs}
-    found: dict[str, tuple[int, str]] = {}
+    kinds = graph.input_types
+    sizes: dict[str, tuple[int, str]] = {}
     for name, length in lengths.items():
         kind = kinds.get(name)
         if not isinstance(kind, TensorType) or kind.shape is None:
@@ -301,7 +301,7 @@ def infer_bindings_from_inputs(graph: Graph, lengths: Mapping[str, int]) -> DimB
         symbol, size = open_dims[0], length // known
         if symbol is None:
             continue
-        before, source = found.setdefault(symbol, (size, name))
+        before, source = sizes.setdefault(symbol, (size, name))
         if before != size:
             raise GraphVerifyError(f"input {name!r} makes {symbol!r} {size}, but input {source!r} makes it {before}")
-    return DimBinding({symbol: size for symbol, (size, _) in found.items()})
+    return DimBinding({symbol: size for symbol, (size, _) in sizes.items()})

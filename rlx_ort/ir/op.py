@@ -154,18 +154,18 @@ class Op(metaclass=_OpType):
 
     def axis_tuple(self, axes: Iterable[int], rank: int) -> tuple[int, ...]:
         """Return axes counted from the front, in order."""
-        found = tuple(self.normal_axis(axis, rank) for axis in axes)
-        if len(set(found)) != len(found):
+        normal = tuple(self.normal_axis(axis, rank) for axis in axes)
+        if len(set(normal)) != len(normal):
             raise GraphVerifyError(f"{self.kind} names an axis twice: {tuple(axes)}")
-        return found
+        return normal
 
     def same_dtype(self, *operands: TensorType, names: Sequence[str] = ()) -> DType:
         """Return the dtype that operands share; `names` are those of the op unless given."""
         if any(value.dtype is not operands[0].dtype for value in operands):
-            found = ", ".join(
+            dtypes = ", ".join(
                 f"{name} {value.dtype.value}" for name, value in zip(names or self.operands, operands, strict=False)
             )
-            raise GraphVerifyError(f"{self.kind} needs inputs of one dtype, got {found}; cast them first")
+            raise GraphVerifyError(f"{self.kind} needs inputs of one dtype, got {dtypes}; cast them first")
         return operands[0].dtype
 
     def expect_float(self, value: TensorType, name: str) -> None:
@@ -192,14 +192,14 @@ class Op(metaclass=_OpType):
             raise GraphVerifyError(f"{self.kind} needs its input {name} with rank {wanted}, got {value}")
         return value.shape
 
-    def expect_dim(self, found: Dim, wanted: Dim, what: str) -> None:
+    def expect_dim(self, dim: Dim, wanted: Dim, what: str) -> None:
         """Check that two dimensions can be equal; a symbol fits any size."""
-        if isinstance(found, int) and isinstance(wanted, int) and found != wanted:
-            raise GraphVerifyError(f"{self.kind} needs {what} to be {wanted}, got {found}")
+        if isinstance(dim, int) and isinstance(wanted, int) and dim != wanted:
+            raise GraphVerifyError(f"{self.kind} needs {what} to be {wanted}, got {dim}")
 
-    def expect_dims(self, found: Sequence[Dim], wanted: Sequence[Dim], name: str) -> None:
+    def expect_dims(self, dims: Sequence[Dim], wanted: Sequence[Dim], name: str) -> None:
         """Check the dimensions of an input of the right rank one by one; see `expect_dim`."""
-        for place, (dim, other) in enumerate(zip(found, wanted, strict=True)):
+        for place, (dim, other) in enumerate(zip(dims, wanted, strict=True)):
             self.expect_dim(dim, other, f"dimension {place} of {name}")
 
     def broadcast(self, shapes: Sequence[Shape | None]) -> Shape | None:
@@ -268,11 +268,11 @@ def pair(what: str, value: Sizes, least: int = 0) -> tuple[int, int]:
 
 def join_dims(dims: Iterable[Dim]) -> Dim:
     """Return the one dimension that equal dimensions share: a size if one is known, else a name if all agree."""
-    found = list(dict.fromkeys(dims))
-    sizes = [dim for dim in found if isinstance(dim, int)]
+    distinct = list(dict.fromkeys(dims))
+    sizes = [dim for dim in distinct if isinstance(dim, int)]
     if sizes:
         return sizes[0]
-    return found[0] if len(found) == 1 else None
+    return distinct[0] if len(distinct) == 1 else None
 
 
 def reshaped(op: Op, source: Shape | None, target: Sequence[Dim]) -> Shape:

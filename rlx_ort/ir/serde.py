@@ -109,16 +109,16 @@ def load_json(path: str | Path) -> Graph:
 def _beside(path: Path, name: str) -> Path:
     """Return the file beside a graph file; a link must not lead out of the folder, as the name is a stranger's."""
     try:
-        found = (path.parent / name).resolve(strict=True)
+        file = (path.parent / name).resolve(strict=True)
         folder = path.parent.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as err:  # RuntimeError: a loop of links; ValueError: a null character
         raise ConversionError(f"graph file {path}: {name!r} beside it cannot be read: {err}") from err
-    if folder not in found.parents:
+    if folder not in file.parents:
         raise ConversionError(
-            f"graph file {path}: {name!r} beside it is a link that leaves the folder for {found}; "
+            f"graph file {path}: {name!r} beside it is a link that leaves the folder for {file}; "
             "put the file itself there"
         )
-    return found
+    return file
 
 
 def _encoded(graph: Graph) -> tuple[dict[str, Any], dict[str, TensorData]]:
@@ -291,8 +291,8 @@ class _Reader:
         return {name: self.value(entry, f"{where}.{name}") for name, entry in _typed(content, dict, where).items()}
 
     def type(self, item: Any, where: str) -> ValueType:
-        found = self.value(item, where) if isinstance(item, dict) else None
-        return found if isinstance(found, ValueType) else _fail(where, "a type was expected")
+        value = self.value(item, where) if isinstance(item, dict) else None
+        return value if isinstance(value, ValueType) else _fail(where, "a type was expected")
 
     def tensor_type(self, content: Any, where: str) -> TensorType:
         name, dims = _two(content, where)
@@ -312,10 +312,10 @@ class _Reader:
         dtype = _read_dtype(_get(item, "dtype", str, where), where)
         shape = tuple(_typed(size, int, f"{where}.shape") for size in _get(item, "shape", list, where))
         if "stored" in item:
-            found = self._tensors.get(_get(item, "stored", str, where))
-            if found is None or (found.dtype, found.shape) != (dtype, shape):
+            tensor = self._tensors.get(_get(item, "stored", str, where))
+            if tensor is None or (tensor.dtype, tensor.shape) != (dtype, shape):
                 _fail(where, f"the tensor file has no {dtype.value}{list(shape)} named {item['stored']!r}")
-            return found
+            return tensor
         try:
             if dtype is DType.STRING:
                 texts = [_typed(text, str, f"{where}.strings") for text in _get(item, "strings", list, where)]

@@ -84,12 +84,12 @@ class TensorData:
 
     def __post_init__(self) -> None:
         if self.dtype is DType.STRING:
-            found, wanted = self.buffer.size, self.num_elements
+            size, wanted = self.buffer.size, self.num_elements
         else:
-            found, wanted = self.buffer.nbytes, self.dtype.nbytes(self.num_elements)
-        if found != wanted:
-            raise ValueError(f"a {self.dtype.value}{list(self.shape)} tensor needs {wanted} bytes, got {found}")
-        if not found or len(self.shape) > _USUAL_RANK:  # whose sizes the number of bytes does not bound
+            size, wanted = self.buffer.nbytes, self.dtype.nbytes(self.num_elements)
+        if size != wanted:
+            raise ValueError(f"a {self.dtype.value}{list(self.shape)} tensor needs {wanted} bytes, got {size}")
+        if not size or len(self.shape) > _USUAL_RANK:  # whose sizes the number of bytes does not bound
             np.broadcast_to(
                 np.empty((), self.dtype.numpy), self.shape
             )  # raises ValueError where numpy has no such array

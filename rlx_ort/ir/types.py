@@ -93,7 +93,7 @@ def fits(inferred: Shape, declared: Shape) -> bool:
 def refined(declared: Shape, inferred: Shape) -> Shape:
     """Return the inferred shape with the declared sizes, and with declared names where inference has none."""
     pairs = zip(declared, inferred, strict=True)
-    return Shape(stated if isinstance(stated, int) or found is None else found for stated, found in pairs)
+    return Shape(stated if isinstance(stated, int) or given is None else given for stated, given in pairs)
 
 
 def _broadcast_dims(dims: tuple[Dim, ...]) -> Dim:

@@ -68,7 +68,7 @@ def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[
         return every
     # A body may be changed after its owner was added, and with it what the owner infers.
     owners = {kind for kind in kinds if kind.bodies is not Op.bodies}
-    found: set[int] = set()
+    places: set[int] = set()
     for place, (node, added) in enumerate(zip(graph.nodes, graph._added, strict=True)):
         if added is None:
             return every
@@ -77,15 +77,15 @@ def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[
         if not same or node.id != place:
             return every
         if not inferred or len(node.output_names) != len(types) or type(op) in owners:
-            found.add(place)
-    return found
+            places.add(place)
+    return places
 
 
 def _node_problems(graph: GraphCore, node: Node, place: int, owner: str) -> list[Problem]:
-    found: list[Problem] = []
+    problems: list[Problem] = []
 
     def report(message: str, remedy: str) -> None:
-        found.append(Problem(f"{owner}{node}{message}", remedy, place))
+        problems.append(Problem(f"{owner}{node}{message}", remedy, place))
 
     least, most = node.op.arity
     if len(node.inputs) < least or (most is not None and len(node.inputs) > most):
@@ -97,11 +97,11 @@ def _node_problems(graph: GraphCore, node: Node, place: int, owner: str) -> list
             report(f": input {index} {trouble}", "refer to a result of an earlier node")
         else:
             inputs.append(None if ref is None else graph.nodes[ref.node].types[ref.output])
-    if not found:
+    if not problems:
         _check_types(node, inputs, report)
     if node.id != place:
         report(f" stands at place {place}", "build graphs with add_node, which numbers them")
-    return found
+    return problems
 
 
 def _check_types(node: Node, inputs: Sequence[ValueType | None], report: Callable[[str, str], None]) -> None:
@@ -135,8 +135,8 @@ def _name_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
             continue
         op = params[name].op
         if isinstance(op, Param) and (op.type.dtype is not tensor.dtype or op.type.shape != tensor.shape):
-            found = f"{tensor.dtype.value}{Shape(tensor.shape)}"
-            message = f"{where}: {params[name]} is declared {op.type}, its data is {found}"
+            stored = f"{tensor.dtype.value}{Shape(tensor.shape)}"
+            message = f"{where}: {params[name]} is declared {op.type}, its data is {stored}"
             yield Problem(message, "give it data of the declared type", params[name].id)
 
 

@@ -181,10 +181,10 @@ class CompileOptions:
         """Return the options for one device: its entry of `precisions` has become `precision`."""
         if not self.precisions:
             return self
-        found = self.precisions.get(device.label, self.precisions.get(device.kind))
-        if found is None:
+        precision = self.precisions.get(device.label, self.precisions.get(device.kind))
+        if precision is None:
             return replace(self, precisions=MappingProxyType({}))
-        return replace(self, precisions=MappingProxyType({}), precision=found, precision_policy=None)
+        return replace(self, precisions=MappingProxyType({}), precision=precision, precision_policy=None)
 
     @property
     def key(self) -> str:

@@ -103,10 +103,10 @@ def bisect(
     places = (Device(devices[0]), Device(devices[1]))
     search = _Search(first, second, inputs, places, tolerance or Tolerance(), batch_bytes)
     chosen = options or CompileOptions()
-    found = search.run(chosen.with_(optimization=OptimizationLevel.OFF))
-    if found is None and chosen.optimization is not OptimizationLevel.OFF:
-        found = search.run(chosen, optimized=True)
-    return found
+    divergence = search.run(chosen.with_(optimization=OptimizationLevel.OFF))
+    if divergence is None and chosen.optimization is not OptimizationLevel.OFF:
+        divergence = search.run(chosen, optimized=True)
+    return divergence
 
 
 @dataclass
@@ -128,43 +128,45 @@ class _Search:
 
     def run(self, options: CompileOptions, *, optimized: bool = False) -> Divergence | None:
         """Compare every pair of values and return the divergence."""
-        found: dict[str, Difference] = {}
+        differences: dict[str, Difference] = {}
         noisy = self.devices[0] != self.devices[1]
         for batch in self._batches():
             for name, gap, same_type in self._compared(batch, options):
-                found[name] = gap
+                differences[name] = gap
                 noisy = noisy or not same_type
-            if not noisy and (blamed := self._first(found)) is not None:
-                return self._divergence(blamed, found, optimized)
-        blamed = self._steepest(found) if noisy else None
-        return None if blamed is None else self._divergence(blamed, found, optimized)
+            if not noisy and (blamed := self._first(differences)) is not None:
+                return self._divergence(blamed, differences, optimized)
+        blamed = self._steepest(differences) if noisy else None
+        return None if blamed is None else self._divergence(blamed, differences, optimized)
 
-    def _first(self, found: Mapping[str, Difference]) -> str | None:
+    def _first(self, differences: Mapping[str, Difference]) -> str | None:
         """Return the value at which the first difference beyond the tolerance begins, which may be below it."""
-        name = next((name for name, gap in found.items() if gap.size > self.allowed), None)
+        name = next((name for name, gap in differences.items() if gap.size > self.allowed), None)
         clean = min(self.allowed, _NEARLY_EXACT)
         while name is not None:
-            sources = [source for source in self.above[name][0] if source in found and found[source].size > clean]
+            sources = [
+                source for source in self.above[name][0] if source in differences and differences[source].size > clean
+            ]
             if not sources:
                 return name
-            name = max(sources, key=lambda source: found[source].size)
+            name = max(sources, key=lambda source: differences[source].size)
         return None
 
-    def _steepest(self, found: Mapping[str, Difference]) -> str | None:
+    def _steepest(self, differences: Mapping[str, Difference]) -> str | None:
         """Return the value at which the error grows most, among those beyond the tolerance."""
         floor = max(self.allowed / 10, _NEARLY_EXACT)
 
         def growth(name: str) -> float:
-            return min(found[name].size, _LARGEST) / max(self._before(name, found), floor)
+            return min(differences[name].size, _LARGEST) / max(self._before(name, differences), floor)
 
-        differing = [name for name, gap in found.items() if gap.size > self.allowed]
+        differing = [name for name, gap in differences.items() if gap.size > self.allowed]
         return max(differing, key=growth, default=None)
 
-    def _before(self, name: str, found: Mapping[str, Difference]) -> float:
-        sizes = [min(found[source].size, _LARGEST) for source in self.above[name][0] if source in found]
+    def _before(self, name: str, differences: Mapping[str, Difference]) -> float:
+        sizes = [min(differences[source].size, _LARGEST) for source in self.above[name][0] if source in differences]
         return max(sizes, default=0.0)
 
-    def _divergence(self, name: str, found: Mapping[str, Difference], optimized: bool) -> Divergence:
+    def _divergence(self, name: str, differences: Mapping[str, Difference], optimized: bool) -> Divergence:
         other = self.pairs[name]
         mine, theirs = _producer(self.a.proto.graph, name), _producer(self.b.proto.graph, other)
         return Divergence(
@@ -173,11 +175,11 @@ class _Search:
             output=name,
             other_node=_label(theirs),
             other_output=other,
-            found=found[name],
-            before=self._before(name, found),
+            found=differences[name],
+            before=self._before(name, differences),
             causes=() if self.a is self.b else _causes(self.a, mine, self.b, theirs),
             between=self.above[name][1],
-            compared=len(found),
+            compared=len(differences),
             optimized=optimized,
         )
 
@@ -227,11 +229,11 @@ def _estimated_bytes(model: ModelBundle, inputs: Mapping[str, Any]) -> dict[str,
             for dim, size in zip(dims, np.shape(inputs[value.name]), strict=False):
                 dim.dim_value = size
     del proto.graph.value_info[:]  # with the old symbols
-    found = {}
+    sizes = {}
     for name, kind in infer_proto(proto).items():
         if isinstance(kind, TensorType) and kind.shape is not None and (count := kind.shape.num_elements) is not None:
-            found[name] = kind.dtype.nbytes(count)
-    return found
+            sizes[name] = kind.dtype.nbytes(count)
+    return sizes
 
 
 def _causes(a: ModelBundle, mine: onnx.NodeProto, b: ModelBundle, theirs: onnx.NodeProto) -> tuple[str, ...]:
@@ -281,12 +283,12 @@ def _weights(a: ModelBundle, mine: onnx.NodeProto, b: ModelBundle, theirs: onnx.
 def _constants(model: ModelBundle) -> Mapping[str, TensorData]:
     """Return name -> data of the weights and Constant nodes; mapped where the model has it so."""
     files = BundleWeights(model.weights)
-    found = {tensor.name: tensor_data(tensor, files) for tensor in model.proto.graph.initializer}
+    constants = {tensor.name: tensor_data(tensor, files) for tensor in model.proto.graph.initializer}
     for node in model.proto.graph.node:
         for item in node.attribute if node.op_type == "Constant" else ():
             if (data := constant_data(item, files)) is not None:
-                found[node.output[0]] = data
-    return found
+                constants[node.output[0]] = data
+    return constants
 
 
 def pair_values(a: onnx.GraphProto, b: onnx.GraphProto) -> dict[str, str]:
@@ -299,13 +301,13 @@ def pair_values(a: onnx.GraphProto, b: onnx.GraphProto) -> dict[str, str]:
     common = [name for name in ops_a if name in ops_b]
     agree = [name for name in common if ops_a[name] == ops_b[name]]
     trusted = len(agree) >= (1 - _DISAGREE) * len(common)
-    found = {name: name for name in (common if trusted else ())}
-    taken = set(found.values())
+    pairs = {name: name for name in (common if trusted else ())}
+    taken = set(pairs.values())
     for left, right in (*_by_structure(a, b), *_by_order(list(ops_a.items()), list(ops_b.items()))):
-        if left not in found and right not in taken:
-            found[left] = right
+        if left not in pairs and right not in taken:
+            pairs[left] = right
             taken.add(right)
-    return {name: found[name] for name in ops_a if name in found}
+    return {name: pairs[name] for name in ops_a if name in pairs}
 
 
 def _values(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
@@ -370,7 +372,7 @@ def _by_order(a: Sequence[tuple[str, str]], b: Sequence[tuple[str, str]]) -> Ite
 def nearest(graph: onnx.GraphProto, paired: Mapping[str, str]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return paired value -> (the paired values it is computed from, the unpaired nodes on the way), by name."""
     above: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
-    found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    paths: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for node in graph.node:
         sources: set[str] = set()
         between: set[str] = set()
@@ -382,7 +384,7 @@ def nearest(graph: onnx.GraphProto, paired: Mapping[str, str]) -> dict[str, tupl
                 between |= above[name][1]
         for name in node.output:
             if name in paired:
-                found[name] = (tuple(sorted(sources)), tuple(sorted(between)))
+                paths[name] = (tuple(sorted(sources)), tuple(sorted(between)))
             elif name and node.op_type != "Constant":
                 above[name] = (frozenset(sources), frozenset(between | {node.name or name}))
-    return found
+    return paths

@@ -13,8 +13,9 @@ from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.execution.placement import Placement
 from rlx_ort.ir.types import TensorType
+from rlx_ort.made_up import SEED, SIZE_CHOICES
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.parity.inputs import SEED, SIZE_CHOICES, random_inputs
+from rlx_ort.parity.inputs import random_inputs
 from rlx_ort.parity.metrics import Array, Difference, Tolerance, difference
 from rlx_ort.parity.opening import ModelSource, OpenModel, OrtFormatFile, as_model, open_model
 
@@ -169,11 +170,11 @@ def compare_to(
     allowed = tolerance or Tolerance()
     with open_model(model, device, options) as opened:
         feeds = renamed_inputs(opened, reference.inputs, model.origin)
-        found = _flattened(zip(opened.output_names, opened.run(feeds), strict=True))
+        results = _flattened(zip(opened.output_names, opened.run(feeds), strict=True))
         placement = opened.placement
-    names = [[name for name, _ in side] for side in (found, reference.outputs)]
+    names = [[name for name, _ in side] for side in (results, reference.outputs)]
     complaint = f"{model.origin} has the outputs {', '.join(names[0])}, the reference {', '.join(names[1])}"
-    pairs = zip(reference.outputs, _matched(names[1], dict(found), complaint), strict=True)
+    pairs = zip(reference.outputs, _matched(names[1], dict(results), complaint), strict=True)
     outputs = []
     for (name, left), (other, right) in pairs:
         gap = difference(left, right)

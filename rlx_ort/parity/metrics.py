@@ -75,15 +75,15 @@ class Tolerance:
     relative_l2: float | None = 1e-5
     cosine: float | None = None
 
-    def accepts(self, found: Difference) -> bool:
+    def accepts(self, difference: Difference) -> bool:
         """Return whether a difference is within the tolerance."""
-        if found.shapes is not None or found.nonfinite:
+        if difference.shapes is not None or difference.nonfinite:
             return False
-        if found.differing is not None:
+        if difference.differing is not None:
             least = 1.0 if self.cosine is None else self.cosine
-            return found.differing <= (1.0 - least) * found.elements
-        within = self.relative_l2 is None or found.relative_l2 <= self.relative_l2
-        return within and (self.cosine is None or found.cosine >= self.cosine)
+            return difference.differing <= (1.0 - least) * difference.elements
+        within = self.relative_l2 is None or difference.relative_l2 <= self.relative_l2
+        return within and (self.cosine is None or difference.cosine >= self.cosine)
 
     def __str__(self) -> str:
         parts = [] if self.relative_l2 is None else [f"relative L2 <= {self.relative_l2:g}"]
@@ -109,14 +109,14 @@ def dtypes_of(*models: object) -> set[str]:
 
     Those of f16 and bf16 are found inside as well: such values come from a constant or a node that names the type.
     """
-    found = set()
+    dtypes = set()
     for model in models:
         if isinstance(model, ModelBundle):
-            found |= {_HALVES[number] for number in _named_types(model.proto) if number in _HALVES}
-            found |= {data.dtype.value for data in model.weights.values()}
+            dtypes |= {_HALVES[number] for number in _named_types(model.proto) if number in _HALVES}
+            dtypes |= {data.dtype.value for data in model.weights.values()}
             kinds = (*model.input_types().values(), *model.output_types().values())
-            found |= {kind.dtype.value for kind in kinds if isinstance(kind, TensorType)}
-    return found
+            dtypes |= {kind.dtype.value for kind in kinds if isinstance(kind, TensorType)}
+    return dtypes
 
 
 def _named_types(proto: onnx.ModelProto) -> Iterator[int]:
@@ -178,11 +178,11 @@ def _flat(array: Array) -> Array:
 
 def _largest(left: Array, right: Array) -> float:
     """Return the largest finite magnitude in both arrays, 1 if there is none or it is 0."""
-    found = 0.0
+    largest = 0.0
     for a, b in _blocks(left, right):
         for block in (np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64))):
-            found = max(found, float(block[np.isfinite(block)].max(initial=0.0)))
-    return found or 1.0
+            largest = max(largest, float(block[np.isfinite(block)].max(initial=0.0)))
+    return largest or 1.0
 
 
 def _blocks(left: Array, right: Array) -> Iterator[tuple[Array, Array]]:

@@ -79,7 +79,7 @@ class OpenModel:
         self._session = session
         self._plan = InputPlan(input_types)
         self.input_types = input_types
-        self.output_names = [spec.name for spec in session.outputs]
+        self.output_names = list(session.output_types)
         self.placement = placement
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
@@ -123,9 +123,8 @@ def open_model(
     try:
         placement = build_placement(provider.ep_name or provider.name, session.assignments, exported)
         enforce(placement, options.placement or PlacementRule.STRICT, device)
-        inputs = {spec.name: spec.type for spec in session.inputs}
-        if not isinstance(model, OrtFormatFile):  # without the inputs that have a default, which sessions list too
-            inputs = model.input_types()
+        # Sessions list inputs that have a default too.
+        inputs = session.input_types if isinstance(model, OrtFormatFile) else model.input_types()
         yield OpenModel(session, inputs, placement)
     finally:
         session.close()
@@ -160,7 +159,7 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     types = infer_proto(proto)
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     names = UniqueNames(node.name for node in nodes_of(proto, functions=False))
-    found: list[ExportedNode] = []
+    nodes: list[ExportedNode] = []
     small = set()
     for graph in graphs_of(proto, functions=False):
         small |= {tensor.name for tensor in graph.initializer if may_hold_sizes(tensor_type(tensor))}
@@ -171,9 +170,9 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
             reads, writes = tuple(node.input), tuple(filter(None, node.output))
             kinds = (tuple(map(types.get, reads)), tuple(map(types.get, writes)))
             version, body = versions.get(node.domain, 1), graph is not proto.graph
-            made = (node.name, node.domain, node.op_type, version, len(found), *kinds, reads, writes)
-            found.append(ExportedNode.of(*made, body=body))
-    return tuple(shape_only_nodes(found, small))
+            made = (node.name, node.domain, node.op_type, version, len(nodes), *kinds, reads, writes)
+            nodes.append(ExportedNode.of(*made, body=body))
+    return tuple(shape_only_nodes(nodes, small))
 
 
 @dataclass(frozen=True)

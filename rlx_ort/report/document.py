@@ -136,13 +136,13 @@ def _measured(traced: TracedRun) -> dict[str, float]:
     times: dict[tuple[str, str], list[int]] = defaultdict(list)
     for node in traced.nodes:
         times[node.exported, node.name].append(node.ns)
-    found: dict[str, float] = defaultdict(float)
+    spent: dict[str, float] = defaultdict(float)
     for (exported, _), each in times.items():
         if exported:
             turns = max(len(each) // runs, 1)  # more than one in a loop
             sums = [sum(each[at : at + turns]) for at in range(0, len(each), turns)]
-            found[exported] += statistics.median(sums[1:] or sums)
-    return dict(found)
+            spent[exported] += statistics.median(sums[1:] or sums)
+    return dict(spent)
 
 
 def _added(traced: TracedRun) -> list[dict[str, Any]]:
@@ -186,15 +186,15 @@ def _parts(estimate: Estimate, traced: TracedRun, measured: Mapping[str, float])
     for term in estimate.terms:
         is_node = term.kind not in ("overhead", "transfer")
         part = term.kind if is_node else term.name
-        found = measured.get(term.name) if is_node else None
+        time_ns = measured.get(term.name) if is_node else None
         if term.name in moved:
-            found = statistics.median(spent[moved[term.name]])
+            time_ns = statistics.median(spent[moved[term.name]])
         row = rows.setdefault(part, {"part": part, "count": 0, "predicted_ns": 0.0, "how": [], "measured_ns": None})
         row["count"] += term.count
         row["predicted_ns"] += term.ns
         row["how"] = sorted({*row["how"], term.how})
-        if found is not None:
-            row["measured_ns"] = (row["measured_ns"] or 0.0) + found
+        if time_ns is not None:
+            row["measured_ns"] = (row["measured_ns"] or 0.0) + time_ns
     return sorted(rows.values(), key=lambda row: -row["predicted_ns"])
 
 
@@ -298,15 +298,15 @@ class Roofline(NamedTuple):
 
 def roofline(graph: Graph, model: BackendCostModel, dims: Mapping[str, int]) -> Roofline:
     """Return the roofline of a graph on the device of a cost model; views compute nothing and are not in it."""
-    found: dict[str, list[Point]] = {}
+    by_unit: dict[str, list[Point]] = {}
     total_ns = 0.0
     for kernel, count in kernels_of(graph, model.device, dims).items():
         ns = model.price(kernel).ns
         total_ns += count * ns
         if kernel.flops and kernel.nbytes and ns > 0:
             point = Point(kernel.flops / kernel.nbytes, kernel.flops * kernel.times / ns, count * ns)
-            found.setdefault(kernel.op_type, []).append(point)
-    ordered = sorted(found.items(), key=lambda item: -sum(point.ns for point in item[1]))
+            by_unit.setdefault(kernel.op_type, []).append(point)
+    ordered = sorted(by_unit.items(), key=lambda item: -sum(point.ns for point in item[1]))
     kinds = dict(ordered[:_KINDS_SHOWN])
     rest = [point for _, points in ordered[_KINDS_SHOWN:] for point in points]
     if rest:

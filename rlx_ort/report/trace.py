@@ -6,9 +6,10 @@ The trace is JSON in Chrome's trace event format, which Perfetto and chrome://tr
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,10 +27,16 @@ from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.ort_provider import save_optimized
+from rlx_ort.storage import temporary_folder
 
 _MOST_WRITTEN_BYTES = 1 << 30  # of weights, for the names of fused nodes
 _BLOCKED = re.compile(r"_nchwc(?:_token_\d+)?$")  # ONNX Runtime names a node in blocked layout after its result
 _KERNEL = "_kernel_time"  # the suffix that ONNX Runtime gives the name of a node
+_CLOCKS: tuple[Callable[[], int], ...] = (time.perf_counter_ns, time.time_ns, time.monotonic_ns)
+"""Clocks that may time ONNX Runtime's profile: the high-resolution clock of its C++ library, which is the system clock
+on Linux and a steady one on Windows and macOS."""
+if sys.platform == "darwin":
+    _CLOCKS += (functools.partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC_RAW),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ class TracedRun:
     placement: Placement = field(default_factory=lambda: Placement(""))
     exported: ExportedModel | None = None
     _begun_ns: int = field(default_factory=time.perf_counter_ns)
-    _epoch_ns: int = field(default_factory=time.time_ns)
+    _readings_ns: tuple[int, ...] = field(default_factory=lambda: tuple(clock() for clock in _CLOCKS))
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -93,9 +100,18 @@ class TracedRun:
             self.wall_ns = time.perf_counter_ns() - self._begun_ns
             self.phases.append(Phase(name, start_ns, self.wall_ns - start_ns))
 
-    def read_profile(self, graph: Graph, path: Path, profile_epoch_ns: int) -> None:
-        """Take over the events of a profile of ONNX Runtime, which began at this time of the system's clock."""
-        offset_ns = profile_epoch_ns - self._epoch_ns
+    def _profile_start_ns(self, reading_ns: int) -> int:
+        """Return when a profile began, in ns from the beginning of the trace, by a reading of one of `_CLOCKS`.
+
+        A profile begins while its session is opened, which shows the clock; the beginning of that phase if none fits.
+        """
+        opened = next(phase for phase in self.phases if phase.name == "open")
+        found = (reading_ns - begun_ns for begun_ns in self._readings_ns)
+        return next((at for at in found if 0 <= at - opened.start_ns <= opened.ns), opened.start_ns)
+
+    def read_profile(self, graph: Graph, path: Path, reading_ns: int) -> None:
+        """Take over the events of a profile of ONNX Runtime, which began at this reading of one of `_CLOCKS`."""
+        offset_ns = self._profile_start_ns(reading_ns)
         assert self.exported is not None  # noqa: S101  # its session has run
         kernels = []
         for event in json.loads(path.read_text(encoding="utf-8")):
@@ -105,14 +121,14 @@ class TracedRun:
                     self.session.append(timed)
                 elif event["name"].endswith(_KERNEL):
                     kernels.append((*timed, event["args"]))
-        found = {name.removesuffix(_KERNEL): args["op_name"] for name, _, _, args in kernels}
+        operators = {name.removesuffix(_KERNEL): args["op_name"] for name, _, _, args in kernels}
         writers = {value: node for node in self.exported.nodes for value in node.output_names}
-        known = {name: self.exported.node_of(name) or writers.get(_BLOCKED.sub("", name)) for name in found}
+        known = {name: self.exported.node_of(name) or writers.get(_BLOCKED.sub("", name)) for name in operators}
         if None in known.values():
-            unknown = {name: found[name] for name in found if known[name] is None}
+            unknown = {name: operators[name] for name in operators if known[name] is None}
             known |= self._fused(graph, path.parent, unknown, writers)
         ends = {node.name for node in known.values() if node is not None}
-        cores = {name: node and _core(node, found[name], writers, ends) for name, node in known.items()}
+        cores = {name: node and _core(node, operators[name], writers, ends) for name, node in known.items()}
         for name, start_ns, ns, args in kernels:
             name = name.removesuffix(_KERNEL)
             node = cores[name]
@@ -180,33 +196,33 @@ def traced_run(
     """
     options = options or CompileOptions()
     options = options.with_(placement=options.placement or PlacementRule.ASSISTED)
-    found = TracedRun()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        with found.phase("choose"):
-            found.device = choose()
-        with found.phase("export"):
-            profiled = options.with_(profile_prefix=str(Path(folder) / "nodes"))
-            provider, weights = working_provider(found.device), WeightStore.for_graph(graph)
-            slot = open_slot(provider, found.device, graph, weights, profiled)
+    trace = TracedRun()
+    with temporary_folder() as folder:
+        with trace.phase("choose"):
+            trace.device = choose()
+        with trace.phase("export"):
+            profiled = options.with_(profile_prefix=str(folder / "nodes"))
+            provider, weights = working_provider(trace.device), WeightStore.for_graph(graph)
+            slot = open_slot(provider, trace.device, graph, weights, profiled)
         rule = options.placement or PlacementRule.ASSISTED
-        with found.phase("open"):
+        with trace.phase("open"):
             compiled = CompiledGraph(slot, rule)
             engine = slot.engine(rule)
         with compiled:
-            found.placement, found.exported = compiled.placement, compiled.exported
+            trace.placement, trace.exported = compiled.placement, compiled.exported
             moves = not engine.binder.on_host and compiled.supports_run_slots
             for _ in range(runs):
-                with found.phase("copy in"):
+                with trace.phase("copy in"):
                     given = {name: engine.binder.upload(array) for name, array in feeds.items()} if moves else feeds
-                with found.phase("run"):
+                with trace.phase("run"):
                     results = compiled.run_dlpack(given) if moves else compiled.run(given)
-                with found.phase("copy out"):
-                    found.outputs = [tensor.numpy() for tensor in results] if moves else results
+                with trace.phase("copy out"):
+                    trace.outputs = [tensor.numpy() for tensor in results] if moves else results
             raw = getattr(engine.session, "raw", None)
             if raw is not None:
                 began_ns = raw.get_profiling_start_time_ns()
-                found.read_profile(graph, Path(raw.end_profiling()), began_ns)
-    return found
+                trace.read_profile(graph, Path(raw.end_profiling()), began_ns)
+    return trace
 
 
 def trace_document(traced: Iterable[TracedRun]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import functools
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from rlx_ort.errors import (
     DeviceUnavailableError,
     StateLossError,
     TimeLimitError,
+    let_go,
 )
 from rlx_ort.execution.interface import Outputs
 from rlx_ort.faults import Fault, fault_of
@@ -198,7 +198,7 @@ class Failover:
                 try:
                     outputs = run(inputs)
                 except Exception as err:  # judged by the table
-                    _let_go(err)
+                    let_go(err)
                     call = _Call(runner, inputs)
                     # By its caller, or by another thread that closed the runner.
                     closed = compiled is None or compiled.closed
@@ -276,7 +276,7 @@ class Failover:
             try:
                 compiled, outputs = self._attempt(call, device, named=named)
             except Exception as err:  # raised again unless another device may do better
-                _let_go(err)
+                let_go(err)
                 self._failed(call, device, err, start, attempts, doubted)
                 errors.append(err)
                 continue
@@ -427,7 +427,7 @@ class Failover:
         try:
             return call.runner._again_if_closed(lambda: self._attempt_once(call, device, named=named))
         except Exception as err:  # raised again unless memory was freed
-            _let_go(err)
+            let_go(err)
             if not freed_after(err, call.runner, device):
                 raise
         return self._attempt_once(call, device, named=named)
@@ -527,7 +527,7 @@ class Failover:
             self._revision, self._sized = revision, names[0] if len(names) == 1 else names
         self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
         if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
-            run = functools.partial(_run_named, call.runner._named, compiled)  # no closure: see `_let_go`
+            run = functools.partial(_run_named, call.runner._named, compiled)  # no closure: see `let_go`
             routes[self._place(key, call.inputs)] = device, run, graph, revision, compiled
 
 
@@ -556,18 +556,6 @@ def _ranking(runner: GraphDevices, inputs: Mapping[str, Any]) -> list[Device]:
 
 def _run_named(named: type[Outputs], compiled: CompiledGraph, inputs: Mapping[str, Any]) -> Outputs:
     return named(compiled.run(inputs))
-
-
-def _let_go(error: BaseException) -> None:
-    """Let an error keep no sessions: the frames of its traceback refer to the one that failed.
-
-    Otherwise it would stay open while the memory that it takes is waited for, here and in other threads. Variables of
-    a closure are kept all the same.
-    """
-    found: BaseException | None = error
-    while found is not None:
-        traceback.clear_frames(found.__traceback__)
-        found = found.__cause__ or found.__context__
 
 
 def _reason(what: str, err: Exception) -> str:

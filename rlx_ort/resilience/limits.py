@@ -159,7 +159,10 @@ def run_limited(
     if back and error is None and not cancelled:
         return future.result()  # late by less than the grace time perhaps, but the answer is here
     if back and error is not None and not isinstance(error, Stopped):
-        raise error
+        try:
+            raise error
+        finally:
+            del error, future  # the error has this frame, and would keep what the run used until garbage is collected
     ended = "" if back else f"; the engine did not return within {grace_s:g} s, and its session was given up"
     if cancelled or timeout_s is None:  # None: the process ends
         raise CancelledRunError(f"the run was cancelled{ended}")

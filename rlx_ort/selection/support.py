@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, DeviceUnavailableError, LegalizeError
+from rlx_ort.errors import ConversionError, DeviceUnavailableError, LegalizeError, cpu_help
 from rlx_ort.execution.placement import COMMON, KernelDispatchReport, common_kinds, format_dispatch_report, summarize
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.graph import Graph
@@ -348,7 +348,7 @@ def require_legal(graph: Graph, device: Device | str, options: CompileOptions | 
     headline = f"{report.backend_name} cannot take graph {graph.name!r}: "
     headline += f"{count} unsupported {'node' if count == 1 else 'nodes'}" if count else report.reason
     lines = [headline, *(f"  {node}" for node in report.still_unsupported)]
-    lines.append("Choose another device, or let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED).")
+    lines.append(f"Choose another device, or {cpu_help()}.")
     lines.append(format_dispatch_report(report))
     raise LegalizeError("\n".join(lines), report)
 

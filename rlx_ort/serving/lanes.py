@@ -205,6 +205,8 @@ def _run_joined(lane: Lane, batch: Sequence[Rows]) -> list[Answer]:
     padding = lane.size_of(sum(rows), len(rows)) - sum(rows)
     if len(batch) > 1 or padding:
         inputs = {name: _joined([request.inputs[name] for request in batch], padding) for name in inputs}
+    elif not all(array.flags.aligned for array in inputs.values()):  # as it came over the network
+        inputs = {name: np.require(array, requirements="A") for name, array in inputs.items()}
     wanted = _all_wanted(batch)
     joined_ns = time.perf_counter_ns()
     outputs = lane.run(inputs, wanted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +14,11 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, NoViableDeviceError, RlxError, ServingError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import ValueType
+from rlx_ort.made_up import even_inputs, spread
 from rlx_ort.numerics import agree
 from rlx_ort.serving.lanes import Array, Lane, Padding
+from rlx_ort.timing import timed
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.start import StartedPackage
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _ROWS_CHECKED = 3
 _LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready
 _TOLERANCE = 1e-3
-_GOLDEN_RATIO = 0.6180339887498949  # its multiples have evenly spread fractions; importing numpy.random takes 10 ms
 _log = logging.getLogger(__name__)
 
 
@@ -52,8 +51,7 @@ def tried_devices(name: str, runner: GraphDevices, options: ServeOptions) -> Mod
     """
     from rlx_ort.deploy.open import PackageDevices
 
-    graph = runner.graph
-    inputs = {value.name: value.type for value in graph.inputs}
+    inputs = runner.graph.input_types
     found = _lanes(runner, inputs, options)
     if isinstance(runner, PackageDevices):
         for lane in list(found.lanes):
@@ -123,9 +121,9 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
         predict = _predictor(graph, device, dim, row.predicted_ns, runner.options)
         lane = Lane(device, functools.partial(_run, runner, device), predict, options.batch.max_batch)
         try:
-            opening = lane.run(made_up := _made_up(inputs, 1), None)
+            opening = lane.run(made_up := even_inputs(inputs, 1), None)
             again = _timed(lane, 1, made_up)
-            constant = {name: array for name, array in again.items() if _close(opening[name], array)}
+            constant = {name: array for name, array in again.items() if agree(array, opening[name], _TOLERANCE)}
             lane.probe = functools.partial(_probe, runner, lane, made_up, constant)
             lane.padding = _padding(runner, device)
         except InputError:
@@ -149,7 +147,7 @@ def started_devices(package: StartedPackage, inputs: Mapping[str, ValueType], op
 
     lane = Lane(Device.CPU, run, lambda rows: None, options.batch.max_batch)
     with contextlib.suppress(InputError):  # made-up inputs do not fit; the first request warms it
-        for case in package.golden_inputs or [_made_up(inputs, 1)]:
+        for case in package.golden_inputs or [even_inputs(inputs, 1)]:
             lane.run(case, None)
     return ModelDevices([lane])
 
@@ -188,13 +186,9 @@ def _run(
 
 def _timed(lane: Lane, rows: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run inputs twice, learn the shorter time, and return the outputs."""
-    times = []
-    for _ in range(2):
-        begun_ns = time.perf_counter_ns()
-        outputs = lane.run(inputs, None)
-        times.append(time.perf_counter_ns() - begun_ns)
-    lane.learn(rows, min(times))
-    return outputs
+    runs = [timed(lambda: lane.run(inputs, None)) for _ in range(2)]
+    lane.learn(rows, min(ns for _, ns in runs))
+    return runs[-1][0]
 
 
 def _learn_sizes(lane: Lane, kinds: Mapping[str, ValueType], most: int) -> None:
@@ -202,7 +196,7 @@ def _learn_sizes(lane: Lane, kinds: Mapping[str, ValueType], most: int) -> None:
     rows, until_ns = 2, time.perf_counter_ns() + _LEARNING_NS
     with contextlib.suppress(RlxError):  # such as too little memory; the first batches of requests run singly then
         while rows <= most and time.perf_counter_ns() + 3 * lane.expected_ns(rows) < until_ns:
-            inputs = _made_up(kinds, rows)
+            inputs = even_inputs(kinds, rows)
             lane.run(inputs, None)  # the first run of a shape allocates
             _timed(lane, rows, inputs)
             rows *= 2
@@ -214,36 +208,17 @@ def _probe(runner: GraphDevices, lane: Lane, inputs: Mapping[str, Array], wanted
     failover = runner._failover
     tolerance = _TOLERANCE if failover is None else failover.options.tolerance
     for name, array in wanted.items():
-        if not _close(found[name], array, tolerance):
+        if not agree(found[name], array, tolerance):
             raise ServingError(f"{lane.device.display} gives other values for {name!r} than before", 503)
     if failover is not None:
         failover.quarantine.readmit(lane.device)
-
-
-def _made_up(inputs: Mapping[str, ValueType], rows: int) -> dict[str, Array]:
-    """Return inputs for warming: floats of 0 to 1, integers of 0, each row its own; dims without a size count as 8."""
-    found = {}
-    for name, kind in inputs.items():
-        if not isinstance(kind, TensorType) or kind.shape is None:
-            raise InputError(f"nothing is made up for input {name!r}")
-        first = kind.shape[0] if kind.shape else None
-        shape = [
-            dim if isinstance(dim, int) else rows if dim == first and at == 0 else 8
-            for at, dim in enumerate(kind.shape)
-        ]
-        if kind.dtype is DType.STRING:
-            found[name] = np.full(shape, "a", object)
-        else:
-            places = np.arange(1, math.prod(shape) + 1) if kind.dtype.is_float else np.zeros(math.prod(shape))
-            found[name] = (places * _GOLDEN_RATIO % 1).reshape(shape).astype(kind.dtype.numpy)
-    return found
 
 
 def _dependence(lane: Lane, kinds: Mapping[str, ValueType]) -> str:
     """Return how rows turn out to influence each other in runs of made-up and of extreme values, or an empty text."""
     for extreme in (False, True):
         try:
-            inputs = _made_up(kinds, _ROWS_CHECKED)
+            inputs = even_inputs(kinds, _ROWS_CHECKED)
             if extreme:
                 inputs = {name: _extreme(array) for name, array in inputs.items()}
             together = lane.run(inputs, None)
@@ -252,7 +227,7 @@ def _dependence(lane: Lane, kinds: Mapping[str, ValueType]) -> str:
                 for name, array in alone.items():
                     if array.shape[:1] != (1,) or together[name].shape != (_ROWS_CHECKED, *array.shape[1:]):
                         return f"output {name!r} does not have a row for each of the inputs in a trial"
-                    if not _close(array[0], together[name][row]):
+                    if not agree(array[0], together[name][row], _TOLERANCE):
                         return f"output {name!r} of a row depends on other rows in a trial"
         except RlxError as err:
             if not extreme:  # extreme integers may be no legal tokens
@@ -262,17 +237,11 @@ def _dependence(lane: Lane, kinds: Mapping[str, ValueType]) -> str:
 
 def _extreme(array: Array) -> Array:
     """Return large values of both signs for floats, small different ones for integers, both for booleans."""
-    places = np.arange(1, array.size + 1).reshape(array.shape)
     if array.dtype == object:
         return array
     if array.dtype.kind == "b":
-        return (places * _GOLDEN_RATIO % 1 < 0.5).astype(array.dtype)
+        return (spread(array.shape) < 0.5).astype(array.dtype)
     if array.dtype.kind in "iu":
-        return (places % 2).astype(array.dtype)
+        return (np.arange(1, array.size + 1) % 2).reshape(array.shape).astype(array.dtype)
     rows = 10.0 ** np.arange(len(array)).reshape(-1, *[1] * (array.ndim - 1))  # each row larger than that before
-    return ((places * _GOLDEN_RATIO % 1 - 0.5) * rows).astype(array.dtype)
-
-
-def _close(one: Array, other: Array, tolerance: float = _TOLERANCE) -> bool:
-    """Return whether an array agrees with `one`, to a share of the largest value in that."""
-    return agree(other, one, tolerance)
+    return ((spread(array.shape) - 0.5) * rows).astype(array.dtype)

@@ -160,10 +160,7 @@ class ServedModel:
             self.inputs, self.outputs = ({each.name: _type_of(each) for each in side} for side in opened.interface)
             devices = started_devices(opened, self.inputs, options)
         else:
-            graph = opened.graph
-            self.inputs = {value.name: value.type for value in graph.inputs}
-            named = dict(zip(graph.output_names, graph.outputs, strict=True))
-            self.outputs = {output: value.type for output, value in named.items()}
+            self.inputs, self.outputs = opened.graph.input_types, opened.graph.output_types
             devices = tried_devices(name, opened, options)
         self.input_types = {name: datatype_of(kind, name) for name, kind in self.inputs.items()}
         self.output_types = {name: datatype_of(kind, name) for name, kind in self.outputs.items()}

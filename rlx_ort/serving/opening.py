@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from rlx_ort.errors import TimeLimitError
-from rlx_ort.execution.background import Workers
+from rlx_ort.execution.background import Workers, returned
 from rlx_ort.providers.engine.stopping import Stop, Stopped
 
 T = TypeVar("T")
@@ -43,21 +43,21 @@ class Opening:
         worker = Workers(1, "rlx_ort-open")
         future: Future[T] = worker.submit(self._stop.holding(_stoppable(call)))
         worker.close()
-        done, ended = asyncio.wrap_future(future), asyncio.ensure_future(self._ended.wait())
+        waits = [asyncio.ensure_future(returned(future)), asyncio.ensure_future(self._ended.wait())]
         try:
-            await asyncio.wait((done, ended), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if done.done():
-                return done.result()
-            text = "the opening was ended" if ended.done() else f"it took longer than {limit_s:g} s to open"
+            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if future.done():
+                return future.result()
+            text = "the opening was ended" if waits[1].done() else f"it took longer than {limit_s:g} s to open"
             self._stop.stop()
-            await asyncio.wait((done,), timeout=_GRACE_S)
+            await asyncio.wait(waits[:1], timeout=_GRACE_S)
+            future.add_done_callback(lambda late: _discarded(late, discard))
         except Stopped as err:
             raise TimeLimitError("the opening was ended") from err
         finally:
-            ended.cancel()
-            if not done.done():
-                done.add_done_callback(_retrieved)
-        future.add_done_callback(lambda late: _discarded(late, discard))
+            for each in waits:
+                each.cancel()
+            del future  # an error that it holds has this frame, and would keep files mapped until garbage is collected
         raise TimeLimitError(text)
 
 
@@ -69,12 +69,6 @@ def _stoppable(call: Callable[[], T]) -> Callable[[], T]:
         return call()
 
     return stoppable
-
-
-def _retrieved(done: asyncio.Future[T]) -> None:
-    """Take the error of a call that nobody waits for, which asyncio would log."""
-    if not done.cancelled():
-        done.exception()
 
 
 def _discarded(late: Future[T], discard: Callable[[T], object]) -> None:

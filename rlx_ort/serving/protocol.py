@@ -46,6 +46,7 @@ DATATYPES: Mapping[DType, str] = MappingProxyType(
 
 _DTYPES = {name: dtype for dtype, name in DATATYPES.items()}
 _NUMBERS = "biuf"  # numpy's kinds of what JSON numbers and booleans become
+_COPIED_BYTES = 4 << 10  # of an unaligned array, at most
 _LENGTH_BYTES = 4  # before each element of a binary BYTES tensor
 _MOST_TENSORS = 1024
 _LONGEST_NAME = 1024
@@ -252,7 +253,9 @@ def _piece_of(name: str, dtype: DType, piece: Sequence[Any]) -> Array:
 def array_from_bytes(
     name: str, shape: Sequence[int], dtype: DType, data: memoryview, take: Callable[[int], object] = lambda count: None
 ) -> Array:
-    """Return binary data, little-endian in C order, as an array; it shares memory with the data where that is aligned.
+    """Return binary data, little-endian in C order, as an array; it shares memory with large data and aligned one.
+
+    Large data is not copied here, on the loop of the server: its array may be unaligned.
 
     Before texts are made, `take` is called with the bytes that they take in memory; it may raise.
 
@@ -273,7 +276,7 @@ def array_from_bytes(
             400,
         )
     array = np.frombuffer(data, dtype.numpy).reshape(shape)
-    return array if array.flags.aligned else array.copy()
+    return array if array.flags.aligned or array.nbytes > _COPIED_BYTES else array.copy()
 
 
 def bytes_of(array: Array) -> bytes | memoryview:

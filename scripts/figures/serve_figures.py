@@ -19,7 +19,7 @@ def measure() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         tensors = save_models(folder, 4, 512, 8)
-        overhead(report, folder, tensors, None, scaled(8))
+        overhead(report, folder, tensors, scaled(8))
         batching(report, folder, tensors, ["cpu"], settings)
     for row in report.rows:
         sign, _, limit = row["target"].partition(" ")

@@ -8,12 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.cli.arrays import flattened, made_up_inputs, read_npz, storable, to_model_types, write_npz
+from rlx_ort.cli.arrays import flattened, read_npz, storable, to_model_types, write_npz
 from rlx_ort.cli.show import replacing
-from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.types import SequenceType, Shape, TensorType
+from rlx_ort.ir.types import TensorType
 
 NUMERIC = [dtype for dtype in DType if dtype is not DType.STRING]
 
@@ -56,31 +55,6 @@ def test_bfloat16_is_stored_as_float32() -> None:
     assert storable(array).dtype == np.float32
 
 
-def test_made_up_inputs_have_the_declared_shapes_and_dtypes() -> None:
-    """Sizes come from the names given, else by place; integers are 0 and 1; the same seed gives the same data."""
-    g = Graph()
-    g.input("x", ["batch", "tokens", 3])
-    g.input("ids", [50], "i64")
-    g.input("half", [2], "bf16")
-    (first, assumed), (second, _) = (made_up_inputs(g, {"batch": 4}, seed=7) for _ in range(2))
-    assert assumed == {"tokens": 8}
-    assert {name: (array.shape, array.dtype) for name, array in first.items()} == {
-        "x": ((4, 8, 3), np.dtype(np.float32)),
-        "ids": ((50,), np.dtype(np.int64)),
-        "half": ((2,), np.dtype(ml_dtypes.bfloat16)),
-    }
-    assert set(first["ids"].tolist()) == {0, 1}
-    np.testing.assert_array_equal(first["x"], second["x"])
-
-
-def test_nothing_is_made_up_for_an_input_that_is_no_tensor() -> None:
-    """A sequence has to be given."""
-    g = Graph()
-    g.add_node(_input("xs", SequenceType(TensorType(DType.F32))), (), name="xs")
-    with pytest.raises(InputError, match="xs"):
-        made_up_inputs(g, {}, seed=0)
-
-
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     """When writing stops half-way, the old content stands and no partial file is left."""
     path = tmp_path / "a.txt"
@@ -118,21 +92,3 @@ def test_maps_with_other_keys_and_optionals_are_flattened_one_by_one() -> None:
         "n[1][0]": [0, 1],
     }
     assert {name: array.tolist() for name, array in found.items()} == expected
-
-
-def test_made_up_lengths_are_enlarged_until_every_window_fits() -> None:
-    """A convolution of 40 over one of 10 that moves by 5 needs 205 elements; what was given stays."""
-    g = Graph("windows")
-    y = g.input("x", ["batch", 1, "samples"])
-    for width, stride in ((10, 5), (40, 1)):
-        y = g.onnx_node(
-            "Conv",
-            [y, g.constant(np.ones((1, 1, width), np.float32))],
-            {"strides": (stride,)},
-            types=[TensorType(DType.F32, Shape([None, 1, None]))],
-        )[0]
-    g.outputs = [y]
-    feeds, assumed = made_up_inputs(g, {})
-    assert (feeds["x"].shape, dict(assumed)) == ((2, 1, 256), {"batch": 2, "samples": 256})
-    with pytest.raises(InputError, match="samples=100; give larger sizes with --dim"):
-        made_up_inputs(g, {"samples": 100})

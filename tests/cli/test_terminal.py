@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from command_line import Cli
 
-from rlx_ort.cli import main
+from rlx_ort.cli import main, show
 
 SCREENS = (
     ("devices",),
@@ -147,3 +148,27 @@ def test_an_option_has_one_name_in_the_help(cli: Cli, add_one: Path, command: st
     assert [line for line in options if shown in line] != []
     assert [line for line in options if hidden in line] == []
     assert cli(command, add_one, hidden.strip(), "cpu").code == 0
+
+
+class _Nul(io.StringIO):
+    """Has a descriptor that counts as a terminal and has no size, as NUL on Windows."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor of a file without a size."""
+        return 3
+
+
+def test_what_counts_as_a_terminal_and_is_none_gets_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar on it would redirect stdout, and the results would be lost."""
+    monkeypatch.setattr(sys, "stderr", stream := _Nul())
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: (_ for _ in ()).throw(OSError(6, "The handle is invalid")))
+    out = sys.stdout
+    with show.progress("working") as shown, show.steps() as steps:
+        steps.begin("one")
+        assert shown is None
+        assert sys.stdout is out
+    assert stream.getvalue() == ""

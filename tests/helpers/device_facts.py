@@ -4,6 +4,8 @@ One TOML file a device kind, in `tests/data/devices`. `[bounds]` has the largest
 dtype. Each `[[known_failures]]` has a `reason` with a link or a reproduction, and `tests`: test ids, in which `*`
 stands for any text. A test that is listed must fail, one that is not listed must pass. `crashes = true` is for tests
 that end the process, which are not run. `package = "NAME"` limits an entry to where that package is installed.
+`cause` says whose fault it is, by default the engine's. `tests/data/wine.toml` lists in the same way what fails under
+Wine on any device, each with a `reproduction`.
 
 `late_refusals` is the number of tests that a device may refuse when a session is opened, because its capability cannot
 be known before. They fail in no other way: nothing was computed.
@@ -11,9 +13,11 @@ be known before. They fail in no other way: nothing was computed.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.metadata
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +27,10 @@ from typing import Any
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 
-__all__ = ["FOLDER", "KnownFailure", "bound", "known_failure", "known_failures", "late_refusals"]
+__all__ = ["FOLDER", "UNDER_WINE", "KnownFailure", "bound", "known_failure", "known_failures", "late_refusals"]
 
 FOLDER = Path(__file__).parents[1] / "data" / "devices"
+UNDER_WINE = sys.platform == "win32" and hasattr(ctypes.WinDLL("ntdll"), "wine_get_version")
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class KnownFailure:
     tests: tuple[str, ...]
     crashes: bool = False
     package: str = ""
+    cause: str = "engine"
+    reproduction: str = ""
 
     @property
     def applies(self) -> bool:
@@ -77,5 +84,5 @@ def late_refusals(kind: str) -> int:
 
 @functools.cache
 def _facts(kind: str) -> dict[str, Any]:
-    path = FOLDER / f"{kind}.toml"
+    path = (FOLDER.parent if kind == "wine" else FOLDER) / f"{kind}.toml"
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -15,6 +15,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import (
     Availability,
     CostProfile,
@@ -23,7 +24,6 @@ from rlx_ort.providers.base import (
     NodeAssignment,
     Provider,
     SessionRequest,
-    ValueSpec,
 )
 from rlx_ort.providers.engine.stopping import check_stopped
 from rlx_ort.providers.null import NullProvider, NullSession
@@ -183,12 +183,12 @@ class _FaultSession:
         self._arena_lock = threading.Lock()
 
     @property
-    def inputs(self) -> Sequence[ValueSpec]:
-        return [spec for spec in self._inner.inputs if not spec.name.startswith(_SHAPE)]
+    def input_types(self) -> Mapping[str, ValueType]:
+        return {name: kind for name, kind in self._inner.input_types.items() if not name.startswith(_SHAPE)}
 
     @property
-    def outputs(self) -> Sequence[ValueSpec]:
-        return self._inner.outputs
+    def output_types(self) -> Mapping[str, ValueType]:
+        return self._inner.output_types
 
     @property
     def assignments(self) -> Sequence[NodeAssignment]:

@@ -118,8 +118,8 @@ def test_the_core_names_no_single_provider() -> None:
 
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "faults", "environment", "device", "storage", "numerics"),
-    ("ir",),
+    ("errors", "faults", "environment", "device", "storage", "kept", "numerics", "timing"),
+    ("ir", "made_up"),
     ("options",),
     ("converters",),
     ("providers",),

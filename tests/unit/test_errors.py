@@ -105,7 +105,14 @@ def test_fallback_errors_are_equal_by_their_attempts() -> None:
     assert one == errors.DeviceFallbackError([(Device.CPU, "a")])
     assert hash(one) == hash(errors.DeviceFallbackError([(Device.CPU, "a")]))
     assert one != errors.DeviceFallbackError([(Device.CPU, "b")])
-    assert errors.DeviceFallbackError("a text") != errors.DeviceFallbackError("another")
+
+
+def test_a_fallback_error_of_a_text_has_one_attempt_of_the_cpu() -> None:
+    """A bare reason is what the CPU failed with, also after a trip through pickle."""
+    made = errors.DeviceFallbackError("a text")
+    for error in (made, pickle.loads(pickle.dumps(made))):
+        assert error.attempts == ((Device.CPU, "a text"),)
+        assert str(error).splitlines()[1:] == ["  cpu: a text"]
 
 
 def test_no_viable_device_lists_each_device_with_its_blocker() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.providers.engine.compiled.starts import note_start
-from rlx_ort.providers.engine.compiled.store import CompileStore
+from rlx_ort.providers.engine.compiled import starts
+from rlx_ort.providers.engine.compiled.store import CompileStore, Entry
 from rlx_ort.providers.engine.injection import write_weights_file
 from rlx_ort.storage import replacing, write_atomic
 
@@ -44,9 +44,9 @@ def test_a_file_is_flushed_to_the_disk_before_it_takes_its_place(
 ) -> None:
     """A system that goes down after the rename has the bytes."""
     path, order = tmp_path / "file", []
-    flush, rename = os.fsync, Path.replace
+    flush, rename = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (order.append("fsync"), flush(handle)))
-    monkeypatch.setattr(Path, "replace", lambda self, target: (order.append("rename"), rename(self, target)))
+    monkeypatch.setattr(os, "replace", lambda source, target: (order.append("rename"), rename(source, target)))
     write_atomic(path, b"new")
     assert order == ["fsync", "rename"]
     assert path.read_bytes() == b"new"
@@ -64,7 +64,9 @@ def test_an_incomplete_file_may_lie_beside_another_path(tmp_path: Path) -> None:
 
 
 def _note_a_start(folder: Path) -> None:
-    note_start(CompileStore(folder), "0" * 64, "1" * 32, "onnxruntime 1", ((), ()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starts, "default_store", lambda: CompileStore(folder))
+        starts.note_start("0" * 64, starts.Start(Entry(folder, "1" * 32, {}, "", 0.0, 0.0, None), (), ()))
 
 
 def _remember_a_digest(folder: Path) -> None:

@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rlx_ort import kept
 from rlx_ort.errors import EngineError, RlxError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.engine.compiled.store import (
     MODEL_FILE,
+    SCHEMA,
     CacheKey,
     CompileStore,
     Entry,
@@ -33,7 +35,7 @@ from rlx_ort.providers.engine.compiled.store import (
 from rlx_ort.providers.engine.injection import external_tensors
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.plugins import plugin_for
-from rlx_ort.storage import read_regular, write_atomic
+from rlx_ort.storage import read_regular
 
 if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
@@ -74,12 +76,12 @@ def use_for(recipe: SessionRecipe, options: CompileOptions) -> CacheUse:
 @contextlib.contextmanager
 def watched() -> Iterator[list[Opening]]:
     """Collect the sessions that are opened through the cache in a `with` block, by all threads."""
-    found: list[Opening] = []
-    _watchers.append(found)
+    openings: list[Opening] = []
+    _watchers.append(openings)
     try:
-        yield found
+        yield openings
     finally:
-        _watchers[:] = [other for other in _watchers if other is not found]
+        _watchers[:] = [other for other in _watchers if other is not openings]
 
 
 def open_cached(
@@ -115,8 +117,8 @@ def open_cached(
         message = "opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder"
         _log.log(level, message, store.root, err)
         return None
-    for found in _watchers:
-        found.append(Opening(recipe, request, entry))
+    for watcher in _watchers:
+        watcher.append(Opening(recipe, request, entry))
     return opened
 
 
@@ -144,9 +146,9 @@ def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, roo
     if recipe.keeps is not Keeps.PACKED:
         from rlx_ort.providers.registry import default_registry
 
-        found = default_registry().availability(request.device)  # probed before anything was compiled for it
-        hardware = f"{found.hardware} {found.identity}".strip()
-        parts |= {"device": request.device.label, "hardware": hardware, "driver": found.driver}
+        availability = default_registry().availability(request.device)  # probed before anything was compiled for it
+        hardware = f"{availability.hardware} {availability.identity}".strip()
+        parts |= {"device": request.device.label, "hardware": hardware, "driver": availability.driver}
     for number, library in enumerate(options.custom_op_libraries):
         parts[f"custom_ops_{number}"] = hashlib.sha256(read_regular(library)).hexdigest()
     return CacheKey(parts)
@@ -184,10 +186,10 @@ def _open_saved(
 
     loads_as = replace(request, options=request.options.with_(optimization=OptimizationLevel.OFF))
     for attempt in (1, 2):
-        found = _found(store, key)
-        if found is not None:
+        saved = _found(store, key)
+        if saved is not None:
             _vouch(request)
-        entry = found or store.make(key, _label(request), fill)
+        entry = saved or store.make(key, _label(request), fill)
         try:
             return entry, open_with(recipe, loads_as, saved=entry.folder / MODEL_FILE)
         except RlxError as err:
@@ -287,18 +289,15 @@ def weights_digest(weights: Mapping[str, TensorData], root: Path) -> str:
 
 def _remembered(stamp: tuple[int, ...], names: list[str], weights: Mapping[str, TensorData], root: Path) -> str:
     ranges = [(source.offset, weights[name].nbytes) for name in names if (source := weights[name].source) is not None]
-    memo = root / _DIGESTS / hashlib.sha256(repr((stamp, ranges)).encode()).hexdigest()[:32]
-    with contextlib.suppress(OSError):
-        known = memo.read_text(encoding="ascii")
-        if _HEXADECIMAL.fullmatch(known):
-            return known
-    found = hashlib.sha256()
+    memo = root / _DIGESTS / f"{kept.digest_of((stamp, ranges))}.json"
+    known = kept.read(memo, SCHEMA, lambda document: _HEXADECIMAL.fullmatch(document["sha256"]))
+    if known is not None:
+        return known[0]
+    hashed = hashlib.sha256()
     for name in names:
-        found.update(_bytes_of(weights[name]))
-    digest = found.hexdigest()
-    with contextlib.suppress(OSError):  # a cache that cannot be written to costs the reading again
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(memo, digest.encode())
+        hashed.update(_bytes_of(weights[name]))
+    digest = hashed.hexdigest()
+    kept.write(memo, SCHEMA, {"sha256": digest})
     return digest
 
 

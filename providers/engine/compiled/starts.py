@@ -8,26 +8,32 @@ and outputs are plain arrays. The process waits for these imports, so there are 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 import sys
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlx_ort import environment
+import numpy as np
+
+from rlx_ort import environment, kept
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.engine.compiled.store import SCHEMA, cpu_facts
-from rlx_ort.providers.engine.process import budget, refuse_at_the_end, watch
-from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
+from rlx_ort.providers.engine.compiled.store import MODEL_FILE, SCHEMA, cpu_facts, default_store, use_of
+from rlx_ort.providers.engine.process import budget, ending, refuse_at_the_end, watch
+from rlx_ort.providers.engine.runtime import describe_runtime, engine_exceptions, onnxruntime
 from rlx_ort.providers.engine.stopping import check_stopped, held_stop
-from rlx_ort.storage import parse_json, write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from rlx_ort.providers.engine.compiled.store import CompileStore, Entry
+    from rlx_ort.providers.engine.compiled.store import Entry
+
+
+# Packing costs as much as 1 to 10 runs of a large model, and halves the time of runs of a few rows.
+_RUNS_BEFORE_PACKING = 4
 
 
 class Interface(NamedTuple):
@@ -46,35 +52,28 @@ class Start(NamedTuple):
     outputs: tuple[Interface, ...]
 
 
-def note_start(
-    store: CompileStore,
-    package_sha256: str,
-    digest: str,
-    engine: str,
-    interface: tuple[tuple[Interface, ...], tuple[Interface, ...]],
-) -> None:
-    """Note that a package starts from an entry, replacing an earlier note."""
-    path = _path(store, package_sha256)
-    document = {
-        "schema": SCHEMA,
-        "entry": digest,
-        "facts": _facts(engine),
-        "inputs": interface[0],
-        "outputs": interface[1],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(document, indent=1).encode())
+def note_start(package_sha256: str, start: Start) -> bool:
+    """Note that a package starts from an entry, replacing an earlier note, and return whether that was possible."""
+    facts = {"entry": start.entry.digest, "facts": _facts()}
+    return kept.write(_path(package_sha256), SCHEMA, facts | {"inputs": start.inputs, "outputs": start.outputs})
 
 
-def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start | None:
-    """Return what a package starts from, checked by `CompileStore.find`, or None if it has to be made first."""
-    if _another_provider():
+def find_quick(package_sha256: str) -> SavedSession | None:
+    """Return a session, not opened yet, for the package whose index has this digest; None if it was not warmed.
+
+    The cache entry is checked as at each use: sizes, and digests of files up to 1 MiB. With `RLX_CACHE=off` packages do
+    not use the cache.
+
+    Raises:
+        EngineError: ONNX Runtime cannot be used.
+    """
+    memory = environment.get("DEVICE_MEMORY")  # the full package keeps memory budgets
+    if use_of(None, "found") == "off" or memory or _another_provider():
         return None
-    try:
-        document = parse_json(_path(store, package_sha256).read_bytes())
-        if document["schema"] != SCHEMA or document["facts"] != _facts(engine):
-            return None
-        entry = store.find(str(document["entry"]))
+    store, facts = default_store(), _facts()
+
+    def start_of(document: Mapping[str, Any]) -> Start | None:
+        entry = store.find(str(document["entry"])) if document["facts"] == facts else None
         if entry is None:
             return None
         inputs, outputs = (
@@ -82,13 +81,14 @@ def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start |
             for side in ("inputs", "outputs")
         )
         return Start(entry, inputs, outputs)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+
+    start = kept.read(_path(package_sha256), SCHEMA, start_of)
+    return None if start is None else SavedSession(start)
 
 
-def _facts(engine: str) -> Mapping[str, Any]:
+def _facts() -> Mapping[str, Any]:
     dispatch = (environment.get("KERNEL_DISPATCH") or "").strip()
-    return {"engine": engine, "library": _installation(), "kernel_dispatch": dispatch, **cpu_facts()}
+    return {"engine": describe_runtime(), "library": _installation(), "kernel_dispatch": dispatch, **cpu_facts()}
 
 
 def _installation() -> str:
@@ -113,23 +113,116 @@ def _another_provider() -> bool:
     return type(loaded.default_registry().for_device(Device.CPU)) is not CpuProvider
 
 
-def _path(store: CompileStore, package_sha256: str) -> Path:
+def _path(package_sha256: str) -> Path:
     name = hashlib.sha256(package_sha256.encode()).hexdigest()[:32]
-    return store.root / "starts" / f"{name}.json"
+    return default_store().root / "starts" / f"{name}.json"
 
 
 class SavedSession:
-    """ONNX Runtime's session on a model of the compile cache, for the CPU. `run` may be called from several threads.
+    """A warmed package on the CPU, run from the compile cache alone; `run` may be called from several threads.
 
-    Without `packed` kernels do not pack their weights: it opens several times faster, since ONNX Runtime packs weights
-    again to find what was saved, and runs are 1.1 to 2 times slower. All sessions of one `owner` count once in the
-    thread budget. No run may begin once it is `stopped`.
-
-    Raises:
-        EngineError: ONNX Runtime cannot be used, or refuses the model, or the process ends.
+    `open` or the first run opens ONNX Runtime's session. The first four runs use the unpacked weights of the cache
+    file, which all processes share: opening is several times faster, since ONNX Runtime packs weights again to find
+    those that were saved, and runs are 1.1 to 2 times slower. Then a thread opens a session with packed weights for
+    later runs, if `packs` is true. Results of the two differ by rounding. Methods return None when the full package is
+    needed. `on_first_run` is called once, after the first run.
     """
 
-    def __init__(self, model: Path, owner: object, *, packed: bool) -> None:
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.packs = True
+        self.on_first_run: Callable[[], object] | None = None
+        self._names = [output.name for output in start.outputs]
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._options: Any = None
+        self._closed = self._stopped = False
+        self._runs = 0
+        self._packing: threading.Thread | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or the cache entry could not be opened; it then runs nothing."""
+        return self._closed
+
+    def open(self) -> bool:
+        """Open ONNX Runtime's session if needed, and return whether one is open; a bad cache entry is dropped.
+
+        Raises:
+            EngineError: the process ends.
+        """
+        with self._lock:
+            if self._session is None and not self._closed:
+                try:
+                    self._session = self._opened(packed=False)
+                except EngineError:
+                    if ending():  # the entry is not at fault
+                        raise
+                    default_store().drop(self.start.entry.digest)
+                    self._closed = True
+            return self._session is not None
+
+    def run(self, inputs: Mapping[str, Any]) -> list[Any] | None:
+        """Run once and return the outputs in order; None when the full package must run: see `closed` and `fits`.
+
+        A failed run closes the session. The full package then repeats the run and raises the error.
+
+        Raises:
+            EngineError: the process ends.
+        """
+        session = self._session if self.fits(inputs) and self.open() else None
+        if session is None:  # or it was closed by another thread
+            return None
+        try:
+            self._refuse_stopped()
+            stop = held_stop()
+            options = self._options if stop is None else stop.run_options(onnxruntime())
+            results: list[Any] = session.run(self._names, dict(inputs), options)
+        except engine_exceptions():
+            check_stopped()
+            self._refuse_stopped()
+            self.close()
+            return None
+        self._count()
+        return results
+
+    def fits(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether the inputs are just the declared ones, as arrays of their dtypes and of shapes that fit."""
+        declared = self.start.inputs
+        if len(inputs) != len(declared):
+            return False
+        sizes: dict[str, int] = {}
+        for name, dtype, shape in declared:
+            array = inputs.get(name)
+            if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != len(shape):
+                return False
+            for dim, size in zip(shape, array.shape, strict=True):
+                if dim is not None and size != (sizes.setdefault(dim, size) if isinstance(dim, str) else dim):
+                    return False
+        return True
+
+    def settle(self) -> None:
+        """Wait until the weights are packed, if that has begun."""
+        packing = self._packing
+        if packing is not None:
+            packing.join()
+
+    def close(self) -> None:
+        """Close the session and free its threads; runs in progress finish. Closing twice is harmless."""
+        with self._lock:
+            self._closed, self._session = True, None
+        self.settle()
+
+    def stop_runs(self) -> None:
+        """End all runs that are in flight and let no other begin; for the end of the process."""
+        self._stopped = True
+        self._options.terminate = True
+
+    def _refuse_stopped(self) -> None:
+        if self._stopped:
+            raise EngineError("the process ends, and no run begins any more")
+
+    def _opened(self, *, packed: bool) -> Any:
         refuse_at_the_end()
         engine = onnxruntime()
         options = engine.SessionOptions()
@@ -139,30 +232,37 @@ class SavedSession:
             options.add_session_config_entry("session.disable_prepacking", "1")
             # Used for a few runs only; spinning workers would take cores from whatever else is starting.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        model = self.start.entry.folder / MODEL_FILE
         given = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
         create = partial(engine.InferenceSession, str(model), options, **given)
         try:
-            self._session = budget().opened(options, None, owner, create, on_cpu=True)
+            # Both sessions count once in the budget, which keeps the start alive; this object would keep a session.
+            session = budget().opened(options, None, self.start, create, on_cpu=True)
         except engine_exceptions() as err:
             raise EngineError(f"the saved model {model} does not open: {err}") from err
-        self.stopped = False
-        self._options = engine.RunOptions()
-        watch(self)
+        if self._options is None:
+            self._options = engine.RunOptions()
+            watch(self)
+        return session
 
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once and return the named outputs as numpy arrays; see `EngineSession.run`."""
-        if self.stopped:
-            raise EngineError("the process ends, and no run begins any more")
-        try:
-            stop = held_stop()
-            options = self._options if stop is None else stop.run_options(onnxruntime())
-            results: list[Any] = self._session.run(list(output_names), dict(feeds), options)
-        except engine_exceptions() as err:
-            check_stopped()
-            raise EngineError(f"the run failed: {err}") from err
-        return results
+    def _count(self) -> None:
+        """Count a run on unpacked weights, and start packing after the last of the first few."""
+        if self._packing is not None:
+            return
+        with self._lock, contextlib.suppress(RuntimeError):  # the interpreter ends and starts no thread any more
+            self._runs += 1
+            first, self.on_first_run = self.on_first_run, None
+            if first is not None:
+                first()
+            if self._runs < _RUNS_BEFORE_PACKING or self._packing is not None or self._closed or not self.packs:
+                return
+            packing = threading.Thread(target=self._pack, name="rlx_ort-pack")
+            packing.start()
+            self._packing = packing
 
-    def stop_runs(self) -> None:
-        """End all runs that are in flight and let no other begin; for the end of the process."""
-        self.stopped = True
-        self._options.terminate = True
+    def _pack(self) -> None:
+        with contextlib.suppress(EngineError):  # the session that is open goes on
+            session = self._opened(packed=True)
+            with self._lock:
+                if not self._closed:
+                    self._session = session

@@ -22,9 +22,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlx_ort import environment
+from rlx_ort import environment, kept
 from rlx_ort.errors import DeviceParseError
-from rlx_ort.storage import cache_root, parse_json
+from rlx_ort.providers.hardware import cpu_name
+from rlx_ort.storage import cache_root, put_in_place
 
 if TYPE_CHECKING:
     import logging
@@ -37,8 +38,6 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _SIZE = r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?"
 _PART, _TRASH, _LOCKS = "part-", "trash-", "locks"
 _NOTES = ("starts", "digests")  # of `starts` and `models`
-_RETRIES = 5
-_RETRY_S = 0.05
 
 SCHEMA = "1"
 """Part of every key; grows when the layout of an entry or the meaning of a part changes."""
@@ -64,10 +63,10 @@ class CacheKey(NamedTuple):
     @property
     def digest(self) -> str:
         """The entry's name: 32 hexadecimal digits of a SHA-256 over all parts."""
-        found = hashlib.sha256(f"schema\0{SCHEMA}\0".encode())
+        hashed = hashlib.sha256(f"schema\0{SCHEMA}\0".encode())
         for name, value in sorted(self.parts.items()):
-            found.update(f"{len(name)}:{name}{len(value)}:{value}".encode())
-        return found.hexdigest()[:32]
+            hashed.update(f"{len(name)}:{name}{len(value)}:{value}".encode())
+        return hashed.hexdigest()[:32]
 
 
 class Difference(NamedTuple):
@@ -123,15 +122,15 @@ def read_cpu_facts(table: Path) -> dict[str, str]:
 
     Without one, as on Windows and macOS, the system's name for the processor stands for both.
     """
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     with contextlib.suppress(OSError), table.open(encoding="utf-8", errors="replace") as stream:
         for line in stream:
             name, _, value = line.partition(":")
-            if not name.strip() and found:
+            if not name.strip() and facts:
                 break  # the first processor's block is over
-            found.setdefault(name.strip().lower(), value.strip())
-    words = set(found.get("flags", found.get("features", "")).split())
-    name = found.get("model name", found.get("model", "")) or platform.processor() or platform.machine()
+            facts.setdefault(name.strip().lower(), value.strip())
+    words = set(facts.get("flags", facts.get("features", "")).split())
+    name = facts.get("model name", facts.get("model", "")) or cpu_name()
     isa = " ".join(sorted(words.intersection(_INSTRUCTIONS.split())))
     isa = isa or os.environ.get("PROCESSOR_IDENTIFIER", "") or name
     return {"cpu": name, "cpu_instructions": isa, "system": f"{sys.platform} {platform.machine()}"}
@@ -156,7 +155,7 @@ class Entry(NamedTuple):
     def nbytes(self) -> int:
         """The bytes of its files; walks the folder where the provider fills it."""
         if self.files is not None:
-            return sum(int(found["bytes"]) for found in self.files.values())
+            return sum(int(file["bytes"]) for file in self.files.values())
         total = 0
         for place, _, names in os.walk(self.folder):
             for name in names:
@@ -197,34 +196,27 @@ class Entry(NamedTuple):
 def read_entry(folder: Path) -> Entry | None:
     """Return the entry of a folder, or None if it has no usable manifest."""
     path = folder / MANIFEST
-    try:
-        used = path.stat().st_mtime
-        document = parse_json(path.read_bytes())
-        if document["schema"] != SCHEMA or not CacheKey(document["parts"]).digest == document["digest"] == folder.name:
+
+    def entry_of(document: Mapping[str, Any]) -> Entry | None:
+        digest, parts = document["digest"], document["parts"]
+        if not CacheKey(parts).digest == digest == folder.name:
             return None
-        return Entry(
-            folder,
-            document["digest"],
-            document["parts"],
-            str(document["label"]),
-            float(document["created_s"]),
-            used,
-            document["files"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        label, created_s, used_s = str(document["label"]), float(document["created_s"]), path.stat().st_mtime
+        return Entry(folder, digest, parts, label, created_s, used_s, document["files"])
+
+    return kept.read(path, SCHEMA, entry_of)
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Return name -> size and digests of the files of a folder. Reads all of them and waits until they are on disk."""
-    found = {}
+    described = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             with path.open("rb+") as stream:
                 os.fsync(stream.fileno())
             facts = {"bytes": path.stat().st_size, "sha256": _sha256(path), "edges": _edges(path)}
-            found[path.relative_to(folder).as_posix()] = facts
-    return found
+            described[path.relative_to(folder).as_posix()] = facts
+    return described
 
 
 def _sha256(path: Path) -> str:
@@ -238,10 +230,10 @@ def _edges(path: Path) -> str:
     if size <= _WHOLE_BYTES:
         return _sha256(path)
     with path.open("rb") as stream:
-        found = hashlib.sha256(stream.read(_EDGE_BYTES))
+        hashed = hashlib.sha256(stream.read(_EDGE_BYTES))
         stream.seek(size - _EDGE_BYTES)
-        found.update(stream.read(_EDGE_BYTES))
-        return found.hexdigest()
+        hashed.update(stream.read(_EDGE_BYTES))
+        return hashed.hexdigest()
 
 
 class CompileStore:
@@ -286,9 +278,9 @@ class CompileStore:
         begun = time.perf_counter()
         self.root.mkdir(parents=True, exist_ok=True)
         with self._lock(key.digest):
-            found = self.find(key.digest)
-            if found is not None:
-                return found
+            entry = self.find(key.digest)
+            if entry is not None:
+                return entry
             self._clear_parts(key.digest)
             part = Path(tempfile.mkdtemp(prefix=f"{_PART}{key.digest}-", dir=self.root))
             try:
@@ -297,7 +289,7 @@ class CompileStore:
                 now = time.time()
                 Entry(part, key.digest, dict(key.parts), label, now, now, files).write_manifest()
                 self.drop(key.digest)  # it is damaged, or has no manifest
-                _renamed(part, self.root / key.digest)
+                put_in_place(part, self.root / key.digest)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
         self.evict(keep=key.digest)
@@ -310,8 +302,8 @@ class CompileStore:
 
     def entries(self) -> list[Entry]:
         """Return every entry with a usable manifest, most recently used first; its files are not checked."""
-        found = [read_entry(folder) for folder in self._folders()]
-        return sorted((entry for entry in found if entry is not None), key=lambda entry: -entry.used_s)
+        entries = [read_entry(folder) for folder in self._folders()]
+        return sorted((entry for entry in entries if entry is not None), key=lambda entry: -entry.used_s)
 
     def drop(self, digest: str) -> bool:
         """Delete an entry and return whether it is gone; Windows keeps one that is open."""
@@ -394,18 +386,6 @@ def _log() -> logging.Logger:
     import logging  # not needed by a start from the cache
 
     return logging.getLogger("rlx_ort.cache")
-
-
-def _renamed(source: Path, target: Path) -> None:
-    """Rename a folder; retry while another program, such as a virus scanner, has a file of it open."""
-    for attempt in range(_RETRIES):
-        try:
-            os.replace(source, target)  # noqa: PTH105  # the name by which tests make it fail as Windows does
-            return
-        except PermissionError:
-            if attempt + 1 == _RETRIES:
-                raise
-            time.sleep(_RETRY_S * 2**attempt)
 
 
 def default_store() -> CompileStore:

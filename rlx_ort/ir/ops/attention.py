@@ -112,8 +112,8 @@ class Attention(Op, operands="q:float k v mask?"):
             raise GraphVerifyError(f"Attention needs a bias of the dtype of q, got {mask}; cast it first")
         scores = Shape((q.batch, self.num_heads, q.length, k.length))
         shape = self.expect_rank(mask, (2, 3, 4), "mask")
-        for found, wanted in zip(self.broadcast((shape, scores)) or (), scores, strict=True):
-            self.expect_dim(found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
+        for dim, wanted in zip(self.broadcast((shape, scores)) or (), scores, strict=True):
+            self.expect_dim(dim, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
 
 
 class Rope(Op, operands="x:float cos sin"):
@@ -302,7 +302,7 @@ class AttentionBuilders(LeafBuilders):
         )
         inputs = [query, *(self._as_value(item, query) for item in (k, v)), *past, last, total]
         inputs += [self._as_value(table, query) for table in rotation or ()]
-        found = self.add_node(
+        results = self.add_node(
             op, inputs, name=name or "cached_attention", types=[query.type, past[0].type, past[1].type]
         )
-        return found[0], found[1], found[2]
+        return results[0], results[1], results[2]

@@ -59,12 +59,12 @@ def tensor_types(op: Op, types: OpTypes, what: str) -> tuple[TensorType, ...]:
     return tuple(tensor_input(op, types, index, what) for index in range(len(types)))
 
 
-def expect_same_type(op: Op, found: ValueType, wanted: TensorType, what: str) -> None:
+def expect_same_type(op: Op, given: ValueType, wanted: TensorType, what: str) -> None:
     """Check that a type fits another: same dtype, same rank, no different sizes."""
-    same = isinstance(found, TensorType) and found.dtype is wanted.dtype
-    shapes = (found.shape, wanted.shape) if isinstance(found, TensorType) else ()
+    same = isinstance(given, TensorType) and given.dtype is wanted.dtype
+    shapes = (given.shape, wanted.shape) if isinstance(given, TensorType) else ()
     if not same or (None not in shapes and not fits(*shapes)):
-        raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {found}")
+        raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {given}")
 
 
 def finer_type(first: TensorType, second: TensorType) -> TensorType:
@@ -156,8 +156,8 @@ class While(_Owner):
         carried = given[: self.carries]
         if len(following) != self.carries:
             raise GraphVerifyError(f"While carries {self.carries} values, its body returns {len(following)}")
-        for index, (found, wanted) in enumerate(zip(following, carried, strict=True)):
-            expect_same_type(self, found, wanted, f"result {index} of its body")
+        for index, (following_type, wanted) in enumerate(zip(following, carried, strict=True)):
+            expect_same_type(self, following_type, wanted, f"result {index} of its body")
         return carried
 
     def describe(self) -> str:

@@ -195,17 +195,17 @@ def _window_counts(
     dilation: Sequence[int],
 ) -> list[Dim]:
     """Return how many positions a window has along each axis, None where that is unknown."""
-    found: list[Dim] = []
+    counts: list[Dim] = []
     if min(*stride, *dilation, 1) < 1:
         raise GraphVerifyError(f"{op.kind} has stride {[*stride]} and dilation {[*dilation]}; use 1 or more")
     for size, taps, step, pad, gap in zip(sizes, kernel, stride, padding, dilation, strict=True):
         if isinstance(size, int) and isinstance(taps, int):
-            found.append(_positive(op, (size + 2 * pad - gap * (taps - 1) - 1) // step + 1))
+            counts.append(_positive(op, (size + 2 * pad - gap * (taps - 1) - 1) // step + 1))
         else:
             # A window of 1, or one with matching padding, keeps a dimension whatever its size is.
             keeps = isinstance(taps, int) and step == 1 and 2 * pad == gap * (taps - 1)
-            found.append(size if keeps else None)
-    return found
+            counts.append(size if keeps else None)
+    return counts
 
 
 def _positive(op: Op, size: int) -> int:

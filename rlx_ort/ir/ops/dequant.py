@@ -105,10 +105,10 @@ class DequantMatMul(Op, operands="x:float w scale? extra?"):
         rows, columns = self.expect_rank(w, (2,), "w")
         self.expect_dim(rows, k, "the rows of w")
         self.expect_float(scale, "scale")
-        found = self.expect_rank(scale, (0, 1), "scale")
+        shape = self.expect_rank(scale, (0, 1), "scale")
         n = _size(self, columns, "the columns of w")
-        if found and found[0] != 1:
-            self.expect_dim(found[0], n, "the number of scales")
+        if shape and shape[0] != 1:
+            self.expect_dim(shape[0], n, "the number of scales")
         return n
 
     def _block_columns(self, k: int, w: TensorType, scale: TensorType, extra: TensorType | None = None) -> int:
@@ -163,8 +163,8 @@ class DequantGroupedMatMul(Op, operands="x:float bytes experts:indices"):
         k = _size(self, inner, "the last dimension of x")
         _expect_dtype(self, data, (DType.U8,), "the bytes")
         shape = self.expect_rank(data, (2, 3), "bytes")
-        experts, *found = (_size(self, dim, "every dimension of the bytes") for dim in shape)
-        n = _rows(self, GGUF_FORMATS[self.scheme], k, found, "an expert")
+        experts, *sizes = (_size(self, dim, "every dimension of the bytes") for dim in shape)
+        n = _rows(self, GGUF_FORMATS[self.scheme], k, sizes, "an expert")
         (count,) = self.expect_rank(chosen, (1,), "experts")
         self.expect_dim(count, rows, "the number of experts given, one for each row of x,")
         return experts, k, n
@@ -202,18 +202,18 @@ def _expect_dtype(op: Op, value: TensorType, dtypes: tuple[DType, ...], name: st
 
 
 def _check_elements(op: Op, value: TensorType, wanted: int) -> None:
-    found = known_shape(op, value, "w").num_elements
-    if found is not None and found != wanted:
+    elements = known_shape(op, value, "w").num_elements
+    if elements is not None and elements != wanted:
         raise GraphVerifyError(f"{op.describe()} needs {wanted} elements of {value.dtype.value}, got {value}")
 
 
-def _rows(op: Op, kind: BlockFormat, k: int, found: Sequence[Dim], where: str) -> int:
+def _rows(op: Op, kind: BlockFormat, k: int, dims: Sequence[Dim], where: str) -> int:
     """Return N of packed rows of k weights, `(N, row bytes)` or `(N * row bytes,)`."""
     row = kind.row_bytes(k)
-    if len(found) == 2:
-        op.expect_dim(found[1], row, f"the bytes of a row of {k} weights")
-        return _size(op, found[0], "the rows of the bytes")
-    total = _size(op, found[0], "the number of bytes")
+    if len(dims) == 2:
+        op.expect_dim(dims[1], row, f"the bytes of a row of {k} weights")
+        return _size(op, dims[0], "the rows of the bytes")
+    total = _size(op, dims[0], "the number of bytes")
     if row == 0 or total % row:
         raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {total} bytes {where}")
     return total // row
@@ -250,8 +250,8 @@ class ScatterAdd(Op, operands="updates indices:indices"):
 
 
 def _expect_places(op: Op, places: TensorType, name: str, count: Dim) -> None:
-    (found,) = op.expect_rank(places, (1,), name)
-    op.expect_dim(found, count, f"the number of {name}, one for each row,")
+    (size,) = op.expect_rank(places, (1,), name)
+    op.expect_dim(size, count, f"the number of {name}, one for each row,")
 
 
 class DequantBuilders(LeafBuilders):

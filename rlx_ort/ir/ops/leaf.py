@@ -41,10 +41,10 @@ def preset(
     def method(self: Any, /, *args: P.args, **keywords: P.kwargs) -> Value:
         return builder(self, argument, *args, **keywords)
 
-    found = inspect.signature(builder)
-    first, _, *others = found.parameters.values()
+    signature = inspect.signature(builder)
+    first, _, *others = signature.parameters.values()
     method.__doc__ = doc
-    method.__signature__ = found.replace(parameters=[first, *others])  # type: ignore[attr-defined]  # help() reads it
+    method.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]  # help() reads it
     return method
 
 
@@ -152,6 +152,11 @@ class LeafBuilders(GraphCore):
         if not isinstance(data, TensorData):
             data = TensorData.owned(data, None if dtype is None else DType.parse(dtype))
         return self.append(Constant(data), name=name or "constant")
+
+    @property
+    def input_types(self) -> dict[str, ValueType]:
+        """Input name -> type, in order."""
+        return {value.name: value.type for value in self.inputs}
 
     @property
     def inputs(self) -> list[Value]:

@@ -50,12 +50,19 @@ class OnnxNode(Op):
         """Return unknown types; the importer passes those of ONNX's own inference instead."""
         return (UnknownType(),) * self.output_count
 
+    def integer(self, name: str, default: int) -> int:
+        """Return an attribute that is an integer."""
+        value = self.attributes.get(name, default)
+        return value if isinstance(value, int) else default
+
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs among the attributes."""
-        found: list[Any] = []
+        bodies: list[Any] = []
         for value in self.attributes.values():
-            found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)]
-        return tuple(found)
+            bodies += [
+                item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)
+            ]
+        return tuple(bodies)
 
     def describe(self) -> str:
         """Return the domain and operator."""

@@ -78,8 +78,8 @@ class _Simulated(Op, operands="x:float scale:float"):
         shape = known_shape(self, x, "x")
         size: Dim = 1 if self.axis is None else shape[self.normal_axis(self.axis, shape.rank)]
         for value in scale:
-            found = self.expect_rank(value, (0, 1) if self.axis is None else (1,), "scale")
-            self.expect_dim(found[0] if found else 1, size, "the number of scales")
+            scale_shape = self.expect_rank(value, (0, 1) if self.axis is None else (1,), "scale")
+            self.expect_dim(scale_shape[0] if scale_shape else 1, size, "the number of scales")
 
 
 class FakeQuantize(_Simulated, operands="x:float scale:float?"):

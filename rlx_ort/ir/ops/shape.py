@@ -55,8 +55,8 @@ class Expand(Op, operands="x"):
         source = known_shape(self, x, "x")
         target = Shape(self.target(source))
         result = self.broadcast((source, target))
-        for found, wanted in zip(result or (), target, strict=True):
-            self.expect_dim(found, wanted, "a dimension of the result")
+        for dim, wanted in zip(result or (), target, strict=True):
+            self.expect_dim(dim, wanted, "a dimension of the result")
         return TensorType(x.dtype, target)
 
 
@@ -300,10 +300,10 @@ class ScatterNd(Op, operands="x indices:indices updates"):
         _check_updates(self, x, updates)
         shape, picked, depth = _nd(self, x, indices, 0)
         wanted = Shape((*picked[:-1], *shape[depth:]))
-        found = known_shape(self, updates, "updates")
-        if found.rank != wanted.rank:
-            raise GraphVerifyError(f"ScatterNd needs updates {wanted}, got {found}")
-        self.expect_dims(found, wanted, "the updates")
+        update_shape = known_shape(self, updates, "updates")
+        if update_shape.rank != wanted.rank:
+            raise GraphVerifyError(f"ScatterNd needs updates {wanted}, got {update_shape}")
+        self.expect_dims(update_shape, wanted, "the updates")
 
 
 def _expect_same_rank(op: GatherElements | ScatterElements, x: TensorType, other: TensorType, name: str) -> Shape:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -29,13 +28,3 @@ def test_the_model_chooses_for_the_kept_runs_within_the_limits() -> None:
     done = script("regret_replay.py", limit_s=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "within the limits" in done.stdout
-
-
-def test_what_is_left_out_of_the_table_is_predicted_after_it_was_measured(tmp_path: Path) -> None:
-    """One operator on the CPU, with a quick calibration."""
-    done = script("operators_out.py", "--out", tmp_path, "--only", "Sin", "--devices", "cpu", "--quick", limit_s=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row["case"]: row for row in json.loads((tmp_path / "operators-out.json").read_text(encoding="utf-8"))}
-    assert {"before", "after", "kept", "us"} <= set(rows["Sin"])
-    assert rows["Sin"]["kept"] >= 1
-    assert "cpu: " in done.stdout

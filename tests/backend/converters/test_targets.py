@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +177,15 @@ def test_a_full_disk_or_an_interruption_leaves_the_old_files_whole(
     """The failure comes when the last file is moved into place, after all were written."""
     write_target(convnet(), tmp_path / name, TargetOptions(**options))
     before = contents(tmp_path)
-    replace, moved = Path.replace, []
+    replace, moved = os.replace, []
 
-    def failing(self: Path, target: Any) -> Any:
-        if Path(target) == tmp_path / name and not moved:
-            moved.append(self)
+    def failing(source: Path, target: Path) -> None:
+        if target == tmp_path / name and not moved:
+            moved.append(source)
             raise failure
-        return replace(self, target)
+        replace(source, target)
 
-    monkeypatch.setattr(Path, "replace", failing)
+    monkeypatch.setattr(os, "replace", failing)
     with pytest.raises((RlxError, KeyboardInterrupt)):
         write_target(decoder(1), tmp_path / name, TargetOptions(**options, overwrite=True))
     assert moved

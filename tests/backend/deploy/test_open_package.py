@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +229,11 @@ def test_a_damaged_result_is_checked_again(tmp_path: Path, monkeypatch: pytest.M
 def test_a_result_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package opens, and the cache folder holds no half-written file."""
 
-    def full(self: Path, target: Path) -> Path:
+    def full(source: Path, target: Path) -> None:
         raise OSError(28, "no space left", str(target))
 
     path = make(tmp_path / "a.ortpackage", verify_on_first_use=True, policy=DevicePolicy.only(["cpu"]))
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     rlx_ort.open_package(path).close()
     assert list((tmp_path / "cache" / "first-use").iterdir()) == []
 

@@ -82,12 +82,6 @@ def test_conv1d_is_a_conv2d_of_height_one(device: Device) -> None:
     )
 
 
-def test_conv2d_of_f64_is_computed_in_f32() -> None:
-    """The CPU has no f64 kernel; the result is f64 of f32 accuracy."""
-    x, w = rand(1, 2, 4, 4).astype(np.float64), rand(2, 2, 3, 3).astype(np.float64)
-    check(Device.CPU, lambda g, x, w: g.conv2d(x, w), lambda x, w: conv2d(x, w, (1, 1), (0, 0), (1, 1), 1), x, w)
-
-
 def conv_transpose2d(
     x: Array, w: Array, stride: int, pad: int, output_padding: int, dilation: int, groups: int
 ) -> Array:
@@ -129,6 +123,29 @@ def test_conv_transpose2d(
         rand(1, 4, 3, 3),
         rand(4, 3, 3, 3),
         rand(3 * groups),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stride", "pad", "output_padding", "dilation", "groups"),
+    [(1, 0, 0, 1, 1), (2, 1, 1, 1, 1), (3, 0, 0, 2, 1), (3, 2, 2, 1, 2), (1, 3, 0, 1, 1)],
+)
+@pytest.mark.parametrize("dims", [[1, 4, 5, 6], ["n", 4, "h", "w"]])
+def test_transposed_convolutions_of_f64_have_the_precision_of_f64(
+    dims: list[Any], stride: int, pad: int, output_padding: int, dilation: int, groups: int
+) -> None:
+    """The CPU has no kernel for f64; the image with zeros in it is convolved instead."""
+    how = (stride, pad, output_padding, dilation, groups)
+    x, w, b = (rand(*shape) / 7 + np.float64(1e-9) for shape in ((1, 4, 5, 6), (4, 3, 3, 3), (3 * groups,)))
+    check(
+        Device.CPU,
+        lambda g, x, w, b: g.conv_transpose2d(x, w, b, *how),
+        lambda x, w, b: conv_transpose2d(x, w, *how) + b[:, None, None],
+        x,
+        w,
+        b,
+        shapes=[dims],
+        bound=1e-13,
     )
 
 
@@ -304,7 +321,8 @@ def test_interpolate(old: tuple[int, ...], new: tuple[int, ...], mode: str, alig
         lambda g, x: g.interpolate(x, new, mode, align_corners),
         reference,
         rand(2, 3, *old).astype(dtype),
-        bound=3e-3 if dtype == "f2" else 1e-5,
+        shapes=[["n", "c", *(f"s{axis}" for axis in range(len(old)))]] if dtype == "f8" else (),
+        bound={"f2": 3e-3, "f4": 1e-5, "f8": 1e-14}[dtype],
     )
 
 

@@ -79,6 +79,19 @@ def test_int4_blocks(k: int, n: int, block: int, form: str, with_zero: bool, pac
     )
 
 
+def test_packed_products_of_f64_have_the_precision_of_f64() -> None:
+    """The kernel for packed weights takes no f64, so the weight is expanded."""
+    codes = rng(32, 4).integers(0, 16, (32, 4)).astype(np.uint8)
+    scale = rng(2, 4).random((2, 4)).astype(np.float32)
+    check(
+        CPU,
+        lambda g, x: g.dequant_matmul(x, packed_bytes(codes), scale, None, "int4_block", 16, packed=True),
+        lambda x: x @ (codes * by_rows(scale.astype(np.float64), 16)),
+        rand(3, 32) / np.float64(7),
+        bound=1e-14,
+    )
+
+
 @pytest.mark.parametrize(
     ("scheme", "kind"), [("fp8_e4m3", ml_dtypes.float8_e4m3fn), ("fp8_e5m2", ml_dtypes.float8_e5m2)]
 )

@@ -25,8 +25,8 @@ def test_inputs_and_outputs_have_our_types_with_named_dims(open_model):
     """A session has the names, element types and shapes of the IR."""
     session = open_model(ADD)
     kind = TensorType(DType.F32, Shape(("N", 2)))
-    assert [(spec.name, spec.type) for spec in session.inputs] == [("a", kind), ("b", kind)]
-    assert [(spec.name, spec.type) for spec in session.outputs] == [("y", kind)]
+    assert list(session.input_types.items()) == [("a", kind), ("b", kind)]
+    assert list(session.output_types.items()) == [("y", kind)]
 
 
 def test_every_node_is_assigned_and_named(open_model):
@@ -79,7 +79,7 @@ def test_sequences_are_lists_of_arrays(open_model):
     session = open_model(
         "(seq(float[N]) s, float[N] x) => (seq(float[N]) t) { t = SequenceInsert(s, x) }".replace("float[N])", "float)")
     )
-    assert isinstance(session.inputs[0].type, SequenceType)
+    assert isinstance(session.input_types["s"], SequenceType)
     (t,) = session.run(["t"], {"s": [np.ones(2, np.float32)], "x": np.zeros(3, np.float32)})
     assert [item.tolist() for item in t] == [[1, 1], [0, 0, 0]]
 
@@ -88,7 +88,7 @@ def test_sequences_are_lists_of_arrays(open_model):
 def test_an_optional_may_be_fed_none(open_model, value, wanted):
     """None stands for an absent optional."""
     session = open_model("(optional(float[2]) x) => (bool y) { y = OptionalHasElement(x) }")
-    assert isinstance(session.inputs[0].type, OptionalType)
+    assert isinstance(session.input_types["x"], OptionalType)
     (y,) = session.run(["y"], {"x": value})
     assert bool(y) is wanted
 

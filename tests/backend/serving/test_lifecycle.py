@@ -22,9 +22,9 @@ from served_models import WEIGHT, Served, save_product, started
 
 from rlx_ort.deploy.open import PackageDevices, warm_package
 from rlx_ort.deploy.package import Package, sign_package
-from rlx_ort.deploy.quick import QuickSession
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, ServingError
+from rlx_ort.providers.engine.compiled.starts import SavedSession
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import repository
 from rlx_ort.serving.host import HostOptions, serve
@@ -259,9 +259,9 @@ def warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_warmed_package_answers_before_it_is_opened_in_full(warmed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ready after a run of its golden inputs from the compile cache; its devices and batches follow."""
     runs, opening = list[Any](), threading.Event()
-    run, package = QuickSession.run, repository._package
+    run, package = SavedSession.run, repository._package
 
-    def watched(self: QuickSession, inputs: Any) -> Any:
+    def watched(self: SavedSession, inputs: Any) -> Any:
         runs.append(inputs["x"].shape)
         return run(self, inputs)
 
@@ -269,7 +269,7 @@ def test_a_warmed_package_answers_before_it_is_opened_in_full(warmed: Path, monk
         assert opening.wait(20)
         return package(*args, **expected)
 
-    monkeypatch.setattr(QuickSession, "run", watched)
+    monkeypatch.setattr(SavedSession, "run", watched)
     monkeypatch.setattr(repository, "_package", held)
     served, thread = started(warmed, HttpOptions(), ServeOptions())
     assert runs == [(3, SIZE)]

@@ -45,6 +45,10 @@ class FakeRecorder:
         """Return an array like another one."""
         return np.empty(like.shape, like.dtype)
 
+    def lend(self, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return an array like another one."""
+        return np.empty(like.shape, like.dtype)
+
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
         """Remember what is to be replayed."""
         if self.refusal:

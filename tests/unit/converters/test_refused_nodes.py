@@ -66,6 +66,15 @@ def refused(proto: onnx.ModelProto | bytes, message: str) -> None:
             '<domain: "", opset_import: ["" : 21]> Softmax (a) => (b) { b = Neg (a) }',
             "name of an operator",
         ),
+        (
+            "g (float[1, 3, 4, 4] x, float[2, 3, 2, 2] w, float[4] b) => (float[p, q, r, s] y) { y = Conv (x, w, b) }",
+            r"bias of shape \[4\].*\[2, 3, 2, 2\]",
+        ),
+        (
+            "g (float[1, 4, 4, 4] x, float[4, 3, 2, 2] w, float[3] b) => (float[p, q, r, s] y) "
+            "{ y = ConvTranspose <group = 2> (x, w, b) }",
+            r"bias of shape \[3\]",
+        ),
     ],
 )  # fmt: skip
 def test_a_node_that_breaks_its_schema_is_refused(graph: str, message: str) -> None:

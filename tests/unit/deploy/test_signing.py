@@ -68,16 +68,16 @@ def test_while_it_is_signed_a_package_is_whole_and_not_open(
     signed: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, tuple[Path, Path]]
 ) -> None:
     """A process that dies before the last move leaves what was there; Windows moves nothing over an open file."""
-    move, seen = Path.replace, []
+    move, seen = os.replace, []
 
-    def watching(source: Path, target: Path) -> Path:
+    def watching(source: Path, target: Path) -> None:
         Package(signed, key=keys["ours"][1]).close()
         descriptors = Path("/proc/self/fd")
         held = [os.path.realpath(path) for path in descriptors.iterdir()] if descriptors.is_dir() else []
         seen.append(str(target.resolve()) in held)
-        return move(source, target)
+        move(source, target)
 
-    monkeypatch.setattr(Path, "replace", watching)
+    monkeypatch.setattr(os, "replace", watching)
     with Package(signed) as package:
         sign_package(package, keys["theirs"][0])
     assert seen == [False]

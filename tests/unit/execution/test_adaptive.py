@@ -159,7 +159,7 @@ def test_a_device_that_fails_is_passed_over_and_not_remembered(
     assert runner.resolve_with_inputs(INPUTS) == WEBGPU
     assert runner.last_choice is not None
     assert runner.last_choice.failed == {"cuda": "out of memory"}
-    assert list(stored.iterdir()) == []
+    assert not stored.exists() or not list(stored.iterdir())
 
 
 def test_when_all_close_devices_fail_the_next_best_is_taken(providers: Any, matmul_graph: Build, timed: Any) -> None:

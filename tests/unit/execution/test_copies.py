@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceFallbackError, DeviceParseError, RunError
+from rlx_ort.errors import DeviceParseError, RunError
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
@@ -41,12 +41,6 @@ def test_options_are_copied_and_pickled(make: Callable[[Any], Any]) -> None:
     options = CompileOptions(precision="tf32", precisions={"cuda:1": "f16"}, dims={"n": 3})  # type: ignore[arg-type,dict-item]  # values of the enum
     assert make(options) == options
     assert make(CompileOptions()) == CompileOptions()
-
-
-def test_a_text_is_the_message_of_a_fallback_error() -> None:
-    """It has no attempts then, and survives pickling."""
-    error = pickle.loads(pickle.dumps(DeviceFallbackError("nothing answered")))
-    assert (str(error), error.attempts) == ("nothing answered", ())
 
 
 def test_a_pick_is_a_strategy_with_whole_runs() -> None:

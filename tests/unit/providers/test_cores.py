@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlx_ort.providers.hardware import CoreShare, cgroup_memory_bytes, cgroup_quota_cores, core_share
+from rlx_ort.providers.hardware import CoreShare, _windows_share, cgroup_memory_bytes, cgroup_quota_cores, core_share
 
 
 def write(path: Path, text: str) -> None:
@@ -101,3 +105,48 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path, files, membership, lim
         write(tmp_path / "fs" / name, f"{text}\n")
     write(tmp_path / "self", membership)
     assert cgroup_memory_bytes(tmp_path / "fs", tmp_path / "self") == limit
+
+
+class Kernel32:
+    """The functions of `kernel32.dll`, on a processor with efficiency cores that have one hardware thread each."""
+
+    def __init__(self, allowed: int, present: int, records: bytes) -> None:
+        self.allowed, self.present, self.records = allowed, present, records
+        self.GetCurrentProcess: Any = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: -1)
+
+    def GetLogicalProcessorInformationEx(self, kind: int, table: Any, size: Any) -> int:  # noqa: N802  # Windows' name
+        """Fill a table with records, or only tell its size."""
+        assert kind == 0
+        fits = table is not None and size._obj.value >= len(self.records)
+        size._obj.value = len(self.records)
+        if fits:
+            ctypes.memmove(table, self.records, len(self.records))
+        return int(fits)
+
+    def GetProcessAffinityMask(self, process: Any, allowed: Any, present: Any) -> int:  # noqa: N802  # Windows' name
+        """Tell on which hardware threads the process may run, and which there are."""
+        allowed._obj.value, present._obj.value = self.allowed, self.present
+        return 1
+
+
+# https://learn.microsoft.com/windows/win32/api/winnt/ns-winnt-system_logical_processor_information_ex
+RECORDS = b"".join(struct.pack("<II", 0, size) + bytes(size - 8) for size in (48, 64, 48, 48))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "present", "affinity"),
+    [(0x3F, 0x3F, 6), (0x07, 0x3F, 3), (0, 0, 6)],
+    ids=["all", "three", "two groups of 64"],
+)
+def test_on_windows_the_system_itself_is_asked(
+    allowed: int, present: int, affinity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without psutil, whose import is a large part of a quick start."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert _windows_share(Kernel32(allowed, present, RECORDS)) == CoreShare(6, 4, affinity, None)
+
+
+def test_an_old_windows_that_lists_no_cores_has_as_many_as_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux without its files."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert _windows_share(Kernel32(1, 1, b"")) == CoreShare(6, 6, 6, None)

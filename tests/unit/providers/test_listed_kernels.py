@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,24 @@ import pytest
 from rlx_ort.ir.dtype import DType
 from rlx_ort.providers import claims as module
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.providers.claims import listed_kernels, parse_list
+from rlx_ort.providers.claims import list_text, listed_kernels, parse_list, whole_list
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "providers" / "kernel_lists").iterdir())
 CUDA = [path for path in FILES if path.name.startswith("CUDA")]
+# The first digits of the SHA-256 of each whole list, as it was when it was a file of its own.
+WHOLE = {
+    "CUDAExecutionProvider-1.24": "f1c05ea0d67d9b9b",
+    "CUDAExecutionProvider-1.25": "258f18cadf6cef96",
+    "CUDAExecutionProvider-1.26": "17e7713484dc573b",
+    "CUDAExecutionProvider-1.27": "7f4abea23ea4ce68",
+    "CUDAExecutionProvider-1.28": "cc1cda14d3eb5826",
+    "CUDAExecutionProvider-1.29": "771967056997fc2b",
+    "CUDAExecutionProvider-1.30": "a8c06f5378b32b59",
+    "CUDAExecutionProvider-1.31": "628a434c0cfcf44f",
+    "DmlExecutionProvider-1.24": "4fa5c81bd1d84682",
+    "WebGpuExecutionProvider-1.31": "1403287f952a9342",
+}
 F32, F64, I64 = DType.F32, DType.F64, DType.I64
 
 
@@ -42,18 +56,20 @@ def script() -> ModuleType:
     return loaded
 
 
-def operators(path: Path) -> dict[str, list[KernelClaim]]:
-    """Return the kernels of a list's ai.onnx operators by name."""
+def whole(name: str) -> str:
+    """Return the whole text of a shipped list."""
+    ep_name, _, version = name.rpartition("-")
+    major, minor = map(int, version.split("."))
+    return list_text(ep_name, (major, minor))
+
+
+def operators(name: str) -> dict[str, list[KernelClaim]]:
+    """Return the kernels of a shipped list's ai.onnx operators by name."""
     found: dict[str, list[KernelClaim]] = {}
-    for claim in parse_list(path.read_text(encoding="utf-8")):
+    for claim in parse_list(whole(name)):
         if claim.domain == "":
             found.setdefault(claim.op_type, []).append(claim)
     return found
-
-
-def shipped(name: str) -> dict[str, list[KernelClaim]]:
-    """Return the ai.onnx operators of a shipped list by name."""
-    return operators(ROOT / "providers" / "kernel_lists" / f"{name}.txt")
 
 
 # --- the form of a line
@@ -155,6 +171,12 @@ def test_a_shipped_list_names_its_provider_version_and_source(path: Path) -> Non
     assert "//" not in source
 
 
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_list_read_through_the_ones_before_it_is_the_one_that_was_recorded(name: str) -> None:
+    """Differences add up to the kernel registry of each version, comments and order included."""
+    assert hashlib.sha256(whole(name).encode()).hexdigest()[:16] == WHOLE[name]
+
+
 def test_the_lists_are_what_the_script_writes(script: ModuleType) -> None:
     """Every file is in the script's form, and none repeats the version before it."""
     assert list(script.check()) == []
@@ -162,13 +184,13 @@ def test_the_lists_are_what_the_script_writes(script: ModuleType) -> None:
 
 def test_the_lists_are_small() -> None:
     """They are part of every installation."""
-    assert sum(path.stat().st_size for path in FILES) < 300_000
+    assert sum(path.stat().st_size for path in FILES) < 110_000
 
 
 @pytest.mark.parametrize("path", CUDA, ids=lambda path: path.stem)
 def test_cuda_lacks_what_an_nvidia_gpu_refused(path: Path) -> None:
     """Strict sessions on an H200 refused Acos, Atan and Celu, and docs/OperatorKernels.md has no CUDA row for them."""
-    found = operators(path)
+    found = operators(path.stem)
     assert not {"Acos", "Atan", "Celu"} & found.keys()
     assert {"Add", "Conv", "Einsum", "Elu", "Erf"} <= found.keys()
 
@@ -176,7 +198,7 @@ def test_cuda_lacks_what_an_nvidia_gpu_refused(path: Path) -> None:
 @pytest.mark.parametrize("path", CUDA, ids=lambda path: path.stem)
 def test_cuda_kernels_take_the_documented_versions_and_types(path: Path) -> None:
     """The rows of Einsum and CumSum are those of ONNX Runtime's docs/OperatorKernels.md."""
-    found = operators(path)
+    found = operators(path.stem)
     numbers = frozenset({F32, F64, DType.I32, I64, DType.U32, DType.U64})
     axes = frozenset({DType.I32, I64})
     assert found["Einsum"] == [KernelClaim("", "Einsum", 12, None, {"T": frozenset({DType.F16, F32, F64})})]
@@ -189,7 +211,7 @@ def test_cuda_kernels_take_the_documented_versions_and_types(path: Path) -> None
 @pytest.mark.parametrize("name", ["DmlExecutionProvider-1.24", "WebGpuExecutionProvider-1.31"])
 def test_directml_and_webgpu_have_what_cuda_lacks(name: str) -> None:
     """Both have kernels for the inverse trigonometric functions, in f32 at least."""
-    found = shipped(name)
+    found = operators(name)
     for operator in ("Acos", "Asin", "Atan", "Tan"):
         assert all(F32 in claim.dtypes["T"] for claim in found[operator])
 
@@ -211,12 +233,38 @@ def test_joining_kernels_adds_no_combination_of_types(script: ModuleType) -> Non
 
 
 def test_a_version_without_a_change_gets_no_file(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list of the version before serves it."""
-    monkeypatch.setattr(script, "FOLDER", tmp_path)
+    monkeypatch.setattr(script, "FOLDER", folder)
     old, new = (KernelClaim("", "Op", first, None, {}) for first in (7, 13))
     script.write("SomeProvider", "1.9.1", [old], "a test")
     script.write("SomeProvider", "1.10.0", [old], "a test")
     script.write("SomeProvider", "1.11.0", [old, new], "a test")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["SomeProvider-1.11.txt", "SomeProvider-1.9.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["SomeProvider-1.11.txt", "SomeProvider-1.9.txt"]
+
+
+def test_a_list_is_stored_as_its_differences_from_the_one_before(
+    script: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list written between two others changes what the later one stores, and not what it holds."""
+    monkeypatch.setattr(script, "FOLDER", folder)
+    a, b, c = (KernelClaim("", op_type, 7, None, {}) for op_type in "ABC")
+    script.write("SomeProvider", "1.9", [a, b], "a test")
+    script.write("SomeProvider", "1.11", [b, c], "a test")
+    script.write("SomeProvider", "1.10", [c], "a test")
+    stored = {path.stem: script.body(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
+    assert stored == {
+        "SomeProvider-1.9": ["ai.onnx A 7+", "ai.onnx B 7+"],
+        "SomeProvider-1.10": ["- ai.onnx A 7+", "- ai.onnx B 7+", "+ ai.onnx C 7+"],
+        "SomeProvider-1.11": ["+ ai.onnx B 7+"],
+    }
+    whole_lists = script.whole_lists("SomeProvider")
+    assert [list(parse_list(text)) for text in whole_lists.values()] == [[a, b], [c], [b, c]]
+    assert all(list_text("SomeProvider", version) == text for version, text in whole_lists.items())
+
+
+def test_a_list_that_removes_what_the_one_before_lacks_is_refused() -> None:
+    """A damaged list is not read as another one."""
+    with pytest.raises(ValueError, match=r"removes 'ai\.onnx B 7\+'"):
+        whole_list("- ai.onnx B 7+\n", "ai.onnx A 7+\n")

@@ -14,7 +14,7 @@ from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.base import NodeAssignment
-from rlx_ort.providers.engine import recordings, replays
+from rlx_ort.providers.engine import cuda_driver, recordings, replays
 from rlx_ort.providers.engine.recordable import host_work, unrecordable
 from rlx_ort.providers.engine.recordings import Recordings
 from rlx_ort.providers.engine.replays import BrokenSessionError, NotRecordedError, check_replay
@@ -522,3 +522,57 @@ def test_host_work_is_found_in_placements_and_memories() -> None:
     assert host_work(EP, "cuda", here, _session([device, host], [device])) == "input 'b' is in host memory"
     assert host_work(EP, "cuda", here, _session([device], [device, pinned])) == "output 'b' is in host memory"
     assert "1.23" in host_work(EP, "cuda", here, SimpleNamespace())
+
+
+def test_a_large_output_is_new_in_each_replay_and_keeps_its_values() -> None:
+    """Its memory is the caller's as long as the caller has it: a later replay does not write there."""
+    found, session, driver = made()
+    elements = replays.LENT_BYTES // 4
+    for _ in range(3):
+        run(found, elements)
+    plain_runs = session.runs
+    first = run(found, elements, value=1.0)
+    second = run(found, elements, value=2.0)
+    assert (driver.replays >= 2, session.runs) == (True, plain_runs)
+    np.testing.assert_array_equal(first, np.full(elements, 2.0, np.float32))
+    np.testing.assert_array_equal(second, np.full(elements, 4.0, np.float32))
+
+
+@pytest.fixture
+def host_memory(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """Take the driver's pinned memory from numpy; return what is allocated, by address."""
+    allocated: dict[int, Any] = {}
+
+    def allocate(context: int, nbytes: int) -> int:
+        block = np.empty(nbytes, np.uint8)
+        allocated[block.ctypes.data] = block
+        return int(block.ctypes.data)
+
+    monkeypatch.setattr(cuda_driver, "_allocated", allocate)
+    monkeypatch.setattr(cuda_driver, "_free_host", lambda context, address: allocated.pop(address))
+    return allocated
+
+
+def test_lent_memory_is_lent_again_when_its_last_view_is_gone(host_memory: dict[int, Any]) -> None:
+    """A slice keeps it."""
+    lender, like = cuda_driver._Lender(0), np.zeros((4, 8), np.float32)
+    array = lender.lend(like)
+    view, address = array[1:], array.ctypes.data
+    del array
+    other = lender.lend(like)
+    assert (other.ctypes.data == address, other.shape, other.dtype) == (False, (4, 8), np.float32)
+    del view
+    assert lender.lend(like).ctypes.data == address
+
+
+def test_no_more_memory_is_pinned_than_the_limit(host_memory: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle memory of other sizes goes first; beyond the limit arrays are of ordinary memory."""
+    monkeypatch.setattr(cuda_driver, "MOST_LENT_BYTES", 1000)
+    lender = cuda_driver._Lender(0)
+    lender.lend(np.zeros(600, np.uint8))
+    held = [lender.lend(np.zeros(700, np.uint8)) for _ in range(2)]
+    assert sum(block.nbytes for block in host_memory.values()) == 700
+    assert [array.nbytes for array in held] == [700, 700]
+    held.clear()
+    lender.free_idle()
+    assert not host_memory

@@ -1,1 +1,0 @@
-"""The graphs, the measurements and the tables of scripts/regret_suite.py."""

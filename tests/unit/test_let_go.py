@@ -1,0 +1,216 @@
+"""What failed is let go at once: on Windows no file that is open or mapped can be deleted or replaced.
+
+Garbage collection is off in these tests, since nobody knows when it comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sample_models.source_files import SOURCES, damaged, write_gguf, write_source
+from sample_packages.packages import flip, make
+
+from rlx_ort.converters.bundle import graph_from_bundle
+from rlx_ort.converters.files import load_graph
+from rlx_ort.converters.onnx_ir_bridge import foreign_errors
+from rlx_ort.converters.sources import open_source, read_weights
+from rlx_ort.deploy.package import Package
+from rlx_ort.errors import ConversionError, IntegrityError, RlxError, let_go
+from rlx_ort.execution import background
+from rlx_ort.resilience.limits import limited
+
+
+@pytest.fixture(autouse=True)
+def _no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Held:
+    """Stands for a session, or for the map of a file."""
+
+
+def _failing(seen: list[weakref.ref[Held]]) -> Any:
+    held = Held()
+    seen.append(weakref.ref(held))
+    raise KeyError("failed")
+
+
+def _limited(call: Callable[[], Any]) -> None:
+    limited(call, timeout_s=60.0)
+
+
+def _committed(call: Callable[[], Any]) -> None:
+    runs = background.BackgroundRuns()
+    runs.commit(call)
+    runs.sync()
+
+
+def _overlapping(call: Callable[[], Any]) -> None:
+    def run(inputs: Any) -> list[Any]:
+        return call() if inputs else time.sleep(0.01) or []
+
+    background.run_all(run, [{}, {"x": 1}, {"x": 1}], overlap=True)
+
+
+async def _failed(call: Awaitable[Any]) -> None:
+    with contextlib.suppress(KeyError):  # an error that leaves `asyncio.run` is held by its task
+        await call
+
+
+def _awaited(call: Callable[[], Any]) -> None:
+    asyncio.run(_failed(background.run_in_background(call)))
+
+
+def _opening(call: Callable[[], Any]) -> None:
+    pytest.importorskip("httptools")
+    from rlx_ort.serving.opening import Opening
+
+    async def opened() -> None:
+        await _failed(Opening().run(call, 60.0, discard=print))
+
+    asyncio.run(opened())
+
+
+@pytest.mark.parametrize("way", [_limited, _committed, _overlapping, _awaited, _opening])
+def test_a_call_that_failed_in_a_thread_is_let_go(way: Callable[[Callable[[], Any]], None]) -> None:
+    """The error came through the frame that waited for it, which must not hold the error."""
+    seen: list[weakref.ref[Held]] = []
+    with contextlib.suppress(KeyError):
+        way(lambda: _failing(seen))
+    until_s = time.monotonic() + 5.0
+    while any(each() is not None for each in seen) and time.monotonic() < until_s:
+        time.sleep(0.001)  # the thread lets its job go after it has answered
+    assert seen
+    assert [each() for each in seen] == [None] * len(seen)
+
+
+def test_an_error_that_someone_keeps_can_let_go() -> None:
+    """Its traceback stays, without the variables."""
+    seen: list[weakref.ref[Held]] = []
+    with pytest.raises(KeyError) as kept:
+        _failing(seen)
+    let_go(kept.value)
+    assert seen[0]() is None
+    assert kept.traceback[-1].name == "_failing"
+
+
+def test_a_foreign_error_lets_go_of_what_its_package_had() -> None:
+    """Also while our error, of which it is the cause, is handled; and no frame leads back from it to itself."""
+    seen: list[weakref.ref[Held]] = []
+    with pytest.raises(ConversionError) as kept, foreign_errors("x"):
+        _failing(seen)
+    assert seen[0]() is None
+    cause = kept.value.__cause__
+    assert cause is not None
+    names = []
+    link = cause.__traceback__
+    while link is not None:
+        names.append(link.tb_frame.f_code.co_name)
+        link = link.tb_next
+    assert names[-1] == "_failing"
+    assert "foreign_errors" not in names
+
+
+def _in_use(folder: Path) -> set[str]:
+    """Return the names of the files in a folder that this process has open or mapped."""
+    process = psutil.Process()
+    paths = [each.path for each in (*process.open_files(), *process.memory_maps())]
+    return {Path(path).name for path in paths if Path(path).parent == folder.resolve()}
+
+
+def test_files_in_use_are_seen(tmp_path: Path) -> None:
+    """Or the tests below would prove nothing."""
+    path = write_source("safetensors", tmp_path)
+    weights = read_weights(path)
+    assert _in_use(tmp_path) == {path.name}
+    del weights
+    assert _in_use(tmp_path) == set()
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_damaged_file_is_not_in_use_once_it_was_refused(kind: str, tmp_path: Path) -> None:
+    """Wherever its reader noticed the damage."""
+    if kind == "gguf":
+        pytest.importorskip("gguf")
+    path = write_source(kind, tmp_path)
+    refused = set()
+    for number, content in enumerate(damaged(path.read_bytes(), 100, seed=11)):
+        copy = tmp_path / f"{number}{path.suffix}"
+        copy.write_bytes(content)
+        try:
+            if "onnx" in kind or kind == "json":
+                bundle = open_source(copy)
+                graph_from_bundle(bundle)
+                del bundle
+            else:
+                weights = read_weights(copy)
+                for data in map(weights.__getitem__, weights):
+                    data.numpy()
+                del weights, data
+        except ConversionError:
+            refused.add(copy.name)
+            with contextlib.suppress(NameError):
+                del bundle
+            with contextlib.suppress(NameError):
+                del weights
+            with contextlib.suppress(NameError):
+                del data
+    assert len(refused) > 20
+    assert _in_use(tmp_path) & refused == set()
+
+
+def test_a_gguf_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    """The message has the name; the package's reader would fail in the middle."""
+    pytest.importorskip("gguf")
+    path = tmp_path / "w.gguf"
+    write_gguf(path)
+    content = path.read_bytes()
+    at = content.index(b"general.")
+    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+    with pytest.raises(ConversionError, match=r"the name before byte \d+, b'\\xffeneral.*', is no UTF-8"):
+        read_weights(path)
+
+
+def test_a_model_that_was_refused_is_not_in_use(tmp_path: Path) -> None:
+    """`load_graph` keeps the first refusal, while it looks for another format."""
+    path = write_source("onnx", tmp_path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with contextlib.suppress(RlxError):
+        load_graph(path)
+    assert _in_use(tmp_path) == set()
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_a_damaged_package_is_not_in_use_once_it_was_refused(folder: bool, tmp_path: Path) -> None:
+    """It is hashed in threads, whose errors must not form a cycle with the frame that waits."""
+    package = make(tmp_path / "small.ortpackage", folder=folder)
+    with Package(package) as opened:
+        tensor = next(iter(opened.index.tensors))
+        file, begin = opened.tensor(tensor)._file, opened.tensor(tensor)._offset
+        place = file.path
+        del file
+    del opened
+    flip(place, begin, 3)
+    try:
+        with Package(package) as found:
+            found.check_all()
+    except IntegrityError:
+        refused = True
+    del found
+    assert refused
+    inside = {path.parent for path in package.rglob("*")} if folder else {tmp_path}
+    assert set().union(*map(_in_use, inside)) == set()
+    assert os.path.lexists(package)
