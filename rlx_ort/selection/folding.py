@@ -277,7 +277,9 @@ def _refined(
     proto.graph.initializer.extend(tensor_proto(data, name) for name, data in there.items() if name not in known)
     # The first inference, which has no values yet, looks for long vectors.
     few = bool(values) and all(_elements(types[name]) <= LONGEST_VECTOR for name in settled)
-    found = {name: TensorType(data.dtype, Shape(data.shape)) for name, data in there.items() if name not in settled}
+    found: dict[str, ValueType] = {
+        name: TensorType(data.dtype, Shape(data.shape)) for name, data in there.items() if name not in settled
+    }
     found |= infer_proto(proto, settled, few_elements=few)
     return {name: kind for name, kind in found.items() if _is_static(kind)}
 
