@@ -75,7 +75,6 @@ class OnnxNode(Op):
         return f"{self.domain or 'ai.onnx'}::{self.op_type}-{self.version}"
 
 
-
 def bias_problem(op: OnnxNode, inputs: Sequence[ValueType | None]) -> str:
     """Return what is wrong with the bias of a convolution, if anything; CUDA's kernel (1.31) ends the process."""
     if op.domain or op.op_type not in ("Conv", "ConvTranspose"):
