@@ -115,12 +115,22 @@ PARTS = {
     "gaps": Part("directml", ("tests/unit/test_wine.py",)),
     "truth": Part(
         "directml",
-        script=("scripts/capability_truth.py", "--devices", "directx", "--out", OUT),
+        script=(
+            "scripts/capability_truth.py",
+            "--devices",
+            "directx",
+            "--every",
+            "10",
+            "--seconds",
+            "600",
+            "--out",
+            OUT,
+        ),
         result="capability.json",
     ),
     "models": Part(
         "directml",
-        script=("scripts/model_runs.py", "directx", "--no-times", "--seconds", "3600", "--out", f"{OUT}\\models.json"),
+        script=("scripts/model_runs.py", "directx", "--no-times", "--seconds", "1800", "--out", f"{OUT}\\models.json"),
         result="models.json",
     ),
 }
