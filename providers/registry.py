@@ -137,7 +137,7 @@ def is_available(device: Device | str) -> bool:
 
 
 def availability(device: Device | str) -> Availability:
-    """Return whether the device works here and, when it does not, why and what to do."""
+    """Return whether the device works here and, when it does not, the reason and the remedy."""
     return default_registry().availability(Device(device))
 
 

@@ -108,7 +108,7 @@ def _set(values: Mapping[str, str]) -> None:
 
 @contextmanager
 def override(values: Mapping[str, str]) -> Iterator[None]:
-    """Set several variables for the length of a `with` block and restore what was overridden before.
+    """Set several variables for the length of a `with` block and restore earlier overrides.
 
     Keys that have no `RLX_` prefix get one, as everywhere here.
     """

@@ -24,7 +24,7 @@ RlxError
   ServingError                       a request to a server cannot be answered
   CalibrationError                   a device cannot be measured
   PackageError
-    IntegrityError                   a package does not hold what it promises
+    IntegrityError                   the contents of a package contradict its manifest
   ParityError                        two models or devices differ by more than was allowed
 ```
 
@@ -118,7 +118,7 @@ class DeviceParseError(DeviceError, ValueError):
 
 
 class DeviceUnavailableError(DeviceError):
-    """A device that was named cannot run here; `reason` and `remedy` say why and what to do."""
+    """A device that was named cannot run here; with the `reason` and the `remedy`."""
 
     def __init__(self, device: AnyDevice, reason: str, remedy: str = "") -> None:
         text = f"{device.display} is not available: {reason}"
@@ -260,7 +260,7 @@ class PackageError(RlxError):
 
 
 class IntegrityError(PackageError):
-    """A package does not hold what its manifest promises."""
+    """The contents of a package contradict its manifest."""
 
 
 class ParityError(RlxError):

@@ -51,7 +51,7 @@ DEVICE_GONE = (
 
 
 class Fault(enum.Enum):
-    """Who is at fault, and so what happens next."""
+    """Who is at fault, and so the next step."""
 
     CALLER = "caller"
     """The inputs, the model or the program: the error is raised, since every device would fail."""
@@ -156,7 +156,7 @@ def fault_of(error: BaseException) -> tuple[Fault, str]:
 def is_device_failure(error: BaseException) -> bool:
     """Return whether another device may succeed where this error was raised.
 
-    False for what is wrong on every device (inputs, parameters, device names, the graph, the package, data that a
+    False for faults on every device (inputs, parameters, device names, the graph, the package, data that a
     kernel refuses, a cancelled run, state that cannot move), and for every exception that neither this package nor ONNX
     Runtime raises on purpose, which is a bug or the caller's own business.
     """

@@ -66,14 +66,14 @@ def _native_activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> 
 
 
 _ASKING = {DType.I64: {"relu", "sign"}, DType.F64: {"sigmoid", "silu"}}
-asks_kernels(Activation, lambda op, kind: op.function in _ASKING.get(kind.dtype, ()))
+asks_kernels(Activation, lambda op, kind, _: op.function in _ASKING.get(kind.dtype, ()))
 asks_kernels(
     Binary,
-    lambda op, kind: (
+    lambda op, kind, _: (
         op.function in {"max", "min"} if kind.dtype is DType.I64 else op.function == "pow" and kind.dtype.is_float
     ),
 )
-asks_kernels(Clamp, lambda op, kind: kind.dtype is DType.I64)
+asks_kernels(Clamp, lambda op, kind, _: kind.dtype is DType.I64)
 lowers(Activation)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))
 lowers(Cast)(lambda emit, op, inputs: emit.op("Cast", inputs[0], to=op.to))
 lowers(Fma)(lambda emit, op, inputs: emit.op("Add", emit.op("Mul", *inputs[:2]), inputs[2]))
@@ -126,14 +126,14 @@ def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
     if dtype is DType.BOOL:
         return emit.op(_LOGICAL[op.function], lhs, rhs)
     if op.function == "pow" and dtype.is_float:
-        return _power(emit, lhs, rhs, dtype)
+        return power(emit, lhs, rhs, dtype)
     if op.function == "div" and may_trap(emit):
         divisor, sign = divisor_and_sign(emit, rhs)
         return emit.op("Mul", emit.op("Div", lhs, divisor), sign)
     return op_in(emit, _BINARY[op.function], dtype, lhs, rhs)
 
 
-def _power(emit: Emitter, base: Any, exponent: Any, dtype: DType) -> Any:
+def power(emit: Emitter, base: Any, exponent: Any, dtype: DType) -> Any:
     """Pow, NaN for negative numbers to broken exponents, which WebGPU takes for positive ones (plugin 0.4.0)."""
     power = op_in(emit, "Pow", dtype, base, exponent)
     if emit.has_kernel("Pow", TensorType(dtype)):
@@ -169,7 +169,7 @@ class Doubles:
         return value
 
     def log1p(self, x: Any) -> Any:
-        """Return log(1 + x): what the sum rounds off is made up for by x / ((1 + x) - 1)."""
+        """Return log(1 + x): the rounding of the sum is made up for by x / ((1 + x) - 1)."""
         total = self("Add", x, 1)
         kept = self("Sub", total, 1)
         lost = self("Equal", kept, 0)
@@ -252,7 +252,7 @@ def _gelu_approx_f64(emit: Emitter, x: Any) -> Any:
 def _atan_f64(emit: Emitter, x: Any) -> Any:
     """The angle in f32, corrected once with sine and cosine.
 
-    For an angle near atan(x), x cos - sin over cos + x sin is the tangent of what is missing, which equals the missing
+    For an angle near atan(x), x cos - sin over cos + x sin is the tangent of the missing part, which equals the missing
     angle itself to 1e-20. Beyond 1e30 the angle is a quarter turn, so greater numbers, infinities too, are cut there.
     """
     doubles = Doubles(emit)

@@ -106,7 +106,7 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
-asks_kernels(Conv2d, lambda op, kind: reads_threes(kind, op.groups))
+asks_kernels(Conv2d, lambda op, kind, _: reads_threes(kind, op.groups))
 
 
 @lowers(Conv2d, Conv3d, ConvTranspose2d)
@@ -142,7 +142,7 @@ def _windows(
     padding: Sequence[int],
     dilation: Sequence[int] | None = None,
 ) -> list[Any]:
-    """Return, for each tap of a kernel, what it meets in an `(N, C, ...)` tensor of f64 with zeros around it."""
+    """Return, for each tap of a kernel, its elements in an `(N, C, ...)` tensor of f64 with zeros around it."""
     spaces = len(kernel)
     dilation = dilation or [1] * spaces
     if any(padding):

@@ -146,7 +146,7 @@ class ConversionCheck:
         self, model: ModelBundle | OrtFormatFile, *, on_cpu: bool, optimized: bool = False
     ) -> tuple[ModelBundle | OrtFormatFile, CompileOptions]:
         """Return a model as it can run here, and how to open it: as users do, unless that takes too much memory."""
-        plain = optimized or self._lean  # what is optimised already is not optimised again
+        plain = optimized or self._lean  # an optimised model is not optimised again
         if on_cpu and isinstance(model, ModelBundle) and holds_bf16(model):
             # Optimising could take out the casts, and with them the rounding.
             model, plain = with_f32_kernels(model), True

@@ -146,7 +146,7 @@ class CompiledGraph:
 
     @property
     def placement(self) -> Placement:
-        """Where each node is; opens the session if it is not open yet; see `open` for what is raised."""
+        """Where each node is; opens the session if it is not open yet; see `open` for the errors."""
         if self._slot.placement is None:
             self._slot.engine(self._rule)
         assert self._slot.placement is not None  # noqa: S101  # opening a session fills it in
@@ -276,7 +276,7 @@ class CompiledGraph:
         return self._named(self.run({**(inputs or {}), **named}))
 
     def kind_of(self, inputs: Mapping[str, Any]) -> Kind | None:
-        """Return what `run_checked` takes: inputs of the kind of these; None if it would not take these."""
+        """Return the argument of `run_checked`: inputs of the kind of these; None if it would not take these."""
         return None if self._many else self._inputs.kind_of(inputs)
 
     def run_checked(self, inputs: Mapping[str, Any]) -> Outputs:
@@ -666,7 +666,7 @@ class CompiledGraph:
         return capture
 
     def take_moe_topk_capture(self) -> list[npt.NDArray[np.uint32]] | None:
-        """Return what each router picked since the last call, the forwards one after another; None for nothing."""
+        """Return the picks of each router since the last call, the forwards one after another; None for nothing."""
         return self._moe.take_picks()
 
     def capabilities(self) -> frozenset[str]:

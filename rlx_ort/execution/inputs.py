@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TypedBytes: TypeAlias = "tuple[bytes | bytearray | memoryview, DType | str]"
 
 Kind: TypeAlias = "Callable[[Any], bool]"
-"""Whether what is given to a run is a dict of arrays with the names, dtypes and shapes of earlier inputs."""
+"""Whether the inputs of a run are a dict of arrays with the names, dtypes and shapes of earlier inputs."""
 
 _LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)
 
@@ -71,7 +71,7 @@ class InputPlan:
 
         Raises:
             InputError: one is missing, unknown, or of another rank, size or dtype than declared, or two inputs
-                disagree about a named dim; the message names it, what was wanted and what came.
+                disagree about a named dim; the message names it, the wanted and the given size.
         """
         return inputs if self.kind_of(inputs) is not None else self.checked(inputs, adopter)
 

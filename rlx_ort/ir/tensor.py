@@ -118,7 +118,7 @@ class TensorData:
 
     @classmethod
     def owned(cls, array: npt.ArrayLike, dtype: DType | None = None) -> TensorData:
-        """Return what `from_array` does, in memory that its owner cannot change later: writeable arrays are copied.
+        """Return the tensor of `from_array`, in memory that its owner cannot change later: writeable arrays are copied.
 
         Read-only arrays, memory maps among them, are shared unless they are views of writeable memory.
 
