@@ -82,7 +82,19 @@ class Route:
         watches: whether variables of the environment decide.
     """
 
-    __slots__ = tuple("attempts compiled device epoch follower graph is_like revision run since watches".split())
+    __slots__ = (
+        "attempts",
+        "compiled",
+        "device",
+        "epoch",
+        "follower",
+        "graph",
+        "is_like",
+        "revision",
+        "run",
+        "since",
+        "watches",
+    )
 
     def __init__(
         self,
