@@ -117,10 +117,11 @@ def command(
 def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> Mapping[str, Any]:
     from rlx_ort import made_up
     from rlx_ort.cli.arrays import read_npz, to_model_types
+    from rlx_ort.selection.windows import fitting_sizes
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs)
-    feeds, assumed = made_up.random_inputs(graph.input_types, dims, seed=_SEED)
+    feeds, assumed = made_up.random_inputs(graph.input_types, dims, seed=_SEED, assume=fitting_sizes(graph, dims))
     shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
     note(f"no --inputs: made up random ones with seed {_SEED} ({shapes or 'the model takes none'})")
     options.note_assumed("run", assumed)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.serving.models import ServeOptions
+    from rlx_ort.serving.options import ServeOptions
 
 _ROWS_CHECKED = 3
 _LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready

@@ -118,7 +118,7 @@ def test_the_core_names_no_single_provider() -> None:
 
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "faults", "environment", "epoch", "device", "storage", "kept", "numerics", "timing"),
+    ("errors", "faults", "environment", "epoch", "device", "storage", "fields", "kept", "numerics", "timing"),
     ("ir", "made_up"),
     ("options",),
     ("converters",),
