@@ -1,1 +1,1 @@
-"""What a device really does, measured through ONNX Runtime sessions, kept on disk, and turned into cost models."""
+"""The speed of devices, measured through ONNX Runtime sessions, kept on disk, and turned into cost models."""

@@ -15,7 +15,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 
 _FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0
-_RESERVE = 0.93  # of the limit is for measuring, the rest for what the last point takes too long
+_RESERVE = 0.93  # of the limit is for measuring, the rest for a last point that overruns
 _POINT_S, _SOFTWARE_POINT_S = 0.004, 0.025
 
 
@@ -28,7 +28,7 @@ def calibrate_together(
 ) -> dict[Device, CalibrationProfile | RlxError]:
     """Measure several devices, keep their profiles, and return each one's profile or why there is none.
 
-    Takes as long as calibrating one after the other, but what else runs on the machine meanwhile meets all of them
+    Takes as long as calibrating one after the other, but other work on the machine meanwhile meets all of them
     alike.
     """
     profiles: dict[Device, CalibrationProfile | RlxError] = {}
@@ -56,7 +56,7 @@ def calibrate_together(
 
 @contextlib.contextmanager
 def _bench(device: Device, clock: Clock, *, quick: bool) -> Iterator[Bench]:
-    """Give what measures a device; the first use of a device in a process loads its libraries, which counts."""
+    """Give the bench of a device; the first use of a device in a process loads its libraries, which counts."""
     begun = clock()
     key = store.key_of(device)
     limit_s, point_s = _QUICK_S if quick else _FULL_S, _POINT_S
@@ -72,7 +72,7 @@ def _bench(device: Device, clock: Clock, *, quick: bool) -> Iterator[Bench]:
 
 
 def _kept(bench: Bench, *, quick: bool) -> CalibrationProfile | CalibrationError:
-    """Keep what was measured on a device and return it, or why nothing follows from it."""
+    """Keep the measurements of a device and return them, or the reason why nothing follows from it."""
     rows = tuple(bench.rows.values())
     missing = sorted(set(REQUIRED) - {row.kernel for row in rows if row.ns > 0 or row.kernel == "launch"})
     if missing:

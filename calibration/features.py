@@ -1,4 +1,4 @@
-"""What each node of an exported model asks of a device: the kernel, its sizes, and how much it computes and moves.
+"""The work of each node of an exported model: the kernel, its sizes, and how much it computes and moves.
 
 Nodes that ONNX Runtime folds away cost nothing. Those that it fuses count as nodes of their own: to measure what they
 add to a product did not make the kept choices better (NOTES.md).
@@ -93,7 +93,7 @@ class Kernel(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """What pricing needs of a type: its sizes, its element type, and how much it is."""
+    """The facts of a type that pricing needs: its sizes, its element type, and its bytes."""
 
     shape: tuple[int, ...] = ()
     dtype: str = "f32"
@@ -217,7 +217,7 @@ def _keeps_last(data: tuple[int, ...], out: tuple[int, ...]) -> bool:
 
 
 def _row_length(op_type: str, name: str, inputs: Sequence[Fact], out: Fact) -> int:
-    """Return the elements that are normalised or reduced together, copied in one piece, or kept of what is reduced.
+    """Return the elements that are normalised or reduced together, copied in one piece, or kept by a reduction.
 
     The axis is not known here: normalisations are taken to be over the last one.
     """
@@ -277,7 +277,7 @@ def workload_of(model: ExportedModel | Outline, dims: Mapping[str, int] | None =
 
 
 class _Kind:
-    """What is known of a kind of nodes: the facts of their types, and the kernels found so far."""
+    """A kind of nodes: the facts of their types, and their kernels so far."""
 
     __slots__ = ("inputs", "is_free", "op_type", "outputs", "pattern", "plain")
 
@@ -291,7 +291,7 @@ class _Kind:
 
 
 class _Reader:
-    """Reads an outline once; what a kind of nodes has in common is found once."""
+    """Reads an outline once; the facts that a kind of nodes shares are looked up once."""
 
     def __init__(self, outline: Outline, dims: Mapping[str, int]) -> None:
         self.outline = outline
@@ -331,7 +331,7 @@ class _Reader:
         return {name: fact.nbytes for name, fact in zip(types, self.facts(types.values()), strict=True) if name in used}
 
     def facts(self, kinds: Iterable[ValueType | None]) -> list[Fact]:
-        """Return what pricing needs of types."""
+        """Return the facts of types that pricing needs."""
         known = self._fact_of
         return [known.get(id(kind)) or self._new(kind) for kind in kinds]
 
@@ -383,7 +383,7 @@ class _Reader:
         return kernel
 
     def _small(self, names: Sequence[str]) -> tuple[object, ...]:
-        """Return the values of small constant inputs, such as axes, which are a part of what a node does."""
+        """Return the values of small constant inputs, such as axes, which decide a node's work."""
         constants = self.outline.constants
         sizes = []
         for name in names[1:]:
@@ -394,7 +394,7 @@ class _Reader:
 
 
 def _variant(pattern: ModelNode, shared: bool, small: object) -> str:
-    """Return a digest of what the time of an operator may depend on besides its sizes."""
+    """Return a digest of all that the time of an operator may depend on besides its sizes."""
     attributes = [
         (name, "body" if attribute.kind.startswith("GRAPH") else key_of_value(attribute.value))
         for name, attribute in sorted(pattern.attributes.items())

@@ -1,6 +1,6 @@
 """The table of kernels that a calibration measures, and the graphs that measure them.
 
-What `size` counts in the rows of a kernel (elements are counted in units of 4 bytes, time is that of one node):
+The meaning of `size` in the rows of a kernel (elements are counted in units of 4 bytes, time is that of one node):
 
     run ()                        a whole run of one tiny node, from numpy to numpy
     launch ()                     one more tiny node
@@ -40,7 +40,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType
 
 Point: TypeAlias = tuple[int, ...]
-"""What a kernel's graph is built from; `Kernel.size` makes the size of a row of it."""
+"""The parts of a kernel's graph; `Kernel.size` makes the size of a row of it."""
 
 QUICK_PRIORITY = 2
 """The points up to this priority make up a quick calibration; those of 0 and 1, which decide most, come first."""
@@ -144,14 +144,14 @@ Builder: TypeAlias = Callable[[KernelGraph, Point, int], None]
 """Completes the graph of a point with so many copies of the kernel."""
 
 Link: TypeAlias = tuple[Value, Callable[[Value], Value]]
-"""What the copies of a kernel read, and what adds a copy that reads a value."""
+"""The input of the copies of a kernel, and the function that adds a copy."""
 
 Groups: TypeAlias = tuple[tuple[int, tuple[Point, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What is measured under one name.
+    """The measurements under one name.
 
     `build` makes the graph of a point. `base` makes the graph that is subtracted, with as many copies; None takes the
     kernel's own graph without copies. With `whole`, a whole run counts and nothing is subtracted. `copies` fixes the
@@ -219,7 +219,7 @@ def _readback(graph: KernelGraph, point: Point, copies: int, *, whole: bool = Tr
 
 
 def _nodes(link: Callable[..., Link], more: int = 0) -> Builder:
-    """Return what builds `copies` nodes, in a chain `more` of them, whose base is then a shorter chain."""
+    """Return a function that builds `copies` nodes, in a chain `more` of them, whose base is then a shorter chain."""
 
     def build(graph: KernelGraph, point: Point, copies: int) -> None:
         first, node = link(graph, *point)
@@ -276,7 +276,7 @@ def _operator(graph: KernelGraph, elements: int, width: int, *, name: str) -> Li
         "Concat": (rows, width // 2),
         "TransposeRows": (8, heads, 64),
     }.get(name, (rows, width))
-    # Built when they are called: what one needs of weights and constants, the others do not.
+    # Built when they are called, since each needs its own weights and constants.
     nodes: Mapping[str, Callable[[Value], Value]] = {
         **{two: lambda x: g.op(name, [x, g.weight(rows, width)], rows, width) for two in ("Add", "Mul", "Div")},
         "AddRow": lambda x: g.op("Add", [x, g.weight(width)], rows, width),

@@ -1,4 +1,4 @@
-"""What runs of a graph really took lately, and by how much that corrects its predictions.
+"""Recent measured times of a graph, and the correction of its predictions that follows.
 
 A device that became slow, from heat or from other work, loses its place within a few runs. It then runs no more, so
 what is known of it ages: after a few seconds its prediction is believed again, the device is tried, and keeps its
@@ -23,17 +23,17 @@ Sizes = tuple[tuple[str, int], ...]
 
 _HALF_LIFE_S = 3.0
 _SHARE = 20
-"""A slow run counts for at least so many times what it took, so that trying its device again costs a few per cent."""
+"""A slow run counts for at least so many times its time, so that trying its device again costs a few per cent."""
 
 _FORGOTTEN = 3  # half-lives after which a record no longer counts
-_RUNS = 8  # the median of so many counts; of two the faster one, as what disturbs a single run makes it longer
-_OTHER_SIZE = 0.5  # weight of a run of other sizes: what slows a device down slows all sizes, but not all alike
+_RUNS = 8  # the median of so many counts; of two the faster one, as a disturbance makes a run longer
+_OTHER_SIZE = 0.5  # weight of a run of other sizes: a slow device is slow at all sizes, but not equally
 _RECORDS_A_GRAPH = 128
 
 
 @dataclass(slots=True)
 class _Record:
-    """The last runs of one size on one device, as (time in s, ns), and what was predicted for them."""
+    """The last runs of one size on one device, as (time in s, ns), and their prediction."""
 
     predicted_ns: float
     runs: list[tuple[float, float]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Learned:
     def note(
         self, graph: Graph, device: Device, sizes: Sizes, ns: float, predicted_ns: float, *, fresh: bool = False
     ) -> None:
-        """Remember that a run took `ns`, where `predicted_ns` were predicted without what was learned.
+        """Remember that a run took `ns`, where `predicted_ns` were predicted without correction.
 
         A `fresh` run is the first after others on another device: how the device was before does not count any more.
         """
@@ -80,7 +80,7 @@ class Learned:
                 records.popitem(last=False)
 
     def corrected(self, graph: Graph, device: Device, sizes: Sizes, predicted_ns: float) -> float:
-        """Return a prediction moved towards what such runs took lately; unchanged where nothing recent is known."""
+        """Return a prediction moved towards the recent times of such runs; unchanged where nothing recent is known."""
         key = (device, graph.revision)
         with self._lock:
             records = self._graphs.get(graph)
@@ -98,4 +98,4 @@ class Learned:
 
 
 LEARNED = Learned()
-"""What this process has learned."""
+"""The corrections that this process has learned."""

@@ -35,16 +35,16 @@ Clock: TypeAlias = Callable[[], int]
 """Gives the time in ns from some fixed point."""
 
 Progress = Callable[[Device, str, float], None]
-"""Called with a device, what is being measured on it, and the share of its time budget that is gone, 0 to 1."""
+"""Called with a device, the name of the measurement, and the share of its time budget that is gone, 0 to 1."""
 
 FAILURES = (DeviceError, GraphError, RunError)
-"""What a device may raise at a graph it cannot run: the kernel is skipped, with the message."""
+"""Errors that a device may raise at a graph it cannot run: the kernel is skipped, with the message."""
 
 _TRIPS = 4  # round trips that the copies of a kernel should take
 _LEAST_COPIES = 4
 _LEAST_RUNS = 6  # of a graph, those that warm it up included
 _WARM_SHARE, _LEAST_WARM, _RECORDING_RUNS = 0.3, 3, 5  # a session's first two runs fault in its memory
-_PATIENCE = 2  # times a point's time is what one copy may take at most
+_PATIENCE = 2  # times a point's time is the limit of one copy
 _LONG_TRIPS = 25  # a copy that takes as many round trips stands out alone
 _ENOUGH_RUNS = 500
 _NEEDED_POINTS = 5
@@ -62,7 +62,7 @@ class Bench:
     """Measures kernels on one device and collects the rows.
 
     All measuring takes at most `limit_s`, and one size is timed for `point_s`; `clock` returns ns. `rows` maps (kernel,
-    size, dtype) to its row, `skipped` a kernel to the reason why rows are missing. `bases` holds what is subtracted
+    size, dtype) to its row, `skipped` a kernel to the reason why rows are missing. `bases` holds times subtracted
     from kernels, by dtype and whether launches are recorded; it is measured once a visit. `spent_ns` is the time taken
     on the device so far.
 
@@ -130,8 +130,8 @@ class Bench:
     ) -> None:
         """Measure a kernel at some points, least work first; where a point has a row, the quicker one counts.
 
-        `guess_ns` is about what a copy takes, where nothing is known of the kernel; one that is `needed` is measured
-        whatever the time, and so is the first point of what no model can do without. A point is timed for `patience`
+        `guess_ns` estimates the time of a copy, where nothing is known of the kernel; one that is `needed` is measured
+        whatever the time, and so is the first point of a kernel that every model needs. A point is timed for `patience`
         times the usual.
         """
         label = kernel.name if kernel.dtype == "f32" else f"{kernel.name} {kernel.dtype}"
@@ -209,7 +209,7 @@ class Bench:
         return copies
 
     def _expected_ns(self, kernel: Kernel, point: Point) -> float:
-        """Return about what a copy takes at most: by the nearest point of the kernel, else by the best rate."""
+        """Return an upper estimate of the time of a copy: by the nearest point of the kernel, else by the best rate."""
         work, seen = kernel.work(point), self._works.get((kernel.name, kernel.dtype))
         if seen:
             near, ns = min(seen.items(), key=lambda known: abs(math.log(known[0] / work)))
@@ -301,7 +301,7 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
             for bench in order.sample(benches, len(benches)):
                 if progress is not None:
                     progress(bench.device, kernel.name, min(bench.spent_ns / bench.limit_ns, 1.0))
-                # What every prediction needs is a small part of the time. It takes longer on a device that has just
+                # The common rows are a small part of the time. It takes longer on a device that has just
                 # woken up, and is measured at two moments: the core may share its hardware for a second or more.
                 needed = priority == 0
                 bench.visit(kernel, points, needed=needed, patience=_NEEDED_POINTS if needed and not again else 1.0)

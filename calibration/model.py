@@ -48,7 +48,7 @@ _RANKS: Mapping[str, int] = {
 """Kernel of the table -> how many sizes its rows have, 1 where nothing is said."""
 
 ERRORS: Mapping[str, float] = {"measured": 0.2, "interpolated": 0.25, "extrapolated": 0.6, "assumed": 3.0}
-"""How a price was found -> the error to expect of it, as a share; see NOTES.md for what the kept runs showed."""
+"""How a price was found -> the error to expect of it, as a share; see NOTES.md for the kept runs."""
 
 
 def axes_of(kernel: Kernel) -> tuple[float, ...]:
@@ -67,7 +67,7 @@ class Price(NamedTuple):
 class Grid:
     """Time over the sizes of a kernel: logarithms, linear along each axis.
 
-    Above the grid the time grows half as between the two largest sizes and half with the work: what was held up by
+    Above the grid the time grows half as between the two largest sizes and half with the work: a time held up by
     launches may be by its work there. Below, it falls as between the two smallest, but never faster than the work.
     At points of the grid that were not measured, the time changes along an axis as on the nearest line where it was.
     A point was disturbed if it takes over three times as long as more of the same work, or as its share of less work.
@@ -138,7 +138,7 @@ class MeasuredCostModel:
     """Prices work by interpolation in a calibration profile. Safe to use from several threads.
 
     Its rates are those of rows that saturate the device. Where none does, they are the shipped ones, or what the best
-    row shows to be possible: a profile with few rows corrects what is known of such devices and never replaces it.
+    row shows to be possible: a profile with few rows corrects shipped figures of devices and never replaces them.
 
     With `recorded`, it prices runs whose launches are replayed from a recording. `shipped` has the provider's figures.
 
@@ -254,7 +254,7 @@ class MeasuredCostModel:
         return self._grid(name)((nbytes,)) if nbytes > 0 and (name, "f32") in self._rows else 0.0
 
     def _rate(self, name: str, work_of: Callable[..., float], shipped: str) -> float:
-        """Return the work per ns of the row that saturates the device most, or what stands for it where none does."""
+        """Return the work per ns of the row that saturates the device most, or its substitute where none does."""
         rows = [(ns, work_of(*size)) for size, ns in self._rows[name, "f32"].items() if size]
         possible = max((work / ns for ns, work in rows), default=1.0)
         known = 0.0 if self.shipped is None else float(getattr(self.shipped, shipped))

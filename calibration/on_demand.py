@@ -1,4 +1,4 @@
-"""Measures on demand what the table lacks: the nodes of a graph whose price is assumed and may weigh in its time."""
+"""Measures kernels on demand: the nodes of a graph whose price is assumed and may weigh in its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlx_ort.ir.types import Shape, TensorType, ValueType
 _MAY_TAKE = 30.0
 """Times its roofline that an unknown operator may take: on two cores Softplus took 32 times as long as Sigmoid."""
 
-_WEIGHS = 0.05  # of the predicted time: what takes less at worst is not worth a measurement
+_WEIGHS = 0.05  # of the predicted time: a smaller share is not worth a measurement
 _log = logging.getLogger(__name__)
 _refused: set[tuple[object, str]] = set()  # device and kernel that could not be measured: not tried again
 
@@ -46,7 +46,7 @@ def measure_unknown(
 ) -> int:
     """Measure what workloads of one model have unknown, keep the rows in the device's profile, and return their number.
 
-    Takes `limit_s` seconds at most; what there is no time for stays assumed. What cannot be measured alone is not tried
+    Takes `limit_s` seconds at most; the rest stays assumed. A node that cannot be measured alone is not tried
     again in this process. Each workload comes with sizes of its named dims; two sizes let prices follow a third.
     `constants` has the data of the model's constants, as far as it is known.
     """

@@ -1,4 +1,4 @@
-"""`CalibrationProfile`: what was measured on one device, as a JSON file.
+"""`CalibrationProfile`: the measurements of one device, as a JSON file.
 
     {"schema": 4, "unit": "ns",
      "key": {"device", "ep", "hardware", "identity", "engine", "ep_version", "driver", "threads"},
@@ -7,7 +7,7 @@
      "skipped": {"Attention": "why it was not measured"}}
 
 A row is [kernel, size, ns, dtype, spread, repeats]: the time of one node by the lower quartile of its runs, in
-nanoseconds. What `size` counts is listed in `rlx_ort.calibration.kernels`. `spread` is the distance of the quartiles as
+nanoseconds. The meaning of `size` is in `rlx_ort.calibration.kernels`. `spread` is the distance of the quartiles as
 a share of the median, and at least the relative difference of two visits.
 """
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _LARGEST_SIZE = 1 << 63
 SCHEMA = 4
-"""The version of the file's form and of what the kernels measure; files of other versions are measured again."""
+"""The version of the file's form and of the kernels' measurements; files of other versions are measured again."""
 
 NOISY = 0.25
 """A row with a larger spread is marked as noisy."""
@@ -62,7 +62,7 @@ class ProfileKey:
         return f"{label}-{digest}.json"
 
     def difference(self, other: ProfileKey) -> str:
-        """Return what differs from another key, in words; empty when nothing does."""
+        """Return the differences from another key, in words; empty when nothing does."""
         pairs = [(item.name, getattr(self, item.name), getattr(other, item.name)) for item in fields(self)]
         return ", ".join(f"{name} is {mine!r} here, {its!r} there" for name, mine, its in pairs if mine != its)
 
@@ -91,10 +91,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationProfile:
-    """What was measured on one device.
+    """The measurements of one device.
 
     Attributes:
-        key: what it is valid for.
+        key: the hardware and versions that it is valid for.
         rows: the measurements, those of nodes that were measured on demand included.
         machine: operating system and processor, for people.
         measured: when, in UTC, ISO 8601; for people, nothing expires by it.
@@ -118,7 +118,7 @@ class CalibrationProfile:
 
     @property
     def source(self) -> str:
-        """What reports show as the origin of a prediction."""
+        """The origin of a prediction, as reports show it."""
         kind = "quick calibration" if self.quick else "calibration"
         return f"{kind} of {self.measured[:10]}: {self.key.hardware or self.key.ep}, {self.key.engine}"
 

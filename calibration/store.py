@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlx_ort import epoch
 from rlx_ort import kept as records
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
@@ -37,7 +38,7 @@ class Found:
 
 @dataclass(slots=True)
 class _Memory:
-    """What this process knows of a device's profile: the state of its file, and the model made of it when asked."""
+    """A device's profile in this process: the state of its file, and the model made of it when asked."""
 
     stamp: tuple[int, int] | None
     found: Found
@@ -52,12 +53,12 @@ _unsaved: dict[str, CalibrationProfile] = {}  # by file name
 
 
 def generation() -> int:
-    """Return a number that changes whenever this process measures a device or forgets what it knew."""
+    """Return a number that changes whenever this process measures a device or forgets its profiles."""
     return _generation[0]
 
 
 def key_of(device: Device) -> ProfileKey:
-    """Return what a profile of the device must be valid for, the same for all names of it; found once a process.
+    """Return the key of the device's profile, the same for all names of it; made once a process.
 
     Raises:
         CalibrationError: the device does not work here or has no execution provider.
@@ -123,6 +124,7 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
     """
     with _lock:
         _generation[0] += 1
+        epoch.advance()
         _unsaved[profile.key.file_name] = profile
         _memory.clear()
     try:
@@ -144,9 +146,10 @@ def kept(profile: CalibrationProfile) -> bool:
 
 
 def forget() -> None:
-    """Forget what this process knows of stored profiles; files stay."""
+    """Forget the stored profiles in this process; files stay."""
     with _lock:
         _generation[0] += 1
+        epoch.advance()
         _keys.clear()
         _memory.clear()
         _unsaved.clear()

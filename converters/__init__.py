@@ -5,5 +5,5 @@
   files and PyTorch modules, `transforms` change them, `targets` writes them.
 - `precision_pass` and `decompose` rewrite graphs of the IR.
 
-No module here opens a session: what needs ONNX Runtime is handed in by the caller.
+No module here opens a session: functions that need ONNX Runtime are handed in by the caller.
 """

@@ -45,7 +45,7 @@ class ModelBundle:
             nodes are inside. Treat it as read-only: copy it, change the copy, and call `with_proto`.
         weights: location -> data; memory maps where they come from a file. Freed, and their files closed, with the
             last reference.
-        origin: what messages call the model: the file or object it was made from.
+        origin: the model's name in messages: the file or object it was made from.
     """
 
     proto: onnx.ModelProto
@@ -98,7 +98,7 @@ class ModelBundle:
         return sum(1 for _ in nodes_of(self.proto, functions=False))
 
     def input_types(self) -> dict[str, ValueType]:
-        """Return name -> type of what a run is fed, in order; inputs that have a default are left out."""
+        """Return name -> type of the inputs of a run, in order; inputs that have a default are left out."""
         graph = self.proto.graph
         defaults = {tensor.name for tensor in graph.initializer}
         defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
@@ -146,7 +146,7 @@ def bundle_from_graph(graph: Graph, options: CompileOptions | None = None, origi
 
 
 def graph_from_bundle(bundle: ModelBundle) -> Graph:
-    """Return a bundle as a graph; the weights stay what they are, mapped or in memory.
+    """Return a bundle as a graph; the weights stay as they are, mapped or in memory.
 
     Raises:
         ConversionError: the model breaks a rule of ONNX that its meaning depends on.

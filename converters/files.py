@@ -38,7 +38,7 @@ Progress: TypeAlias = Callable[[int], None]
 """Called with the number of further bytes of weights written."""
 
 _LARGE_BYTES = 1 << 20
-_LARGE_ALIGNMENT = 1 << 16  # what Windows needs to map a tensor; Linux and macOS are content with 4 or 16 KiB
+_LARGE_ALIGNMENT = 1 << 16  # Windows needs this to map a tensor; Linux and macOS are content with 4 or 16 KiB
 _SMALL_ALIGNMENT = 64
 
 
@@ -216,7 +216,7 @@ class Staging:
 def staging(target: Path) -> Iterator[Staging]:
     """Give a hidden folder beside a target, on the same file system; it is always removed afterwards.
 
-    What killed processes left beside the target is removed.
+    Files that killed processes left beside the target are removed.
 
     Raises:
         ConversionError: the folder cannot be made.

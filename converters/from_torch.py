@@ -47,7 +47,7 @@ def from_torch(
         input_names: names of the model's inputs; None takes those of the module's arguments.
         output_names: names of its outputs.
         optimize: whether the exporter folds constants and fuses. Weights it folds into others lose their names and are
-            copies; without it each is what `state_dict` calls it.
+            copies; without it each has its name in `state_dict`.
 
     Raises:
         ConversionError: torch or onnxscript is not installed, or PyTorch cannot export the module.
@@ -66,7 +66,7 @@ def bundle_from_torch(
     opset: int | None = None,
     **options: Any,
 ) -> ModelBundle:
-    """Return a PyTorch module as a bundle; see `rlx_ort.from_torch` for the arguments, what it costs and raises."""
+    """Return a PyTorch module as a bundle; see `rlx_ort.from_torch` for the arguments, its cost and its errors."""
     torch = optional_module("torch", "torch", "exporting a PyTorch module")
     if not isinstance(module, (torch.nn.Module, torch.export.ExportedProgram)):
         raise ConversionError(f"a torch.nn.Module or an ExportedProgram is needed, got a {type(module).__name__}")
@@ -87,7 +87,7 @@ def bundle_from_torch(
 def export_program(
     program: torch.nn.Module | torch.export.ExportedProgram, origin: str, opset: int | None, **options: Any
 ) -> ModelBundle:
-    """Return what `torch.onnx.export` makes of a module or program as a bundle; `options` are its own."""
+    """Return the result of `torch.onnx.export` for a module or program as a bundle; `options` are its own."""
     torch = optional_module("torch", "torch", "exporting a PyTorch program")
     optional_module("onnxscript", "torch", "PyTorch's ONNX exporter")
     hint = "; torch.export.export(...) alone shows whether the module itself is what cannot be traced"

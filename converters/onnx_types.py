@@ -60,7 +60,7 @@ def type_proto_text(value: ValueType) -> str:
 
 
 def type_of(proto: onnx.TypeProto) -> ValueType:
-    """Return the IR type of an ONNX type; what it leaves open is unknown, and sparse tensors read as dense."""
+    """Return the IR type of an ONNX type; open parts are unknown, and sparse tensors read as dense."""
     field = proto.WhichOneof("value")
     if field in ("tensor_type", "sparse_tensor_type"):
         tensor = getattr(proto, field)

@@ -1,6 +1,6 @@
 """Applies a precision policy: graph -> graph in which f32 values are f16 or bf16 where the policy asks for it.
 
-Integers, bools and f64 are never touched, nor what computes a shape from sizes. Each value is cast to a dtype at most
+Integers, bools and f64 are never touched, nor shape arithmetic. Each value is cast to a dtype at most
 once. A parameter that is only read in one low precision is stored in it; constants are rounded here.
 
 Ops that no class lists stay f32, on purpose: sorting and sampling (near values would change places), Fourier
@@ -236,7 +236,7 @@ def _onnx_plan(node: Node, kinds: Sequence[ValueType | None], dtype: DType) -> _
     lowered = allowed - {name for name, kind in (*ins, *outs) if kind is not None and not _is_f32(kind)}
     inputs = tuple((dtype if name in lowered else DType.F32) if _is_f32(kind) else None for name, kind in ins)
     if dtype not in inputs:
-        return None  # what the results are then depends on attributes
+        return None  # their types then depend on attributes
     lowered &= {name for name, kind in ins if _is_f32(kind)}
     return _Plan(inputs, tuple(_in_dtype(kind, dtype) if name in lowered else kind for name, kind in outs))
 

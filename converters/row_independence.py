@@ -129,7 +129,7 @@ def _proved(
 
 @dataclass(frozen=True)
 class _Batch:
-    """What counts as rows: the named dim `dim` on the first axis of everything, or `axes` of the named inputs."""
+    """The rows: the named dim `dim` on the first axis of everything, or `axes` of the named inputs."""
 
     dim: str | None
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -216,7 +216,7 @@ def _product(sizes: Sequence[_Size]) -> _Size:
 
 @dataclass(frozen=True)
 class _Value:
-    """What is known of a value.
+    """The proven facts of a value.
 
     Attributes:
         shape: its sizes, None if even the rank is open.
@@ -228,7 +228,7 @@ class _Value:
             that number times `stride`, plus an offset from 0 to less than `below` that is the same for all rows;
             `_ANYHOW` if they are computed from it in any other way.
         stride: how far the elements of neighbouring rows are apart, with `places`.
-        below: what elements without rows, or offsets, are less than, none of them negative; None if not known.
+        below: an upper bound of elements without rows, or offsets, none of them negative; None if not known.
     """
 
     shape: tuple[_Size, ...] | None
@@ -281,7 +281,7 @@ class _Value:
 
 @dataclass
 class _Node:
-    """A node with what is known of its inputs."""
+    """A node with the proven facts of its inputs."""
 
     proto: Any
     version: int
@@ -489,7 +489,7 @@ class _Proof:
                 raise refused
 
     def _inner_body(self, graph: onnx.GraphProto, known: dict[str, _Value]) -> None:
-        """Follow a body that may not run, so that what it says of sizes holds in it only."""
+        """Follow a body that may not run; its conclusions about sizes hold in it only."""
         exact = dict(self._exact)
         self._add_constants(graph, known)
         self._body(graph, known)
@@ -742,14 +742,14 @@ def _counted(proof: _Proof, name: str, one: _Value, other: _Value) -> _Value:
 
 
 def _below(value: _Value) -> _Size | None:
-    """Return what the elements of a value without rows are less than; None if not known or some may be negative."""
+    """Return an upper bound of the elements of a value without rows; None if not known or some may be negative."""
     if value.data is not None and value.data.size and value.data.dtype.kind in "iu":
         return _Size(int(value.data.max()) + 1) if value.data.min() >= 0 else None
     return value.below
 
 
 def _at_least(proof: _Proof, node: _Node) -> list[_Value]:
-    """A comparison of the row's number with what it always is at least, or an elementwise operator."""
+    """A comparison of the row's number with its least value, or an elementwise operator."""
     one, other = node.need(0), node.need(1)
     if (one.places or other.places) and not (
         one.row_number and other.axis is None and other.data is not None and other.data.size and other.data.max() <= 0
@@ -859,7 +859,7 @@ def _no_places(value: _Value) -> None:
 
 
 def _moved(given: _Value, result: _Value) -> _Value:
-    """Return the result of an operator that moves or repeats elements, with what is known of them."""
+    """Return the result of an operator that moves or repeats elements, with their proven facts."""
     if given.places != (-1,):
         _no_places(given)
     if not given.places and result.axis is not None:

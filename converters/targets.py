@@ -23,7 +23,7 @@ SUFFIXES = (".onnx", ".json", ".ort")
 
 
 EngineSaver: TypeAlias = Callable[..., None]
-"""Writes what an engine has made of a graph; `rlx_ort.providers.ort_provider.save_optimized` is the one."""
+"""Writes an engine's optimised form of a graph; `rlx_ort.providers.ort_provider.save_optimized` is the one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class TargetOptions:
         device: the device that `.onnx` is optimised for, and `.ort` made for; None optimises `.onnx` not at all, and
             `.ort` for any CPU.
         overwrite: whether files that are there may be replaced.
-        saver: what writes optimised models; converters know no engine, so it is handed in.
+        saver: the writer of optimised models; converters know no engine, so it is handed in.
         progress: called with the number of further bytes of weights written to an ONNX file.
     """
 

@@ -181,7 +181,7 @@ def asking_options(options: CompileOptions) -> CompileOptions:
 def answer_tasks() -> None:
     """Answer the tasks on standard input, one a line; the child process runs this."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is not an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the output of libraries is not an answer
     providers: dict[str, Provider] = {}
     for line in sys.stdin.buffer:
         task = json.loads(line)
@@ -269,7 +269,7 @@ def _computes(provider: Provider, device: Device, dtype: DType, options: Compile
 
 
 def _split(group: list[Question], text: str) -> list[list[Question]]:
-    """Return what to ask next after a refusal: the node that it names alone, else parts of whole operators."""
+    """Return the next questions after a refusal: the node that it names alone, else parts of whole operators."""
     named = {int(number) for number in _NUMBERED.findall(text)}
     if len(named) == 1 and (at := named.pop()) < len(group):
         return [[*group[:at], *group[at + 1 :]], [group[at]]]

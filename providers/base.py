@@ -71,7 +71,7 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class SizedRun:
-    """What became of a session with fixed sizes for inputs that came back.
+    """The state of a session with fixed sizes for inputs that came back.
 
     `state` is `opening`, `used` or `refused`, with the `reason`. `plain_ns` and `sized_ns` are the least times of a run
     without and with it, in ns; `nbytes` are those of its weights on the device.
@@ -117,7 +117,7 @@ class KernelLimit:
     """A form of an operator that a provider accepts when a session is opened and whose kernel fails or is wrong.
 
     `applies` decides by a node's types and a mapping of its attributes, as Python values, and of its constant inputs,
-    as `TensorData` by their place. `reason` is what the kernel does not do.
+    as `TensorData` by their place. `reason` is the limit of the kernel.
     """
 
     op_type: str
@@ -278,7 +278,7 @@ PRIVATE_MEMORY = "private memory of the process"
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """What this process uses of a device's memory at one moment, and the source of the number.
+    """This process's use of a device's memory at one moment, and the source of the number.
 
     If `whole` is false, the bytes include data other than that of sessions, as in host memory, so that only the
     difference of two readings is meaningful.
@@ -291,9 +291,9 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What to open; the session keeps `weights`, the data of every external initializer by name, alive.
+    """A model to open; the session keeps `weights`, the data of every external initializer by name, alive.
 
-    `budgeted` asks for an arena that grows by what is needed and no more.
+    `budgeted` asks for an arena that grows by the needed bytes and no more.
     """
 
     device: Device
@@ -344,7 +344,7 @@ class Provider(abc.ABC):
         checks_indices: whether kernels raise an error for indices out of range, in every run.
         distrusted_kernels: (domain, operator) of fused kernels with wrong results; an op that has a basic form is never
             written as one of these.
-        work_space_bytes: what libraries may allocate in a run of a session that has not run in the thread or has not
+        work_space_bytes: bytes libraries may allocate in a run of a session that has not run in the thread or has not
             recorded launches before; kept free under a memory budget.
     """
 
@@ -407,9 +407,9 @@ class Provider(abc.ABC):
         return tuple(Device(kind) for kind in self.kinds)
 
     def memory(self, device: Device) -> MemoryReading | None:
-        """Return what this process uses of the device's memory now, None where that cannot be read."""
+        """Return this process's use of the device's memory now, None where that cannot be read."""
         return None
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:
-        """Return what a run must hold: a process-wide lock for exclusive providers, nothing for others."""
+        """Return the lock that a run must hold: a process-wide lock for exclusive providers, nothing for others."""
         return contextlib.nullcontext()

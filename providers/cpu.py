@@ -31,7 +31,7 @@ _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy 
 
 
 def _reduces_integers(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether an imported node sums or multiplies integers; what the library writes itself stays in range."""
+    """Return whether an imported node sums or multiplies integers; nodes of the library's own stay in range."""
     dtype = element(node.inputs)
     return node.pattern.imported and dtype is not None and dtype.is_integer
 

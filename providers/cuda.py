@@ -211,7 +211,7 @@ def cuda_libraries_problem(library_name: str) -> Problem | None:
     """Return which libraries a CUDA-based provider of the installed ONNX Runtime does not find, or None."""
     library = engine_library(library_name)
     if library is None:
-        return None  # not a build with a separate library; opening a session shows what is missing
+        return None  # not a build with a separate library; opening a session shows the missing library
     missing = missing_libraries(library, _WINDOWS_DLLS)
     if missing:
         _preload_from_wheels()

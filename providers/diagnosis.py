@@ -44,7 +44,7 @@ class Finding:
 
 
 def diagnose(registry: ProviderRegistry | None = None) -> list[Finding]:
-    """Return what is wrong, errors first. Imports ONNX Runtime and loads plugin libraries, but opens no session."""
+    """Return the findings, errors first. Imports ONNX Runtime and loads plugin libraries, but opens no session."""
     findings = _packages(runtime_packages())
     problem = runtime.runtime_problem()
     if problem is not None:

@@ -31,6 +31,8 @@ _LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
 _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _seen: dict[str, int] = {}  # throttle counters
 _PROCESSOR_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+NO_WINDOW = 0x08000000 if sys.platform == "win32" else 0
+"""CREATE_NO_WINDOW, by which a program of Windows without a console opens none for a process that it starts."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -79,7 +81,7 @@ def host_memory_bytes() -> int:
 def private_bytes() -> int:
     """Return the memory of this process alone in bytes; takes 10 us.
 
-    On Linux these are resident pages that map no file, on Windows what is committed, on macOS all resident pages.
+    On Linux these are resident pages that map no file, on Windows committed pages, on macOS all resident pages.
     """
     if sys.platform.startswith("linux"):
         pages = Path("/proc/self/statm").read_bytes().split()
@@ -179,6 +181,25 @@ def missing_libraries(library: Path, dlls: Iterable[str] = ()) -> tuple[str, ...
     return ()
 
 
+def file_version(library: str) -> tuple[int, ...] | None:
+    """Return the version of a library of Windows, as it is loaded or as the loader finds it; None if there is none."""
+    if sys.platform != "win32":
+        return None
+    kernel, api, zero = ctypes.WinDLL("kernel32"), ctypes.WinDLL("version"), ctypes.c_uint32(0)
+    kernel.GetModuleHandleW.restype = ctypes.c_void_p
+    if handle := kernel.GetModuleHandleW(library):
+        path = ctypes.create_unicode_buffer(1 << 15)
+        kernel.GetModuleFileNameW(ctypes.c_void_p(handle), path, len(path))
+        library = path.value
+    buffer = ctypes.create_string_buffer(api.GetFileVersionInfoSizeW(library, ctypes.byref(zero)))
+    found, size = ctypes.POINTER(ctypes.c_uint16)(), ctypes.c_uint32(0)
+    if not api.GetFileVersionInfoW(library, 0, len(buffer), buffer):
+        return None
+    if not api.VerQueryValueW(buffer, "\\", ctypes.byref(found), ctypes.byref(size)):
+        return None
+    return tuple(found[place] for place in (5, 4, 7, 6))  # of VS_FIXEDFILEINFO, in 16 bits each
+
+
 def loads(name: str) -> bool:
     """Return whether the loader finds and loads a library by name; it stays loaded."""
     try:
@@ -193,11 +214,22 @@ def _ran(tool: str, *arguments: str, timeout_s: float) -> subprocess.CompletedPr
     import shutil
     import subprocess
 
-    path = shutil.which(tool)
+    if sys.platform == "win32":  # not by `which`, which looks into the current folder first
+        path: str | None = str(Path(os.environ.get("SYSTEMROOT", "C:/Windows"), "System32", f"{tool}.exe"))
+    else:
+        path = shutil.which(tool)
     if path is None:
         return None
     try:
-        return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603 - no user input
+        return subprocess.run(  # noqa: S603 - no user input
+            [path, *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            creationflags=NO_WINDOW,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
 

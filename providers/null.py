@@ -160,5 +160,5 @@ class UnsupportedProvider(Provider):
         raise DeviceUnavailableError(request.device, availability.reason, availability.remedy)
 
     def default_profile(self, device: Device) -> CostProfile | None:
-        """Return None: what cannot run has no cost."""
+        """Return None: a device that cannot run has no cost."""
         return None

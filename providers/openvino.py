@@ -36,7 +36,7 @@ _SPELLINGS = {"FP32": "f32", "FP16": "f16", "BF16": "bf16", "ACCURACY": "f32"}
 
 
 class OpenVinoProvider(OrtProvider):
-    """Intel hardware through OpenVINO; the index counts what OpenVINO sees, GPUs first, then NPUs, then the CPU."""
+    """Intel hardware through OpenVINO; the index counts OpenVINO's devices, GPUs first, then NPUs, then the CPU."""
 
     name: ClassVar[str] = "openvino"
     kinds: ClassVar[tuple[str, ...]] = ("openvino",)
@@ -52,7 +52,7 @@ class OpenVinoProvider(OrtProvider):
     option_keys: ClassVar[frozenset[str] | None] = names("load_config reshape_input enable_causallm") | set(_PROPERTIES)
 
     def facts(self, device: Device) -> Availability:
-        """Return the processor's name for OpenVINO's CPU, else what ONNX Runtime or OpenVINO calls the device."""
+        """Return the processor's name for OpenVINO's CPU, else the device's name in ONNX Runtime or OpenVINO."""
         facts = super().facts(device)
         if facts.hardware:
             return facts
@@ -64,7 +64,7 @@ class OpenVinoProvider(OrtProvider):
         return Precision.F16 if self._target(device).startswith("NPU") else Precision.F32
 
     def no_hardware_remedy(self) -> str:
-        """Return what to do when the plugin is there and sees nothing that it runs on."""
+        """Return the remedy when the plugin is there and sees nothing that it runs on."""
         return (
             "the plugin runs on Intel's CPUs, GPUs and NPUs only, and GPUs and NPUs need Intel's driver; other CPUs "
             "take Intel's own build of ONNX Runtime: pip uninstall -y onnxruntime && pip install onnxruntime-openvino"

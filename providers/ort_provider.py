@@ -1,4 +1,4 @@
-"""`OrtProvider`: what all execution providers of ONNX Runtime share, and the probe that proves a device works."""
+"""`OrtProvider`: the base of all execution providers of ONNX Runtime, and the probe that proves a device works."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError, ad
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
+from rlx_ort.numerics import agree
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision, WeightSharing
 from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.claims import kernels_of, listed_kernels
@@ -48,7 +49,7 @@ class OrtProvider(Provider):
 
     Attributes:
         title: the provider's name in messages, such as `CUDA`.
-        extra: the extra of `rlx_ort` that installs it, empty when there is none; `remedy` is what to do then.
+        extra: the extra of `rlx_ort` that installs it, empty when there is none; `remedy` is the advice then.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
         option_keys: its provider options, None when they are not listed.
         keeps: the form in which the compile cache can store a session.
@@ -161,7 +162,7 @@ class OrtProvider(Provider):
         return plugin_for(self.ep_name) if self.plugin else None
 
     def missing(self, device: Device) -> Problem | None:
-        """Return what is not installed or cannot be loaded, found without opening a session, or None."""
+        """Return the missing or broken library, without opening a session, or None."""
         problem = runtime.runtime_problem()
         if problem is not None:
             # Where ONNX Runtime is not there at all, the command is that of this provider's flavour.
@@ -215,7 +216,7 @@ class OrtProvider(Provider):
         return 0
 
     def no_hardware_remedy(self) -> str:
-        """Return what to do when the provider loads but sees no hardware."""
+        """Return the remedy when the provider loads but sees no hardware."""
         return self.remedy or self.install_remedy()
 
     def _open(self, request: SessionRequest) -> EngineSession:
@@ -257,7 +258,7 @@ def prove(
     if assigned != {ep_name}:
         places = ", ".join(sorted(assigned)) or "no provider that ONNX Runtime names"
         return Availability(False, f"{ep_name} left a matrix product to {places}", facts.remedy)
-    if not np.allclose(result, left @ right, rtol=1e-2):
+    if not agree(result, left @ right, 1e-2):
         return Availability(False, f"{ep_name} computes a matrix product wrongly: {result.tolist()}", facts.remedy)
     return replace(facts, available=True, reason="", remedy="")
 
@@ -276,7 +277,7 @@ def save_optimized(
 
     Every parameter of the graph needs data. Nodes that the device's execution provider takes are written in its form.
     ONNX Runtime's format has the weights inside; in ONNX, external data goes to `<file name>.data` beside the file. A
-    `portable` model leaves out what depends on this machine's processor, such as blocked layouts. `exported` is
+    `portable` model leaves out forms that depend on this machine's processor, such as blocked layouts. `exported` is
     the graph as it was exported with other options than the default ones.
 
     Raises:

@@ -59,7 +59,7 @@ _catalogs: list[Any] = []  # kept alive, as its providers need it
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """An installed plugin package: the providers and the library it brings, or what is wrong with it."""
+    """An installed plugin package: the providers and the library it brings, or its problem."""
 
     distribution: str
     version: str
@@ -80,7 +80,7 @@ def plugin_for(ep_name: str) -> Plugin | None:
 
 
 def register_plugin(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
-    """Register a plugin's library with ONNX Runtime, once a process, and return what went wrong then."""
+    """Register a plugin's library with ONNX Runtime, once a process, and return the error."""
     # Windows keeps several under one name; onnxruntime-genai has an ONNX Runtime of its own.
     known = f"{getattr(engine, '__name__', '')} {plugin.distribution} {plugin.ep_names}"
     with _lock:
@@ -214,7 +214,7 @@ def _belongs_to(library: Path, dist: importlib.metadata.Distribution, module: An
 
 
 def hardware_type(ep_device: Any) -> str:
-    """Return CPU, GPU or NPU: what one of ONNX Runtime's device objects runs on."""
+    """Return CPU, GPU or NPU: the hardware of one of ONNX Runtime's device objects."""
     return str(ep_device.device.type).rpartition(".")[2]
 
 

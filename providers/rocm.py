@@ -69,7 +69,7 @@ class RocmProvider(OrtProvider):
             chosen[_HALVES[options.precision]] = "1"
         return chosen
 
-    # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad what varies.
+    # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad varying sizes.
 
     profile: ClassVar[CostProfile | None] = CostProfile.shipped(
         "middling GPU, assumed", gflops=(10_000, 6_000), bytes_per_ns=(800, 10), ns=(4_000, 40_000)

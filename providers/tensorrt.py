@@ -19,7 +19,7 @@ from rlx_ort.storage import cache_folder
 
 
 class _NvidiaCompiler(OrtProvider):
-    """What both compilers share: the hardware and the default profile."""
+    """The base of both compilers: the hardware and the default profile."""
 
     compiles: ClassVar[bool] = True
     compiles_per_shape: ClassVar[bool] = True
@@ -76,7 +76,7 @@ class TensorRtProvider(_NvidiaCompiler):
         return cuda_libraries_problem("onnxruntime_providers_tensorrt")
 
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe with CUDA behind it, which takes what TensorRT leaves."""
+        """Return a recipe with CUDA behind it, which takes the nodes that TensorRT leaves."""
         helpers = ((CudaProvider.ep_name, cuda_options(device.index, options.precision)),)
         return replace(
             super().recipe(device, options),
@@ -90,7 +90,7 @@ class TensorRtProvider(_NvidiaCompiler):
             "device_id": str(device.index),
             "trt_fp16_enable": str(int(options.precision is Precision.F16)),
             "trt_bf16_enable": str(int(options.precision is Precision.BF16)),
-            # What was timed once need not be timed again. The engine cache is off but in the compile cache's folder
+            # Timed kernels need not be timed again. The engine cache is off but in the compile cache's folder
             # of one model: its own key does not hold the weights, so a changed parameter would get the old engine.
             "trt_timing_cache_enable": "1",
             "trt_timing_cache_path": str(cache_folder("tensorrt")),

@@ -132,7 +132,7 @@ class WebGpuProvider(OrtProvider):
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset({DType.F16})
     # Plugin 0.4.0 on SwiftShader: from 32 queries on, where the kernel takes its flash form, results are off by 15 to
     # 20 percent, with a causal mask and with none (scripts/gpu_checks.py shows it). The lowerings of the others have
-    # another form for what their kernels compute wrongly.
+    # another form for cases that their kernels compute wrongly.
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {
             ("com.microsoft", "MultiHeadAttention"),
@@ -151,7 +151,7 @@ class WebGpuProvider(OrtProvider):
     keeps: ClassVar[Keeps] = Keeps.OPTIMIZED
 
     def missing_libraries(self, device: Device) -> Problem | None:
-        """Return what of Vulkan is not there, where Vulkan is needed, or that this process was forked."""
+        """Return the reason WebGPU cannot run here: missing Vulkan libraries, or a forked process."""
         if (problem := _fork_problem()) is not None:
             return problem
         if device.index:
@@ -173,7 +173,7 @@ class WebGpuProvider(OrtProvider):
         return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY) if is_software() else None
 
     def no_hardware_remedy(self) -> str:
-        """Return what brings an adapter that WebGPU supports."""
+        """Return the remedy that brings an adapter that WebGPU supports."""
         if not sys.platform.startswith("linux"):
             return "update the graphics driver"
         return (
@@ -322,7 +322,7 @@ def is_software() -> bool:
 
 
 def vulkan_problem() -> Problem | None:
-    """Return what is missing before any Vulkan program can run on this Linux machine, or None."""
+    """Return the library that is missing before any Vulkan program can run on this Linux machine, or None."""
     if not loads(_LOADER):
         return Problem(f"the Vulkan loader {_LOADER} is not installed", "apt-get install libvulkan1")
     named = _named_drivers()

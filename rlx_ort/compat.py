@@ -213,7 +213,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class BackendsManifest:
-    """What this installation can run on.
+    """The devices that this installation can run on.
 
     Attributes:
         package: the package's name.

@@ -30,6 +30,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -94,7 +95,7 @@ class Part:
     options: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     at_most: int = 0
-    """Tests a process, where it would end by itself after more; then each file has processes of its own."""
+    """Tests a process, where it would end by itself after more."""
     script: tuple[str, ...] = ()
     result: str = ""
     """The file of a script's result, in the folder for output."""
@@ -104,26 +105,38 @@ DEVICE_TESTS = ("tests/backend/ops", "tests/backend/execution", "tests/backend/p
 SERVING = ("tests/backend/serving", "tests/backend/deploy", "tests/backend/resilience")
 OUT = "C:\\rlx\\out"
 PARTS = {
-    "unit": Part("cpu", ("tests/unit",)),
-    "commands": Part("cpu", ("tests/cli", "tests/packaging")),
+    "unit": Part("cpu", ("tests/unit",), without=("tests/unit/test_device_option.py",)),  # runs pytest ten times
+    "commands": Part("cpu", ("tests/cli",)),
     "serving": Part("cpu", SERVING),
+    "packaging": Part("cpu", ("tests/packaging", "tests/unit/test_device_option.py")),
     "rest": Part("cpu", ("tests/backend",), ("--device=cpu",), without=SERVING),
     "vulkan": Part("webgpu", DEVICE_TESTS, ("--device=vulkan", "-k", "vulkan")),
     "directx": Part("directml", DEVICE_TESTS, ("--device=directx", "-k", "directx"), at_most=20),
+    "gaps": Part("directml", ("tests/unit/test_wine.py",)),
     "truth": Part(
         "directml",
-        script=("scripts/capability_truth.py", "--devices", "directx", "--out", OUT),
+        script=(
+            "scripts/capability_truth.py",
+            "--devices",
+            "directx",
+            "--every",
+            "10",
+            "--seconds",
+            "600",
+            "--out",
+            OUT,
+        ),
         result="capability.json",
     ),
     "models": Part(
         "directml",
-        script=("scripts/model_runs.py", "directx", "--no-times", "--seconds", "3600", "--out", f"{OUT}\\models.json"),
+        script=("scripts/model_runs.py", "directx", "--no-times", "--seconds", "1800", "--out", f"{OUT}\\models.json"),
         result="models.json",
     ),
 }
 EVERY_CHANGE = ("unit", "commands", "serving")
 DXIL = Path("dxil.log")  # where the shim lists the tests whose shaders Wine's vkd3d cannot read
-SILENCE_S = 900  # a test that takes longer hangs
+PROCESS_S = 3600  # after which a process hangs
 
 
 class SetupError(Exception):
@@ -144,13 +157,15 @@ def main() -> int:
     each.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: {' '.join(EVERY_CHANGE)}")
     each.add_argument("--out", type=Path, help="folder for logs (default: in the cache folder)")
     each.add_argument("--record", type=Path, help="a JSON file; its other parts are kept")
-    each.add_argument("--shard", default="", metavar="I/N", help="of each part's tests, or of each file's on directx")
+    each.add_argument("--shard", default="", metavar="I/N", help="run each Nth test, from the Ith on")
     each.add_argument("--seconds", type=float, default=0.0, help="begin no process after this time; keep what there is")
     each = commands.add_parser("python", help="run Windows' Python in the copy of the checkout")
     each.add_argument("environment", choices=EXTRAS)
     each.add_argument("arguments", nargs=argparse.REMAINDER)
     commands.add_parser("age", help="say how old the committed record is")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the processes of Wine are ended in every case
+        signal.signal(number, lambda *_: sys.exit(1))
     try:
         if options.command == "age":
             print(age())
@@ -434,7 +449,7 @@ def fetch(requirement: str, folder: Path, *options: str) -> Path:
     command += ["--require-hashes", "--dest", str(folder), "-r", str(folder / "wanted.txt")]
     if options:
         command += [*options, "--only-binary=:all:"]
-    run(command, f"pip cannot download {requirement.split()[0]}")
+    run(command, f"pip cannot download {requirement.split()[0]}; is the package index reachable?")
     return next(path for path in folder.iterdir() if path.name != "wanted.txt")
 
 
@@ -670,22 +685,12 @@ def run_part(found: Windows, name: str, part: Part, logs: Path, most_s: float) -
     outcomes = found.out / f"{name}.jsonl"
     outcomes.unlink(missing_ok=True)
     (found.out / DXIL).unlink(missing_ok=True)
-    places = part.tests if not part.at_most else files_of(part.tests)
-    for place in places:
-        if part.at_most:
-            run_pytest(found, part, [place], outcomes, began + most_s if most_s else 0.0)
-    if not part.at_most:
-        run_pytest(found, part, places, outcomes, began + most_s if most_s else 0.0)
+    run_pytest(found, part, part.tests, outcomes, began + most_s if most_s else 0.0)
     result = {"seconds": round(time.monotonic() - began), **summary(outcomes)}
     shutil.copyfile(outcomes, logs / outcomes.name)
     counts = result["counts"]
     print(f"{name}: {', '.join(f'{counts[kind]} {kind}' for kind in counts)} in {result['seconds']} s", flush=True)
     return result
-
-
-def files_of(places: Sequence[str]) -> list[str]:
-    """Return the test files in folders of the checkout."""
-    return [path.relative_to(ROOT).as_posix() for place in places for path in sorted((ROOT / place).rglob("test_*.py"))]
 
 
 def run_pytest(found: Windows, part: Part, places: Sequence[str], outcomes: Path, end: float) -> None:
@@ -700,11 +705,11 @@ def run_pytest(found: Windows, part: Part, places: Sequence[str], outcomes: Path
     while not end or time.monotonic() < end:
         before = started(outcomes)
         try:
-            done = found.python(*arguments, *places, timeout=SILENCE_S if part.at_most else None)
+            done = found.python(*arguments, *places, timeout=PROCESS_S)
             code, what = done.returncode, "ends the process"
         except subprocess.TimeoutExpired:
             found.stop()
-            code, what = -1, f"takes longer than {SILENCE_S} s"
+            code, what = -1, f"does not end in {PROCESS_S} s"
         entries = started(outcomes)
         open_ones = [entry["test"] for entry in entries if not entry["outcome"]]
         if open_ones and (len(entries) - len(before) <= 1 or not part.at_most):

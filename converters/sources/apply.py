@@ -37,7 +37,7 @@ _MOST_NAMED, _MOST_SHOWN = 5, 8
 
 @dataclass(frozen=True, slots=True)
 class WeightReport(Generic[Model]):
-    """What `apply_weights` loaded.
+    """The result of `apply_weights`.
 
     Attributes:
         model: the model with its new weights: another bundle, or the graph that was given.
@@ -307,7 +307,7 @@ def _users(graph: Graph, node: Node) -> list[Node]:
 
 @dataclass(frozen=True, slots=True)
 class ParamsReport:
-    """What `bake` did: weights with new data, inputs that are weights now, weights as they were, and unknown names."""
+    """Result of `bake`: weights with new data, inputs that are weights now, weights as they were, and unknown names."""
 
     replaced: tuple[str, ...]
     promoted: tuple[str, ...]

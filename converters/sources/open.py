@@ -59,7 +59,7 @@ _FOREIGN = (
 
 
 def open_source(path: str | os.PathLike[str], *, opset: int | None = None, trusted_links: Folders = ()) -> ModelBundle:
-    """Return the model in a file as a bundle; the content decides what it is, not the name.
+    """Return the model in a file as a bundle; the content decides its format, not the name.
 
     Weights of ONNX and graph files stay in their files, mapped. Nothing in a file is unpickled or executed.
 
@@ -96,14 +96,14 @@ def open_source(path: str | os.PathLike[str], *, opset: int | None = None, trust
 
 
 def read_weights(path: str | os.PathLike[str], *, gguf_as: GgufAs = "f32") -> WeightFile:
-    """Return the tensors of a weight file by name; the content decides what it is, not the name.
+    """Return the tensors of a weight file by name; the content decides its format, not the name.
 
     Tensors of safetensors files, stored members of npz archives, initializers of ONNX models and plain tensors of
     GGUF files are mapped, not read. Compressed and quantised ones are made when they are asked for.
 
     Args:
         path: safetensors, an index of safetensors files, npz, GGUF, or an ONNX model, whose initializers are taken.
-        gguf_as: what quantised tensors of a GGUF file are read as.
+        gguf_as: the form in which quantised tensors of a GGUF file are read.
 
     Raises:
         ConversionError: there is no such file, it holds no weights or damaged ones, names files outside its folder,

@@ -2,7 +2,7 @@
 
 `torch.export.load` trusts a file completely (torch 2.13, `torch/export/pt2_archive/_package.py` and
 `torch/_export/serde/serialize.py`): it unpickles the sample inputs and every weight marked `use_pickle`, evaluates
-symbolic sizes as Python, executes guards as Python, imports what a tree of inputs names, calls any function of `torch`
+symbolic sizes as Python, executes guards as Python, imports classes of input trees, calls any function of `torch`
 that a node names, and loads compiled libraries. So a program only passes if every operator, size, name and tree in it
 is of a known harmless kind, and pickles and guards never reach PyTorch.
 """

@@ -19,7 +19,7 @@ from rlx_ort.ir.tensor import TensorData, read_tensors
 from rlx_ort.storage import parse_json, read_regular
 
 GgufAs: TypeAlias = Literal["f32", "f16", "packed"]
-"""What quantised tensors of a GGUF file are read as: floats, or their blocks as bytes `(rows, row bytes)`."""
+"""The form in which quantised tensors of a GGUF file are read: floats, or their blocks as bytes `(rows, row bytes)`."""
 _INDEX_LIMIT_BYTES = 256 << 20
 
 

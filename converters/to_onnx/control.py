@@ -26,7 +26,7 @@ UNROLLED_STEPS = 8
 _PARALLEL_ELEMENTS = 1 << 22
 """Up to this many states over all tokens, a selective scan may be written without a loop, which holds all of them."""
 Step: TypeAlias = "Callable[[Emitter, Sequence[ModelValue], Sequence[ModelValue]], tuple[Sequence[Any], Sequence[Any]]]"
-"""(emitter, state, rows) -> (next state, what to save of this step)."""
+"""(emitter, state, rows) -> (next state, the values to save of this step)."""
 
 _COUNTER = TensorType(DType.I64, Shape())
 _FLAG = TensorType(DType.BOOL, Shape())
@@ -40,10 +40,10 @@ def repeat_steps(
     sequences: Sequence[tuple[ModelValue, TensorType]] = (),
     saved: Sequence[TensorType] = (),
 ) -> tuple[list[ModelValue], list[ModelValue]]:
-    """Write `length` steps and return the last state and, stacked along a new first axis, what each step saved.
+    """Write `length` steps and return the last state and, stacked along a new first axis, the saved values.
 
     `state` are the first values with their types; `sequences` have the steps as first axis, and the type that goes
-    with one is that of a row; `saved` are the types of what a step saves.
+    with one is that of a row; `saved` are the types of a step's saved values.
     """
     given = [value for value, _ in state]
     if isinstance(length, int) and length <= UNROLLED_STEPS:

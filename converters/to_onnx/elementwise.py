@@ -169,7 +169,7 @@ class Doubles:
         return value
 
     def log1p(self, x: Any) -> Any:
-        """Return log(1 + x): what the sum rounds off is made up for by x / ((1 + x) - 1)."""
+        """Return log(1 + x): the rounding of the sum is made up for by x / ((1 + x) - 1)."""
         total = self("Add", x, 1)
         kept = self("Sub", total, 1)
         lost = self("Equal", kept, 0)
@@ -252,7 +252,7 @@ def _gelu_approx_f64(emit: Emitter, x: Any) -> Any:
 def _atan_f64(emit: Emitter, x: Any) -> Any:
     """The angle in f32, corrected once with sine and cosine.
 
-    For an angle near atan(x), x cos - sin over cos + x sin is the tangent of what is missing, which equals the missing
+    For an angle near atan(x), x cos - sin over cos + x sin is the tangent of the missing part, which equals the missing
     angle itself to 1e-20. Beyond 1e30 the angle is a quarter turn, so greater numbers, infinities too, are cut there.
     """
     doubles = Doubles(emit)

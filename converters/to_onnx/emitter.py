@@ -1,4 +1,4 @@
-"""`Emitter`: what a lowering writes ONNX nodes with, and the table of lowerings."""
+"""`Emitter`: writes the ONNX nodes of a lowering, and the table of lowerings."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.op import Op, known_shape
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
+from rlx_ort.ir.ops.norm import Softmax
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
@@ -65,7 +66,7 @@ class _Frame:
 
 
 class Emitter:
-    """Writes the ONNX nodes of one graph (or body), and answers what a lowering asks about the node being lowered.
+    """Writes the ONNX nodes of one graph (or body), and answers a lowering's questions about its node.
 
     Inputs that are asked for by type must be tensors. A lowering that reads only element types, ranks and names is not
     repeated for nodes of other sizes.
@@ -134,6 +135,25 @@ class Emitter:
             return None
         self._asks_around = True
         return source[0].op.data
+
+    def softmax_before(self, index: int) -> tuple[ModelValue, TensorType, int] | None:
+        """Return what the Softmax that made input `index` reads, with its type, and its axis; None if none made it.
+
+        One in a model that stays at an opset before 18 does not count: its reductions would need another form.
+        """
+        self._asks_around = True
+        source = self._source(index)
+        ref = source[0].inputs[0] if source is not None and source[0].inputs else None
+        if source is None or ref is None:
+            return None
+        op, kind = source[0].op, self._frame.graph.nodes[ref.node].types[ref.output]
+        if isinstance(op, OnnxNode) and (op.domain, op.op_type) == ("", "Softmax") and op.version >= 18:
+            axis = cast(int, op.attributes.get("axis", -1))
+        elif isinstance(op, Softmax):
+            axis = op.axis
+        else:
+            return None
+        return (self._frame.values[ref.node][ref.output], kind, axis) if isinstance(kind, TensorType) else None
 
     def op(
         self,
@@ -402,7 +422,7 @@ class Emitter:
         self._name_results(start)
 
     def _mark(self) -> str:
-        """Return what follows an @ in the name of the node around a body, by which its nodes are placed like it."""
+        """Return the text after an @ in the name of the node around a body, by which its nodes are placed like it."""
         if self._parent is None:
             return ""
         return self._parent._mark() or "".join(self._parent._node.name.partition("@")[1:])

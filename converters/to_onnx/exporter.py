@@ -50,7 +50,7 @@ class Draft:
 
     @property
     def outline(self) -> Outline:
-        """What choosing a device needs of the model. Makes the model if ONNX has to infer some type."""
+        """The outline of the model, for choosing a device. Makes the model if ONNX has to infer some type."""
         with self._lock:
             if self._outline is None and self._all_known():
                 self._outline = Outline.of_writer(self._writer, self._main, self._imports)
@@ -116,7 +116,7 @@ def export_model(
 
 @paused_collector()
 def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> Draft:
-    """Return the graph checked and lowered, as far as choosing a device needs it; raises what `export_model` does."""
+    """Return the graph checked and lowered, as far as choosing a device needs it; raises as `export_model` does."""
     require_graph(graph)
     options = options or CompileOptions()
     if options.dims:

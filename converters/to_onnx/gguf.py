@@ -105,7 +105,7 @@ def decode_blocks(emit: Emitter, kind: BlockFormat, raw: ModelValue) -> Any:
 
 
 def _tables() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return what the top byte of an f16, and the two top bytes of an f32, contribute to the number."""
+    """Return the part of the number in the top byte of an f16, and in the two top bytes of an f32."""
     byte = np.arange(256)
     exponent, sign = (byte >> 2) & 31, np.where(byte & 128, -1.0, 1.0)
     power = sign * 2.0 ** (np.maximum(exponent, 1) - 25.0)

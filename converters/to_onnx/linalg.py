@@ -142,7 +142,7 @@ def _windows(
     padding: Sequence[int],
     dilation: Sequence[int] | None = None,
 ) -> list[Any]:
-    """Return, for each tap of a kernel, what it meets in an `(N, C, ...)` tensor of f64 with zeros around it."""
+    """Return, for each tap of a kernel, its elements in an `(N, C, ...)` tensor of f64 with zeros around it."""
     spaces = len(kernel)
     dilation = dilation or [1] * spaces
     if any(padding):

@@ -1,4 +1,4 @@
-"""The ONNX model while it is being written: values, nodes, graphs, what graphs share, and how they become a protobuf.
+"""The ONNX model while it is being written: values, nodes, graphs, their shared parts, and how they become a protobuf.
 
 onnx_ir has the same classes and many more. It is not used here because importing it loads a computer-algebra package
 (36 MB of memory, onnx_ir 1.1) in every process that opens a model, and because its bookkeeping was half of the time of
@@ -119,7 +119,7 @@ def _item(name: str, kind: str, value: Any, lower: Callable[[Any], ModelGraph] |
 
 @dataclass(slots=True, eq=False, repr=False)
 class ModelNode:
-    """A node as a lowering wrote it, and what all nodes that were written alike share with it.
+    """A node as a lowering wrote it, and the data that all nodes of the same form share with it.
 
     Models repeat their layers, so nodes are few and `ExportedNode`s, which add names, are many. Compared by identity.
 

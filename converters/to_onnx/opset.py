@@ -28,7 +28,7 @@ _RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNorma
 """(operator, old, new): inputs that only got another name."""
 _BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
 MAX_OPSET = 28
-"""The newest ai.onnx opset that a version of ONNX Runtime loads: 1.32. Older versions refuse what needs it."""
+"""The newest ai.onnx opset that a version of ONNX Runtime loads: 1.32. Older versions refuse models that need it."""
 _ENGINE_OPS = frozenset({"SimplifiedLayerNormalization"})
 """Operators that ONNX Runtime adds to ai.onnx; they are the same in every opset."""
 # IR version -> the element types it brought: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `Version`.
@@ -38,7 +38,7 @@ _NEWER_TYPES = {DType.F4E2M1: 11, DType.F8E8M0: 12, DType.I2: 13, DType.U2: 13}
 
 @dataclass(frozen=True, slots=True)
 class NodeForm:
-    """What moving a node of ai.onnx between opset versions depends on; types of absent values are None."""
+    """The facts that moving a node of ai.onnx between opset versions depends on; types of absent values are None."""
 
     op_type: str
     attributes: Mapping[str, Any]
@@ -52,14 +52,14 @@ class _Break:
 
     Attributes:
         version: the first version with the new meaning.
-        reason: what changed, from the operator's changelog: https://onnx.ai/onnx/operators/
+        reason: the change, from the operator's changelog: https://onnx.ai/onnx/operators/
         attributes: the change matters only for nodes that set one of these; empty means for all nodes.
         values: the change matters only when such an attribute has one of these values; empty means any value.
         fewer_inputs: the change matters only for nodes with fewer inputs than this; 0 means for all nodes.
         unless: an attribute and the value with which the meaning is the same on both sides.
         floats: the change matters only where the first input is not known to be of integers.
         wider: the change matters only where the second input is known to be wider than the first.
-        defines: the older version left open what the newer one defines, so that nodes may move up.
+        defines: the newer version defines a case that the older one left open, so that nodes may move up.
     """
 
     version: int
@@ -121,9 +121,9 @@ BREAKS: dict[str, tuple[_Break, ...]] = {
 
 
 def _is_redundant(node: NodeForm, name: str) -> bool:
-    """Return whether an attribute that later versions lack asks for what they do anyway.
+    """Return whether an attribute that later versions lack asks for their own behaviour.
 
-    `consumed_inputs` was a hint about memory; `is_test=1` is what nodes without it do; broadcasting by attribute is
+    `consumed_inputs` was a hint about memory; `is_test=1` is the later default; broadcasting by attribute is
     numpy's broadcasting when the second input lines up with the last axes of the first.
     """
     if name == "consumed_inputs":

@@ -169,7 +169,7 @@ def _grouped_product(
         x, w, experts = (graph.append(Capture(index, kind)) for index, kind in enumerate(captured))
         chosen = graph.eq_(experts, place)
         used = graph.compare("gt", graph.sum(graph.cast(chosen, DType.I32)), 0)
-        # The branches read what stands around them: their captures are inputs 1 to 5 of the If.
+        # The branches read values around them: their captures are inputs 1 to 5 of the If.
         outer = (sums, x, w, place, chosen)
         kinds = [value.type for value in outer]
         then = as_body(lambda inner: _product(inner, kinds), [], "rows")
@@ -228,7 +228,7 @@ def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> A
     emit.require_kernel("MatMulNBits", kind, code, kind, zeros, domain="com.microsoft")
     x = emit.cast(inputs[0], compute)
     block, mins = op.block or 32, None
-    # Without a zero point MatMulNBits takes 8, which is what q4_0 means; the others count from 0.
+    # Without a zero point MatMulNBits takes 8, as q4_0 means; the others count from 0.
     zero = None if op.scheme == "q4_0" else emit.constant(np.zeros((n, (k // block + 1) // 2), np.uint8))
     if op.gguf is None:
         scale, *rest = (emit.op("Transpose", item, perm=[1, 0]) for item in inputs[2:])
@@ -256,7 +256,7 @@ def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> A
         block_size=block,
     )
     if mins is not None:
-        # What a block's minimum takes off is that minimum times the sum of x over the block.
+        # A block's minimum subtracts that minimum times the sum of x over the block.
         split = emit.op("Reshape", x, emit.i64([*[0] * (known_shape(op, types[0], "x").rank - 1), k // block, block]))
         sums = emit.op("ReduceSum", split, emit.i64([-1]), keepdims=0)
         by_block = emit.op("Transpose", mins.reshape(n, k // block).value, perm=[1, 0])

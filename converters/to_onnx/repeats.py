@@ -1,6 +1,6 @@
 """Writes a node like an earlier one as that one was written: models repeat their layers, and lowering is slow.
 
-What is written for a node depends on its op and on the types it reads and makes, unless its lowering reads something
+The nodes written for an op depend on its op and on the types it reads and makes, unless its lowering reads something
 else: the data of a constant, the size of a named dimension, a body. Such a node, and one whose op cannot be compared
 exactly, is lowered each time. If a lowering reads only element types and ranks and writes one node, its result is
 reused for nodes of all sizes.
@@ -35,17 +35,17 @@ _PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | N
 
 @dataclass(slots=True, eq=False)
 class _Mark:
-    """Stands for what a lowering may read of a value; `rough` for the same with ranks in place of sizes."""
+    """Stands for the facts of a value that a lowering may read; `rough` for the same with ranks in place of sizes."""
 
     rough: object
 
 
 _Line: TypeAlias = tuple[ModelNode, str, tuple[int, ...], slice]
-"""One node of a `_Form`: its pattern, the suffix of its name, the places of what it reads and of its results."""
+"""One node of a `_Form`: its pattern, the suffix of its name, the places of its operands and of its results."""
 
 
 class _Form(NamedTuple):
-    """What was written for a node.
+    """The nodes written for an op.
 
     Places are those of a pool: the inputs of the node, then `fixed`, then the results of each line. `fixed` has
     constants, which the whole model shares, and None for an absent input. `inner` has the places of the values that are
@@ -64,21 +64,21 @@ class _Form(NamedTuple):
 
 
 class Repeats:
-    """What was written so far for the nodes of one graph; `repeat` adds to `nodes`."""
+    """The forms written so far for the nodes of one graph; `repeat` adds to `nodes`."""
 
     def __init__(self, writer: ModelWriter, nodes: list[ExportedNode]) -> None:
         self._writer = writer
         self._nodes = nodes
         self._value_name, self._node_name = writer.value_names.unique, writer.node_names.unique
         self._seen: set[Hashable] = set()
-        self._forms: dict[_Key, _Form | None] = {}  # None: what was written cannot be reused
-        self._sizeless: dict[_Key | None, _Form] = {}  # what was written for nodes of any size
+        self._forms: dict[_Key, _Form | None] = {}  # None: its nodes cannot be reused
+        self._sizeless: dict[_Key | None, _Form] = {}  # forms for nodes of any size
         self._marks: dict[int, tuple[_Mark, ...]] = {}  # node -> those of its results
         self._known: dict[Hashable, _Mark] = {}
         self._rough: dict[Hashable, object] = {}
 
     def find(self, node: Node, inputs: Sequence[ModelValue | None]) -> tuple[_Key | None, _Form | None]:
-        """Return the key of a node, see `key_of`, and what was written for nodes like it, None if nothing is known."""
+        """Return the key of a node, see `key_of`, and the form of nodes like it, None without one."""
         key = self.key_of(node, inputs)
         if key is None:
             return None, None
@@ -88,7 +88,7 @@ class Repeats:
             return None, None
 
     def key_of(self, node: Node, inputs: Sequence[ModelValue | None]) -> _Key | None:
-        """Return what a node's lowering depends on, None if it cannot be compared."""
+        """Return the key of a node's lowering, None if it cannot be compared."""
         exact = exact_op(node.op)
         if exact is None or "" in node.output_names:
             return None
@@ -101,7 +101,7 @@ class Repeats:
         return (exact, read, made)
 
     def mark(self, node: Node, results: Sequence[ModelValue]) -> None:
-        """Record what lowerings may read of a node's results, for the keys of nodes that read them."""
+        """Record the facts of a node's results that lowerings may read, for the keys of nodes that read them."""
         constant, types, marks = type(node.op) is Constant, self._writer.types, []
         for kind, value in zip(node.types, results, strict=False):
             declared, known = _look(kind), types.get(value)
@@ -125,7 +125,7 @@ class Repeats:
         *,
         any_size: bool = False,
     ) -> None:
-        """Cache what was written for a node on its second occurrence, if it reads only the node's inputs and constants.
+        """Cache the form of a node on its second occurrence, if it reads only the node's inputs and constants.
 
         `any_size`: whether the lowering read no sizes.
         """
@@ -252,7 +252,7 @@ def exact_op(op: Op) -> Hashable | None:
 
 @functools.cache
 def _reading(kind: type[Op]) -> tuple[Callable[[Any], Any], bool]:
-    """Return what reads the attributes of an op, and whether equal ones are identical."""
+    """Return a reader of the attributes of an op, and whether equal ones are identical."""
     if not kind.__module__.startswith(_OWN_OPS):
         return lambda op: NotImplemented, False  # an op from outside may depend on more than its fields
     names = [item.name for item in fields(kind)]

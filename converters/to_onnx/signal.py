@@ -65,7 +65,7 @@ def _transform(emit: Emitter, rows_of: Any, size: int, rows: int, sign: int, dty
 
 
 def _convolution(emit: Emitter, rows_of: Any, size: int, rows: int, sign: int, dtype: DType) -> Any:
-    """Return what `_transform` returns, for any size: n k = (n^2 + k^2 - (k - n)^2) / 2 makes it a convolution."""
+    """Return the result of `_transform` for any size: n k = (n^2 + k^2 - (k - n)^2) / 2 makes it a convolution."""
     long = 1 << (2 * size - 2).bit_length()
     places = np.arange(size)
     cos, sin = _unit(places * places, 2 * size, sign)

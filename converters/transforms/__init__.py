@@ -1,1 +1,1 @@
-"""Transforms: each turns a `ModelBundle` into another and reports what it changed. One file a transform."""
+"""Transforms: each turns a `ModelBundle` into another and reports its changes. One file a transform."""

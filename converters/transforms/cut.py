@@ -17,7 +17,7 @@ from rlx_ort.errors import ConversionError, near_names
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """What `cut` kept: names of the inputs and outputs of the part, in order, and how many nodes of the main graph."""
+    """Result of `cut`: names of the inputs and outputs of the part, in order, and how many nodes of the main graph."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

@@ -45,7 +45,7 @@ def set_dims(bundle: ModelBundle, sizes: Mapping[str, int]) -> tuple[ModelBundle
             _bind(proto, key, size)
         else:
             _place(proto, bundle.origin, key, size, named)
-    for graph in graphs_of(proto):  # an old guess would hide what follows from the sizes
+    for graph in graphs_of(proto):  # an old guess would hide the types that follow from the sizes
         kept = [info for info in graph.value_info if all(dim.HasField("dim_value") for dim in _dims(info.type))]
         set_items(graph.value_info, kept)
     made = bundle.with_proto(proto)
@@ -113,7 +113,7 @@ def free_dims(
     made = bundle.with_proto(proto)
     try:
         typed = _strictly_typed(made)
-    except onnx.shape_inference.InferenceError:  # the run shows what does not fit
+    except onnx.shape_inference.InferenceError:  # the run shows the mismatch
         return made, opened
     for value, twin in zip(proto.graph.output, typed.graph.output, strict=True):
         value.type.CopyFrom(twin.type)
@@ -129,7 +129,7 @@ def _all_dims(values: Iterable[onnx.ValueInfoProto]) -> Iterator[onnx.TensorShap
 
 
 def _dims(kind: onnx.TypeProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
-    """Yield the dims of a type, those of what a sequence or optional holds included."""
+    """Yield the dims of a type, those inside a sequence or optional included."""
     match kind.WhichOneof("value"):
         case "tensor_type" | "sparse_tensor_type" as field:
             yield from getattr(kind, field).shape.dim

@@ -22,7 +22,7 @@ from rlx_ort.ir.tensor import narrowed_later, values_of
 from rlx_ort.options.precision import PrecisionPolicy
 
 PrecisionKind: TypeAlias = Literal["f16", "bf16", "mixed"]
-"""What a model can be narrowed to."""
+"""The dtypes that a model can be narrowed to."""
 
 _F16_LARGEST = 65504.0
 _F16_ROUNDS_TO_ZERO = 2.0**-25  # half of the smallest number above zero; a tie goes to the even one, zero
@@ -48,13 +48,13 @@ class KeptNode:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionReport:
-    """What `to_precision` did; bytes are those of the weights.
+    """The result of `to_precision`; bytes are those of the weights.
 
     Attributes:
         narrowed: names of the weights that are stored in 16 bits now.
         kept: the nodes that stay f32.
         overflowing: weights with finite numbers above 65504, which stay f32 -> the largest of these.
-        clamped: lone numbers beyond what the dtype holds, such as masks of -3.4e38, which are the largest it holds now.
+        clamped: lone numbers out of the dtype's range, such as masks of -3.4e38, which are the largest it holds now.
     """
 
     kind: PrecisionKind
@@ -78,7 +78,7 @@ def to_precision(
     `f16` and `bf16` narrow every operator that takes the dtype; casts stand where others need f32. `mixed` is f16 for
     products, data movement and plain arithmetic, and f32 for softmax, norms, pooling and other reductions, for
     operators that leave the range of f16 (`Div Exp Log Pow Reciprocal Softplus Sqrt`) and for whatever reads a number
-    that f16 does not hold. Integers and f64 are never touched, nor what computes sizes, nor ops with bodies.
+    that f16 does not hold. Integers and f64 are never touched, nor nodes that compute sizes, nor ops with bodies.
 
     For f16, weights are read here to look for numbers above 65504. Large ones are rounded when the result is written,
     piece by piece as they are read again, so the result needs what the given model maps.

@@ -29,7 +29,7 @@ _FUNCTIONS_SINCE = 8  # IR version: https://github.com/onnx/onnx/blob/main/onnx/
 # The converter compares the axis with the rank, and leaves these unchanged where flattening makes no difference.
 _DECIDED_BY_RANK = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
 _IR_VERSION = 10
-# What ONNX's C++ converter and inliner raise for failed assertions and missing adapters.
+# The errors of ONNX's C++ converter and inliner for failed assertions and missing adapters.
 _CONVERTER_ERRORS: tuple[type[Exception], ...] = (
     onnx.version_converter.ConvertError, RuntimeError, ValueError, TypeError, IndexError, KeyError,
 )  # fmt: skip
@@ -37,7 +37,7 @@ _CONVERTER_ERRORS: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class OpsetReport:
-    """What `to_opset` did: the ai.onnx opset before and after, the IR version after, and the nodes that changed.
+    """The result of `to_opset`: the ai.onnx opset before and after, the IR version after, and the nodes that changed.
 
     Attributes:
         rewritten: labels of the nodes that were rewritten; all others mean the same in both opsets.
@@ -302,7 +302,7 @@ class _Adapter:
 
 
 def _form(node: onnx.NodeProto, scope: Scope) -> NodeForm:
-    """Return what the opset rules need to know of a node."""
+    """Return the facts of a node that the opset rules need."""
 
     def kinds(names: Sequence[str]) -> list[Any]:
         return [scope.types.get(name, UnknownType()) if name else None for name in trimmed(names)]

@@ -72,7 +72,7 @@ class QuantizeOptions:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeReport:
-    """What `quantize` did; bytes are those of the weights and the model together.
+    """The result of `quantize`; bytes are those of the weights and the model together.
 
     Attributes:
         quantized_ops: quantised operator -> how many nodes of it there are now and were not before.
@@ -96,7 +96,7 @@ def quantize(
     """Return the model quantised.
 
     `int8-dynamic` quantises the weights of products and recurrences symmetrically to int8, and activations to uint8
-    at run time. `int8-static` writes QuantizeLinear and DequantizeLinear pairs around what can run in 8 bits: weights
+    at run time. `int8-static` writes QuantizeLinear and DequantizeLinear pairs around nodes that run in 8 bits: weights
     symmetric int8, activations uint8 with ranges from calibration (minimum and maximum seen); convolutions and batch
     norms are fused before. Both write the model to a folder for temporary files and need several times its size in
     memory, as ONNX Runtime's tools do. `int4-weights` makes MatMulNBits of products with a constant matrix, one
@@ -300,7 +300,7 @@ def _typed(bundle: ModelBundle) -> ModelBundle:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Redirect what the tools print and log to this module's log."""
+    """Redirect the output and the log of the tools to this module's log."""
     output = io.StringIO()
     root = logging.getLogger()
     handler = logging.StreamHandler(output)

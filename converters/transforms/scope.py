@@ -36,7 +36,7 @@ class Scope:
         return scope
 
     def _read(self, graph: onnx.GraphProto, bundle: ModelBundle) -> None:
-        """Take in what a graph declares: types, initializers and Constant nodes."""
+        """Take in the declarations of a graph: types, initializers and Constant nodes."""
         for info in (*graph.value_info, *graph.input, *graph.output):
             kind = known_type_of(info.type)
             if not isinstance(kind, UnknownType):

@@ -1,4 +1,4 @@
-"""Removes what a model can do without, with the passes of onnx-ir, and folds small constants.
+"""Removes nodes that a model can do without, with the passes of onnx-ir, and folds small constants.
 
 ONNX's reference evaluator computes the constants. Weights are left alone: a folded transposed weight would be stored
 twice if something else reads the original, and sessions fold it anyway when they open.
@@ -39,7 +39,7 @@ _FOLDED = _SIZES | {
 
 @dataclass(frozen=True, slots=True)
 class SimplifyReport:
-    """What `simplify` did: nodes, bodies included, values that are constants now, and operator -> nodes gone."""
+    """The result of `simplify`: nodes, bodies included, values that are constants now, and operator -> nodes gone."""
 
     nodes_before: int
     nodes_after: int
@@ -48,7 +48,7 @@ class SimplifyReport:
 
 
 def simplify(bundle: ModelBundle) -> tuple[ModelBundle, SimplifyReport]:
-    """Return a smaller model that computes the same; inputs, outputs and the names of what stays are kept.
+    """Return a smaller model that computes the same; inputs, outputs and the names of the remaining nodes are kept.
 
     Identities, nodes and weights nothing reads, repeated computations, repeated small constants and constant
     computations are gone, and inferred shapes are written into the model. Fused operators are left to sessions. The
@@ -104,7 +104,7 @@ def _check(before: ModelBundle, after: ModelBundle) -> None:
 
 
 def _problem(bundle: ModelBundle) -> str:
-    """Return what ONNX's checker finds wrong, or an empty string."""
+    """Return the error of ONNX's checker, or an empty string."""
     try:
         onnx.checker.check_model(skeleton(bundle.proto))
         return ""
@@ -162,7 +162,7 @@ def _folded(node: onnx.NodeProto, scope: Scope, opset: int) -> npt.NDArray[Any] 
     try:
         with np.errstate(all="ignore"):
             (value,) = ReferenceEvaluator(node, opsets={"": opset}).run(None, arrays)
-    except Exception:  # numpy and the evaluator raise anything for what they cannot compute; the node then stays
+    except Exception:  # numpy and the evaluator raise anything at a node that they cannot compute; the node then stays
         return None
     value = np.asarray(value)
     right = value.dtype == kind.dtype.numpy and value.shape == tuple(kind.shape)

@@ -52,7 +52,7 @@ class BoundRun(abc.ABC):
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Run once on what is in the arrays of the inputs now; outputs are in their arrays afterwards.
+        """Run once on the present contents of the input arrays; outputs are in their arrays afterwards.
 
         Raises:
             EngineError: the run failed. Outputs, and inputs that an output writes to, may have changed in part.

@@ -1,4 +1,4 @@
-"""What the versions of ONNX Runtime's core take: session config keys, the newest ai.onnx opset and IR version.
+"""The limits of the versions of ONNX Runtime's core: session config keys, the newest ai.onnx opset and IR version.
 
 ONNX Runtime ignores a config key that it does not read, without a word, so every key is looked up here. The facts are
 data, one file of `providers/cores/` a minor version, which `scripts/core_facts.py` reads from the released packages. A
@@ -18,7 +18,7 @@ _FILE_NAME = re.compile(r"(\d+)\.(\d+)\.toml")
 
 
 class Core(NamedTuple):
-    """What a minor version of ONNX Runtime's core takes.
+    """The limits of a minor version of ONNX Runtime's core.
 
     Attributes:
         opset: the newest opset of ai.onnx.
@@ -47,7 +47,7 @@ def core_of(version: tuple[int, ...] | None) -> Core:
 
 
 def unknown_core_note(version: tuple[int, ...] | None) -> str:
-    """Return what a message about a core must add if the core is newer than all that are known here, else nothing."""
+    """Return an addition to messages about a core if the core is newer than all that are known here, else nothing."""
     if version is None or version[:2] <= _versions()[-1]:
         return ""
     return f" (the newest that this rlx_ort knows; {'.'.join(map(str, version))} is installed)"

@@ -166,10 +166,10 @@ def free_bytes(index: int) -> int:
 
 
 def process_bytes(index: int) -> tuple[int, str] | None:
-    """Return what this process uses of a GPU's memory in bytes, and how that is known; None without NVML.
+    """Return this process's use of a GPU's memory in bytes, and the source of the number; None without NVML.
 
     NVML lists it by process where it can: Windows drivers do not, and in a container the process ids differ. Then it is
-    what all processes use, less what they used at the first call, which is to come before this process uses the GPU.
+    the use of all processes, less that at the first call, which is to come before this process uses the GPU.
     """
     try:
         library, handle, count = _nvml(), _P(), _U(_MOST_PROCESSES)

@@ -5,7 +5,7 @@ its kernels repack, so the peak is one copy and not two. All others are passed i
 
 ONNX Runtime 1.31 and newer borrow the buffers (`session.use_external_initializer_file_buffers_directly`). Older ones
 silently ignore this key and copy, so they get a file in the compile cache that they map themselves. Neither keeps a
-reference: the caller must hold what `prepare_weights` returns until the session is gone.
+reference: the caller must hold the result of `prepare_weights` until the session is gone.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from rlx_ort.providers.hardware import release_free_heap
 
 _log = logging.getLogger(__name__)
 SPAWN_REMEDY = "start workers with multiprocessing.get_context('spawn')"
-"""What to do instead of forking a process that has used a device: driver state does not survive a fork."""
+"""The remedy for forking a process that has used a device: driver state does not survive a fork."""
 
 _GROWTH = "arena_extend_strategy"
 _LARGE_BYTES = 1 << 20  # of weights; opening a smaller model does not trim the heap
@@ -86,7 +86,7 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
 
 
 def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder | None, str]:
-    """Return what records the launches of a session, or None and the reason."""
+    """Return the recorder of the launches of a session, or None and the reason."""
     if recipe.recording is None:
         return None, ""
     model = request.model

@@ -26,7 +26,7 @@ class OptimizerFault:
         optimizer: its name in ONNX Runtime.
         operators: a model without one of these is safe.
         element_type: a model without values of this ONNX element type is safe.
-        reason: what happens, and where it was measured.
+        reason: the wrong result, and where it was measured.
     """
 
     optimizer: str

@@ -44,7 +44,7 @@ class Place:
 class OrtLoop:
     """A loop over one binding, by the engine's inner objects: their public wrappers take half the time of a binding.
 
-    What does not change from step to step stays bound: small arrays are copied into bound memory, and unchanged tensors
+    Unchanged values stay bound: small arrays are copied into bound memory, and unchanged tensors
     are left as they are. Outputs are bound anew each time, or a run would overwrite those of the last. The session's
     guard is held while the loop is made; `places` are the device's memory and the host's.
     """
@@ -259,7 +259,7 @@ class OrtBoundRun(BoundRun):
         if memory is None or memory == HOST_MEMORY or has_foreign_dtype(kind):
             bound = to_ort_value(session.engine, name, value, kind)
             if memory != HOST_MEMORY:
-                self._sent[name] = value, None  # the engine copies what is bound
+                self._sent[name] = value, None  # the engine copies bound arrays
         else:
             bound = (session.engine.OrtValue.ortvalue_from_numpy(value, *memory), None)
             self._sent[name] = value, bound[0]
@@ -268,7 +268,7 @@ class OrtBoundRun(BoundRun):
 
 
 def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str, value: Any) -> Any:
-    """Bind one input and return what must live until the run has ended; the session's guard is held."""
+    """Bind one input and return the objects that must live until the run has ended; the session's guard is held."""
     if isinstance(value, OrtTensor):
         bound, before = value.value_for(core)
         io.bind_ortvalue_input(name, bound)

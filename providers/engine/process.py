@@ -1,4 +1,4 @@
-"""What all sessions of a process share: a budget of worker threads, and a clean end of the process.
+"""Shared by all sessions of a process: a budget of worker threads, and a clean end of the process.
 
 A session on the CPU takes the rest of the budget when it is opened: the first gets all cores; if none are left, it runs
 on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once, and those on
@@ -7,7 +7,7 @@ other devices take no workers. A number that the caller asks for is granted besi
 `RLX_SHARED_POOL=1` gives all sessions one pool, which is better for several models on many cores. ONNX Runtime then
 refuses sessions with their own pools, including those of other libraries.
 
-A forked child must not destroy what its parent opened: threads and drivers do not cross a fork, so destroying a session
+A forked child must not destroy its parent's sessions: threads and drivers do not cross a fork, so destroying a session
 with workers, or one on WebGPU, never ends there. The child keeps every object of this folder until it is gone itself.
 Nor may drivers end there as C libraries do at exit: NVIDIA's Vulkan driver crashes in the child.
 
@@ -101,7 +101,7 @@ class ThreadBudget:
     def opened(
         self, made: Any, options: CompileOptions | None, model: object, open_: Callable[[], Any], *, on_cpu: bool
     ) -> Any:
-        """Set the threads in SessionOptions, and return what `open_` returns, which has them until it is gone.
+        """Set the threads in SessionOptions, and return the result of `open_`, which has them until it is gone.
 
         Sessions of one model have the same threads. A session that could not be opened keeps none.
         """
@@ -176,12 +176,12 @@ def _keep_all() -> None:
 
 
 def _skip_exit_of_libraries() -> None:
-    """Let this process end, once Python has, without what C libraries registered for its exit before."""
+    """Let this process end, once Python has, without the exit functions that C libraries registered before."""
     libc: Any = ctypes.CDLL(None)
-    # glibc alone; what is registered last runs first: https://man7.org/linux/man-pages/man3/on_exit.3.html
+    # glibc alone; the last one registered runs first: https://man7.org/linux/man-pages/man3/on_exit.3.html
     if hasattr(libc, "on_exit"):
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
-        libc.on_exit(ctypes.cast(libc.fcloseall, ctypes.c_void_p), None)  # what C code has written is flushed
+        libc.on_exit(ctypes.cast(libc.fcloseall, ctypes.c_void_p), None)  # output of C code is flushed
 
 
 if hasattr(os, "register_at_fork"):
@@ -219,7 +219,7 @@ def watch(session: _Stoppable, *, device: bool = False) -> None:
 
 
 def watched_sessions() -> list[_Stoppable]:
-    """Return what is to be stopped when the process ends."""
+    """Return the work to stop when the process ends."""
     with _live_lock:
         return [session for session in (link() for link in _live.values()) if session is not None]
 

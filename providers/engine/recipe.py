@@ -1,4 +1,4 @@
-"""`SessionRecipe`: what a provider decides about a session, and the checks of its option keys."""
+"""`SessionRecipe`: a provider's decisions about a session, and the checks of its option keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST_MEMORY = ("cpu", 0)
 
 
 class Keeps(enum.Enum):
-    """What ONNX Runtime can write to the compile cache and open again."""
+    """The files that ONNX Runtime can write to the compile cache and open again."""
 
     NOTHING = "nothing"  # the provider may have a cache folder of its own
     OPTIMIZED = "optimized"  # the optimised model and its weights

@@ -1,4 +1,4 @@
-"""What can be recorded: why the launches of a session, or the nodes of a model, cannot be replayed as they are."""
+"""Limits of recording: why the launches of a session, or the nodes of a model, cannot be replayed as they are."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Recordings:
     ) -> list[Any]:
         """Run like `run` on arrays and tensors of the device; outputs in `resident` come as tensors.
 
-        `plain` runs without a recording; what it leaves on the device may be in the session's arena.
+        `plain` runs without a recording; its results on the device may be in the session's arena.
         """
         with self._lock:
             if not self.active:
@@ -183,7 +183,7 @@ class Recordings:
             self._drop_other_sizes(None)
 
     def kept(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of a plain run, with copies of what it left where a replay of a bound run may write."""
+        """Return the results of a plain run, with copies of those that a replay of a bound run may write."""
         return self._copied(results) if self._bound else results
 
     def record_bound(
@@ -191,7 +191,7 @@ class Recordings:
     ) -> Replay:
         """Record a run that reads and writes fixed memory; the session's guard is held.
 
-        The run is repeated on what the inputs hold now, which must change nothing: a step writes its keys and values to
+        The run is repeated on the same inputs, which must change nothing: a step writes its keys and values to
         the same place again.
 
         Args:

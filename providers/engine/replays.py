@@ -32,7 +32,7 @@ facts = attrgetter("dtype", "shape")
 
 
 class Recorder(Protocol):
-    """A device's driver for one session: records what is launched on a stream of its own.
+    """A device's driver for one session: records launches on a stream of its own.
 
     Its provider `options` make a session launch on the stream. ONNX Runtime (1.31) then leaves the thread on the GPU
     that another session has set, where its launches fail, so `enter` comes before each run: it sets the thread's GPU.
@@ -77,7 +77,7 @@ class BrokenSessionError(Exception):
 class FixedRun:
     """A run over tensors at fixed addresses on the device, outside of the session's arena.
 
-    Inputs that are tensors are bound as they are; for arrays there are tensors of their own, with what the arrays hold.
+    Inputs that are tensors are bound as they are; for arrays there are tensors of their own, with the arrays' contents.
     Outputs are tensors of their own as well, or inputs, by name. `options` are the RunOptions of runs that wait for the
     device and of those that do not.
     """
@@ -142,7 +142,7 @@ class FixedRun:
     def settle(self) -> None:
         """Run and wait. Frees the host buffers that `launch` left, and shows that the session still works.
 
-        The next run may report what failed inside a capture; this makes sure that it is not the caller's.
+        The next run may report an error inside a capture; this makes sure that it is not the caller's.
         """
         for attempt in (1, 2):
             try:

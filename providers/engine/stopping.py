@@ -1,4 +1,4 @@
-"""`Stop`: ends what threads do in the engine: their runs, the sessions that they open, and their wait for a device.
+"""`Stop`: ends the work of threads in the engine: their runs, the sessions that they open, and their wait for a device.
 
 A run ends at its next node by ONNX Runtime's terminate flag, and a session that opens at its next step. What the
 engine cannot interrupt (one long kernel, a compiler of a provider) ends by itself.
@@ -118,7 +118,7 @@ def held_stop() -> Stop | None:
 
 
 def holding(call: Callable[P, T]) -> Callable[P, T]:
-    """Return the call, for another thread that is to hold what this one holds."""
+    """Return the call, for another thread that is to hold the same locks."""
     return call if _here.stop is None else _here.stop.holding(call)
 
 

@@ -206,7 +206,7 @@ class OrtTensor(DeviceTensor):
         return self._element_type in _FOREIGN
 
     def value_for(self, core: SessionCore) -> tuple[Any, Any]:
-        """Return the OrtValue for a run of a session, and what must live until it ends; the device's lock is held.
+        """Return the OrtValue for a run of a session, and objects to hold until it ends; the device's lock is held.
 
         WebGPU crashes when memory of one session is freed that another session has read. So it is copied, once and on
         the device, to memory that belongs to none; that also lets the other session go.

@@ -1,5 +1,5 @@
 # ruff: noqa: N999  # PyInstaller finds hooks by this name
-"""What PyInstaller cannot see in the imports of rlx_ort, and what a frozen program does not need.
+"""Imports of rlx_ort that PyInstaller cannot see, and modules that a frozen program does not need.
 
 Modules are imported by name when they are first used, so all are collected but the command line. The engine and its
 plugins are told apart by what is installed, so their metadata comes along; a plugin brings its library.
@@ -20,7 +20,7 @@ def _wanted(name: str) -> bool:
 
 
 hiddenimports = [*collect_submodules("rlx_ort", filter=_wanted), "onnxruntime.capi.onnxruntime_pybind11_state"]
-tables = ["providers/cores/*.toml", "providers/kernel_lists/*.txt"]
+tables = ["providers/cores/*.toml", "providers/kernel_lists/*.txt", "serving/status.html"]
 datas = collect_data_files("rlx_ort", includes=["**/*.json", "**/py.typed", "__init__.pyi", *tables])
 datas += copy_metadata("rlx_ort")
 binaries = []

@@ -22,7 +22,7 @@ _SHOWN_CHARACTERS = 60
 def command() -> None:
     """Show, clear, clean and explain the compile cache.
 
-    It holds optimised models with their weights and what providers compiled, for packages that were warmed and for
+    It holds optimised models with their weights and compiled models of providers, for packages that were warmed and for
     sessions that ask. RLX_CACHE_DIR moves it, RLX_CACHE_LIMIT limits it, RLX_CACHE=off keeps packages from it.
     """
 
@@ -84,7 +84,7 @@ def clear(as_json: bool) -> None:
 )
 @options.as_json
 def clean(folders: tuple[Path, ...], as_json: bool) -> None:
-    """Delete what killed processes left half written: in the cache, and in each FOLDER and those below it.
+    """Delete the half-written files of killed processes: in the cache, and in each FOLDER and those below it.
 
     Such files are hidden and end in .partial or .converting. Those that a running process writes stay; those of another
     machine or container stay for a day. The next write into a folder deletes them as well.
@@ -109,7 +109,7 @@ def clean(folders: tuple[Path, ...], as_json: bool) -> None:
 @options.key
 @options.as_json
 def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
-    """Show whether a model is in the cache, and what changed since it was last compiled.
+    """Show whether a model is in the cache, and the changes since it was last compiled.
 
     A KEY, or its first digits as `cache list` shows them, shows the same for an entry that is there.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def command(
     model: Path | None, dims: dict[str, int], names: str | None, quick: bool, show_only: bool, as_json: bool
 ) -> None:
-    """Measure how fast the devices of this machine are, or what MODEL needs of them.
+    """Measure how fast the devices of this machine are, or the kernels that MODEL needs of them.
 
     With MODEL, a device that has a profile is only measured for the operators of the model that the profile lacks, in 2
     seconds at most. Sizes of named dims come from --dim.

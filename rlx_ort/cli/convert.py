@@ -79,7 +79,7 @@ class _InputsFile(click.Path):
     """The type of --inputs: a file. The names of values, which were its meaning once, get the option they go to."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path, or fail with the option for what was given."""
+        """Return the path, or fail with the option to use instead."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as err:

@@ -1,4 +1,4 @@
-"""`rlx-ort devices`: which devices work here, and what the others need."""
+"""`rlx-ort devices`: which devices work here, and the remedies for the others."""
 
 from __future__ import annotations
 

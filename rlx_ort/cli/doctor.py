@@ -1,4 +1,4 @@
-"""`rlx-ort doctor`: what is wrong with this installation, and how to repair it."""
+"""`rlx-ort doctor`: the problems of this installation, and how to repair them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlx_ort.cli.show import emit, print_table, progress
 @options.as_json
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Find what is broken here, and the repair.
+    """Find problems of this installation, and the repair.
 
     The exit code is 1 when something is broken; warnings leave it at 0.
     """

@@ -1,4 +1,4 @@
-"""`rlx-ort inspect MODEL`: what a model takes, gives and consists of. Opens no session."""
+"""`rlx-ort inspect MODEL`: inputs, outputs and contents of a model. Opens no session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @options.model
 @options.as_json
 def command(model: Path, as_json: bool) -> None:
-    """Show what a model consists of.
+    """Show the contents of a model.
 
     Its inputs, outputs, parameters, operators, named dims, and the opset it is exported at.
     """

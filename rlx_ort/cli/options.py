@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and reading what they name."""
+"""Options and arguments that several commands share, and reading the files that they name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DeviceNames(click.types.StringParamType):
         return super().convert(value, param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return what the text may become: each device after the names that are there already."""
+        """Return the completions of the text: each device after the names that are there already."""
         from click.shell_completion import CompletionItem
 
         from rlx_ort.device import Device
@@ -123,7 +123,7 @@ def _keep_trusted(ctx: click.Context, param: click.Parameter, folders: tuple[Pat
 
 
 def trusted_links() -> tuple[Path, ...]:
-    """Return the folders of --trust-links of the command that runs, for what reads its model."""
+    """Return the folders of --trust-links of the command that runs, for the readers of its model."""
     ctx = click.get_current_context(silent=True)
     return () if ctx is None else ctx.meta.get(_TRUSTED, ())
 
@@ -295,7 +295,7 @@ def each_once(devices: Iterable[Device], package: Package | None = None, *, name
 
 
 def note_assumed(done: str, sizes: Mapping[str, int]) -> None:
-    """Print what was done with which assumed sizes of dims, if there are any."""
+    """Print the assumed sizes of dims, if there are any."""
     if sizes:
         note(f"{done} with {', '.join(f'{name}={size}' for name, size in sizes.items())}; give sizes with --dim")
 

@@ -1,4 +1,4 @@
-"""`rlx-ort package inspect`, `verify` and `diff`: what a package holds, whether it is intact, how two differ."""
+"""`rlx-ort package inspect`, `verify` and `diff`: the contents of a package, whether it is intact, how two differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BY_NAME = {"files": "file", "tensors": "tensor"}
 @options.package
 @options.as_json
 def inspect(package: Package, as_json: bool) -> None:
-    """Show what a package holds.
+    """Show the contents of a package.
 
     Structure, names, sizes and small files are checked; large weights are not read. `verify` reads everything.
     """

@@ -1,4 +1,4 @@
-"""The options `--html`, `--open`, `--trace` and `--plot`, and what commands put into the page and the trace."""
+"""The options `--html`, `--open`, `--trace` and `--plot`, and the contents of the page and the trace."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def views_of(
         try:
             with progress(f"running on {name}"):
                 view, traced = view_of(graph, choose, options, feeds, dims)
-        except RlxError as err:  # one device's failure is what the report is there to show
+        except RlxError as err:  # one device's failure is a row of the report
             return str(err)
         views.append(view)
         traces.append(traced)

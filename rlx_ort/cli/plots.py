@@ -68,7 +68,7 @@ def draw(graph: Graph, title: str, dims: Mapping[str, int], rows: Sequence[Mappi
 def _roofline(
     panel: Any, graph: Graph, row: Mapping[str, Any], dims: Mapping[str, int], colours: dict[str, str]
 ) -> None:
-    """Draw what the device reaches by operations a byte, and each kind of node where it stands.
+    """Draw the device's rate by operations a byte, and each kind of node where it stands.
 
     A marker's area is the share of the predicted time of all nodes that its nodes take. A kind that has a colour in
     `colours` keeps it; others get the next one.

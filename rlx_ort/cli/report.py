@@ -1,4 +1,4 @@
-"""`rlx-ort report MODEL`: which devices can run a model, how fast each should be, and what blocks the others."""
+"""`rlx-ort report MODEL`: which devices can run a model, how fast each should be, and the obstacles of the others."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Show which devices can run a model.
 
-    For each: whether it takes MODEL, its predicted time, and what blocks it.
+    For each: whether it takes MODEL, its predicted time, and the obstacle.
 
     Predictions need sizes: give the named dims with --dim, else they are those of the inputs that `run` makes up. With
     --html or --trace the model runs on such inputs.
@@ -72,14 +72,16 @@ def command(
     from rlx_ort.report.document import document, splits_of
     from rlx_ort.selection.candidates import Candidates
     from rlx_ort.selection.predict import dims_of
+    from rlx_ort.selection.windows import fitting_sizes
 
     runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(dims=dims)))
     graph, policy, compile_options = runner.graph, runner.policy, runner.options
     runs = html_path is not None or trace_path is not None
+    assume = fitting_sizes(graph, compile_options.dims)
     if runs:
-        feeds, assumed = made_up.random_inputs(graph.input_types, compile_options.dims)
+        feeds, assumed = made_up.random_inputs(graph.input_types, compile_options.dims, assume=assume)
     else:
-        feeds, assumed = made_up.shaped_inputs(graph.input_types, compile_options.dims)
+        feeds, assumed = made_up.shaped_inputs(graph.input_types, compile_options.dims, assume)
     views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
     with progress("asking each device"):
         candidates = Candidates(graph, policy, compile_options, feeds).report()
@@ -213,7 +215,7 @@ def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tu
 
     try:
         return Session(device, compile_options.with_(placement=PlacementRule.ASSISTED)).compile(graph).placement, None
-    except RlxError as err:  # one row's failure is what the report is there to show
+    except RlxError as err:  # one row's failure is a row of the report
         return None, str(err)
 
 

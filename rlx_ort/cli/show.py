@@ -1,4 +1,4 @@
-"""What commands print and write: one JSON document or tables, progress on a terminal, and files written atomically."""
+"""Output of commands: one JSON document or tables, progress on a terminal, and files written atomically."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _plain(value: object) -> object:
 
 
 def emit(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], object]) -> None:
-    """Print the result of a command: one JSON document with --json, else what `show` prints of it."""
+    """Print the result of a command: one JSON document with --json, else by `show`."""
     if as_json:
         print_json(document)
     else:
@@ -188,7 +188,7 @@ class Steps:
         self._shown = shown
 
     def begin(self, text: str) -> None:
-        """Show what begins now; the step before it has ended."""
+        """Show the step that begins now; the step before it has ended."""
         self.count(1, 1)
         self._shown.add_task(text, total=None)
 
@@ -200,7 +200,7 @@ class Steps:
 
 @contextlib.contextmanager
 def steps() -> Iterator[Steps]:
-    """Give what shows the steps of a command on stderr; it shows nothing when that is no terminal."""
+    """Give a display of the steps of a command on stderr; it shows nothing when that is no terminal."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(finished_text=" "), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())

@@ -1,1 +1,1 @@
-"""Convert a model between files: read it, transform it, write it, and check what was written."""
+"""Convert a model between files: read it, transform it, write it, and check the result."""

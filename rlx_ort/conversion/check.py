@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from rlx_ort.calibration.features import RANDOM_OPS
 from rlx_ort.conversion.options import ConvertOptions, ModelFacts
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import tensor_type
@@ -32,7 +33,6 @@ from rlx_ort.providers.engine.runtime import runtime_problem
 _LEAN_ABOVE_BYTES = 256 << 20
 """Models with more bytes of weights than this are run without optimisation, because folded and packed weights would be
 in memory beside those of the file."""
-_RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 # Operators that ONNX Runtime 1.31 runs on bf16 on the CPU, or whose bodies are rewritten instead.
 _RUN_AS_THEY_ARE = {"Cast", "Constant", "If", "Loop", "Scan"}
 # Attributes that name an element type by its number.
@@ -71,7 +71,7 @@ class ConversionCheck:
 
     def __init__(self, options: ConvertOptions, source: ModelBundle, before: ModelFacts) -> None:
         self._options, self._before = options, before
-        self._drawn = sorted(_RANDOM_OPS & {node.op_type for node in nodes_of(source.proto)})
+        self._drawn = sorted(RANDOM_OPS & {node.op_type for node in nodes_of(source.proto)})
         self._lean = sum(before.weight_bytes.values()) > _LEAN_ABOVE_BYTES
         self.emulated = ""
         model, how = self._runnable(source, on_cpu=True)
@@ -146,7 +146,7 @@ class ConversionCheck:
         self, model: ModelBundle | OrtFormatFile, *, on_cpu: bool, optimized: bool = False
     ) -> tuple[ModelBundle | OrtFormatFile, CompileOptions]:
         """Return a model as it can run here, and how to open it: as users do, unless that takes too much memory."""
-        plain = optimized or self._lean  # what is optimised already is not optimised again
+        plain = optimized or self._lean  # an optimised model is not optimised again
         if on_cpu and isinstance(model, ModelBundle) and holds_bf16(model):
             # Optimising could take out the casts, and with them the rounding.
             model, plain = with_f32_kernels(model), True

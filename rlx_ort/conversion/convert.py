@@ -61,7 +61,7 @@ def convert(
     Args:
         source: a file, or a bundle.
         target: the file to write; its suffix decides the format: `.onnx`, `.json` or `.ort`.
-        options: what to change.
+        options: the changes to make.
         on_step: called when a step begins.
         on_bytes: called with the bytes of weights written, and of how many.
 

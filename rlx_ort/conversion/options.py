@@ -1,4 +1,4 @@
-"""What a conversion is asked for (`ConvertOptions`), and what it did (`ConversionReport`)."""
+"""The options of a conversion (`ConvertOptions`), and its result (`ConversionReport`)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rlx_ort.parity.metrics import Tolerance
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """What a conversion does besides changing the format. Everything is off by default but the verification.
+    """Changes of a conversion besides the format. Everything is off by default but the verification.
 
     Attributes:
         params: a weight file whose tensors replace the weights of the same name, or become weights in place of inputs.
         cast: whether floats of that file may be converted to the model's float type.
-        renames: what tensors of the file are called in the model; None takes their own names.
+        renames: the names of the file's tensors in the model; None takes their own names.
         inputs: values that become the inputs of the part to keep; empty keeps the model's.
         outputs: values that become its outputs; empty keeps the model's.
         dims: named dim -> size it is fixed at.
@@ -36,7 +36,7 @@ class ConvertOptions:
             of every input. The result is run on twice the size as well.
         opset: ai.onnx opset to move to.
         ir_version: IR version to declare.
-        simplify: whether to fold constants, remove what does nothing and infer shapes.
+        simplify: whether to fold constants, remove nodes without effect and infer shapes.
         precision: `f16`, `bf16` or `mixed`.
         keep: operators and names of nodes that stay in f32; of a quantisation, names of nodes that stay as they are.
         quantize: `int8-dynamic`, `int8-static` or `int4-weights`.
@@ -88,7 +88,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ParamsTaken:
-    """What a weight file had for the model: how many weights it gave data, and the inputs that became weights.
+    """The result of reading a weight file: how many weights it gave data, and the inputs that became weights.
 
     `missing` weights are not in the file and stay unchanged. The model has no place for `unused` tensors.
     """
@@ -101,14 +101,14 @@ class ParamsTaken:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ConversionReport:
-    """What `convert` did.
+    """The result of `convert`.
 
     Attributes:
         files: the files of the target, the model first.
         file_bytes: the bytes of all files together.
         before: facts of the source, its weights already exchanged.
         after: facts of the result.
-        steps: what each step that ran reports, by its name: `precision`, `opset`, `params`...
+        steps: the report of each step that ran, by its name: `precision`, `opset`, `params`...
         comparison: source against result; None if it was not verified.
         unverified: why it was not; empty if it was.
         emulated: how a side was emulated, such as bf16 on the CPU; empty if both ran as they are.

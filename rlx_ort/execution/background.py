@@ -28,7 +28,7 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 _OVERLAP_FROM_S = 0.0005  # below this, handing runs to threads costs more than it gains
 _OVERLAPPING = 2
 _AWAITED = 8
-_LOOK_S = 0.02  # between two looks at what stops a thread that waits
+_LOOK_S = 0.02  # between two looks at the stop of a waiting thread
 
 
 _all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
@@ -63,7 +63,7 @@ class Workers:
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Run a call in the background and return its future; one worker runs calls in their order.
 
-        What stops the calling thread stops the call as well.
+        A stop of the calling thread stops the call as well.
         """
         future: Future[T] = Future()
         call = holding(call)

@@ -100,7 +100,7 @@ class BucketedCompileCache:
         self._proved: dict[Bucket, _Proved] = {}
         self._compiled: dict[Bucket, CompiledGraph] = {}
         self._store: WeightStore | None = None
-        self._initial: dict[str, TensorData] = {}  # what graphs brought, while it is what the store has
+        self._initial: dict[str, TensorData] = {}  # weights of graphs, while the store has the same
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -282,7 +282,7 @@ class BucketedCompileCache:
         return self._store
 
     def _note_initial(self, graph: Graph) -> None:
-        """Note what the store took from a graph; what was set since is forgotten, so that it is not kept alive."""
+        """Note the weights that the store took from a graph; weights set since are dropped here."""
         assert self._store is not None  # noqa: S101  # the caller has made it
         known = {**graph.weights, **self._initial}
         self._initial = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort import epoch
 from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
 from rlx_ort.execution.handles import Handles
@@ -145,7 +146,7 @@ class CompiledGraph:
 
     @property
     def placement(self) -> Placement:
-        """Where each node is; opens the session if it is not open yet; see `open` for what is raised."""
+        """Where each node is; opens the session if it is not open yet; see `open` for the errors."""
         if self._slot.placement is None:
             self._slot.engine(self._rule)
         assert self._slot.placement is not None  # noqa: S101  # opening a session fills it in
@@ -275,7 +276,7 @@ class CompiledGraph:
         return self._named(self.run({**(inputs or {}), **named}))
 
     def kind_of(self, inputs: Mapping[str, Any]) -> Kind | None:
-        """Return what `run_checked` takes: inputs of the kind of these; None if it would not take these."""
+        """Return the argument of `run_checked`: inputs of the kind of these; None if it would not take these."""
         return None if self._many else self._inputs.kind_of(inputs)
 
     def run_checked(self, inputs: Mapping[str, Any]) -> Outputs:
@@ -492,7 +493,7 @@ class CompiledGraph:
         """
         self._background.settle()
         self._handles.bind(name, array)
-        self._plain = False
+        self._tie()
         return True
 
     def read_handle(self, name: str) -> npt.NDArray[Any] | None:
@@ -522,7 +523,7 @@ class CompiledGraph:
         """
         self._background.settle()
         self._handles.bind(name, array, self.engine())
-        self._plain = False
+        self._tie()
         return True
 
     def has_gpu_handle(self, name: str) -> bool:
@@ -665,7 +666,7 @@ class CompiledGraph:
         return capture
 
     def take_moe_topk_capture(self) -> list[npt.NDArray[np.uint32]] | None:
-        """Return what each router picked since the last call, the forwards one after another; None for nothing."""
+        """Return the picks of each router since the last call, the forwards one after another; None for nothing."""
         return self._moe.take_picks()
 
     def capabilities(self) -> frozenset[str]:
@@ -706,6 +707,12 @@ class CompiledGraph:
         state = "closed" if self._slot.closed else "open" if self._slot.is_open else "not open yet"
         shape = f"{len(self.input_specs)} inputs, {len(self._output_names)} outputs"
         return f"<CompiledGraph on {self.device.label}, {shape}, {self._rule.value}, {state}>"
+
+    def _tie(self) -> None:
+        """Note that a handle ties the graph to its device; a choice that could move it is made anew."""
+        if self._plain:
+            self._plain = False
+            epoch.advance()
 
     def _use(self, slot: EngineSlot) -> None:
         """Run in the session of a slot from now on."""

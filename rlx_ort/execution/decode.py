@@ -113,7 +113,7 @@ class DecodeLoop:
     def prefill(self, tokens: npt.ArrayLike) -> Array:
         """Add tokens `(batch, count)`, or `(count,)` for one sequence, and return the logits after the last one.
 
-        The prompt, or what follows the tokens that are in the cache. The logits, `(batch, vocabulary)`, are valid until
+        The prompt, or tokens that follow those in the cache. The logits, `(batch, vocabulary)`, are valid until
         the next call. A run that fails adds none of its tokens; the chunks before it stay.
 
         Raises:
@@ -194,7 +194,7 @@ class DecodeLoop:
     ) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the next token of each sequence, `(batch,)`, until each had a stop token, or there is no more room.
 
-        The prompt is added to what is in the cache, and so is each token when the next one is asked for.
+        The prompt is added to the cache, and so is each token when the next one is asked for.
 
         Args:
             prompt: as in `prefill`.
@@ -287,7 +287,7 @@ class DecodeLoop:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What a decoder takes and returns, and for how many sequences and tokens."""
+    """Inputs and outputs of a decoder, and the number of sequences and tokens."""
 
     interface: DecoderInterface
     types: Mapping[str, TensorType]
@@ -353,7 +353,7 @@ class _Feeds:
                 self._counts.append((array, first[role]))
 
     def fill(self, tokens: Array, past: int) -> None:
-        """Write what the inputs hold for tokens, in one axis, that come after `past` others."""
+        """Write the inputs' contents for tokens, in one axis, that come after `past` others."""
         for array in self._tokens:
             array[...] = tokens
         for array, first in self._counts:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Role(enum.Enum):
-    """What an input of a decoder holds at each step, for all sequences alike."""
+    """The role of an input of a decoder at each step, for all sequences alike."""
 
     TOKENS = "the tokens"
     MASK = "1 for each token up to now"
@@ -77,7 +77,7 @@ class DecoderInterface:
     """The inputs and outputs of a decoder.
 
     Attributes:
-        roles: input name -> what it holds.
+        roles: input name -> its role.
         logits: the output that the next token is chosen from, `(batch, tokens, vocabulary)` or `(batch, vocabulary)`.
         cache: the keys and values, layer by layer.
         length_of_mask_is_free: whether a mask longer than the tokens, with zeros behind them, should give the same
@@ -120,7 +120,7 @@ class DecoderInterface:
         Args:
             exported: the model.
             inputs: name -> type of those that a run is fed.
-            cache: maps a cache input to the output with its new value; it goes before what is found.
+            cache: maps a cache input to the output with its new value; it goes before detected roles.
 
         Raises:
             InputError: an input is not known, or there is no cache, no tokens or no logits.
@@ -170,7 +170,7 @@ _LENGTHS = {
     (_SCATTER, 2): Role.PAST_LENGTH,
     ("Attention", 6): Role.TOTAL_LENGTH,
 }
-"""(operator, input) -> what it takes."""
+"""(operator, input) -> its role."""
 _PASSED_ON = frozenset(["Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"])
 _NAMED = (
     (re.compile(r"^(decoder_)?(input_)?(ids|tokens?)$"), Role.TOKENS),
@@ -185,7 +185,7 @@ class _Readers:
 
     def __init__(self, exported: ExportedModel) -> None:
         self._readers: dict[str, list[tuple[ExportedNode, int]]] = defaultdict(list)
-        self._sums: dict[int, list[str]] = defaultdict(list)  # id of a sum of the user's -> what its nodes write
+        self._sums: dict[int, list[str]] = defaultdict(list)  # id of a sum of the user's -> its nodes' outputs
         for node in exported.nodes:
             for place, name in enumerate(node.input_names):
                 self._readers[name].append((node, place))
@@ -212,7 +212,7 @@ class _Readers:
         return ("sum", _GQA, 5) in ends and ends <= {("sum", _GQA, 5), ("sum", _GQA, 6), ("length", _GQA, 6)}
 
     def _ends(self, name: str, way: str | None) -> set[tuple[str | None, str, int]]:
-        """Return where a mask goes: what is taken of it, the operator that reads that, and its input."""
+        """Return the use of a mask: the part taken, the operator that reads it, and its input."""
         ends: set[tuple[str | None, str, int]] = set()
         for node, place in self.of(name):
             kind = node.op_type

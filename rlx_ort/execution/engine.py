@@ -297,7 +297,7 @@ class EngineSlot:
         closed: whether `close` was called.
         added: the nodes of the model as ONNX Runtime rewrote it; None until a placement needs them.
         governed: the open engine in place of `current`, under a memory budget.
-        resident: what its session takes; shared with its twins.
+        resident: the memory of its session; shared with its twins.
         users: the compiled graphs that run in it.
         lock: held while an engine is opened, replaced or closed.
         input_types: name -> type of the inputs of the user's graph, in order.
@@ -337,7 +337,7 @@ class EngineSlot:
     def check_sizes(self, sizes: Mapping[str, int], empty: bool) -> None:
         """Refuse a run whose sizes do not fit, or which a kernel of the device cannot take, judged by named dims.
 
-        That is what kernels do not check themselves: rows of a table of rotations, and inputs without elements
+        These are checks that kernels lack: rows of a table of rotations, and inputs without elements
         (`empty`). Dims that are neither fixed nor named by an input are not judged.
 
         Raises:
@@ -445,7 +445,7 @@ class EngineSlot:
             return engine
 
     def open_if_ready(self, rule: PlacementRule) -> None:
-        """Open the engine unless a parameter is still to be set; see `engine` for what is raised."""
+        """Open the engine unless a parameter is still to be set; see `engine` for the errors."""
         if not self.source.missing(self.names):
             self.engine(rule)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TypedBytes: TypeAlias = "tuple[bytes | bytearray | memoryview, DType | str]"
 
 Kind: TypeAlias = "Callable[[Any], bool]"
-"""Whether what is given to a run is a dict of arrays with the names, dtypes and shapes of earlier inputs."""
+"""Whether the inputs of a run are a dict of arrays with the names, dtypes and shapes of earlier inputs."""
 
 _LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)
 
@@ -71,7 +71,7 @@ class InputPlan:
 
         Raises:
             InputError: one is missing, unknown, or of another rank, size or dtype than declared, or two inputs
-                disagree about a named dim; the message names it, what was wanted and what came.
+                disagree about a named dim; the message names it, the wanted and the given size.
         """
         return inputs if self.kind_of(inputs) is not None else self.checked(inputs, adopter)
 
@@ -167,7 +167,7 @@ class InputPlan:
 
 
 def _kind(names: list[str], dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Kind:
-    """Return the kind of inputs with these names, in this order; unrolled for one, to be fast."""
+    """Return the kind of inputs with these names, in this order; unrolled for one and two, to be fast."""
     if len(names) == 1:
         array_type = np.ndarray
         name, dtype, shape = names[0], dtypes[0], shapes[0]
@@ -179,6 +179,24 @@ def _kind(names: list[str], dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tu
             return array.__class__ is array_type and array.dtype is dtype and array.shape == shape
 
         return one
+    if len(names) == 2:
+        array_type = np.ndarray
+        (name_0, name_1), (dtype_0, dtype_1), (shape_0, shape_1) = names, dtypes, shapes
+
+        def two(inputs: Any) -> bool:
+            if inputs.__class__ is not dict or len(inputs) != 2:
+                return False
+            first, second = inputs.get(name_0), inputs.get(name_1)
+            return (
+                first.__class__ is array_type
+                and second.__class__ is array_type
+                and first.dtype is dtype_0
+                and second.dtype is dtype_1
+                and first.shape == shape_0
+                and second.shape == shape_1
+            )
+
+        return two
     matches = matcher(dtypes, shapes)
     return lambda inputs: inputs.__class__ is dict and list(inputs) == names and matches(inputs.values())
 

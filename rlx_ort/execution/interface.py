@@ -1,4 +1,4 @@
-"""What a runner takes and gives: descriptions of its inputs and outputs, and outputs that have names."""
+"""The interface of a runner: descriptions of its inputs and outputs, and outputs that have names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts are resident on the device, what the routers picked, and how a graph is split.
+"""Mixtures of experts: which experts are resident on the device, the routers' picks, and how a graph is split.
 
 A product by experts, some of which are not resident, becomes two: one on the device with the weights of the resident
 experts, and one on the host with the others; each row takes the result of the one that has its expert. The names of
@@ -78,7 +78,7 @@ class MoeControls:
     def keep(self, masks: Sequence[MaskLike], rule: PlacementRule, *, every_layer: bool = False) -> None:
         """Set the resident experts layer by layer, or the first mask for every layer.
 
-        Experts that no mask excludes are resident. See `CompiledGraph.set_moe_resident_experts` for what is raised.
+        Experts that no mask excludes are resident. See `CompiledGraph.set_moe_resident_experts` for the errors.
         """
         given = [_checked(mask) for mask in masks]
         kept = []
@@ -151,12 +151,12 @@ class _Settings:
 
     @property
     def outputs(self) -> tuple[int | None, bool]:
-        """What decides which hidden outputs a session has."""
+        """The settings that decide the hidden outputs of a session."""
         return self.capture, self.masks is not None
 
 
 class _Picks:
-    """What routers picked, run after run, until it is taken; clones share it."""
+    """The picks of routers, run after run, until they are taken; clones share it."""
 
     def __init__(self) -> None:
         self._layers: list[list[npt.NDArray[np.uint32]]] = []

@@ -88,7 +88,7 @@ class _Quiet:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold measurements back; what changes the memory in use goes in here, after the measurement in progress."""
+        """Hold measurements back while a change of the memory in use is made, after the measurement in progress."""
         with self._changed:
             if self._alone and not self._changed.wait_for(lambda: not self._alone, _PATIENCE_S):
                 self._disturbed = True
@@ -102,7 +102,7 @@ class _Quiet:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[Callable[[], bool]]:
-        """Hold all else back, and yield what returns whether that worked."""
+        """Hold all else back, and yield a function that returns whether that worked."""
         with self._changed:
             holds = self._changed.wait_for(lambda: not self._alone, _PATIENCE_S)
             if holds:
@@ -249,7 +249,7 @@ class Residency:
             self._sweep_later()
 
     def promise(self, resident: Resident, nbytes: int) -> None:
-        """Make room for what the run of this thread may add, and keep it until that run.
+        """Make room for the memory that the run of this thread may add, and keep it until that run.
 
         Waits for a quarter of a second at most: no run fails because others take the memory.
         """
@@ -274,7 +274,7 @@ class Residency:
             del self._wanted[thread]
 
     def relieve(self, device: Device, keep: Resident | None) -> bool:
-        """Free what idle sessions of a device take, except one of them; return whether anything was freed."""
+        """Free the memory of idle sessions of a device, except one of them; return whether anything was freed."""
         with self._opening:
             others = [each for each in self.residents(device) if each.sessions and each is not keep]
             shrunk = [self._shrink(each) for each in others]
@@ -283,7 +283,7 @@ class Residency:
             return any(evicted) or any(shrunk)
 
     def _needed(self, resident: Resident) -> int:
-        """Return what a session is expected to take: what it took before, else its weights and a usual surplus."""
+        """Return the expected memory of a session: that of its last opening, else its weights and a usual surplus."""
         if resident.expected:
             return resident.expected
         surplus = sorted(each.expected - each.weights for each in self.residents(resident.device) if each.nbytes)
@@ -321,7 +321,7 @@ class Residency:
             return any(_evict(each) for each in others)
 
     def _shrink(self, resident: Resident) -> bool:
-        with self.quiet.alone():  # what it frees is measured
+        with self.quiet.alone():  # the freed memory is measured
             return resident.shrink()
 
     def _sweep_later(self) -> None:

@@ -1,4 +1,4 @@
-"""`Resident`: a graph on a device, what its session takes there, and how that is learned.
+"""`Resident`: a graph on a device, the memory of its session there, and how that is learned.
 
 Opening and the first runs of a session are measured. What a later run may add on top is reserved before it runs: what
 its arena was shrunk by, what an earlier session has grown by, and work space of the device's libraries, for a thread
@@ -31,7 +31,7 @@ _sizes: weakref.WeakKeyDictionary[Graph, dict[Device, int]] = weakref.WeakKeyDic
 
 
 class Resident:
-    """A graph on a device and what its session takes, also while that is closed.
+    """A graph on a device and its session's memory, also while that is closed.
 
     Attributes:
         device: the device.
@@ -102,11 +102,11 @@ class Resident:
         return self.sessions > 0 and self.in_runs > 0 and self.used_s > self._swept_s
 
     def read(self) -> MemoryReading | None:
-        """Return what this process uses of the device now."""
+        """Return this process's use of the device's memory now."""
         return self._provider.memory(self.device)
 
     def read_trimmed(self) -> MemoryReading | None:
-        """Return a reading without what the heap holds for reuse."""
+        """Return a reading without heap memory held for reuse."""
         release_free_heap()
         return self.read()
 
@@ -137,7 +137,7 @@ class Resident:
                 self._to_measure = _FIRST_RUNS
 
     def note_opening(self, nbytes: int, most: int, sure: bool) -> None:
-        """Note what opening has taken, and at most for a moment; the next run is measured as well."""
+        """Note the memory and the peak of an opening; the next run is measured as well."""
         with self._lock:
             if sure or self._last == _NEVER:  # a disturbed measurement replaces no other
                 expected = self.at_opening + self.in_runs or self._sizes.get(self.device, 0)
@@ -145,7 +145,7 @@ class Resident:
             self._largest, self._undisturbed = -1, sure
 
     def note_run(self, fed: int, nbytes: int, most: int, sure: bool) -> None:
-        """Note what a run on `fed` bytes of inputs has added, and at most for a moment."""
+        """Note the added memory and the peak of a run on `fed` bytes of inputs."""
         with self._lock:
             first = self._largest < 0
             before = self._grown
@@ -161,7 +161,7 @@ class Resident:
                 self.compare(self.nbytes)
 
     def compare(self, nbytes: int) -> None:
-        """Compare what the session takes with the last measurement, which counted what is loaded once and for all."""
+        """Compare the session's memory with the last measurement, which included libraries loaded once."""
         allowed = max(_NOISE_BYTES, self._last // 10)
         self.sure = self._undisturbed and abs(nbytes - self._last) <= allowed
         self._last = nbytes if self._undisturbed else _NEVER
@@ -179,7 +179,7 @@ class Resident:
             before = None if shrink is None else self.read_trimmed()
             if shrink is None or not shrink():
                 return False
-            after = self.read_trimmed()  # the heap may keep what the arena gives back
+            after = self.read_trimmed()  # the heap may keep memory that the arena gives back
             if before is None or after is None:
                 return False
             self.freed = min(self.freed + max(0, before.nbytes - after.nbytes), self.in_runs)
@@ -233,7 +233,7 @@ class Resident:
             return 0
 
     def _ran(self) -> None:
-        """Note that a run has taken what it takes; not before, since that stays reserved until it is in use."""
+        """Note that a run has taken its memory; not before, since that stays reserved until it is in use."""
         self._threads.add(thread := threading.get_ident())
         self._promised.pop(thread, None)
         self._new, self.freed, self._regrows = False, 0, 0

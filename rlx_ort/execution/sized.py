@@ -79,7 +79,7 @@ class SizedSessions:
         self._later = later or _in_thread
         self._ready: OrderedDict[_Key, EngineSlot] = OrderedDict()
         self._counts: OrderedDict[_Key, int] = OrderedDict()
-        self._found: dict[_Key, SizedRun] = {}  # what became of each try
+        self._found: dict[_Key, SizedRun] = {}  # the state of each try
         self._tries = 0
         self._lock = threading.Lock()
 
@@ -108,7 +108,7 @@ class SizedSessions:
             return self._plain(names, feeds)
 
     def report(self) -> tuple[SizedRun, ...]:
-        """Return what became of each try, the earliest first."""
+        """Return the state of each try, the earliest first."""
         return tuple(self._found.values())
 
     def slots(self) -> list[EngineSlot]:

@@ -38,7 +38,7 @@ def open(
 
     Every variant is judged on every device that the policy allows, once for the prompt and once for a token after it,
     and the pairs are tried in the order of their predicted times. onnxruntime-genai runs the model where it is
-    installed and can use the device, else the decode loop of this package does. `LanguageModel` has what was chosen.
+    installed and can use the device, else the decode loop of this package does. `LanguageModel` has the choice.
 
     Nodes that compute masks and positions may be left to the CPU. A device that is named must take every node that
     computes with floats, unless `options.placement` is assisted.
@@ -47,7 +47,7 @@ def open(
         folder: a folder with a `genai_config.json`, or one of several such folders, the variants of one model.
         policy: which devices may be chosen; by default that of the `RLX_*` variables.
         options: how to compile. onnxruntime-genai takes threads, provider options and session config.
-        device: the device to use, or fail; by default what `RLX_DEVICE` names, else the best.
+        device: the device to use, or fail; by default that of `RLX_DEVICE`, else the best.
         engine: `genai` for onnxruntime-genai alone, `rlx_ort` for the decode loop alone, `auto` for either.
         prompt_tokens: how many tokens of prompt to rank for; by default 256, or what the model's context allows.
         new_tokens: how many tokens of answer to rank for; by default 128.

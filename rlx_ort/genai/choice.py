@@ -140,7 +140,7 @@ class Choice:
 
     @property
     def notes(self) -> list[str]:
-        """What was found in the configs that has no effect."""
+        """Settings in the configs that have no effect."""
         return [note for variant in self.variants.values() for note in variant.config.notes]
 
     def best(self) -> GenaiCandidate:

@@ -37,7 +37,7 @@ class LanguageModel:
     Attributes:
         choice: the ranking of the variants and devices that it was chosen from.
         chosen: the variant and device in use.
-        engine: what runs it: `genai` for onnxruntime-genai, or `rlx_ort` for the decode loop of this package.
+        engine: `genai` for onnxruntime-genai, or `rlx_ort` for the decode loop of this package.
         refused: the candidates before it that failed to open, each with its engine and the reason.
         max_length: how many tokens the cache holds, prompt included.
 
@@ -90,7 +90,7 @@ class LanguageModel:
     ) -> Iterator[int]:
         """Yield the tokens after a prompt, the most probable each time, the last one a stop token if there is one.
 
-        The cache keeps the text: of the next prompt, what is the same from the beginning is not run again.
+        The cache keeps the text: a common beginning of the next prompt is not run again.
 
         Args:
             prompt: tokens or text.
@@ -105,7 +105,7 @@ class LanguageModel:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not 0 < len(tokens) < self.max_length:
             raise InputError(f"the prompt has {len(tokens)} tokens; the cache takes 1 to {self.max_length - 1}")
-        if min(tokens) < 0:  # as a tokenizer gives them for what it does not know
+        if min(tokens) < 0:  # as a tokenizer gives them for unknown text
             raise InputError(f"token {tokens.index(min(tokens))} of the prompt is {min(tokens)}, which is no token")
         stops = self._variant.config.stop_tokens | set(stop_tokens)
         room = self.max_length - len(tokens)

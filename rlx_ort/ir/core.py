@@ -33,7 +33,7 @@ class Node:
     """One op applied to earlier values.
 
     `inputs` has None where an optional input is absent. `name` is unique in the graph; `output_names` are the
-    names of the results, unique too, and what an exported model calls them.
+    names of the results, unique too, and their names in an exported model.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Element types: names, sizes, numpy types, and what a mixed operation promotes to."""
+"""Element types: names, sizes, numpy types, and the promotion of mixed operations."""
 
 from __future__ import annotations
 

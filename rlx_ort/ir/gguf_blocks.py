@@ -24,7 +24,7 @@ _PAIRS = np.array([0, 2, 4, 6], np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """How many weights a block holds, in how many bytes, and what makes f32 of blocks `(N, bytes)`."""
+    """How many weights a block holds, in how many bytes, and the function that makes f32 of blocks `(N, bytes)`."""
 
     name: str
     elements: int
@@ -60,7 +60,7 @@ def dequantize_blocks(name: str, raw: npt.ArrayLike) -> npt.NDArray[np.float32]:
 
 
 class _Rows(np.ndarray[Any, np.dtype[Any]]):
-    """An array of bytes with what the layouts need beside numpy's operators."""
+    """An array of bytes with the layouts' operations beside numpy's operators."""
 
     def join(self, other: Any) -> Any:
         """Return both, one after the other along the last axis."""

@@ -1,4 +1,4 @@
-"""`Graph`: what a user builds, its named dims, and changes to whole graphs. Each op family brings its builders."""
+"""`Graph`: values and nodes, its named dims, and changes to whole graphs. Each op family brings its builders."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def dynamic_symbols(graph: Graph) -> list[str]:
 
 
 def require_graph(value: object) -> None:
-    """Refuse what is no graph.
+    """Refuse anything but a graph.
 
     Raises:
         GraphVerifyError: it is something else; the message says how to read a file.

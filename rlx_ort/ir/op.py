@@ -1,8 +1,8 @@
-"""What an op is, and the checks that ops share. Families live in `rlx_ort.ir.ops`.
+"""The base of ops, and the checks that ops share. Families live in `rlx_ort.ir.ops`.
 
 To add an op: write its dataclass and its builder in a family file, and one lowering in `rlx_ort.converters.to_onnx`.
 
-The checks of `Op` raise `GraphVerifyError` with the op's kind, what it needs and what it got.
+The checks of `Op` raise `GraphVerifyError` with the op's kind, the wanted and the given.
 """
 
 from __future__ import annotations

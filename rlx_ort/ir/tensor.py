@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort import storage
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.storage import open_regular, parse_json, replacing
@@ -40,10 +41,7 @@ class FileRange:
     stamp: tuple[int, ...]
     pinned: bool = False
 
-    @staticmethod
-    def stamp_of(status: os.stat_result) -> tuple[int, ...]:
-        """Return device, file id, size and time of change, which differ once a file is replaced or written."""
-        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    stamp_of = staticmethod(storage.stamp_of)
 
     @property
     def unchanged(self) -> bool:
@@ -118,7 +116,7 @@ class TensorData:
 
     @classmethod
     def owned(cls, array: npt.ArrayLike, dtype: DType | None = None) -> TensorData:
-        """Return what `from_array` does, in memory that its owner cannot change later: writeable arrays are copied.
+        """Return the tensor of `from_array`, in memory that its owner cannot change later: writeable arrays are copied.
 
         Read-only arrays, memory maps among them, are shared unless they are views of writeable memory.
 

@@ -61,12 +61,12 @@ def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[
     """Return the places of the nodes to check: those whose types were not inferred when they were added.
 
     `add_node` has checked the others. If any node was changed or put in by hand, every node is checked, because the
-    nodes after it may rely on what it was before.
+    nodes after it may rely on its earlier type.
     """
     every = range(len(graph.nodes))
     if len(graph._added) != len(graph.nodes):
         return every
-    # A body may be changed after its owner was added, and with it what the owner infers.
+    # A body may be changed after its owner was added, and with it the types that the owner infers.
     owners = {kind for kind in kinds if kind.bodies is not Op.bodies}
     places: set[int] = set()
     for place, (node, added) in enumerate(zip(graph.nodes, graph._added, strict=True)):

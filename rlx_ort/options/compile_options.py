@@ -22,7 +22,7 @@ class PlacementRule(enum.Enum):
     STRICT = "strict"
     """Every node, except those ONNX Runtime pins to the CPU by design, such as shape computation."""
     ASSISTED = "assisted"
-    """The CPU may take what the device does not; the cost model charges for the copies."""
+    """The CPU may take the nodes that the device does not; the cost model charges for the copies."""
 
 
 class WeightSharing(enum.Enum):
@@ -42,9 +42,9 @@ class CacheUse(enum.Enum):
     OFF = "off"
     """Not at all."""
     FOUND = "found"
-    """What is there is used. Of what is not, only that is added which a provider takes seconds or more to compile."""
+    """Use existing cache entries; add one only if a provider takes seconds or more to compile."""
     ON = "on"
-    """What is not there is added: the optimised model with its weights, up to twice as large as the model."""
+    """Missing entries are added: the optimised model with its weights, up to twice as large as the model."""
 
 
 class OptimizationLevel(enum.Enum):
@@ -60,7 +60,7 @@ class OptimizationLevel(enum.Enum):
 class Precision(enum.Enum):
     """The arithmetic asked for; inputs and outputs keep their dtypes in all of them.
 
-    `TF32` lets an accelerator round f32 products to 10 mantissa bits. `F16` and `BF16` compute what is declared as
+    `TF32` lets an accelerator round f32 products to 10 mantissa bits. `F16` and `BF16` compute values declared as
     f32 in that dtype; a `PrecisionPolicy` says it class by class.
     """
 
@@ -88,7 +88,7 @@ class CompileOptions:
         intra_op_threads: threads inside one op on the CPU provider; None takes what other sessions have left of the
             process's share of the cores. Not used with `RLX_SHARED_POOL=1`.
         spinning: whether idle worker threads spin; None leaves it to the provider.
-        provider_options: provider option -> value, on top of what the provider module sets.
+        provider_options: provider option -> value, on top of those that the provider module sets.
         session_config: ONNX Runtime session config entries; unknown keys are refused, since ONNX Runtime takes
             them without a word.
         device_graph: record the launches of a run once and replay them, which needs every node on the device. "auto"

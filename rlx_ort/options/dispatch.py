@@ -43,7 +43,7 @@ class KernelDispatch:
     """The policy, and the kinds of op for which it is overruled.
 
     Attributes:
-        policy: what holds for every kind that is not named.
+        policy: the rule for every kind that is not named.
         force_common_kinds: kinds that get the common form.
         force_native_kinds: kinds that get the native form, even where they are among `force_common_kinds`.
 
@@ -68,7 +68,7 @@ class KernelDispatch:
         """Return the policy that `RLX_KERNEL_DISPATCH` names, `PREFER_NATIVE` when it is unset or empty.
 
         Raises:
-            ConversionError: it names none. It is not ignored, because a typo must not change what is measured.
+            ConversionError: it names none. It is not ignored, because a typo must not change a measurement.
         """
         text = environment.get(VARIABLE)
         if text is None or not text.strip():
@@ -107,3 +107,16 @@ def _check_kinds(field: str, kinds: frozenset[str]) -> None:
     known = op_kinds()
     for kind in sorted(kinds.difference(known)):
         raise ConversionError(f"{field} names {kind!r}, which is no kind of op; {near_names(kind, known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedOp:
+    """A node of the user's graph, by its id there, that a device does not take, and what is missing."""
+
+    index: int
+    name: str
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.index} {self.name!r} ({self.kind}): {self.reason}"

@@ -1,4 +1,4 @@
-"""`PrecisionPolicy`: in which dtype each class of ops computes what the graph declares as f32."""
+"""`PrecisionPolicy`: the dtype in which each class of ops computes values declared as f32."""
 
 from __future__ import annotations
 

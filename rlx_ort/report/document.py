@@ -55,7 +55,7 @@ def view_of(
     *,
     measured_ns: float | None = None,
 ) -> tuple[dict[str, Any], TracedRun]:
-    """Run a graph on a device and return what the page shows of it, and the trace of the runs.
+    """Run a graph on a device and return its part of the page, and the trace of the runs.
 
     Opens a session with a profile, and runs it five times. Without `measured_ns` another one without a profile is timed
     for half a second.
@@ -177,7 +177,7 @@ def _crossings(
 
 
 def _parts(estimate: Estimate, traced: TracedRun, measured: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the parts of a prediction by kind of work, each with what was measured of it."""
+    """Return the parts of a prediction by kind of work, each with its measured time."""
     spent: dict[str, list[int]] = defaultdict(list)
     for phase in traced.phases:
         spent[phase.name].append(phase.ns)
@@ -224,7 +224,7 @@ def _grouped(nodes: Sequence[ExportedNode]) -> tuple[list[Group], dict[int, int]
 
 
 def _look(kind: ValueType | None) -> object:
-    """Return what layers that repeat have in common of a type: named dims may have other names in each."""
+    """Return the type pattern shared by repeated layers: named dims may have other names in each."""
     if not isinstance(kind, TensorType) or kind.shape is None:
         return kind
     return kind.dtype, tuple(dim if isinstance(dim, int) else None for dim in kind.shape)
@@ -285,7 +285,7 @@ class Point(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """What a device reaches, and where the nodes stand by operator, the most expensive first and the rest as one.
+    """A device's rates, and the nodes by operator, the most expensive first and the rest as one.
 
     `peak` is in GFLOP/s, `bandwidth` in bytes per ns, `total_ns` the predicted time of all nodes.
     """

@@ -11,7 +11,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rlx_ort.serving.rest import ABORT, ConnectionLimits
+from rlx_ort.serving.exchange import LINGER_BYTES, LINGER_S
+from rlx_ort.serving.options import ConnectionLimits
+from rlx_ort.serving.rest import ABORT
 
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
 _PATIENCE_S = 0.5  # a client that is waited for for longer may lose its connection to another one
@@ -62,6 +64,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._begun = False
         self._body_bytes = self._other_bytes = 0
         self._stalled_since_s: float | None = None
+        self._dropped_bytes: int | None = None  # of what came after a refusal
         if len(self.connections) > self.limits.most:
             # Those that were aborted stay listed until the next turn of the loop, and are not ended again.
             live = [
@@ -81,7 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _client_rate(self, now_s: float) -> float | None:
         """Return the bytes a second of a client that is waited for, -1 without a request; None if it need not wait."""
-        if self._is_waiting and not self._begun:
+        if self._dropped_bytes is not None or (self._is_waiting and not self._begun):
             return -1.0
         if self._stalled_since_s is not None:
             return 0.0 if now_s - self._stalled_since_s > _PATIENCE_S else None
@@ -96,6 +99,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count what belongs to no body; a head, chunk extensions or trailers without end are refused."""
+        if self._dropped_bytes is not None:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > LINGER_BYTES:
+                self.transport.close()
+            return
         self._other_bytes += len(data)
         super().data_received(data)
         if self._other_bytes > self.limits.head_bytes and not self.transport.is_closing():
@@ -169,6 +177,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self.transport.is_closing() or self.flow.read_paused:
             return
+        elif self._dropped_bytes is not None:
+            if waited_s > LINGER_S:
+                self.transport.close()
         elif not self._in_head:
             if waited_s > limits.body_s + self._body_bytes / limits.body_rate:
                 self._refuse(b"408 Request Timeout", "the body came too slowly")
@@ -184,13 +195,29 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(b"503 Service Unavailable", "the server is ending")
 
     def _refuse(self, status: bytes, text: str) -> None:
+        """Send an error, and close the connection once the client has had a moment to read it.
+
+        A client that is still sending would be answered with a reset if the connection closed at once, and Windows
+        then drops what the client has not read yet.
+        """
+        if self._dropped_bytes is not None:
+            return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             body = b'{"error": "%s"}' % text.encode()
             self.transport.write(
                 b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
                 % (status, len(body), body)
             )
-        self.transport.close()
+        if self.pipeline:  # an earlier request is still being answered
+            self.transport.close()
+            return
+        self._dropped_bytes, self._since_s = 0, self.loop.time()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.transport.can_write_eof():  # not by TLS
+            self.transport.write_eof()
+        self.flow.resume_reading()
 
 
 class LimitedServer(uvicorn.Server):

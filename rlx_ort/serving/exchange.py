@@ -6,16 +6,23 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import Awaitable, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, TypeAlias, cast
 
 from rlx_ort.errors import ServingError
-from rlx_ort.serving.access import Receive, Scope, Send
 from rlx_ort.serving.budget import Share
+
+Scope: TypeAlias = MutableMapping[str, Any]
+"""What an ASGI server says of a connection or a request."""
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
 
 _SENT_BYTES = 64 << 10
 _WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away
-_LINGER_S, _LINGER_BYTES = 1.0, 16 << 20  # how long a refused body is still read, so that its client sees the answer
+LINGER_S, LINGER_BYTES = 1.0, 16 << 20  # how long a refused body is still read, so that its client sees the answer
 
 
 class ClientGoneError(Exception):
@@ -115,8 +122,8 @@ class Refusal(Reply):
         await send({"type": "http.response.body", "body": self.parts[0], "more_body": True})
         if b"expect" not in headers:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER_S):
-                    left, more = _LINGER_BYTES, True
+                async with asyncio.timeout(LINGER_S):
+                    left, more = LINGER_BYTES, True
                     while more and left > 0:
                         message = await request.receive()
                         left -= len(message.get("body", b""))

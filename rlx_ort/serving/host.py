@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import importlib
 import logging
 import signal
 import ssl
+import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -15,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.errors import ServingError
+from rlx_ort.serving.options import ConnectionLimits, HttpOptions
 from rlx_ort.serving.repository import Repository
-from rlx_ort.serving.rest import ConnectionLimits, HttpOptions, create_app
+from rlx_ort.serving.rest import create_app
 from rlx_ort.storage import read_regular
 
 if TYPE_CHECKING:
@@ -38,6 +42,10 @@ _GRPC_OPTIONS = (
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.keepalive_time_ms", 60_000),  # a client that does not even answer pings keeps no answers in memory
 )
+_CLOSING = (2, 5, 6)  # CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
+"""Signals that end a server; SIGBREAK is that of Ctrl-Break on Windows."""
+_routines: list[Any] = []  # the system may still be in one after it was removed
 _log = logging.getLogger(__name__)
 
 
@@ -101,6 +109,9 @@ async def serve(
 ) -> None:
     """Load the models and answer requests until SIGINT, SIGTERM or `stop`; then drain.
 
+    On Windows, Ctrl-Break, closing the console, logging off and shutting down drain as well, the last three for as long
+    as the system waits, which is 5 s for a console.
+
     Args:
         repository: the models; clients get 503 for those that are being loaded.
         options: where to listen.
@@ -151,8 +162,7 @@ async def serve(
             await asyncio.wait_for(repository.close(), options.drain_s)
         except TimeoutError:
             _log.error("runs that did not end within %g s were given up", options.drain_s)
-        for number in handled:
-            asyncio.get_running_loop().remove_signal_handler(number)
+        handled.close()
 
 
 async def _http_server(repository: Repository, options: HostOptions) -> tuple[LimitedServer, asyncio.Task[None]]:
@@ -252,12 +262,40 @@ async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grp
     return rpc, servicer, int(port)
 
 
-def _on_signals(stop: asyncio.Event) -> list[int]:
-    """Set `stop` at SIGINT and SIGTERM; where the loop takes no handlers (Windows), the default ones stay."""
-    handled = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # NotImplementedError: loops of Windows. The others: the loop is not in the main thread.
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            handled.append(int(number))
+def _on_signals(stop: asyncio.Event, kernel: Any = None) -> contextlib.ExitStack:
+    """Set `stop` at SIGINT, SIGTERM, Ctrl-Break and when the console closes, until the stack that it returns is closed.
+
+    `kernel` is `kernel32.dll`, on Windows found by itself.
+    """
+    loop, handled = asyncio.get_running_loop(), contextlib.ExitStack()
+
+    def end(*_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(stop.set)
+
+    for number in ENDING:
+        with contextlib.suppress(RuntimeError, ValueError):  # the loop is not in the main thread
+            try:
+                loop.add_signal_handler(number, end)
+                handled.callback(loop.remove_signal_handler, number)
+            except NotImplementedError:  # loops of Windows
+                handled.callback(signal.signal, number, signal.signal(number, end))
+    if sys.platform == "win32":
+        kernel = kernel or ctypes.WinDLL("kernel32", use_last_error=True)
+    if kernel is not None:
+        drained = threading.Event()
+
+        def closes(event: int) -> bool:
+            """Keep the system from ending the process, in a thread that it made for this; it waits for 5 s or more."""
+            if event not in _CLOSING:
+                return False
+            end()
+            drained.wait()
+            return True
+
+        routine = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint)(closes)
+        _routines.append(routine)
+        kernel.SetConsoleCtrlHandler(routine, True)
+        handled.callback(kernel.SetConsoleCtrlHandler, routine, False)
+        handled.callback(drained.set)
     return handled

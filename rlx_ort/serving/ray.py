@@ -23,11 +23,12 @@ from rlx_ort.errors import RunError, ServingError, install_command
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import access, tracing
-from rlx_ort.serving.host import HostOptions
+from rlx_ort.serving.host import ENDING, HostOptions
 from rlx_ort.serving.messages import messages
-from rlx_ort.serving.models import ServedModel, ServeOptions
+from rlx_ort.serving.models import ServedModel
+from rlx_ort.serving.options import HttpOptions, ServeOptions
 from rlx_ort.serving.repository import Repository
-from rlx_ort.serving.rest import HttpOptions, create_app
+from rlx_ort.serving.rest import create_app
 from rlx_ort.serving.rpc import HEALTH, SERVICE, Guard, Servicer
 
 NAME = "rlx_ort"
@@ -350,14 +351,13 @@ def _reason(serve: Any) -> str:
 
 @contextlib.contextmanager
 def _signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM, if this is the main thread."""
+    """Handle the signals that end a server, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, handler) for number in numbers]
+    before = [signal.signal(number, handler) for number in ENDING]
     try:
         yield
     finally:
-        for number, previous in zip(numbers, before, strict=True):
+        for number, previous in zip(ENDING, before, strict=True):
             signal.signal(number, previous)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import posixpath
 import re
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
+from developer_scripts import load_script
 
 import rlx_ort
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "scripts" / "docs_site.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-site = _script()
+site = load_script("docs_site")
 
 
 def test_the_reference_has_every_public_name_once() -> None:

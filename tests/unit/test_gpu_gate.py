@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +11,7 @@ from typing import Any
 import onnx
 import onnx.parser
 import pytest
+from developer_scripts import load_script
 
 import rlx_ort
 
@@ -20,19 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "results" / "gpu-gate.json"
 
 
-def script(name: str) -> ModuleType:
-    sys.path[:] = [str(ROOT / "scripts"), *(path for path in sys.path if path != str(ROOT / "scripts"))]
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def gate() -> ModuleType:
-    return script("gpu_gate")
+    return load_script("gpu_gate")
 
 
 def test_the_record_is_of_the_capability_data_and_the_lowerings_as_they_are(gate: ModuleType) -> None:
@@ -153,7 +142,7 @@ g (float[2] x, float[2] y) => (float[2] z)
 )
 def test_a_model_is_known_by_what_it_computes(gate: ModuleType, old: str, new: str, same: bool) -> None:
     """The order of nodes and the names of values do not count; operands, weights, attributes and versions do."""
-    covered = script("gpu_covered")
+    covered = load_script("gpu_covered")
     text = MODEL.replace(old, new)
     if new == "(other, b)":
         text = text.replace("a = Add", "other = Add")
@@ -163,7 +152,7 @@ def test_a_model_is_known_by_what_it_computes(gate: ModuleType, old: str, new: s
 
 def test_the_capability_page_and_the_readme_are_made_from_the_records() -> None:
     """scripts/capability_page.py was run after the last record."""
-    written = script("capability_page")
+    written = load_script("capability_page")
     assert written.PAGE.read_text(encoding="utf-8") == written.page()
     assert written.readme_row() in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from developer_scripts import load_script
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "series.py"
 
@@ -17,12 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "series.py"
 @pytest.fixture
 def series(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """Return the script as a module with an empty series."""
-    spec = importlib.util.spec_from_file_location("series", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "series", module)
-    spec.loader.exec_module(module)
+    module = load_script("series")
     monkeypatch.setattr(module, "SERIES", tmp_path / "series.jsonl")
     monkeypatch.setattr(module, "PICTURE", tmp_path / "series.svg")
     return module

@@ -1,4 +1,4 @@
-"""Opens sessions through the compile cache: what ONNX Runtime optimised once, or a folder a provider keeps itself.
+"""Opens sessions through the compile cache: models optimised once, or a folder a provider keeps itself.
 
 Entries are not shared between providers: a model that WebGPU optimised has operators that the CPU does not know, and
 one in the CPU's blocked layout stays on the CPU elsewhere. They hold the weights as they were, so the weights are part
@@ -204,7 +204,7 @@ def _vouch(request: SessionRequest) -> None:
     """Check the weights that a saved model stands for by their promised digests, where nobody has read them yet.
 
     Raises:
-        IntegrityError: those of a package are not what was packed.
+        IntegrityError: those of a package were changed.
     """
     tensors: Iterable[Any] = external_tensors(request.model, request.weights).values()
     for vouch in {tensor.vouch for tensor in tensors if hasattr(tensor, "vouch") and not tensor.is_verified}:
@@ -225,7 +225,7 @@ def _save_to(options: Any, folder: Path, keeps: Keeps) -> None:
 
 
 def drop_misaligned(path: Path) -> None:
-    """Remove what a saved model says of packed weights that begin at no multiple of 64 bytes in their file.
+    """Remove a saved model's entries of packed weights that begin at no multiple of 64 bytes in their file.
 
     ONNX Runtime 1.31 puts packed weights under 1 MiB right behind their tensor, maps the file, and reads them with
     instructions that need aligned memory, which ends the process. Without an entry it packs the tensor itself.

@@ -1,4 +1,4 @@
-"""What a warmed package starts from: an entry of the cache, found without reading the model, and its session.
+"""The start of a warmed package: an entry of the cache, found without reading the model, and its session.
 
 A note is written by `rlx-ort package warm` and read when the package is started. It holds the facts that the entry's
 key was made of and that may have changed since: the build of ONNX Runtime, the installation of this library, which
@@ -45,7 +45,7 @@ class Interface(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a package starts from: the entry of the cache, and the model's interface."""
+    """The start of a package: the entry of the cache, and the model's interface."""
 
     entry: Entry
     inputs: tuple[Interface, ...]

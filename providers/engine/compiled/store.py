@@ -321,7 +321,7 @@ class CompileStore:
         return True
 
     def evict(self, keep: str = "") -> list[str]:
-        """Delete least recently used entries until the limit holds, and what dead processes left; return digests."""
+        """Delete least recently used entries until the limit holds, and leftovers of dead processes; return digests."""
         self._clear_parts()
         entries = self.entries()
         sizes = {entry.digest: entry.nbytes for entry in entries}
@@ -366,7 +366,7 @@ class CompileStore:
         return filelock.FileLock(locks / digest, timeout=timeout_s)
 
     def _clear_parts(self, digest: str = "") -> None:
-        """Delete what dead processes left: trash, and parts of keys that no process is making."""
+        """Delete the leftovers of dead processes: trash, and parts of keys that no process is making."""
         import shutil
 
         import filelock

@@ -38,7 +38,7 @@ class Composite(Op):
         raise NotImplementedError(f"{type(self).__name__} defines no `_build`")
 
     def _check(self, *types: TensorType) -> None:
-        """Check what `_build` would report unclearly."""
+        """Check mistakes that `_build` would report unclearly."""
 
     def expand(self, inputs: OpTypes) -> Graph:
         """Return the graph this op stands for, with an input for each of its inputs."""

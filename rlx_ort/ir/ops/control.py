@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
 Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
-"""What the builders take as a body: a graph, or a function `(graph, *inputs)` that builds one and returns results."""
+"""A body for the builders: a graph, or a function `(graph, *inputs)` that builds one and returns results."""
 
 
 def as_body(body: Body, inputs: Iterable[tuple[str, ValueType]], name: str) -> Graph:
@@ -87,7 +87,7 @@ class _Owner(Op):
 
 
 class If(_Owner):
-    """One of two bodies, chosen by a bool; inputs are the predicate and what both bodies get, in order.
+    """One of two bodies, chosen by a bool; inputs are the predicate and the inputs of both bodies, in order.
 
     A predicate of one element runs one body. A larger one is elementwise: both bodies run, and each element of the
     broadcast result comes from one of them.

@@ -19,7 +19,7 @@ from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, fits, refined
 A = TypeVar("A")
 P = ParamSpec("P")
 Operand: TypeAlias = "Value | npt.ArrayLike"
-"""What the builders take as an operand: a value, or a number or array that becomes a constant."""
+"""An operand for the builders: a value, or a number or array that becomes a constant."""
 
 
 class NodeArgs(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""Matrix products, what is fused with them, and systems of linear equations.
+"""Matrix products, their fused forms, and systems of linear equations.
 
 ONNX has no operator for linear equations. They are lowered to Gauss-Jordan elimination with partial pivoting in basic
 ops: about 2 N^2 (N + K) operations in N dependent steps, far slower than LAPACK. A singular matrix gives infinities or

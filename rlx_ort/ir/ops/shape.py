@@ -381,7 +381,7 @@ class ShapeBuilders(LeafBuilders):
     def gather(self, table: Operand, indices: Operand, axis: int = 0, **node: Unpack[NodeArgs]) -> Value:
         """Pick entries of a table along an axis; float indices drop their fraction.
 
-        An index out of range is an error on the CPU; docs/ops.md has what other devices do.
+        An index out of range is an error on the CPU; docs/ops.md has the behaviour of other devices.
         """
         return self._add(Gather(axis), table, indices, **node)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from developer_scripts import load_script
 from op_tests.cases import CASES
 
 from rlx_ort.device import Device
@@ -20,16 +20,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "op_table.py"
 @pytest.fixture(scope="module")
 def op_table() -> ModuleType:
     """Return the script as a module."""
-    spec = importlib.util.spec_from_file_location("op_table", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    before = [*sys.path]
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path[:] = before
-    return module
+    return load_script("op_table")
 
 
 def test_the_table_is_up_to_date(op_table: ModuleType) -> None:

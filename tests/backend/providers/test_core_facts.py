@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import onnx
 import onnx.parser
 import pytest
+from developer_scripts import load_script
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx.opset import MAX_OPSET
@@ -26,12 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     """Load the script that writes the files."""
-    spec = importlib.util.spec_from_file_location("core_facts", ROOT / "scripts" / "core_facts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load_script("core_facts")
 
 
 def test_the_installed_version_takes_what_its_file_says(script: ModuleType) -> None:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,6 @@ from fault_provider import LOST, FaultProvider, until
 from rlx_ort.device import Device
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.registry import default_registry, register_provider
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
@@ -27,17 +25,6 @@ POLICIES = [
     DevicePolicy.only(["cpu", "webgpu"]),
     DevicePolicy.only(["webgpu", "cpu"]).with_prefer(["cpu"]),
 ]
-
-
-@pytest.fixture
-def fault() -> Iterator[FaultProvider]:
-    """Register a device with faults that computes on the CPU, and take it away after the test."""
-    provider = FaultProvider(CpuProvider())
-    register_provider(provider)
-    yield provider
-    provider.recover()
-    until(lambda: not provider.inside)
-    del default_registry()._by_kind["fault"]
 
 
 def scaled() -> Graph:

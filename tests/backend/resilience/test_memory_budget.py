@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from developer_scripts import load_script
 
 from rlx_ort import CompileOptions, memory_use
 from rlx_ort.device import Device
@@ -36,16 +36,9 @@ def sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Residency:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script() -> ModuleType:
     """Return scripts/memory_budget.py as a module."""
-    spec = importlib.util.spec_from_file_location("memory_budget", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "memory_budget", module)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    spec.loader.exec_module(module)
-    return module
+    return load_script("memory_budget")
 
 
 def product(name: str, width: int, rows: int | str = "n") -> GraphDevices:

@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CacheUse, CompileOptions
-from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import opening
-from rlx_ort.providers.registry import default_registry, register_provider
 from rlx_ort.resilience.limits import CancelToken, limited, limited_async
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import HealthState
@@ -31,17 +28,6 @@ from rlx_ort.selection.policy import DevicePolicy
 
 RNG = np.random.default_rng(3)
 WEIGHTS = RNG.standard_normal((8, 8)).astype(np.float32)
-
-
-@pytest.fixture
-def fault() -> Iterator[FaultProvider]:
-    """Register a device with faults that computes on the CPU, and take it away after the test."""
-    provider = FaultProvider(CpuProvider())
-    register_provider(provider)
-    yield provider
-    provider.recover()
-    until(lambda: not provider.inside)
-    del default_registry()._by_kind["fault"]
 
 
 def mlp() -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -13,9 +14,7 @@ from served_attacks import GOOD, PATH, answers, ask, good_message, request, run
 from served_models import Served, save_product, started
 
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.connections import ConnectionLimits
-from rlx_ort.serving.models import ServeOptions
-from rlx_ort.serving.rest import HttpOptions
+from rlx_ort.serving.options import ConnectionLimits, HttpOptions, ServeOptions
 
 BODY = json.dumps(GOOD).encode()
 LIMITS = ConnectionLimits(most=20, idle_s=1.5, head_s=1.0, body_s=1.0, body_rate=1 << 20, write_s=1.0)
@@ -56,12 +55,38 @@ def test_malformed_requests_get_the_right_status(served: Served) -> None:
     assert answers(served.http, served.grpc)
 
 
-def test_a_client_that_is_still_sending_can_read_its_refusal(served: Served) -> None:
-    """The answer is sent before the connection is closed, which breaks what the client sends afterwards."""
-    data = request(BODY, "X: " + "y" * 500_000)
-    found, body = ask(served.http, data, piece_bytes=1 << 14, pause_s=0.003)
-    assert found == 431
-    assert json.loads(body)["error"] == "the headers are too large"
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (request(BODY, "X: " + "y" * 500_000), 431),
+        (b"no HTTP at all\r\n\r\n" + b"y" * 500_000, 400),
+        (request(b" " * 500_000, "Authorization: Bearer wrong"), 401),
+        (request(b"y" * 500_000, path="/v2/nothing"), 404),
+    ],
+    ids=["large head", "no HTTP", "wrong token", "no such path"],
+)
+def test_a_client_that_is_still_sending_can_read_its_refusal(strict: Served, data: bytes, status: int) -> None:
+    """The connection ends without a reset, by which Windows drops what its client has not read."""
+    with connected(strict, b"") as connection:
+        for start in range(0, len(data), 1 << 14):
+            connection.sendall(data[start : start + (1 << 14)])
+            time.sleep(0.003)
+        connection.shutdown(socket.SHUT_WR)
+        found = b""
+        while piece := connection.recv(1 << 16):
+            found += piece
+    head, _, body = found.partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    assert json.loads(body)["error"]
+
+
+def test_a_refused_client_that_sends_for_ever_is_cut_off(strict: Served) -> None:
+    """After a second, or 16 MiB."""
+    begun = time.monotonic()
+    with connected(strict, b"no HTTP at all\r\n\r\n") as connection, contextlib.suppress(ConnectionError):
+        while time.monotonic() < begun + 20:
+            connection.sendall(bytes(1 << 16))
+    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,12 @@ from served_attacks import GOOD, PATH, answers, ask, good_message, request
 from served_models import save_product, started_command
 
 from rlx_ort.cli import main
+from rlx_ort.converters.files import save_onnx
 from rlx_ort.errors import ServingError
+from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.repository import Repository
 
 BODY = json.dumps(GOOD).encode()
@@ -245,13 +247,22 @@ def test_the_command_limits_how_long_a_model_opens(models: Path) -> None:
     assert "ready: no model; 1 failed" in _ready_line([str(models), "--device", "cpu", "--load-limit", "0.001"], {})
 
 
-def _ready_line(arguments: list[str], environment: dict[str, str]) -> str:
-    """Return the line of a server that is then ended."""
+def test_the_command_says_which_model_is_not_batched_and_why(tmp_path: Path) -> None:
+    """Its throughput is another one, and the log does not show it."""
+    graph = Graph("fixed")
+    graph.outputs = [graph.input("x", [1, 4]) * 2.0]
+    save_onnx(graph, tmp_path / "fixed.onnx")
+    line = _ready_line([str(tmp_path), "--device", "cpu"], {}, "fixed runs")
+    assert "fixed runs one request at a time: inputs and outputs have no open first dim in common" in line
+
+
+def _ready_line(arguments: list[str], environment: dict[str, str], part: str = "ready:") -> str:
+    """Return the line with these words of a server that is then ended."""
     command = [sys.executable, "-c", "from rlx_ort.cli import main; main()", "serve", *arguments]
     command += ["--http", "0", "--grpc", "0"]
     environment = {**os.environ, **environment, "PYTHONUTF8": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment) as process:
         assert process.stderr is not None
-        line = next((line for line in process.stderr if "ready:" in line), "")
+        line = next((line for line in process.stderr if part in line), "")
         process.kill()
     return line

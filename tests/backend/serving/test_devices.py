@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
-from fault_provider import LOST, FaultProvider, until
+from fault_provider import LOST, FaultProvider
 from served_models import WEIGHT, save_product
 
 from rlx_ort.device import Device
-from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.registry import default_registry, register_provider
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import ServedModel, ServeOptions
+from rlx_ort.serving.models import ServedModel
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import InferRequest
 from rlx_ort.serving.repository import Repository
-
-
-@pytest.fixture
-def fault() -> Iterator[FaultProvider]:
-    """Register a device with faults that computes on the CPU, and take it away after the test."""
-    provider = FaultProvider(CpuProvider())
-    register_provider(provider)
-    yield provider
-    provider.recover()
-    until(lambda: not provider.inside)
-    del default_registry()._by_kind["fault"]
 
 
 async def asked(model: ServedModel, rows: int) -> Device:

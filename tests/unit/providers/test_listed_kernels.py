@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from developer_scripts import load_script
 
 from rlx_ort.ir.dtype import DType
 from rlx_ort.providers import claims as module
@@ -48,12 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     """Load the script that writes the lists."""
-    spec = importlib.util.spec_from_file_location("kernel_lists", ROOT / "scripts" / "kernel_lists.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load_script("kernel_lists")
 
 
 def whole(name: str) -> str:

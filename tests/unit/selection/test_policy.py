@@ -1,6 +1,5 @@
 """`DevicePolicy`: builders, the environment, what is probed, and the order of candidates."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -61,8 +60,6 @@ def test_a_builder_leaves_the_original_alone() -> None:
     policy = DevicePolicy.all()
     policy.with_deny(["cuda"])
     assert policy == DevicePolicy()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        policy.deny = (CUDA,)  # type: ignore[misc]  # this is what is tested
 
 
 def test_the_order_of_the_lists_matters_for_equality() -> None:

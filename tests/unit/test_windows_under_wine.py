@@ -1,0 +1,122 @@
+"""The script that runs the tests under Wine: what it says where it cannot, and how it gets past processes that end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from developer_scripts import load_script
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITE = """
+import os
+import pytest
+
+def test_passes():
+    pass
+
+def test_ends_the_process():
+    os._exit(3)
+
+@pytest.mark.skip(reason="not here")
+def test_is_skipped():
+    pass
+
+def test_fails():
+    assert False
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script is for Linux")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load_script("windows_under_wine")
+
+
+def _not_root(script: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(script.os, "geteuid", lambda: 1000)
+
+
+def _no_apt(script: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(script.os, "geteuid", lambda: 0)
+    patch.setattr(script.shutil, "which", lambda name: None)
+
+
+def _no_mounts(script: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(script.os, "geteuid", lambda: 0)
+    patch.setattr(script.shutil, "which", lambda name: f"/usr/bin/{name}")
+    patch.setattr(script, "debian", lambda: 12)
+    denied = subprocess.CompletedProcess([], 1, "", "unshare failed: Operation not permitted")
+    patch.setattr(script.subprocess, "run", lambda *given, **more: denied)
+
+
+@pytest.mark.parametrize(
+    ("lack", "said"),
+    [(_not_root, "this is not root"), (_no_apt, "no apt-get"), (_no_mounts, "mount.*Operation not permitted")],
+)
+def test_what_is_missing_is_said_in_a_line(script: ModuleType, tmp_path, monkeypatch, lack, said) -> None:
+    """Wine, root and the right to mount, each with what to do."""
+    monkeypatch.setattr(script, "wine_version", lambda system: "wine-8.0 (Debian 8.0)")
+    lack(script, monkeypatch)
+    with pytest.raises(script.SetupError, match=said) as caught:
+        script.set_up_system(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_file_than_the_pinned_one_is_refused(script: ModuleType) -> None:
+    """Nothing of it is unpacked or run."""
+    with pytest.raises(script.SetupError, match="SHA-256 differs"):
+        script.checked(b"other", script.PYTHON_SHA256, "Python")
+
+
+def test_a_step_is_done_again_when_its_inputs_change(script: ModuleType, tmp_path: Path) -> None:
+    """And a step that failed is."""
+    made: list[str] = []
+    for version in ("1", "1", "2"):
+        script.once(tmp_path / "ready", [version], lambda version=version: made.append(version))
+    assert made == ["1", "2"]
+    with pytest.raises(ZeroDivisionError):
+        script.once(tmp_path / "ready", ["3"], lambda: made.append(str(1 / 0)))
+    script.once(tmp_path / "ready", ["2"], lambda: made.append("again"))
+    assert made == ["1", "2", "again"]
+
+
+@pytest.mark.parametrize("at_most", [0, 2])
+def test_a_test_that_ends_its_process_fails_and_the_others_run(script: ModuleType, tmp_path, monkeypatch, at_most):
+    """Each test has one outcome, whichever process it had it in."""
+    (tmp_path / "conftest.py").write_bytes((ROOT / "tests" / "conftest.py").read_bytes())
+    (tmp_path / "test_small.py").write_text(SUITE, encoding="utf-8")
+    config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    monkeypatch.setattr(script, "OUT", str(tmp_path))
+
+    class Here:
+        """An environment that is this one."""
+
+        def python(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+            given = [text.replace("\\", "/") for text in arguments]
+            return subprocess.run([sys.executable, *given, *config], cwd=ROOT, capture_output=True, text=True)
+
+    outcomes = tmp_path / "outcomes.jsonl"
+    part = script.Part("cpu", at_most=at_most)
+    script.run_pytest(Here(), part, [str(tmp_path / "test_small.py")], outcomes, 0.0)
+    found = script.summary(outcomes)
+    assert found["counts"] == {"passed": 1, "failed": 2, "skipped": 1, "xfailed": 0}
+    failed = {each["test"].partition("::")[2]: each["why"] for each in found["failures"]}
+    assert failed["test_ends_the_process"] == "ends the process"
+    assert "assert False" in failed["test_fails"]
+    assert found["skipped"] == {"not here": 1}
+
+
+def test_failures_that_the_shim_lists_are_those_of_vkd3d(script: ModuleType, tmp_path: Path) -> None:
+    """Beside them a failure has no cause yet, and counts as unexpected."""
+    lines = [{"test": f"t.py::{name}", "outcome": "failed", "why": "x"} for name in "ab"]
+    (tmp_path / "outcomes.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    (tmp_path / script.DXIL).write_text("t.py::a\nt.py::a\n", encoding="utf-8")
+    causes = {each["test"]: each["cause"] for each in script.summary(tmp_path / "outcomes.jsonl")["failures"]}
+    assert causes == {"t.py::a": "vkd3d", "t.py::b": ""}
