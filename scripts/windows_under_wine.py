@@ -449,7 +449,7 @@ def fetch(requirement: str, folder: Path, *options: str) -> Path:
     command += ["--require-hashes", "--dest", str(folder), "-r", str(folder / "wanted.txt")]
     if options:
         command += [*options, "--only-binary=:all:"]
-    run(command, f"pip cannot download {requirement.split()[0]}")
+    run(command, f"pip cannot download {requirement.split()[0]}; is the package index reachable?")
     return next(path for path in folder.iterdir() if path.name != "wanted.txt")
 
 
