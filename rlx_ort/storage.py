@@ -204,6 +204,11 @@ def _place() -> str:
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:8]
 
 
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return device, file id, size and time of change, which differ once a file is replaced or written."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file for reading that must be a regular one: pipes block, and devices may have no end.
 

@@ -449,7 +449,7 @@ def fetch(requirement: str, folder: Path, *options: str) -> Path:
     command += ["--require-hashes", "--dest", str(folder), "-r", str(folder / "wanted.txt")]
     if options:
         command += [*options, "--only-binary=:all:"]
-    run(command, f"pip cannot download {requirement.split()[0]}")
+    run(command, f"pip cannot download {requirement.split()[0]}; is the package index reachable?")
     return next(path for path in folder.iterdir() if path.name != "wanted.txt")
 
 
@@ -652,10 +652,11 @@ def test(options: argparse.Namespace) -> int:
                 "disk_mb": size_mb(cache),
             }
             for part in (part for part in parts if PARTS[part].environment == name):
+                start = origin()
                 result = run_part(found, part, sharded(PARTS[part], options.shard), logs, options.seconds)
                 result |= {"shard": options.shard} if options.shard else {}
                 failed += sum(not each["cause"] for each in result.get("failures", [])) + bool(result.get("code"))
-                record["parts"][part] = {**origin(), "versions": found.versions, **result}
+                record["parts"][part] = {**start, "versions": found.versions, **result}
                 if options.record:
                     options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(age())
