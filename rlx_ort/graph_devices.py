@@ -380,7 +380,8 @@ class GraphDevices:
             TimeLimitError: the time limit is over.
             CancelledRunError: the run was cancelled.
         """
-        goal = device if device.__class__ in (str, Device) else Device(device)
+        known = device.__class__ is str or device.__class__ is Device  # `in` would build a tuple in each run
+        goal = device if known else Device(device)
         return self._run(goal, inputs, timeout_s, cancel)[1]
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:

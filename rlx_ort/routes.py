@@ -79,9 +79,22 @@ class Route:
         attempts: the devices that refuse the graph, with the reasons, for `last_attempts`; None for a named device.
         follower: follows a choice that later runs may change.
         since: from before the choice.
+        watches: whether variables of the environment decide.
     """
 
-    __slots__ = ("attempts", "compiled", "device", "epoch", "follower", "graph", "is_like", "revision", "run", "since")
+    __slots__ = (
+        "attempts",
+        "compiled",
+        "device",
+        "epoch",
+        "follower",
+        "graph",
+        "is_like",
+        "revision",
+        "run",
+        "since",
+        "watches",
+    )
 
     def __init__(
         self,
@@ -91,8 +104,9 @@ class Route:
         compiled: CompiledGraph,
         since: Moment,
         attempts: tuple[tuple[Device, str], ...] | None,
+        watches: bool,
     ) -> None:
-        self.is_like, self.run = is_like, run
+        self.is_like, self.run, self.watches = is_like, run, watches
         self.device, self.follower = pick.device, pick.follower
         self.compiled, self.since, self.attempts = compiled, since, attempts
         self.epoch, self.graph, self.revision = since.epoch, since.graph, since.revision
@@ -141,8 +155,7 @@ class RouteTable:
         if (
             route.epoch != epoch.now
             or route.graph.revision != route.revision
-            or _named() != route.since.named
-            or _chain() != route.since.chain
+            or (route.watches and (_named() != route.since.named or _chain() != route.since.chain))
             or (self._ends_s is not None and time.monotonic() >= self._ends_s)
             or (route.follower is not None and route.follower.device() != route.device)
         ):
@@ -162,17 +175,18 @@ class RouteTable:
         """Keep a route; `named` makes outputs that have names."""
         from rlx_ort.selection.graph_cache import named_dims, refusals_end_s
 
+        watches = is_automatic(goal) and goal is not FASTEST
         if pick.follower is not None:  # measured for inputs of these shapes and dtypes
             kind = compiled.kind_of(inputs)
             if kind is not None:
-                self._latest[goal] = Route(kind, compiled.run_checked, pick, compiled, since, attempts)
+                self._latest[goal] = Route(kind, compiled.run_checked, pick, compiled, since, attempts, watches)
             return
         if is_automatic(goal):
             self._sized = tuple(name for name, _ in named_dims(since.graph))
         self._ends_s = refusals_end_s(since.graph)
         self._latest.pop(goal, None)  # it may hold no more
         run = functools.partial(_run_named, named, compiled)  # no closure, which an error would keep
-        self._by_sizes[self._sizes(goal, inputs)] = Route(_nothing, run, pick, compiled, since, attempts)
+        self._by_sizes[self._sizes(goal, inputs)] = Route(_nothing, run, pick, compiled, since, attempts, watches)
 
     def _of_sizes(self, goal: Key, inputs: Mapping[str, Any]) -> Route | None:
         """Return the route of inputs of such sizes; if it is the last one again, it is the first one tried next."""
@@ -185,7 +199,7 @@ class RouteTable:
         kind = compiled.kind_of(inputs)
         if kind is not None:
             pick = Pick(route.device, named=False)
-            route = Route(kind, compiled.run_checked, pick, compiled, route.since, route.attempts)
+            route = Route(kind, compiled.run_checked, pick, compiled, route.since, route.attempts, route.watches)
             self._latest[goal] = route
         return route
 

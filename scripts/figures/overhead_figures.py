@@ -1,6 +1,6 @@
 """Small graphs: what a call costs beside the arithmetic, against `InferenceSession.run` on the same model.
 
-And what a resilient runner adds to a run for which nothing fails.
+Whatever way a runner is asked for a run, with resilience and without.
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ __all__ = ["measure"]
 BLOCKS, RUNS = 21, 3
 RUN_LIMITS = {2: 0.95, 100: 0.6, 1000: 0.15}
 SLOTS_LIMIT = 0.55
-RESILIENT = (1.05, 0.3)
-"""A resilient run may take so many times a plain one, and so many us more."""
+RUNNER_LIMIT = 0.95
+WAYS: dict[str, Callable[[Any, dict[str, Any]], object]] = {
+    "run_fastest": lambda runner, inputs: runner.run_fastest(inputs),
+    "run_resolved": lambda runner, inputs: runner.run_resolved(inputs),
+    "runner(x=...)": lambda runner, inputs: runner(**inputs),
+    "run(device)": lambda runner, inputs: runner.run("cpu", inputs),
+    "run_chosen": lambda runner, inputs: runner.run_chosen(inputs),
+}
 
 
 def measure() -> Iterator[Figure]:
-    """Yield `run` and `run_slots` over `InferenceSession.run` for 2, 100 and 1000 inputs of 4 floats."""
+    """Yield `run`, `run_slots` over `InferenceSession.run` for 2, 100 and 1000 inputs of 4 floats; a runner's for 2."""
     for count, limit in RUN_LIMITS.items():
         yield from _one(count, limit)
-    for count in (1, 2):
-        yield _resilient(count)
+    for resilient in (False, True):
+        yield from _runner(resilient)
 
 
 def _one(count: int, limit: float) -> Iterator[Figure]:
-    compiled, engine = _opened(count)
+    _, compiled, engine = _opened(count)
     inputs = {f"in{index}": np.full(4, index, np.float32) for index in range(count)}
     arrays = list(inputs.values())
     np.testing.assert_array_equal(compiled.run(inputs)[0], engine.run(None, inputs)[0])
@@ -50,39 +56,35 @@ def _one(count: int, limit: float) -> Iterator[Figure]:
     yield measured("run_slots", lambda: compiled.run_slots(arrays), SLOTS_LIMIT if count == 2 else None)
 
 
-def _resilient(count: int) -> Figure:
-    """Return what a resilient runner adds to a plain run on so many inputs of 4 floats, in us."""
-    from rlx_ort.execution.session import Session
+def _runner(resilient: bool) -> Iterator[Figure]:
+    """Yield each way to run on 2 inputs of 4 floats over `InferenceSession.run`."""
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.selection.policy import DevicePolicy
 
-    options = CompileOptions(intra_op_threads=1)
-    plain = Session("cpu", options).compile(_sum(count))
-    policy = DevicePolicy(allow=("cpu",))
-    runner = GraphDevices(_sum(count), policy=policy, options=options, resilience=Resilience())
-    inputs = {f"in{index}": np.full(4, index, np.float32) for index in range(count)}
-    np.testing.assert_array_equal(runner.run_fastest(inputs)[0], plain.run(inputs)[0])
+    graph, _, engine = _opened(2)
+    inputs = {f"in{index}": np.full(4, index, np.float32) for index in range(2)}
+    runner = GraphDevices(
+        graph,
+        policy=DevicePolicy(allow=("cpu",)),
+        options=CompileOptions(intra_op_threads=1),
+        resilience=Resilience() if resilient else None,
+    )
     calls = 1000
-    ours, theirs, _ = in_turns(
-        _repeated(lambda: runner.run_fastest(inputs), calls), _repeated(lambda: plain.run(inputs), calls), 101, RUNS
-    )
-    factor, most = RESILIENT
-    detail = f"{ours / calls * 1e6:.2f} us against {theirs / calls * 1e6:.2f} us"
-    beyond = (ours - factor * theirs) / calls * 1e6
-    return Figure(
-        f"4 floats, {count} inputs on cpu, resilient run less {factor} plain ones", beyond, "us", most, detail
-    )
-
-
-def _sum(count: int) -> Any:
-    from rlx_ort.ir.graph import Graph
-
-    graph = Graph("sum")
-    values = [graph.input(f"in{index}", [4]) for index in range(count)]
-    graph.outputs = [values[0] + values[-1]]
-    return graph
+    for name, way in WAYS.items():
+        np.testing.assert_array_equal(runner.run_fastest(inputs)[0], engine.run(None, inputs)[0])
+        ours, theirs, ratio = in_turns(
+            _repeated(lambda way=way: way(runner, inputs), calls),  # type: ignore[misc]  # bound now
+            _repeated(lambda: engine.run(None, inputs), calls),
+            BLOCKS,
+            RUNS,
+        )
+        detail = f"{ours / calls * 1e6:.2f} us against {theirs / calls * 1e6:.2f} us"
+        kind = "resilient" if resilient else "plain"
+        yield Figure(
+            f"4-float Add on cpu, {kind} {name} over InferenceSession.run", ratio, "times", RUNNER_LIMIT, detail
+        )
 
 
 def _repeated(action: Callable[[], object], calls: int) -> Callable[[], None]:
@@ -93,8 +95,8 @@ def _repeated(action: Callable[[], object], calls: int) -> Callable[[], None]:
     return block
 
 
-def _opened(count: int) -> tuple[Any, onnxruntime.InferenceSession]:
-    """Return a graph of so many inputs, compiled, and the same model in an `InferenceSession`."""
+def _opened(count: int) -> tuple[Any, Any, onnxruntime.InferenceSession]:
+    """Return a graph of so many inputs, the same compiled, and the same model in an `InferenceSession`."""
     from rlx_ort.converters.to_onnx import to_onnx
     from rlx_ort.execution.session import Session
     from rlx_ort.ir.graph import Graph
@@ -108,4 +110,4 @@ def _opened(count: int) -> tuple[Any, onnxruntime.InferenceSession]:
     engine = onnxruntime.InferenceSession(
         to_onnx(graph).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return Session("cpu", CompileOptions(intra_op_threads=1)).compile(graph), engine
+    return graph, Session("cpu", CompileOptions(intra_op_threads=1)).compile(graph), engine
