@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exporter import Draft
 
 _log = logging.getLogger(__name__)
-# ONNX Runtime does not fold what is random, nor weights that are stored quantised:
+# ONNX Runtime does not fold random values, nor weights that are stored quantised:
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/optimizer/constant_folding.cc
 _NOT_FOLDED = frozenset(
     {"Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -48,7 +48,7 @@ def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, Exporte
     if options.optimization is OptimizationLevel.OFF:
         return {}
     known = {"", *outline.constants}
-    found = {}
+    folded = {}
     for node in outline.nodes:
         pattern, _, _, _, input_names, _ = node
         if not known.issuperset(input_names) and not (
@@ -59,9 +59,9 @@ def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, Exporte
             continue
         if any(attribute.kind.startswith("GRAPH") for attribute in pattern.attributes.values()):
             continue
-        found[node.name] = node
+        folded[node.name] = node
         known.update(node.output_names)
-    return found
+    return folded
 
 
 def idle_nodes(outline: Outline, options: CompileOptions) -> set[str]:
@@ -72,11 +72,11 @@ def idle_nodes(outline: Outline, options: CompileOptions) -> set[str]:
     if options.optimization is OptimizationLevel.OFF:
         return set()
     dropouts = {pattern for pattern in {node.pattern for node in outline.nodes} if pattern.op_type == "Dropout"}
-    found = [node for node in outline.nodes if node.pattern in dropouts and not any(node.input_names[2:])]
-    if not found:
+    idle = [node for node in outline.nodes if node.pattern in dropouts and not any(node.input_names[2:])]
+    if not idle:
         return set()
     read = {name for node in outline.nodes for name in node.input_names} | outline.output_types.keys()
-    return {node.name for node in found if read.isdisjoint(node.output_names[1:])}
+    return {node.name for node in idle if read.isdisjoint(node.output_names[1:])}
 
 
 def as_compiled(
@@ -223,8 +223,8 @@ def _refined(
     set_items(proto.graph.node, [node for node in proto.graph.node if node.name not in gone])
     known = {tensor.name for tensor in proto.graph.initializer}
     proto.graph.initializer.extend(tensor_proto(data, name) for name, data in there.items() if name not in known)
-    found = {name: TensorType(data.dtype, Shape(data.shape)) for name, data in there.items()} | infer_proto(proto)
-    return {name: kind for name, kind in found.items() if _is_static(kind) and not _is_static(outline.types.get(name))}
+    types = {name: TensorType(data.dtype, Shape(data.shape)) for name, data in there.items()} | infer_proto(proto)
+    return {name: kind for name, kind in types.items() if _is_static(kind) and not _is_static(outline.types.get(name))}
 
 
 def _computed(
