@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlx_ort import epoch
 from rlx_ort import kept as records
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
@@ -123,6 +124,7 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
     """
     with _lock:
         _generation[0] += 1
+        epoch.advance()
         _unsaved[profile.key.file_name] = profile
         _memory.clear()
     try:
@@ -147,6 +149,7 @@ def forget() -> None:
     """Forget the stored profiles in this process; files stay."""
     with _lock:
         _generation[0] += 1
+        epoch.advance()
         _keys.clear()
         _memory.clear()
         _unsaved.clear()

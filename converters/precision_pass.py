@@ -58,7 +58,7 @@ ONNX_CLASSES = _table(
             InstanceNormalization LayerNormalization LogSoftmax LpNormalization MaxPool Mean ReduceL1 ReduceL2
             ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
             RMSNormalization Softmax Sum""",
-        OpClass.ELEMENTWISE: """Abs Add Ceil Celu Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual
+        OpClass.ELEMENTWISE: """Abs Add Atan Ceil Celu Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual
             HardSigmoid HardSwish LeakyRelu Less LessOrEqual Log Max Min Mish Mul Neg Pow PRelu Reciprocal Relu Round
             Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Where""",
         OpClass.DATA_MOVEMENT: """Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad

@@ -179,6 +179,25 @@ def missing_libraries(library: Path, dlls: Iterable[str] = ()) -> tuple[str, ...
     return ()
 
 
+def file_version(library: str) -> tuple[int, ...] | None:
+    """Return the version of a library of Windows, as it is loaded or as the loader finds it; None if there is none."""
+    if sys.platform != "win32":
+        return None
+    kernel, api, zero = ctypes.WinDLL("kernel32"), ctypes.WinDLL("version"), ctypes.c_uint32(0)
+    kernel.GetModuleHandleW.restype = ctypes.c_void_p
+    if handle := kernel.GetModuleHandleW(library):
+        path = ctypes.create_unicode_buffer(1 << 15)
+        kernel.GetModuleFileNameW(ctypes.c_void_p(handle), path, len(path))
+        library = path.value
+    buffer = ctypes.create_string_buffer(api.GetFileVersionInfoSizeW(library, ctypes.byref(zero)))
+    found, size = ctypes.POINTER(ctypes.c_uint16)(), ctypes.c_uint32(0)
+    if not api.GetFileVersionInfoW(library, 0, len(buffer), buffer):
+        return None
+    if not api.VerQueryValueW(buffer, "\\", ctypes.byref(found), ctypes.byref(size)):
+        return None
+    return tuple(found[place] for place in (5, 4, 7, 6))  # of VS_FIXEDFILEINFO, in 16 bits each
+
+
 def loads(name: str) -> bool:
     """Return whether the loader finds and loads a library by name; it stays loaded."""
     try:

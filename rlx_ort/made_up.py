@@ -35,7 +35,7 @@ _GOLDEN_RATIO = 0.6180339887498949  # its multiples have evenly spread fractions
 class MadeInputs(NamedTuple):
     """Generated inputs: input name -> array, and named dim -> the default size that it got."""
 
-    arrays: Mapping[str, Array]
+    arrays: dict[str, Array]
     assumed: Mapping[str, int]
 
 

@@ -146,9 +146,8 @@ def server_role(settings: Mapping[str, Any]) -> None:
     from rlx_ort.selection.policy import DevicePolicy
     from rlx_ort.serving import scheduler
     from rlx_ort.serving.host import HostOptions, serve
-    from rlx_ort.serving.models import ServeOptions
+    from rlx_ort.serving.options import HttpOptions, ServeOptions
     from rlx_ort.serving.repository import Repository
-    from rlx_ort.serving.rest import HttpOptions
 
     batch = scheduler.BatchOptions(
         settings.get("max_batch", 256), settings.get("delay_s", 0.0), settings.get("queue", 4096)

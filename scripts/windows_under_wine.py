@@ -95,7 +95,7 @@ class Part:
     options: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     at_most: int = 0
-    """Tests a process, where it would end by itself after more; then each file has processes of its own."""
+    """Tests a process, where it would end by itself after more."""
     script: tuple[str, ...] = ()
     result: str = ""
     """The file of a script's result, in the folder for output."""
@@ -147,7 +147,7 @@ def main() -> int:
     each.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: {' '.join(EVERY_CHANGE)}")
     each.add_argument("--out", type=Path, help="folder for logs (default: in the cache folder)")
     each.add_argument("--record", type=Path, help="a JSON file; its other parts are kept")
-    each.add_argument("--shard", default="", metavar="I/N", help="of each part's tests, or of each file's on directx")
+    each.add_argument("--shard", default="", metavar="I/N", help="run each Nth test, from the Ith on")
     each.add_argument("--seconds", type=float, default=0.0, help="begin no process after this time; keep what there is")
     each = commands.add_parser("python", help="run Windows' Python in the copy of the checkout")
     each.add_argument("environment", choices=EXTRAS)
@@ -675,22 +675,12 @@ def run_part(found: Windows, name: str, part: Part, logs: Path, most_s: float) -
     outcomes = found.out / f"{name}.jsonl"
     outcomes.unlink(missing_ok=True)
     (found.out / DXIL).unlink(missing_ok=True)
-    places = part.tests if not part.at_most else files_of(part.tests)
-    for place in places:
-        if part.at_most:
-            run_pytest(found, part, [place], outcomes, began + most_s if most_s else 0.0)
-    if not part.at_most:
-        run_pytest(found, part, places, outcomes, began + most_s if most_s else 0.0)
+    run_pytest(found, part, part.tests, outcomes, began + most_s if most_s else 0.0)
     result = {"seconds": round(time.monotonic() - began), **summary(outcomes)}
     shutil.copyfile(outcomes, logs / outcomes.name)
     counts = result["counts"]
     print(f"{name}: {', '.join(f'{counts[kind]} {kind}' for kind in counts)} in {result['seconds']} s", flush=True)
     return result
-
-
-def files_of(places: Sequence[str]) -> list[str]:
-    """Return the test files in folders of the checkout."""
-    return [path.relative_to(ROOT).as_posix() for place in places for path in sorted((ROOT / place).rglob("test_*.py"))]
 
 
 def run_pytest(found: Windows, part: Part, places: Sequence[str], outcomes: Path, end: float) -> None:

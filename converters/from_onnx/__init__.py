@@ -77,7 +77,7 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
     """
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
     from rlx_ort.converters.from_onnx.operands import check_operands
-    from rlx_ort.converters.from_onnx.rewrite import fill_types, with_ir_ops
+    from rlx_ort.converters.from_onnx.rewrite import fill_types, upgraded
     from rlx_ort.converters.from_onnx.structure import check_model
     from rlx_ort.converters.protos import is_fully_typed, skeleton, with_types
 
@@ -88,7 +88,7 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         if model.functions:
             fill_types(graph)
         check_operands(graph)
-        return with_ir_ops(graph)
+        return upgraded(graph)
     except UnicodeDecodeError as err:
         # Protobuf decodes a text when it is looked at, so this may come from anywhere.
         raise ConversionError(f"the model is damaged: a name in it is no UTF-8 text: {err}") from err

@@ -14,7 +14,7 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Constant
-from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.ops.onnx import OnnxNode, bias_problem
 from rlx_ort.ir.types import TensorType
 
 _ONE_ELEMENT = {
@@ -38,8 +38,9 @@ def check_operands(graph: Graph) -> None:
             continue
         if op.op_type in _CHECKED:
             _check(owner, node, op.op_type, op.formal_inputs)
-        if op.op_type in ("Conv", "ConvTranspose"):
-            _check_bias(owner, node, op)
+        kinds = [None if ref is None else owner.nodes[ref.node].types[ref.output] for ref in node.inputs]
+        if problem := bias_problem(op, kinds):
+            raise ConversionError(f"node {node.name!r} ({op.op_type}) {problem}")
         if op.op_type == "TfIdfVectorizer" and not _grams_fit(op):
             raise ConversionError(
                 f"node {node.name!r} (TfIdfVectorizer) has another number of ngram_indexes than n-grams"
@@ -71,26 +72,6 @@ def _check(graph: Graph, node: Node, op_type: str, formal: int) -> None:
             wanted = "positive numbers"
         if wanted:
             raise ConversionError(f"node {node.name!r} ({op_type}) needs {wanted} as input {place}, it has {kind}")
-
-
-def _check_bias(graph: Graph, node: Node, op: OnnxNode) -> None:
-    """Refuse a bias of another length than the output has channels; CUDA's kernel (1.31) ends the process."""
-    weight, bias = (_shape_of(graph, node, place) for place in (1, 2))
-    if weight is None or bias is None or len(weight) < 2:
-        return
-    channels = weight[0] if op.op_type == "Conv" else weight[1]
-    groups = 1 if op.op_type == "Conv" else op.integer("group", 1)
-    if len(bias) != 1 or (isinstance(bias[0], int) and isinstance(channels, int) and bias[0] != channels * groups):
-        raise ConversionError(
-            f"node {node.name!r} ({op.op_type}) has a bias of shape {list(bias)}; its weights, {list(weight)}, need "
-            f"one element for each channel of the output"
-        )
-
-
-def _shape_of(graph: Graph, node: Node, place: int) -> tuple[Any, ...] | None:
-    ref = node.inputs[place] if place < len(node.inputs) else None
-    kind = None if ref is None else graph.nodes[ref.node].types[ref.output]
-    return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
 
 
 def _grams_fit(op: OnnxNode) -> bool:

@@ -1,20 +1,49 @@
-"""Passes over an imported graph: missing types are inferred, and nodes become IR ops."""
+"""Passes over an imported graph: missing types are inferred, and nodes of older opsets become those of opset 21."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rlx_ort.converters.from_onnx.mapping import MappedNode, NodeView, mapped
+import numpy as np
+
 from rlx_ort.converters.from_onnx.operands import all_nodes
 from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
-from rlx_ort.converters.to_onnx.opset import NodeForm, obstacle
+from rlx_ort.converters.to_onnx.opset import NodeForm, obsolete_attributes, obstacle
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType, fits
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
+
+_REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare"
+_INPUTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "Clip": (11, ("min", "max")),
+    "Pad": (11, ("pads", "value")),
+    "ReduceSum": (13, ("axes",)),
+    "Slice": (10, ("starts", "ends", "axes")),
+    "Split": (13, ("split",)),
+    "Squeeze": (13, ("axes",)),
+    "TopK": (10, ("k",)),
+    "Unsqueeze": (13, ("axes",)),
+    **{f"Reduce{name}": (18, ("axes",)) for name in _REDUCTIONS.split()},
+}
+"""Operator -> the opset that made inputs of these attributes, which follow the first input."""
+_SCALARS = {"Clip": ("min", "max"), "Pad": ("value",)}
+"""Operator -> the attributes that became scalars of the first input's dtype; the others became vectors of int64."""
+_FLATTENING = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
+_SPLIT_COUNTS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class _Upgrade:
+    """What a node becomes: an operator of opset 21, and inputs after its first, None where absent."""
+
+    op: OnnxNode
+    added: Sequence[TensorData | None] = ()
 
 
 def fill_types(graph: Graph) -> None:
@@ -38,62 +67,88 @@ def fill_types(graph: Graph) -> None:
         node.types = tuple(known.get(name, kind) if _is_missing(kind, name) else kind for kind, name in _results(node))
 
 
-def with_ir_ops(graph: Graph) -> Graph:
-    """Return the graph with IR ops in place of the nodes that mean exactly the same.
+def upgraded(graph: Graph) -> Graph:
+    """Return the graph with its nodes of ai.onnx in the form of opset 21, whose kernels most providers have.
 
-    That is done for a whole model or not at all: IR ops are written for opset 21, so every other node must be able
-    to go there.
+    That is done for a whole model or not at all: a model has one opset, and a node that opset 21 lacks keeps its own.
     """
-    changes: list[tuple[Node, MappedNode, tuple[ValueType, ...]]] = []
-    read: dict[int, set[Ref]] = {}
+    found: dict[int, _Upgrade] = {}
     for owner, node in all_nodes(graph):
-        op = node.op
-        if not isinstance(op, OnnxNode) or op.domain != "":
-            continue
-        blocked = obstacle(_form(owner, node, op), op.version, DEFAULT_OPSET)
-        refs = read[id(owner)] if id(owner) in read else read.setdefault(id(owner), _read(owner))
-        found = _mapping(owner, node, op, refs)
-        if found is not None and (found[0].moves or not blocked):
-            changes.append((node, *found))
-        elif blocked:
-            return graph
-    for node, change, types in changes:
-        node.op, node.types, node.inputs = change.op, types, node.inputs[: change.inputs]
-        node.output_names = node.output_names[:1]
-    graph.revision += 1
+        if isinstance(node.op, OnnxNode) and node.op.domain == "":
+            upgrade = _upgrade(owner, node, node.op)
+            if upgrade is None:
+                return graph
+            found[id(node)] = upgrade
+    _apply(graph, found)
     return graph
 
 
-def _read(graph: Graph) -> set[Ref]:
-    """Return the values that a node or an output of the graph reads."""
-    refs = {ref for node in graph.nodes for ref in node.inputs if ref is not None}
-    return refs | {value.ref for value in graph.outputs}
+def _upgrade(graph: Graph, node: Node, op: OnnxNode) -> _Upgrade | None:
+    """Return the form of a node in opset 21, None if it has none there that means the same."""
+    if op.op_type == "Dropout" and _drops_nothing(graph, node, op):
+        return _Upgrade(OnnxNode("Identity", formal_inputs=1))
+    form = _form(graph, node, op)
+    if not obstacle(form, op.version, DEFAULT_OPSET):
+        obsolete = obsolete_attributes(op.op_type, op.attributes, op.version, DEFAULT_OPSET)
+        kept = {name: value for name, value in op.attributes.items() if name not in obsolete}
+        return _Upgrade(replace(op, attributes=kept, version=DEFAULT_OPSET))
+    first = form.inputs[0] if form.inputs else None
+    rank = first.shape.rank if isinstance(first, TensorType) and first.shape is not None else None
+    attributes: dict[str, Any] = dict(op.attributes)
+    since, added = op.version, list[TensorData | None]()
+    if op.op_type in _FLATTENING and op.version < 13 and rank and attributes.get("axis", 1) % rank == rank - 1:
+        attributes["axis"], since = -1, 13  # where nothing is flattened
+    if op.op_type in _INPUTS and op.version < _INPUTS[op.op_type][0]:
+        since, names = _INPUTS[op.op_type]
+        if len(form.inputs) != 1 or not isinstance(first, TensorType):
+            return None
+        for name in names:
+            value = attributes.pop(name, None)
+            is_scalar = name in _SCALARS.get(op.op_type, ())
+            array = np.asarray(value, first.dtype.numpy if is_scalar else np.int64) if value is not None else None
+            added.append(None if array is None else TensorData.from_array(array if is_scalar else array.reshape(-1)))
+        added = trimmed(added)
+    if op.op_type == "Split" and since < _SPLIT_COUNTS and not added and len(form.inputs) == 1:
+        attributes["num_outputs"], since = len(form.outputs), _SPLIT_COUNTS
+    kinds = [None if data is None else TensorType(data.dtype, Shape(data.shape)) for data in added]
+    newer = NodeForm(op.op_type, attributes, [*form.inputs, *kinds], form.outputs)
+    if since == op.version or obstacle(newer, since, DEFAULT_OPSET):
+        return None
+    obsolete = obsolete_attributes(op.op_type, attributes, since, DEFAULT_OPSET)
+    attributes = {name: value for name, value in attributes.items() if name not in obsolete}
+    count = op.formal_inputs if not added else 1 + len(added)
+    return _Upgrade(replace(op, attributes=attributes, version=DEFAULT_OPSET, formal_inputs=count), added)
 
 
-def _mapping(graph: Graph, node: Node, op: OnnxNode, read: set[Ref]) -> tuple[MappedNode, tuple[ValueType, ...]] | None:
-    inputs = [None if ref is None else graph.nodes[ref.node].types[ref.output] for ref in node.inputs]
-    tensors = [kind for kind in inputs if isinstance(kind, TensorType) and kind.shape is not None]
-    extra = any(Ref(node.id, index) in read for index in range(1, len(node.types)))
-    if len(tensors) != len(inputs) or not tensors or extra or op.bodies():
-        return None
-    declared = node.types[0]
-    if not isinstance(declared, TensorType):
-        return None
-    view = NodeView(
-        op.op_type, op.version, op.attributes, tensors, [_data(graph, ref) for ref in node.inputs], declared
-    )
-    change = mapped(view)
-    if change is None:
-        return None
-    try:
-        inferred = change.op.infer(tensors[: change.inputs])[0]
-    except GraphVerifyError:
-        return None  # the op is stricter than the node; the node stays
-    if not isinstance(inferred, TensorType) or inferred.dtype is not declared.dtype or inferred.shape is None:
-        return None
-    if declared.shape is None:
-        return change, (inferred,)
-    return (change, (declared,)) if fits(inferred.shape, declared.shape) else None
+def _drops_nothing(graph: Graph, node: Node, op: OnnxNode) -> bool:
+    """Return whether a Dropout is of a form for inference, and nothing reads its mask."""
+    if op.version >= 12 or (op.version < 7 and not op.attributes.get("is_test", 0)):
+        return False
+    read = {ref for other in graph.nodes for ref in other.inputs} | {value.ref for value in graph.outputs}
+    return not any(Ref(node.id, place) in read for place in range(1, len(node.types)))
+
+
+def _apply(graph: Graph, upgrades: Mapping[int, _Upgrade]) -> None:
+    """Change the nodes of a graph and its bodies, and put the constants that are their new inputs before them."""
+    nodes, places = graph.nodes, dict[int, int]()
+    graph.nodes = []
+    for node in nodes:
+        for body in node.op.bodies():
+            _apply(body, upgrades)
+        inputs = [None if ref is None else Ref(places[ref.node], ref.output) for ref in node.inputs]
+        upgrade = upgrades.get(id(node))
+        if upgrade is not None:
+            inputs[1:1] = [None if data is None else graph.constant(data).ref for data in upgrade.added]
+            node.op, node.types = upgrade.op, node.types[: upgrade.op.output_count]
+            node.output_names = node.output_names[: upgrade.op.output_count]
+            if not upgrade.op.bodies():
+                inputs = inputs[: upgrade.op.formal_inputs]
+        places[node.id] = len(graph.nodes)
+        node.id = len(graph.nodes)
+        node.inputs = tuple(inputs)
+        graph.nodes.append(node)
+    graph._outputs = [(name, Ref(places[ref.node], ref.output)) for name, ref in graph._outputs]
+    graph.revision += 1
 
 
 def _form(graph: Graph, node: Node, op: OnnxNode) -> NodeForm:
@@ -109,8 +164,3 @@ def _results(node: Node) -> list[tuple[ValueType, str]]:
 
 def _is_missing(kind: ValueType, name: str) -> bool:
     return bool(name) and isinstance(kind, UnknownType)
-
-
-def _data(graph: Graph, ref: Any) -> Any:
-    op = graph.nodes[ref.node].op
-    return op.data if isinstance(op, Constant) else None

@@ -21,9 +21,11 @@ from rlx_ort.errors import ConversionError, GraphVerifyError, advice, near_names
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.dequant import DequantMatMul
 from rlx_ort.ir.ops.leaf import Param
 from rlx_ort.ir.ops.linalg import MatMul
+from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.shape import Transpose
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
@@ -254,12 +256,12 @@ def _packable(graph: Graph, name: str, entry: WeightEntry, rename: Rename) -> _P
     source = leaf
     if not rename.transpose:
         users = _users(graph, leaf)
-        if len(users) != 1 or users[0].op != Transpose((1, 0)) or users[0].id in outputs:
+        if len(users) != 1 or not _swaps(users[0].op) or users[0].id in outputs:
             return None
         source = users[0]
     products = _users(graph, source)
     for node in products:
-        ref = node.inputs[1] if isinstance(node.op, MatMul) else None
+        ref = node.inputs[1] if _is_product(node.op) else None
         x = node.inputs[0] if ref is not None and ref.node == source.id else None
         if x is None or x.node == source.id:
             return None
@@ -280,12 +282,23 @@ def _pack(graph: Graph, plans: Mapping[str, _PackedProduct]) -> None:
         plan.param.types = (kind,)
         graph.weights[name] = plan.data
         if plan.between is not None:
-            plan.between.types = tuple(plan.between.op.infer([kind]))
+            plan.between.types = (TensorType(DType.U8, Shape(reversed(plan.data.shape))),)
         for node in plan.products:
             node.op = plan.op
             node.inputs = (node.inputs[0], graph.value(plan.param.id).ref)
     if plans:
         graph.revision += 1
+
+
+def _is_product(op: Op) -> bool:
+    return isinstance(op, MatMul) or (isinstance(op, OnnxNode) and (op.domain, op.op_type) == ("", "MatMul"))
+
+
+def _swaps(op: Op) -> bool:
+    """Return whether an op transposes a matrix."""
+    if isinstance(op, OnnxNode):
+        return (op.domain, op.op_type) == ("", "Transpose") and op.attributes.get("perm", (1, 0)) == (1, 0)
+    return op == Transpose((1, 0))
 
 
 def _users(graph: Graph, node: Node) -> list[Node]:

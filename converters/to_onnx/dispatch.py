@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.op import Op
+from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.dispatch import KernelDispatch
 
@@ -24,18 +25,19 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter, Lowering
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.ir.tensor import TensorData
 
 NATIVE, COMMON = "native", "common-ir"
 """The forms, as named in reports."""
 
 O = TypeVar("O", bound=Op)  # noqa: E741
 _natives: dict[type[Op], _Native] = {}
-_by_kernel: dict[type[Op], Callable[[Any, TensorType], bool]] = {}
+_by_kernel: dict[type[Op], Callable[[Any, TensorType, Sequence[TensorData | None]], bool]] = {}
 _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _OPS = "rlx_ort.ir.ops."
-_WITHOUT = frozenset({"leaf", "onnx"})
+_WITHOUT = frozenset({"leaf"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"blocks": "control", "conv": "linalg", "dequant": "quant", "sequence": "control"}
+_ELSEWHERE = {"blocks": "control", "conv": "linalg", "dequant": "quant", "onnx": "imported", "sequence": "control"}
 """Families whose lowerings are in the file of another one."""
 _Types: TypeAlias = Sequence[ValueType | None]
 
@@ -79,9 +81,10 @@ def lowers_native(
     return declare
 
 
-def asks_kernels(op: type[O], when: Callable[[O, TensorType], bool]) -> None:
-    """Declare that the lowering of an op class asks `Emitter.has_kernel` where `when(op, type of its input 0)`.
+def asks_kernels(op: type[O], when: Callable[[O, TensorType, Sequence[TensorData | None]], bool]) -> None:
+    """Declare that the lowering of an op class asks `Emitter.has_kernel` where `when` of it is true.
 
+    `when` gets the op, the type of its input 0, and the data of the inputs that are constants, None for the others.
     It has one form by the rules of kernel dispatch, and avoids kernels that compute something else.
     """
     _by_kernel[op] = when
@@ -153,7 +156,10 @@ def has_choice(graph: Graph) -> bool:
 def _asks(graph: Graph, node: Node) -> bool:
     when, ref = _by_kernel.get(type(node.op)), node.inputs[0] if node.inputs else None
     kind = None if ref is None else graph.nodes[ref.node].types[ref.output]
-    return when is not None and isinstance(kind, TensorType) and when(node.op, kind)
+    if when is None or not isinstance(kind, TensorType):
+        return False
+    makers = [None if each is None else graph.nodes[each.node].op for each in node.inputs]
+    return when(node.op, kind, [maker.data if isinstance(maker, Constant) else None for maker in makers])
 
 
 @functools.cache

@@ -66,14 +66,14 @@ def _native_activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> 
 
 
 _ASKING = {DType.I64: {"relu", "sign"}, DType.F64: {"sigmoid", "silu"}}
-asks_kernels(Activation, lambda op, kind: op.function in _ASKING.get(kind.dtype, ()))
+asks_kernels(Activation, lambda op, kind, _: op.function in _ASKING.get(kind.dtype, ()))
 asks_kernels(
     Binary,
-    lambda op, kind: (
+    lambda op, kind, _: (
         op.function in {"max", "min"} if kind.dtype is DType.I64 else op.function == "pow" and kind.dtype.is_float
     ),
 )
-asks_kernels(Clamp, lambda op, kind: kind.dtype is DType.I64)
+asks_kernels(Clamp, lambda op, kind, _: kind.dtype is DType.I64)
 lowers(Activation)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))
 lowers(Cast)(lambda emit, op, inputs: emit.op("Cast", inputs[0], to=op.to))
 lowers(Fma)(lambda emit, op, inputs: emit.op("Add", emit.op("Mul", *inputs[:2]), inputs[2]))
@@ -126,14 +126,14 @@ def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
     if dtype is DType.BOOL:
         return emit.op(_LOGICAL[op.function], lhs, rhs)
     if op.function == "pow" and dtype.is_float:
-        return _power(emit, lhs, rhs, dtype)
+        return power(emit, lhs, rhs, dtype)
     if op.function == "div" and may_trap(emit):
         divisor, sign = divisor_and_sign(emit, rhs)
         return emit.op("Mul", emit.op("Div", lhs, divisor), sign)
     return op_in(emit, _BINARY[op.function], dtype, lhs, rhs)
 
 
-def _power(emit: Emitter, base: Any, exponent: Any, dtype: DType) -> Any:
+def power(emit: Emitter, base: Any, exponent: Any, dtype: DType) -> Any:
     """Pow, NaN for negative numbers to broken exponents, which WebGPU takes for positive ones (plugin 0.4.0)."""
     power = op_in(emit, "Pow", dtype, base, exponent)
     if emit.has_kernel("Pow", TensorType(dtype)):

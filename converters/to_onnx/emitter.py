@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
@@ -12,21 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.protos import trimmed
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, load_family
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.kernel_dtypes import (
-    FILLED_TOPK,
-    MISORDERING,
-    SAFE_EPSILON,
-    channels_apart,
-    compared,
-    divisor_and_sign,
-    filled_rows,
-    may_trap,
-    misorders,
-    reads_threes,
-    with_epsilon,
-)
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError, GraphVerifyError
@@ -46,18 +32,7 @@ Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 """(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
 _lowerings: dict[type[Op], Lowering] = {}
-_NORMAL = "InstanceNormalization"
-_ASKING = {DType.I64: MISORDERING, DType.F32: {_NORMAL, "TopK"}, DType.F16: {"TopK"}}
 _NOTHING: Mapping[int, Any] = {}
-
-
-def _asks(op: OnnxNode, kind: TensorType) -> bool:
-    if op.domain == "" and op.op_type == "Conv":
-        return reads_threes(kind, op.integer("group", 1))
-    return op.domain == "" and op.op_type in _ASKING.get(kind.dtype, ())
-
-
-asks_kernels(OnnxNode, _asks)
 
 
 def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
@@ -71,7 +46,7 @@ def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
 
 
 def lowering_of(op: Op) -> Lowering | None:
-    """Return the lowering of an op, or None when it has none (leaves, `OnnxNode`, refused kinds)."""
+    """Return the lowering of an op, or None when it has none (leaves, refused kinds)."""
     load_family(type(op).__module__)
     return _lowerings.get(type(op))
 
@@ -188,67 +163,33 @@ class Emitter:
                 self._writer.types[value] = kind
         return node.writes[0] if outputs == 1 else node.writes
 
-    def imported(self, op: OnnxNode, inputs: Sequence[ModelValue | None]) -> tuple[ModelValue, ...]:
-        """Append a node in the form of the model it came from; an absent result is a value without a name."""
-        attributes = {
+    def imported(
+        self,
+        op: OnnxNode,
+        inputs: Sequence[ModelValue | None],
+        op_type: str = "",
+        attributes: Mapping[str, Any] | None = None,
+    ) -> tuple[ModelValue, ...]:
+        """Append a node in the form of the model it came from; an absent result is a value without a name.
+
+        `op_type` and `attributes` stand for those of the op. Inputs after the formal ones are captured by bodies.
+        """
+        given = {
             name: attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: self.subgraph(body, inputs))
-            for name, value in op.attributes.items()
+            for name, value in (op.attributes if attributes is None else attributes).items()
         }
-        names, op_type = self._node.output_names, op.op_type if op.domain == "" else ""
+        names = self._node.output_names
         results = tuple(ModelValue(name=None if name else "") for name in names)
         present = max((index + 1 for index, name in enumerate(names) if name), default=0)
-        reads = trimmed(inputs[: op.formal_inputs])
-        if op_type in {"Div", "Mod"} and reads[1] is not None and may_trap(self):
-            reads[1], sign = divisor_and_sign(self, reads[1])
-            if op_type == "Div":
-                op_type, reads, attributes = "Mul", [self.op("Div", *reads), sign], {}
-        elif op_type in MISORDERING and self.known_dtype(0) is DType.I64 and misorders(self, op_type):
-            (op_type, reads), attributes = compared(self, op_type, reads), {}
-        elif op_type == _NORMAL and reads[0] is not None and self._avoids_epsilon():
-            eps = attributes["epsilon"].value if "epsilon" in attributes else SAFE_EPSILON
-            if not math.isclose(eps, SAFE_EPSILON, rel_tol=1e-6):
-                reads[0], eps = with_epsilon(self, reads[0], DType.F32, eps, SAFE_EPSILON)
-                attributes["epsilon"] = attribute("epsilon", eps)
-        elif op_type == "TopK" and (dtype := self.known_dtype(0)) in FILLED_TOPK:
-            axis, largest = op.integer("axis", -1), op.integer("largest", 1) == 1
-            shape = self.input_type(0).shape
-            reads[0] = filled_rows(self, reads[0], dtype, None if shape is None else shape[axis], axis, largest)
-        elif op_type == "Conv" and (apart := self._channels_apart(op, reads)):
-            parts = [self.op("Conv", *part, **cast("dict[str, Any]", op.attributes)) for part in apart]
-            op_type, reads, attributes = "Add", parts, {}
-        elif op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
-            # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
-            op_type, reads = "Cast", reads[:1]
-            attributes["to"] = attribute("to", dtype)
-        elif op_type == "Range":
-            reads = [self._range_bound(index, value) for index, value in enumerate(reads)]
-        node = ModelNode(op.domain, op_type or op.op_type, reads, attributes, results[:present], op.overload)
+        reads = trimmed(inputs if op_type else inputs[: op.formal_inputs])
+        node = ModelNode(op.domain, op_type or op.op_type, reads, given, results[:present], op.overload)
         self.append(node, op.version, imported=True)
         return results
 
-    def _avoids_epsilon(self) -> bool:
-        """Return whether the kernel of the provider normalises f32 with one epsilon only."""
-        return self.known_dtype(0) is DType.F32 and not self.has_kernel(_NORMAL, TensorType(DType.F32))
-
-    def _channels_apart(self, op: OnnxNode, reads: Sequence[ModelValue | None]) -> Sequence[Sequence[ModelValue]]:
-        """Return the inputs of two convolutions in place of an imported one; see `channels_apart`."""
-        if self.known_dtype(0) is None or self.known_dtype(1) is None:
-            return ()
-        return channels_apart(self, reads, op.integer("group", 1))
-
-    def _range_bound(self, index: int, value: ModelValue | None) -> ModelValue | None:
-        """Return an input of an imported Range in a form whose element type ONNX Runtime reads from the model.
-
-        It takes known sizes for i64 where a Cast and then a Squeeze or Gather made them, and refuses a Range of another
-        type for that. It does not follow sizes through a Reshape.
-        """
+    def maker(self, value: ModelValue) -> str:
+        """Return the operator of the node that a value is a result of, empty for none."""
         self._asks_around = True
-        maker = None if value is None else value.node
-        if maker is None or maker.op_type not in {"Squeeze", "Gather"} or self.known_dtype(index) in {None, DType.I64}:
-            return value
-        kind = TensorType(self.input_dtype(index), Shape())
-        bound: ModelValue = self.op("Reshape", value, self.i64([]), types=[kind])
-        return bound
+        return "" if value.node is None else value.node.op_type
 
     def append(self, node: ModelNode, written: int, *, imported: bool = False, name: str = "") -> None:
         """Append a finished node whose form belongs to opset version `written` of its domain."""
@@ -485,8 +426,6 @@ class Emitter:
         values = self._frame.values
         current = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
         self._frame.current = current
-        if isinstance(op, OnnxNode):
-            return self.imported(op, current)
         lowering = lowering_of(op)
         if lowering is None:
             raise ConversionError(f"{node} has no ONNX form")

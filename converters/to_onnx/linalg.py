@@ -106,7 +106,7 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
-asks_kernels(Conv2d, lambda op, kind: reads_threes(kind, op.groups))
+asks_kernels(Conv2d, lambda op, kind, _: reads_threes(kind, op.groups))
 
 
 @lowers(Conv2d, Conv3d, ConvTranspose2d)

@@ -35,7 +35,7 @@ _UNIT = float(1 << 30)
 _LEAST_TEMPERATURE = 1e-6
 _HALF_WORD = 1 << 16
 _WORD = 1 << 32
-_REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
+REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 _BELOW_2_64 = np.nextafter(2.0**64, 0)
 _INTEGER_SUMS = frozenset({"sum", "prod"})
 
@@ -94,7 +94,7 @@ def _native_rms_norm(emit: Emitter, op: norm.RmsNorm, inputs: Sequence[Any]) -> 
     return add_unless_zeros(emit, result, beta, 2)
 
 
-asks_kernels(norm.GroupNorm, lambda op, kind: True)
+asks_kernels(norm.GroupNorm, lambda *_: True)
 
 
 @lowers(norm.GroupNorm)
@@ -185,10 +185,10 @@ lowers(Softmax)(lambda emit, op, inputs: emit.op("Softmax", inputs[0], axis=op.a
 _LARGEST = {"max": 1, "min": 0}
 
 
-def _is_doubtful(op: Reduce, kind: TensorType) -> bool:
-    """Return whether some kernels compute another result than the op: see `_reduce`."""
+def is_doubtful(op: Reduce, kind: TensorType) -> bool:
+    """Return whether some kernels compute another result than the op: see `reduced`."""
     if op.function in _LARGEST:
-        return compute_dtype(_REDUCE[op.function], kind.dtype) is DType.I64
+        return compute_dtype(REDUCE[op.function], kind.dtype) is DType.I64
     if op.function != "mean":
         return kind.dtype.is_integer
     return kind.dtype.is_float and not all(map(known_size, _reduced_dims(op, kind)))
@@ -204,11 +204,11 @@ def _reduced_dims(op: Reduce, kind: TensorType) -> list[Dim]:
     return [shape[axis] for axis in op.axes]
 
 
-asks_kernels(Reduce, _is_doubtful)
+asks_kernels(Reduce, lambda op, kind, _: is_doubtful(op, kind))
 
 
 @lowers(Reduce)
-def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
+def reduced(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
     """One ONNX reduction, or another form where the kernel of the provider is wrong.
 
     The CPU's ReduceSum and ReduceProd compute integers in f64: they stop at the dtype's limits, where numpy, PyTorch
@@ -218,7 +218,7 @@ def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
     """
     if not op.axes:
         return emit.op("Identity", inputs[0])
-    dtype, op_type = emit.input_dtype(0), _REDUCE[op.function]
+    dtype, op_type = emit.input_dtype(0), REDUCE[op.function]
     compute = compute_dtype(op_type, dtype)
     if op.function in _LARGEST and (dtype is DType.U64 or (compute is DType.I64 and misorders(emit, op_type))):
         return _extreme(emit, op, inputs[0])
@@ -344,7 +344,7 @@ def _cumsum(emit: Emitter, op: Cumsum, inputs: Sequence[Any]) -> Any:
     return op_in(emit, "CumSum", emit.input_dtype(0), inputs[0], others=[axis], **flags)
 
 
-asks_kernels(TopK, lambda op, kind: kind.dtype in FILLED_TOPK)
+asks_kernels(TopK, lambda op, kind, _: kind.dtype in FILLED_TOPK)
 
 
 @lowers(TopK)

@@ -141,8 +141,8 @@ def _sort(emit: Emitter, op: ops.Sort | ops.ArgSort, inputs: Sequence[Any]) -> A
 
 
 for _op in (ops.Sort, ops.ArgSort):
-    asks_kernels(_op, lambda op, kind: kind.dtype in FILLED_TOPK)
-asks_kernels(ops.CumMax, lambda op, kind: compute_dtype("Max", kind.dtype) is DType.I64)
+    asks_kernels(_op, lambda op, kind, _: kind.dtype in FILLED_TOPK)
+asks_kernels(ops.CumMax, lambda op, kind, _: compute_dtype("Max", kind.dtype) is DType.I64)
 
 
 @lowers(ops.CumProd, ops.CumMax)

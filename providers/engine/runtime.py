@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -63,6 +64,10 @@ MINIMUM_VERSION = (1, 24)
 """The oldest ONNX Runtime with assignment records and with OrtValues of any element type."""
 PLUGIN_VERSION = (1, 31)
 """The oldest one for plugins: 1.24 to 1.30 do not record the nodes that a plugin runs, so a fallback goes unseen."""
+
+# A mutex compiled by Visual Studio 17.10 or newer dereferences null in an older library
+# (https://github.com/microsoft/STL/wiki/Changelog#vs-2022-1710).
+_OLDEST_MSVCP = (14, 40)
 
 _FLAVOURS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml")
 
@@ -190,7 +195,10 @@ def _load() -> Problem | None:
     except (ImportError, OSError, AttributeError) as err:
         packages = runtime_packages()
         owners = ", ".join(f"{name} {version}" for name, version in packages.items())
-        return Problem(f"ONNX Runtime is installed ({owners}) but does not load: {err}", reinstall_command(packages))
+        reason = f"ONNX Runtime is installed ({owners}) but does not load: {err}"
+        if problem := _visual_cpp_problem():
+            return Problem(f"{reason}; {problem.reason}", problem.remedy)
+        return Problem(reason, reinstall_command(packages))
     if not hasattr(engine, "InferenceSession") or not hasattr(engine, "__version__"):
         return Problem("the onnxruntime folder is incomplete", reinstall_command(runtime_packages()))
     if parse_version(str(engine.__version__))[:2] < MINIMUM_VERSION:
@@ -209,6 +217,23 @@ def _load() -> Problem | None:
         state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
         budget().make_pool(state, (state.Fail, RuntimeError))
     _loaded.append(engine)
+    return None
+
+
+def _visual_cpp_problem() -> Problem | None:
+    """Return whether a library of the Visual C++ runtime is missing or too old; Python itself brings a part only."""
+    from rlx_ort.providers.hardware import file_version, loads  # after failures only
+
+    if sys.platform != "win32":
+        return None
+    remedy = "install https://aka.ms/vs/17/release/vc_redist.x64.exe"
+    names = ("msvcp140.dll", "vcruntime140.dll", "vcruntime140_1.dll")
+    if missing := [name for name in names if not loads(name)]:
+        return Problem(f"the Visual C++ runtime lacks {', '.join(missing)}", remedy)
+    version = file_version(names[0])
+    if version is not None and version < _OLDEST_MSVCP:
+        here, wanted = (".".join(map(str, each)) for each in (version, _OLDEST_MSVCP))
+        return Problem(f"the Visual C++ runtime is {here}, {wanted} or newer is needed", remedy)
     return None
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rlx_ort.selection.policy import DevicePolicy
     from rlx_ort.serving.host import HostOptions
-    from rlx_ort.serving.models import ServeOptions
+    from rlx_ort.serving.options import ServeOptions
 
 _SWITCH_S = 0.001  # for so long the event loop waits for a thread that decodes, at each of its calls
 _OPEN_FILES = 8192
@@ -159,9 +159,8 @@ def command(
     try:
         from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
-        from rlx_ort.serving.models import ServeOptions
+        from rlx_ort.serving.options import HttpOptions, ServeOptions
         from rlx_ort.serving.repository import Repository
-        from rlx_ort.serving.rest import HttpOptions
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
         gc.enable()

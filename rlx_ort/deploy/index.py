@@ -1,28 +1,22 @@
-"""`rlx.json`: settings of a package, and size and digest of its files. Read strictly, written in one encoding.
-
-JSON of a package has one meaning for every reader: no duplicate keys (readers differ in which one counts), no NaN, no
-numbers that only some readers keep exact, and no nesting that ends a recursive reader. Errors name their place.
-"""
+"""`rlx.json`: settings of a package, and size and digest of its files. Read strictly, written in one encoding."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple
 
+from rlx_ort import fields
 from rlx_ort.deploy.names import INDEX, SIGNATURE, check_names
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceParseError, IntegrityError
+from rlx_ort.errors import IntegrityError
+from rlx_ort.fields import Fields
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickStrategy, DevicePolicy
-from rlx_ort.storage import parse_json
-
-T = TypeVar("T")
 
 FORMAT = "rlx_ort package"
 """The `format` entry."""
@@ -167,14 +161,14 @@ class Index(Settings):
         check_names([*files, INDEX, SIGNATURE])
         tensors = {name: _tensor(item, files) for name, item in top.entries("tensors").items()}
         golden = top.fields("golden")
-        cases = tuple(_case(Fields(item, f"{golden.where}.cases"), tensors) for item in golden.items("cases"))
+        cases = tuple(_case(item, tensors) for item in golden.objects("cases"))
         variants = {name: _variant(item, tensors) for name, item in top.entries("variants").items()}
         devices = [variant.device for variant in variants.values()]
         if len(set(devices)) != len(devices):
             raise IntegrityError(f"{INDEX} of the package has two variants for one device, and could mean either")
         tolerances = golden.fields("tolerances").each(Fields.number)
         if min(tolerances.values(), default=0) < 0:
-            raise IntegrityError(f"{golden.where}.tolerances of the package has an error below 0, which none is")
+            golden.fail("has an error below 0, which none is", "tolerances")
         graph = top.text("graph")
         if graph not in files:
             raise IntegrityError(f"{INDEX} names {graph!r} as the graph, which is no file of the package")
@@ -205,9 +199,9 @@ def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
     found = StoredTensor(item.text("file"), item.count("offset"), item.count("size"), dtype, shape, _digest(item))
     home = files.get(found.file)
     if len(shape) != len(item.items("shape")) or len(shape) > 64 or dtype is DType.STRING:
-        raise IntegrityError(f"{item.where} of the package: {item.raw!r:.80} is no tensor")
+        item.fail(f"is no tensor: {item.raw!r:.80}")
     if home is None or found.offset + found.size > home.size or dtype.nbytes(math.prod(shape)) != found.size:
-        raise IntegrityError(f"{item.where} of the package is not inside {found.file!r} with the size of its shape")
+        item.fail(f"is not inside {found.file!r} with the size of its shape")
     return found
 
 
@@ -221,7 +215,7 @@ def _case(item: Fields, tensors: Mapping[str, StoredTensor]) -> Case:
     item.only("inputs", "outputs")
     case = Case(_references(item.fields("inputs"), tensors), _references(item.fields("outputs"), tensors))
     if not case.outputs:
-        raise IntegrityError(f"{item.where} of the package has a golden case without outputs, which any device passes")
+        item.fail("has a golden case without outputs, which any device passes")
     return case
 
 
@@ -229,7 +223,7 @@ def _references(item: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str, 
     found = item.each(Fields.text)
     for name, tensor in found.items():
         if tensor not in tensors:
-            raise IntegrityError(f"{item.where}.{name} of the package names {tensor!r}, which is no tensor of it")
+            item.fail(f"names {tensor!r}, which is no tensor of the package", name)
     return found
 
 
@@ -257,7 +251,7 @@ def _policy(item: Fields) -> DevicePolicy:
         "adaptive": Adaptive(pick.count("runs", 5)),
     }
     if strategy not in how:
-        raise IntegrityError(f"{pick.where} of the package has strategy {strategy!r}; known are {', '.join(how)}")
+        pick.fail(f"is {strategy!r}; known are {', '.join(how)}", "strategy")
     allow, deny, prefer = (
         None if item.raw.get(key) is None else tuple(item.parsed(key, Device, text) for text in item.items(key))
         for key in ("allow", "deny", "prefer")
@@ -270,14 +264,14 @@ def _buckets(item: Fields) -> tuple[str, tuple[tuple[int, int], ...]]:
     ranges = []
     for pair in item.items("ranges"):
         if not (isinstance(pair, list) and len(pair) == 2 and all(type(end) is int for end in pair)):
-            raise IntegrityError(f"{item.where} of the package: {pair!r:.60} is no range of two whole numbers")
+            item.fail(f"has {pair!r:.60}, no range of two whole numbers", "ranges")
         ranges.append((pair[0], pair[1]))
     return item.text("dim"), tuple(ranges)
 
 
 def _digest(item: Fields) -> str:
     if not _DIGEST.fullmatch(text := item.text("sha256")):
-        raise IntegrityError(f"{item.where}.sha256 of the package is no SHA-256 in hexadecimal")
+        item.fail("is no SHA-256 in hexadecimal", "sha256")
     return text
 
 
@@ -287,109 +281,9 @@ def parse(data: bytes, name: str) -> Fields:
     Raises:
         IntegrityError: the bytes are no strict JSON object.
     """
-    try:
-        # one pass over the text; a duplicate key, a constant such as NaN or a number beyond float raises ValueError
-        document = parse_json(data, object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite)
-    except ValueError as err:
-        raise IntegrityError(f"{name} of the package is no JSON that every reader takes alike: {err}") from err
-    return Fields(document, name)
+    return fields.parse(data, f"{name} of the package", IntegrityError)
 
 
 def dump(document: Any) -> bytes:
     """Return the one encoding of a document that this library writes: ASCII, sorted keys, one line feed at the end."""
     return (json.dumps(document, allow_nan=False, sort_keys=True, indent=1) + "\n").encode("ascii")
-
-
-class Fields:
-    """A JSON object whose entries are taken out with their type checked; `where` is its place in messages.
-
-    Raises:
-        IntegrityError: it is no object.
-    """
-
-    def __init__(self, item: Any, where: str) -> None:
-        self.where = where
-        self.raw: Mapping[str, Any] = item if isinstance(item, dict) else self._fail(f"an object, not {item!r:.60}")
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """Return a string."""
-        return self._get(key, str, default)
-
-    def parsed(self, key: str, convert: Callable[[str], T], item: object = None) -> T:
-        """Return what a string, or one item of a list of them, stands for."""
-        text = self.raw.get(key) if item is None else item
-        if not isinstance(text, str):
-            self._fail(f"str as {key!r}, not {text!r:.60}")
-        try:
-            return convert(text)
-        except (DeviceParseError, ValueError) as err:
-            raise IntegrityError(f"{self.where} of the package: {err}") from err
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a number of either kind as a float."""
-        value = self.raw.get(key, default)
-        # Whole numbers have no end in JSON; this comparison is exact, where `float` of a larger one overflows.
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > sys.float_info.max:
-            self._fail(f"a number as {key!r}, not {value!r:.60}")
-        return float(value)
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """Return a whole number from 0 up to what a signed 64-bit integer holds."""
-        value = self._get(key, int, default)
-        if isinstance(value, bool) or not 0 <= value < 1 << 63:
-            self._fail(f"a whole number from 0 as {key!r}, not {value!r:.60}")
-        return value
-
-    def flag(self, key: str, default: bool | None = None) -> bool:
-        """Return true or false."""
-        return self._get(key, bool, default)
-
-    def items(self, key: str) -> list[Any]:
-        """Return a list, empty when there is none."""
-        return self._get(key, list, [])
-
-    def fields(self, key: str) -> Fields:
-        """Return an object, empty when there is none."""
-        return Fields(self._get(key, dict, {}), f"{self.where}.{key}")
-
-    def entries(self, key: str) -> dict[str, Fields]:
-        """Return an object of objects."""
-        inner = self.fields(key)
-        return {name: Fields(item, f"{inner.where}.{name}") for name, item in inner.raw.items()}
-
-    def each(self, read: Callable[[Fields, str], T]) -> dict[str, T]:
-        """Return every entry, taken out by one of the methods above."""
-        return {key: read(self, key) for key in self.raw}
-
-    def only(self, *known: str) -> None:
-        """Refuse keys that are not known, which a newer or forged writer left."""
-        strangers = sorted(set(self.raw).difference(known))
-        if strangers:
-            self._fail(f"no key {strangers[0]!r}; known are {', '.join(sorted(known))}")
-
-    def _get(self, key: str, kind: type[T], default: T | None) -> T:
-        value = self.raw.get(key, default)
-        if not isinstance(value, kind):
-            self._fail(f"{kind.__name__} as {key!r}, not {value!r:.60}")
-        return value
-
-    def _fail(self, wanted: str) -> NoReturn:
-        raise IntegrityError(f"{self.where} of the package should have {wanted}")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key occurs twice in one object")
-    return found
-
-
-def _refused(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is beyond the range of numbers")
-    return value

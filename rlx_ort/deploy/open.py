@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -66,19 +65,11 @@ class PackageDevices(GraphDevices):
     ) -> None:
         self._package = package
         self._quick = quick
-        self._loading = threading.RLock()
-        self._loaded = False
-        self._prepare(policy, options, resilience)
+        self._prepare(policy, options, resilience, self._read)
         if quick is None:
-            self._load()
+            self._sessions.follow_graph()
         else:
             self._named = outputs_class(output.name for output in quick.start.outputs)
-
-    @property
-    def graph(self) -> Graph:
-        """The graph; read from the package when it is first asked for."""
-        self._load()
-        return self._graph
 
     @property
     def golden_inputs(self) -> list[dict[str, Any]]:
@@ -89,12 +80,6 @@ class PackageDevices(GraphDevices):
     def package_sha256(self) -> str:
         """The digest of the package's index, hexadecimal, which pins the package."""
         return self._package.sha256
-
-    @property
-    def weights(self) -> WeightStore:
-        """The parameters' data, shared by all devices."""
-        self._load()
-        return self._weights
 
     def run(self, device: Device | str, inputs: Mapping[str, Any], **limits: Any) -> Outputs:
         """Run on a device and return the outputs in order; see `GraphDevices.run`.
@@ -123,7 +108,7 @@ class PackageDevices(GraphDevices):
     def _run_quick(self, device: Device | str, inputs: Mapping[str, Any]) -> Outputs | None:
         """Run from the compile cache, or return None where the graph is needed."""
         quick = self._quick
-        if quick is None or Device(device) != Device.CPU or self._policy.refusal(Device.CPU) is not None:
+        if quick is None or Device(device) != Device.CPU or self.policy.refusal(Device.CPU) is not None:
             return None
         outputs = quick.run(inputs)
         return None if outputs is None else self._named(outputs)
@@ -133,25 +118,22 @@ class PackageDevices(GraphDevices):
         if quick is not None:
             quick.close()
 
-    def _load(self) -> None:
-        """Load the graph if that was not done, and close the session from the compile cache."""
-        if self._loaded:
-            return
-        with self._loading:
-            if self._loaded:
-                return
-            graph = self._package.graph()
-            self._take(graph)
-            declared = {value.name for value in graph.params}
-            for variant in self._package.index.variants.values():
-                for param, stored in variant.rounded.items():
-                    if param not in declared or self._weights.get(param) is None:
-                        raise IntegrityError(
-                            f"{self._package.path} has rounded weights for {param!r}, which is no parameter of it"
-                        )
-                    self._weights.provide_rounded(param, self._package.tensor(stored))
-            self._loaded = True
-            self._end_quick()
+    def _read(self) -> tuple[Graph, WeightStore]:
+        """Return the graph and its weights, and close the session from the compile cache."""
+        from rlx_ort.execution.weights import WeightStore
+
+        graph = self._package.graph()
+        weights = WeightStore.for_graph(graph)
+        declared = {value.name for value in graph.params}
+        for variant in self._package.index.variants.values():
+            for param, stored in variant.rounded.items():
+                if param not in declared or weights.get(param) is None:
+                    raise IntegrityError(
+                        f"{self._package.path} has rounded weights for {param!r}, which is no parameter of it"
+                    )
+                weights.provide_rounded(param, self._package.tensor(stored))
+        self._end_quick()
+        return graph, weights
 
 
 def load(

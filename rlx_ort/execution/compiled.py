@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort import epoch
 from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
 from rlx_ort.execution.handles import Handles
@@ -492,7 +493,7 @@ class CompiledGraph:
         """
         self._background.settle()
         self._handles.bind(name, array)
-        self._plain = False
+        self._tie()
         return True
 
     def read_handle(self, name: str) -> npt.NDArray[Any] | None:
@@ -522,7 +523,7 @@ class CompiledGraph:
         """
         self._background.settle()
         self._handles.bind(name, array, self.engine())
-        self._plain = False
+        self._tie()
         return True
 
     def has_gpu_handle(self, name: str) -> bool:
@@ -706,6 +707,12 @@ class CompiledGraph:
         state = "closed" if self._slot.closed else "open" if self._slot.is_open else "not open yet"
         shape = f"{len(self.input_specs)} inputs, {len(self._output_names)} outputs"
         return f"<CompiledGraph on {self.device.label}, {shape}, {self._rule.value}, {state}>"
+
+    def _tie(self) -> None:
+        """Note that a handle ties the graph to its device; a choice that could move it is made anew."""
+        if self._plain:
+            self._plain = False
+            epoch.advance()
 
     def _use(self, slot: EngineSlot) -> None:
         """Run in the session of a slot from now on."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from rlx_ort.errors import InputError
 from rlx_ort.ir.ops.norm import Reduce
+from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 if TYPE_CHECKING:
@@ -231,7 +232,8 @@ class _Readers:
 def _is_sum(node: ExportedNode) -> bool:
     """Return whether a node is one of those that a sum of the user's graph was written as."""
     op = None if node.source is None else node.source.op
-    return isinstance(op, Reduce) and op.function == "sum"
+    is_sum = isinstance(op, OnnxNode) and (op.domain, op.op_type) == ("", "ReduceSum")
+    return is_sum or (isinstance(op, Reduce) and op.function == "sum")
 
 
 def _longest(exported: ExportedModel) -> int | None:

@@ -167,7 +167,7 @@ class InputPlan:
 
 
 def _kind(names: list[str], dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Kind:
-    """Return the kind of inputs with these names, in this order; unrolled for one, to be fast."""
+    """Return the kind of inputs with these names, in this order; unrolled for one and two, to be fast."""
     if len(names) == 1:
         array_type = np.ndarray
         name, dtype, shape = names[0], dtypes[0], shapes[0]
@@ -179,6 +179,24 @@ def _kind(names: list[str], dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tu
             return array.__class__ is array_type and array.dtype is dtype and array.shape == shape
 
         return one
+    if len(names) == 2:
+        array_type = np.ndarray
+        (name_0, name_1), (dtype_0, dtype_1), (shape_0, shape_1) = names, dtypes, shapes
+
+        def two(inputs: Any) -> bool:
+            if inputs.__class__ is not dict or len(inputs) != 2:
+                return False
+            first, second = inputs.get(name_0), inputs.get(name_1)
+            return (
+                first.__class__ is array_type
+                and second.__class__ is array_type
+                and first.dtype is dtype_0
+                and second.dtype is dtype_1
+                and first.shape == shape_0
+                and second.shape == shape_1
+            )
+
+        return two
     matches = matcher(dtypes, shapes)
     return lambda inputs: inputs.__class__ is dict and list(inputs) == names and matches(inputs.values())
 

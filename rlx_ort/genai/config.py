@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort import fields
 from rlx_ort.converters.from_onnx.tensor_files import file_inside
 from rlx_ort.errors import ConversionError, near_names
+from rlx_ort.fields import Fields
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.cores import known_cores
 from rlx_ort.providers.engine.recipe import names
-from rlx_ort.storage import parse_json, read_regular
+from rlx_ort.storage import read_regular
 
 CONFIG = "genai_config.json"
 _SUFFIX = "executionprovider"
@@ -54,6 +56,7 @@ _FILE_OPTIONS = names(
 )
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 _LIBRARY = re.compile(r"\.(?:dll|so(?:\.\d+)*|dylib)$", re.IGNORECASE)
+_LARGEST = (1 << 31) - 1
 _MOST_LAYERS = 1 << 14  # each has two inputs and two outputs of the model, whose names are built from it
 _TEXT_INPUTS = ("input_ids", "attention_mask", "position_ids")
 _OTHER_PARTS = ("encoder", "encoder_decoder_init", "embedding", "vision", "speech")
@@ -161,90 +164,87 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
     if not path.exists():
         raise ConversionError(f"{base} has no {CONFIG}; give the folder that onnxruntime-genai's builder wrote")
     try:
-        document = parse_json(read_regular(file_inside(base, CONFIG, f"the config of {base} is", trusted)))
-    except (OSError, ValueError) as err:
+        data = read_regular(file_inside(base, CONFIG, f"the config of {base} is", trusted))
+    except OSError as err:
         raise ConversionError(f"{path} is no JSON file: {err}") from err
-    at = _Entry(path, "", document)
-    model = at.object("model")
-    kind = model.text("type")
-    others = [part for part in _OTHER_PARTS if isinstance(part_of := model.value.get(part), dict) and part_of]
-    if "decoder" not in model.value or others:
+    model = fields.parse(data, str(path), ConversionError).fields("model")
+    kind = model.name("type")
+    others = [part for part in _OTHER_PARTS if isinstance(part_of := model.raw.get(part), dict) and part_of]
+    if "decoder" not in model.raw or others:
         config = (
-            f"has {' and '.join(map(repr, others))} beside its decoder"
-            if "decoder" in model.value
-            else "has no decoder"
+            f"has {' and '.join(map(repr, others))} beside its decoder" if "decoder" in model.raw else "has no decoder"
         )
         raise ConversionError(f"{path}: the model of type {kind!r} {config}; only decoders of text can be opened here")
-    decoder = model.object("decoder")
-    if decoder.value.get("pipeline"):
+    decoder = model.fields("decoder")
+    if decoder.raw.get("pipeline"):
         raise ConversionError(
             f"{path}: the decoder is a pipeline of several models; only those of one file can be opened here"
         )
-    inputs, outputs = decoder.object("inputs", {}), decoder.object("outputs", {})
+    inputs, outputs = decoder.fields("inputs"), decoder.fields("outputs")
     notes: list[str] = []
-    session = decoder.object("session_options", {})
+    session = decoder.fields("session_options")
     providers = _providers(session, notes)
-    name = decoder.text("filename")
+    name = decoder.name("filename")
     file_inside(base, name, f"{path}: the decoder is", trusted)
     return GenaiConfig(
         folder=base,
         kind=kind,
         model=base / name,
-        context_length=model.size("context_length"),
-        head_size=decoder.size("head_size"),
-        heads=decoder.size("num_key_value_heads"),
-        layers=decoder.size("num_hidden_layers", _MOST_LAYERS),
+        context_length=model.count("context_length", least=1, most=_LARGEST),
+        head_size=decoder.count("head_size", least=1, most=_LARGEST),
+        heads=decoder.count("num_key_value_heads", least=1, most=_LARGEST),
+        layers=decoder.count("num_hidden_layers", least=1, most=_MOST_LAYERS),
         inputs={
-            **{key: inputs.text(key, key) for key in _TEXT_INPUTS},
-            "past_key_names": inputs.text("past_key_names", "past_key_values.%d.key"),
-            "past_value_names": inputs.text("past_value_names", "past_key_values.%d.value"),
+            **{key: inputs.name(key, key) for key in _TEXT_INPUTS},
+            "past_key_names": inputs.name("past_key_names", "past_key_values.%d.key"),
+            "past_value_names": inputs.name("past_value_names", "past_key_values.%d.value"),
         },
         outputs={
-            "logits": outputs.text("logits", "logits"),
-            "present_key_names": outputs.text("present_key_names", "present.%d.key"),
-            "present_value_names": outputs.text("present_value_names", "present.%d.value"),
+            "logits": outputs.name("logits", "logits"),
+            "present_key_names": outputs.name("present_key_names", "present.%d.key"),
+            "present_value_names": outputs.name("present_value_names", "present.%d.value"),
         },
-        stop_tokens=model.tokens("eos_token_id"),
+        stop_tokens=_tokens(model, "eos_token_id"),
         providers=providers,
         notes=tuple(notes),
     )
 
 
-def _providers(session: _Entry, notes: list[str]) -> tuple[tuple[str, Mapping[str, str]], ...]:
+def _providers(session: Fields, notes: list[str]) -> tuple[tuple[str, Mapping[str, str]], ...]:
     """Return the providers that the session options name, and add settings without effect to the notes."""
-    if "custom_ops_library" in session.value:
+    if "custom_ops_library" in session.raw:
         raise ConversionError(
-            f"{session.where('custom_ops_library')} names a library, which is native code that would run in this "
+            f"{session.at('custom_ops_library')} names a library, which is native code that would run in this "
             "process; if you trust it, take the entry out and name it in CompileOptions(custom_op_libraries=...)"
         )
     # onnxruntime-genai brings an ONNX Runtime of its own, of any version.
     known = _SESSION_OPTIONS.union(*(core.config_keys for core in known_cores()))
-    for key, value in session.value.items():
+    for key, value in session.raw.items():
         if _names_file(key, value):
             raise ConversionError(
-                f"{session.where(key)} is {value!r}: a file or an address that the folder names and ONNX Runtime would "
+                f"{session.at(key)} is {value!r}: a file or an address that the folder names and ONNX Runtime would "
                 "use unchecked; take the entry out"
             )
         if key not in known:
             near = near_names(key, known)
-            notes.append(f"{session.where(key)} is no option of ONNX Runtime and has no effect; {near}")
-    listed = session.value.get("provider_options", [])
+            notes.append(f"{session.at(key)} is no option of ONNX Runtime and has no effect; {near}")
+    listed = session.raw.get("provider_options", [])
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise ConversionError(f'{session.where("provider_options")} is not a list of objects, as in [{{"cuda": {{}}}}]')
+        raise ConversionError(f'{session.at("provider_options")} is not a list of objects, as in [{{"cuda": {{}}}}]')
     providers = []
     for name, options in ((name, options) for entry in listed for name, options in entry.items()):
         lowered = name.lower().removesuffix(_SUFFIX)
         if lowered not in _PROVIDERS:
             raise ConversionError(
-                f"{session.where('provider_options')} names the execution provider {name!r}, which does not exist; "
+                f"{session.at('provider_options')} names the execution provider {name!r}, which does not exist; "
                 f"{near_names(lowered, (*_PROVIDERS, *(known + _SUFFIX for known in _PROVIDERS)))}"
             )
         if not isinstance(options, dict):
-            raise ConversionError(f"{session.where('provider_options')}: the options of {name!r} are no object")
+            raise ConversionError(f"{session.at('provider_options')}: the options of {name!r} are no object")
         for key, value in options.items():
             if _names_file(key, value):
                 raise ConversionError(
-                    f"{session.where('provider_options')}: {key!r} of {name!r} is {value!r}, a file or an address "
+                    f"{session.at('provider_options')}: {key!r} of {name!r} is {value!r}, a file or an address "
                     "that the provider would load into this process; if you trust it, take the entry out and give it "
                     f"in CompileOptions(provider_options={{{key!r}: ...}})"
                 )
@@ -264,46 +264,9 @@ def _names_file(key: str, value: object) -> bool:
     return bool(rooted or ".." in windows.parts or _LIBRARY.search(value))
 
 
-class _Entry:
-    """An object of the document, with its place there for messages."""
-
-    def __init__(self, path: Path, place: str, value: object) -> None:
-        if not isinstance(value, dict):
-            raise ConversionError(f"{path}: {place or 'the document'} is no JSON object")
-        self._path = path
-        self._place = place
-        self.value: dict[str, Any] = value
-
-    def where(self, key: str) -> str:
-        return f"{self._path}: {self._place}{key}"
-
-    def object(self, key: str, default: dict[str, Any] | None = None) -> _Entry:
-        return _Entry(self._path, f"{self._place}{key}.", self._get(key, default))
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._get(key, default)
-        if not isinstance(value, str) or not value:
-            raise ConversionError(f"{self.where(key)} is {value!r}, no text")
-        return value
-
-    def size(self, key: str, most: int = 2**31 - 1) -> int:
-        value = self._get(key, None)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConversionError(f"{self.where(key)} is {value!r}, no whole number above 0")
-        if value > most:
-            raise ConversionError(f"{self.where(key)} is above {most}, which no model needs")
-        return value
-
-    def tokens(self, key: str) -> frozenset[int]:
-        value = self.value.get(key, [])
-        listed = value if isinstance(value, list) else [value]
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
-            raise ConversionError(f"{self.where(key)} is {value!r}, no token and no list of them")
-        return frozenset(listed)
-
-    def _get(self, key: str, default: Any) -> Any:
-        if key not in self.value:
-            if default is None:
-                raise ConversionError(f"{self.where(key)} is missing; {near_names(key, self.value)}")
-            return default
-        return self.value[key]
+def _tokens(model: Fields, key: str) -> frozenset[int]:
+    value = model.raw.get(key, [])
+    listed = value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
+        model.fail(f"is {value!r}, no token and no list of them", key)
+    return frozenset(listed)

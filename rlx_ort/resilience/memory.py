@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
 from rlx_ort.execution.residency import budget_of, residency
+from rlx_ort.execution.resident import Resident
 from rlx_ort.faults import OUT_OF_MEMORY, fault_of
 from rlx_ort.providers.registry import provider_of
-
-if TYPE_CHECKING:
-    from rlx_ort.graph_devices import GraphDevices
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +91,12 @@ def memory_use() -> list[DeviceMemory]:
     return [device_memory(each) for each in dict.fromkeys(each.device for each in residency().residents())]
 
 
-def freed_after(error: Exception, runner: GraphDevices, device: Device) -> bool:
+def freed_after(error: Exception, device: Device, kept: Resident | None) -> bool:
     """Free what idle sessions of the device take, those of other runners too, if the error is its lack of memory.
+
+    `kept` is the session that needs the memory.
 
     Returns:
         Whether anything was freed, so that the run should be tried again.
     """
-    return fault_of(error)[1] == OUT_OF_MEMORY and residency().relieve(device, runner._sessions.resident(device))
+    return fault_of(error)[1] == OUT_OF_MEMORY and residency().relieve(device, kept)

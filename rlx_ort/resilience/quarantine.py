@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlx_ort import epoch
 from rlx_ort.device import Device
 from rlx_ort.resilience.options import Resilience
 
@@ -116,7 +118,7 @@ class Quarantine:
         Failures of other runs of the same outage do not lengthen it, and neither do those of runs that began before
         the device was last re-admitted.
         """
-        with self._lock:
+        with self._changing():
             record = self._record(device)
             ready = record.state is HealthState.READY or record.spared
             if not ready or (record.failures and begun_ns < record.since_ns):
@@ -128,19 +130,19 @@ class Quarantine:
 
     def fail_again(self, device: Device, reason: str, *, wrong: bool = False) -> None:
         """Count a failed check, or a failed run of the last resort, and double the back-off."""
-        with self._lock:
+        with self._changing():
             record = self._record(device)
             record.wrong = wrong or record.wrong
             self._count(record, reason)
 
     def postpone(self, device: Device) -> None:
         """Check a device again after the same back-off, since the check had no result."""
-        with self._lock:
+        with self._changing():
             self._postpone(self._record(device))
 
     def set_opening(self, device: Device, owner: object = None) -> bool:
         """Put a device that is ready out until it is opened and checked; return False if it is out already."""
-        with self._lock:
+        with self._changing():
             record = self._record(device)
             if record.state is not HealthState.READY:
                 return False
@@ -149,7 +151,7 @@ class Quarantine:
 
     def give_up(self, device: Device, owner: object) -> None:
         """End an opening or a check that has come to no result, unless another one has begun since."""
-        with self._lock:
+        with self._changing():
             record = self._record(device)
             if record.owner is owner and record.state is HealthState.OPENING:
                 record.state = HealthState.READY
@@ -163,7 +165,7 @@ class Quarantine:
 
     def abandon_openings(self) -> None:
         """Let the devices in whose opening is given up; they are opened when they are next chosen."""
-        with self._lock:
+        with self._changing():
             for record in self._records.values():
                 if record.state is HealthState.OPENING:
                     record.state = HealthState.READY
@@ -173,7 +175,7 @@ class Quarantine:
 
         Unless that is a failure, it is in again as soon as the run has come back.
         """
-        with self._lock:
+        with self._changing():
             record = self._record(device)
             record.stuck += 1
             if failed and (record.state is HealthState.READY or record.spared):
@@ -184,7 +186,7 @@ class Quarantine:
 
     def leave_stuck(self, device: Device) -> None:
         """Note that such a run has come back after all; a device that failed is checked when its back-off is over."""
-        with self._lock:
+        with self._changing():
             record = self._record(device)
             record.stuck -= 1
             if not record.stuck and record.state is HealthState.STUCK:
@@ -193,14 +195,14 @@ class Quarantine:
 
     def readmit(self, device: Device) -> None:
         """Let a device in again."""
-        with self._lock:
+        with self._changing():
             record = self._record(device)
             if not record.stuck:
                 record.state, record.since_ns, record.wrong = HealthState.READY, self._clock(), False
 
     def claim(self, owner: object = None) -> Device | None:
         """Return a device whose check is due, which is then on trial; None if there is none."""
-        with self._lock:
+        with self._changing():
             now = self._clock()
             for device, record in self._records.items():
                 if record.state is HealthState.QUARANTINED and record.next_try_ns <= now:
@@ -229,6 +231,13 @@ class Quarantine:
         """Return the devices that have failed at some time."""
         with self._lock:
             return list(self._records)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock, and end the epoch: routes that were chosen before do not hold after it."""
+        with self._lock:
+            yield
+            epoch.advance()
 
     def _record(self, device: Device) -> _Record:
         return self._records.setdefault(device, _Record(self._clock()))

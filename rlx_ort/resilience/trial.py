@@ -12,11 +12,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rlx_ort import epoch
 from rlx_ort.device import Device
+from rlx_ort.device_sessions import DeviceSessions, SessionSet
 from rlx_ort.errors import DeviceUnavailableError, RlxError, RunError
 from rlx_ort.execution.background import copied_arrays
 from rlx_ort.faults import Fault, fault_of
@@ -30,10 +32,7 @@ from rlx_ort.providers.registry import provider_of
 from rlx_ort.resilience.limits import in_background
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import Quarantine
-
-if TYPE_CHECKING:
-    from rlx_ort.device_sessions import DeviceSessions
-    from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.routes import Key, Pick
 
 _log = logging.getLogger(__name__)
 _EPSILONS = 8
@@ -43,10 +42,7 @@ _AFTER_S = 0.1
 _KEEP_NS = 1_000_000_000
 """While a device opens, a run is kept for its trial at most once in this time, because that copies its arrays."""
 
-Choose: TypeAlias = "Callable[[GraphDevices, Mapping[str, Any]], tuple[Device, bool]]"
-"""Returns the device of an automatic choice of a runner for some inputs, and whether a variable named it."""
-
-Limited: TypeAlias = "Callable[[GraphDevices, Device, Callable[[], list[Any]], float], list[Any]]"
+Limited: TypeAlias = Callable[[Device, Callable[[], list[Any]], float], list[Any]]
 """Makes a run on a device within a time limit in seconds."""
 
 
@@ -68,34 +64,46 @@ class Trials:
     """The trials of one runner's devices.
 
     Args:
+        devices: the devices and their sessions.
         options: tolerance, and whether results are compared.
         quarantine: has the state of the devices.
         limited: makes a run that has a limit.
-        changed: called when another device may have become the best.
         clock: returns monotonic nanoseconds.
     """
 
     def __init__(
         self,
+        devices: DeviceSessions,
         options: Resilience,
         quarantine: Quarantine,
         limited: Limited,
-        changed: Callable[[], None],
         clock: Callable[[], int],
     ) -> None:
+        self._devices = devices
         self._options = options
         self._quarantine = quarantine
         self._limited = limited
-        self._changed = changed
         self._clock = clock
         self._lock = threading.Lock()
-        self._opening: dict[Stop, DeviceSessions] = {}  # of each thread that opens a device
-        self._choosing: DeviceSessions | None = None  # a thread makes the first choice for these
+        self._opening: dict[Stop, SessionSet] = {}  # of each thread that opens a device
+        self._choosing: SessionSet | None = None  # a thread makes the first choice for these
         self._last: tuple[int, Answer] | None = None  # the last run and its time, while a device opens
 
-    def is_opening(self, runner: GraphDevices) -> bool:
-        """Return whether a thread opens a device for the runner."""
-        return runner._sessions in self._opening.values()
+    @property
+    def is_opening(self) -> bool:
+        """Whether a thread opens a device."""
+        return self._devices.current in self._opening.values()
+
+    @property
+    def is_choosing(self) -> bool:
+        """Whether a thread makes the first choice."""
+        return self._choosing is self._devices.current
+
+    def due_ns(self) -> float:
+        """Return when an answer is next asked for by `note`, in the clock's nanoseconds; infinity if none is."""
+        last = self._last
+        keeps_ns = math.inf if not self._opening else self._clock() if last is None else last[0] + _KEEP_NS
+        return min(keeps_ns, self._quarantine.next_due_ns())
 
     def give_up(self) -> None:
         """End the opening of devices, for sessions that are closed; does not wait for it."""
@@ -103,11 +111,7 @@ class Trials:
             stop.stop()
         self._quarantine.abandon_openings()
 
-    def is_choosing(self, runner: GraphDevices) -> bool:
-        """Return whether a thread makes the first choice of the runner."""
-        return self._choosing is runner._sessions
-
-    def note(self, runner: GraphDevices, answer: Answer) -> None:
+    def note(self, answer: Answer) -> None:
         """Begin the trial of a device whose quarantine is over, on a run that another one answered."""
         now = self._clock()
         last = self._last
@@ -121,55 +125,44 @@ class Trials:
 
             def check() -> None:
                 with owner.held():
-                    self._judge(runner, runner._sessions, device, lambda: _probe(device), lambda: kept)
+                    self._judge(self._devices.current, device, lambda: _probe(device), lambda: kept)
 
             in_background(check).add_done_callback(lambda _: self._quarantine.give_up(device, owner))
 
-    def open_behind(
-        self, runner: GraphDevices, choose: Choose, chosen: tuple[Device, bool] | None, answer: Answer
-    ) -> None:
+    def open_behind(self, goal: Key, chosen: Pick | None, answer: Answer) -> None:
         """Open a device in a thread after a run that another one answered, and let it in if its results are right.
 
-        `chosen` is the device and whether a variable named it; without it the thread makes the choice, too.
+        Without `chosen` the thread makes the choice, too.
         """
-        sessions, stop, first = runner._sessions, Stop(), answer.copied()
+        sessions, stop, first = self._devices.current, Stop(), answer.copied()
         with self._lock:
             if chosen is None:
                 if self._choosing is sessions:
                     return
                 self._choosing = sessions
-            elif not self._quarantine.set_opening(chosen[0], stop):
+            elif not self._quarantine.set_opening(chosen.device, stop):
                 return
             watch(stop)
             self._opening[stop] = sessions
             self._last = self._clock(), first
-        work = (runner, sessions, choose, chosen, first, stop)
+        work = (sessions, goal, chosen, first, stop)
         threading.Thread(target=self._open, args=work, name="rlx_ort-bridge", daemon=True).start()
 
-    def _open(
-        self,
-        runner: GraphDevices,
-        sessions: DeviceSessions,
-        choose: Choose,
-        chosen: tuple[Device, bool] | None,
-        first: Answer,
-        stop: Stop,
-    ) -> None:
+    def _open(self, sessions: SessionSet, goal: Key, chosen: Pick | None, first: Answer, stop: Stop) -> None:
         chooses = chosen is None
         time.sleep(_AFTER_S)
         try:
             with stop.held(), contextlib.suppress(Stopped):
                 if chosen is None:
-                    chosen = choose(runner, first.inputs)
-                    if chosen[0] == first.device or not self._quarantine.set_opening(chosen[0], stop):
+                    chosen = self._devices.pick(goal, first.inputs)
+                    if chosen.device == first.device or not self._quarantine.set_opening(chosen.device, stop):
                         return
                     self._choosing = None
-                device, named = chosen
+                device, named = chosen.device, chosen.named
                 self._judge(
-                    runner,
                     sessions,
                     device,
-                    lambda: runner._opened(device, named, sessions),
+                    lambda: self._devices.open(device, named, sessions),
                     lambda: first if self._last is None else self._last[1],
                     opens=True,
                 )
@@ -177,19 +170,18 @@ class Trials:
             _log.info("no device could be chosen in the background: %s", str(err))
         finally:
             if chosen is not None:
-                self._quarantine.give_up(chosen[0], stop)
+                self._quarantine.give_up(chosen.device, stop)
             with self._lock:
                 del self._opening[stop]
                 if not self._opening:
                     self._last = None
                 if chooses and self._choosing is sessions:
                     self._choosing = None
-            self._changed()
+            epoch.advance()  # another device may be the best now
 
     def _judge(
         self,
-        runner: GraphDevices,
-        sessions: DeviceSessions,
+        sessions: SessionSet,
         device: Device,
         prepare: Callable[[], object],
         last: Callable[[], Answer],
@@ -199,38 +191,37 @@ class Trials:
         """Let a device in if, after `prepare`, it agrees with the last answer of a healthy one; else put it out."""
         from rlx_ort.calibration.features import RANDOM_OPS  # not before the first answer
 
-        quarantine, options, wrong = self._quarantine, self._options, ""
+        devices, quarantine, options, wrong = self._devices, self._quarantine, self._options, ""
         try:
             prepare()
             answer = last()
-            graph = runner._to_time(device)
+            graph = devices.to_time(device)
             if options.parity and RANDOM_OPS.isdisjoint(node.pattern.op_type for node in graph.exported.nodes):
                 if opens or options.timeout_s is None:
                     got = graph.run(answer.inputs)
                 else:
-                    got = self._limited(runner, device, lambda: graph.run(answer.inputs), options.timeout_s)
-                if runner.weights.version != answer.version:
+                    got = self._limited(device, lambda: graph.run(answer.inputs), options.timeout_s)
+                if devices.weights.version != answer.version:
                     quarantine.postpone(device)  # the results are of other weights
                     return
-                rounding = max(_rounding(runner.options.on(each)) for each in (device, answer.device))
+                rounding = max(_rounding(devices.options.on(each)) for each in (device, answer.device))
                 wrong = disagreement(answer.outputs, got, max(options.tolerance, rounding))
                 if wrong:
                     raise RunError(f"its results differ from those of {answer.device.display}: {wrong}")
         except Exception as err:  # whatever it is, the device stays out
-            if runner._sessions is not sessions and not wrong:  # closed meanwhile
+            if devices.current is not sessions and not wrong:  # closed meanwhile
                 if not opens:
                     quarantine.postpone(device)
             elif fault_of(err)[0] is Fault.REFUSAL:
                 quarantine.readmit(device)  # and the ranking has it no more
             else:
                 quarantine.fail_again(device, f"check failed: {err}", wrong=bool(wrong))
-                sessions.drop(device)
+                devices.drop(device) if devices.current is sessions else sessions.drop(device)
                 _log.warning("%s stays out: %s", device.display, str(err))  # an error would keep the session alive
         else:
-            if runner._sessions is sessions or not opens:
+            if devices.current is sessions or not opens:
                 quarantine.readmit(device)
                 _log.info("%s is used from now on", device.display)
-        self._changed()
 
 
 def _rounding(options: CompileOptions) -> float:
@@ -243,18 +234,18 @@ _ROUNDING = {"f32": 0.0, "tf32": 1e-2, "f16": 1e-2, "bf16": 4e-2}
 """Precision -> largest error relative to the largest value: ten times its epsilon, since every layer rounds again."""
 
 
-def in_cache(runner: GraphDevices, device: Device) -> bool:
+def in_cache(devices: DeviceSessions, device: Device) -> bool:
     """Return whether the session of a device would be opened from the compile cache, and so quickly."""
     from rlx_ort.execution.session import key_of_graph
     from rlx_ort.providers.engine.compiled.models import use_for
     from rlx_ort.providers.engine.compiled.store import default_store
 
     recipe_of = getattr(provider_of(device), "recipe", None)
-    options = runner.options.on(device)
+    options = devices.options.on(device)
     try:
         if recipe_of is None or use_for(recipe_of(device, options), options) is CacheUse.OFF:
             return False
-        key = key_of_graph(runner.graph, device, runner.options, runner.weights)
+        key = key_of_graph(devices.graph, device, devices.options, devices.weights)
     except RlxError:
         return False
     return default_store().find(key.digest) is not None

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rlx_ort import epoch
 from rlx_ort.device import Device
 from rlx_ort.faults import NO_ROOM, fault_of, is_device_failure
 from rlx_ort.ir.graph import Graph
@@ -112,9 +113,18 @@ def refusals(graph: Graph, options: CompileOptions) -> dict[Device, str]:
     return {device: reason for device, under, reason, until_s in entries if under in rules and now_s < until_s}
 
 
+def refusals_end_s(graph: Graph) -> float | None:
+    """Return when the next refusal stops to count on the monotonic clock; None if none does."""
+    known = _caches.get(graph)
+    now_s = time.monotonic()
+    ends = () if known is None else (until_s for *_, until_s in known.refused if now_s < until_s < math.inf)
+    return min(ends, default=None)
+
+
 def forget(graph: Graph) -> None:
     """Forget every refusal of a graph, so that its devices are tried again."""
     cache_of(graph).refused = []
+    epoch.advance()
 
 
 def _set_refusal(
@@ -123,4 +133,8 @@ def _set_refusal(
     cache = cache_of(graph)
     with _lock:
         others = [entry for entry in cache.refused if entry[:2] != (device, options)]
-        cache.refused = others if reason is None else [*others, (device, options, reason, until_s)]
+        if reason is not None:
+            others.append((device, options, reason, until_s))
+        if others != cache.refused:
+            cache.refused = others
+            epoch.advance()

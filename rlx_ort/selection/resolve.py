@@ -3,18 +3,18 @@
 A named device must take every node. It is never replaced silently: a device named in code raises an error, and one
 named by `RLX_DEVICE` is skipped with a warning.
 
-Nothing here opens a session: `open_first` and `run_with_fallback` are given the function that does.
+Nothing here opens a session: `run_with_fallback` is given the function that does.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from rlx_ort.device import Device, as_devices
 from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError
-from rlx_ort.faults import is_device_failure
+from rlx_ort.faults import first_that_works
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.registry import require_available
@@ -66,27 +66,6 @@ def choice(
     return fastest_device_for(graph, policy, options, inputs), False
 
 
-def open_first(choose: Callable[[], tuple[Device, bool]], open_on: Callable[[Device, bool], T]) -> T:
-    """Return the result of `open_on` for the first choice that takes the graph.
-
-    `choose` returns a device and whether it was named. When `open_on` fails because of the device, it must have
-    remembered the refusal (`rlx_ort.selection.graph_cache`), so that the next choice is another one.
-
-    Raises:
-        NoViableDeviceError: no device is left; it lists each one with its reason.
-    """
-    tried: set[tuple[Device, bool]] = set()
-    while True:
-        chosen = choose()
-        try:
-            return open_on(*chosen)
-        except Exception as err:  # raised again unless the device is at fault
-            if chosen in tried or not is_device_failure(err):
-                raise
-            tried.add(chosen)
-            _log.warning("%s is passed over: %s", chosen[0].display, str(err))  # an error would keep the graph alive
-
-
 def resolve_device_chain(
     graph: Graph, chain: Devices, policy: DevicePolicy | None = None, options: CompileOptions | None = None
 ) -> Device:
@@ -129,20 +108,24 @@ def run_with_fallback(
     """
     policy = policy or DevicePolicy()
     attempts = [] if attempts is None else attempts
-    for device in as_devices(chain):
-        blocker = _blocker(graph, device, policy, options)
-        if blocker is not None:
-            _log.info("%s is skipped: %s", device.display, blocker)
-            attempts.append((device, f"not viable under the policy: {blocker}"))
-            continue
-        try:
-            return device, fn(device)
-        except Exception as err:  # raised again unless the device is at fault
-            if not is_device_failure(err):
-                raise
-            _log.warning("%s failed, trying the next device of the chain: %s", device.display, err)
-            attempts.append((device, str(err) or type(err).__name__))
-    raise DeviceFallbackError(attempts or [(Device.CPU, "the chain is empty; name at least one device")])
+
+    def viable() -> Iterator[Device]:
+        for device in as_devices(chain):
+            blocker = _blocker(graph, device, policy, options)
+            if blocker is None:
+                yield device
+            else:
+                _log.info("%s is skipped: %s", device.display, blocker)
+                attempts.append((device, f"not viable under the policy: {blocker}"))
+
+    def failed(device: Device, error: Exception) -> None:
+        _log.warning("%s failed, trying the next device of the chain: %s", device.display, error)
+        attempts.append((device, str(error) or type(error).__name__))
+
+    found = first_that_works(viable(), fn, failed)
+    if found is None:
+        raise DeviceFallbackError(attempts or [(Device.CPU, "the chain is empty; name at least one device")])
+    return found
 
 
 def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> Device:

@@ -296,7 +296,7 @@ def _ops_within(node: Node) -> Iterator[Op]:
 def _has_lowering(op: Op) -> bool:
     from rlx_ort.converters.to_onnx.emitter import lowering_of
 
-    return op.is_leaf or isinstance(op, OnnxNode) or lowering_of(op) is not None
+    return op.is_leaf or lowering_of(op) is not None
 
 
 def _unsupported(node: Node, reason: str) -> UnsupportedOp:

@@ -7,16 +7,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from rlx_ort.serving import tracing
-
-Scope: TypeAlias = MutableMapping[str, Any]
-"""What an ASGI server says of a connection or a request."""
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
+from rlx_ort.serving.exchange import Application, Message, Receive, Scope, Send
 
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # https://www.w3.org/TR/trace-context/
 _LONGEST = 300
@@ -50,7 +44,7 @@ def write(side: str, method: str, path: str, status: int | str, begun_s: float, 
 class Logged:
     """An ASGI application whose requests are logged."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: Application) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rlx_ort.serving.exchange import LINGER_BYTES, LINGER_S
-from rlx_ort.serving.rest import ABORT, ConnectionLimits
+from rlx_ort.serving.options import ConnectionLimits
+from rlx_ort.serving.rest import ABORT
 
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
 _PATIENCE_S = 0.5  # a client that is waited for for longer may lose its connection to another one

@@ -6,12 +6,19 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import Awaitable, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, TypeAlias, cast
 
 from rlx_ort.errors import ServingError
-from rlx_ort.serving.access import Receive, Scope, Send
 from rlx_ort.serving.budget import Share
+
+Scope: TypeAlias = MutableMapping[str, Any]
+"""What an ASGI server says of a connection or a request."""
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
 
 _SENT_BYTES = 64 << 10
 _WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away

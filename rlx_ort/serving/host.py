@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.errors import ServingError
+from rlx_ort.serving.options import ConnectionLimits, HttpOptions
 from rlx_ort.serving.repository import Repository
-from rlx_ort.serving.rest import ConnectionLimits, HttpOptions, create_app
+from rlx_ort.serving.rest import create_app
 from rlx_ort.storage import read_regular
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.serving.models import ServeOptions
+    from rlx_ort.serving.options import ServeOptions
 
 _ROWS_CHECKED = 3
 _LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready
@@ -205,13 +205,11 @@ def _learn_sizes(lane: Lane, kinds: Mapping[str, ValueType], most: int) -> None:
 def _probe(runner: GraphDevices, lane: Lane, inputs: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
     """Let a device in again, or raise unless it gives the results that it gave when the model was loaded."""
     found = lane.run(inputs, None)
-    failover = runner._failover
-    tolerance = _TOLERANCE if failover is None else failover.options.tolerance
+    tolerance = _TOLERANCE if runner.resilience is None else runner.resilience.tolerance
     for name, array in wanted.items():
         if not agree(found[name], array, tolerance):
             raise ServingError(f"{lane.device.display} gives other values for {name!r} than before", 503)
-    if failover is not None:
-        failover.quarantine.readmit(lane.device)
+    runner.readmit(lane.device)
 
 
 def _dependence(lane: Lane, kinds: Mapping[str, ValueType]) -> str:

@@ -16,58 +16,20 @@ from rlx_ort.device import Device
 from rlx_ort.errors import RlxError, ServingError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType
-from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import tracing
-from rlx_ort.serving.budget import DEFAULT_BYTES
 from rlx_ort.serving.lanes import Answer, Times, octave_of
 from rlx_ort.serving.model_devices import ModelDevices, started_devices, tried_devices
 from rlx_ort.serving.opening import Opening
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
-from rlx_ort.serving.scheduler import BatchOptions, Scheduler
+from rlx_ort.serving.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.providers.engine.compiled.starts import Interface
-    from rlx_ort.resilience.options import Resilience
 
 _SIZES_COUNTED = 256  # batches of more rows are counted by the next power of two
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """How models are served.
-
-    Attributes:
-        policy: which devices may be used, by default those of the `RLX_*` variables; packages narrow it by their own.
-        batch: the limits of each model's queue.
-        require_signature: PEM file of the key that must have signed packages.
-        signed_only: whether models without a signature are refused, ONNX files among them.
-        devices: how many devices of the ranking run a model at the same time.
-        resilience: time limits and memory budgets of runs; other devices answer where one fails in any case. None
-            for the defaults of `Resilience`.
-        load_limit_s: how long each version of a model may take to open and run on its devices, in seconds.
-        batch_unproven: names of models that are batched although their rows are not proved independent; "*" for all.
-            Rows of different clients then may influence each other.
-        most_held_bytes: the most bytes that the requests of all clients take at a time, over REST and gRPC together:
-            what has arrived, what is made of it, and answers until they are read; see `Budget`.
-        precision: in which the f32 parts of ONNX files are computed, as `Precision` names it; packages have their own.
-    """
-
-    policy: DevicePolicy | None = None
-    batch: BatchOptions = field(default_factory=BatchOptions)
-    require_signature: str | None = None
-    signed_only: bool = False
-    devices: int = 8
-    resilience: Resilience | None = None
-    load_limit_s: float = 600.0
-    precision: str = "f32"
-    batch_unproven: frozenset[str] = frozenset()
-    most_held_bytes: int = DEFAULT_BYTES
-
-    def batches_unproven(self, name: str) -> bool:
-        """Return whether a model is batched without a proof that its rows are independent."""
-        return not self.batch_unproven.isdisjoint((name, "*"))
 
 
 @dataclass

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import ServingError
+from rlx_ort.fields import unique_keys
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -386,19 +387,12 @@ def parse_document(text: bytes | bytearray) -> dict[str, Any]:
                     f"the JSON has {count} times {mark.decode()}; {most} are allowed; send binary data", 413
                 )
     try:
-        document = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, **numbers)
+        document = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant, **numbers)
     except (ValueError, RecursionError) as err:
         raise ServingError(f"the request is no JSON: {err}", 400) from err
     if not isinstance(document, dict):
         raise ServingError("the request is no JSON object", 400)
     return document
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
 
 
 def _float(text: str) -> float:

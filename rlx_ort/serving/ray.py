@@ -25,9 +25,10 @@ from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import access, tracing
 from rlx_ort.serving.host import ENDING, HostOptions
 from rlx_ort.serving.messages import messages
-from rlx_ort.serving.models import ServedModel, ServeOptions
+from rlx_ort.serving.models import ServedModel
+from rlx_ort.serving.options import HttpOptions, ServeOptions
 from rlx_ort.serving.repository import Repository
-from rlx_ort.serving.rest import HttpOptions, create_app
+from rlx_ort.serving.rest import create_app
 from rlx_ort.serving.rpc import HEALTH, SERVICE, Guard, Servicer
 
 NAME = "rlx_ort"

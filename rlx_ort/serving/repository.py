@@ -20,8 +20,9 @@ from rlx_ort.deploy.start import StartedPackage, quick_start
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, RlxError, ServingError
 from rlx_ort.serving.budget import Budget
-from rlx_ort.serving.models import ServedModel, ServeOptions
+from rlx_ort.serving.models import ServedModel
 from rlx_ort.serving.opening import Opening
+from rlx_ort.serving.options import ServeOptions
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.open import PackageDevices

@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import json
 import logging
 import math
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import rlx_ort
 from rlx_ort.errors import InputError, MemoryBudgetError, NoViableDeviceError, RlxError, ServingError, TimeLimitError
-from rlx_ort.serving.access import Logged, Receive, Scope, Send
+from rlx_ort.serving.access import Logged
 from rlx_ort.serving.budget import Share
-from rlx_ort.serving.exchange import ClientGoneError, Refusal, Reply, Request, Watch
+from rlx_ort.serving.exchange import (
+    Application,
+    ClientGoneError,
+    Receive,
+    Refusal,
+    Reply,
+    Request,
+    Scope,
+    Send,
+    Watch,
+)
 from rlx_ort.serving.lanes import Answer
 from rlx_ort.serving.models import ServedModel, Statistics
+from rlx_ort.serving.options import HttpOptions
 from rlx_ort.serving.protocol import (
     InferRequest,
     answer,
@@ -52,82 +61,6 @@ _PAGE_HEADERS = (
 )
 _log = logging.getLogger(__name__)
 _MOST_RETRY_AFTER_S = 60
-
-Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""An ASGI application."""
-
-
-@dataclass(frozen=True)
-class HttpOptions:
-    """What a client may do.
-
-    Attributes:
-        most_bytes: the largest body, before and after it is decompressed.
-        token: what `Authorization: Bearer` must hold, in every request but those for health; None asks for none.
-        repository_control: whether clients may load and unload models.
-        most_json_bytes: the most JSON of a request, which takes up to 24 times its size in memory.
-        hosts: the host names that `Host` and `Origin` may have, against web pages that reach into a private network;
-            None allows every `Host`, and as `Origin` only the same.
-        access_log: whether `rlx_ort.serving.access` logs a line of JSON for each request.
-        traces: whether requests have spans of OpenTelemetry, see `rlx_ort.serving.tracing`; needs the extra `otel`.
-    """
-
-    most_bytes: int = 64 << 20
-    token: str | None = None
-    repository_control: bool = False
-    most_json_bytes: int = 8 << 20
-    hosts: frozenset[str] | None = None
-    access_log: bool = False
-    traces: bool = False
-
-    def check_token(self, given: str | bytes) -> None:
-        """Compare the value of an `Authorization` header in constant time.
-
-        Raises:
-            ServingError: it is not the token (401).
-        """
-        given = given.encode("utf-8", "replace") if isinstance(given, str) else given
-        if self.token is not None and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
-            raise ServingError("this server asks for a token: Authorization: Bearer TOKEN", 401)
-
-    def check_change(self, parameters: Mapping[str, Any]) -> None:
-        """Check that models may be loaded and unloaded, and with what.
-
-        Raises:
-            ServingError: clients may not (403), or the model itself is in the request (400).
-        """
-        if not self.repository_control:
-            raise ServingError("clients may not load and unload models here; start with --repository-control", 403)
-        if unknown := [key for key in parameters if key != "unload_dependents"]:
-            raise ServingError(f"models come from the server's folders only; leave out {', '.join(unknown)!r}", 400)
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """What a client may take of the server before its request is complete.
-
-    Attributes:
-        most: open connections; beyond it, the one that has been idle longest is closed, else the one whose client
-            sends its request or reads its answer most slowly.
-        idle_s: how long a connection may stay open without a request, in seconds.
-        head_s: how long the headers may take, in seconds.
-        body_s: how long the body may take before `body_rate` counts, in seconds.
-        body_rate: bytes a second that a body must have.
-        ending_s: how long a request that is incomplete may still take once the server ends, in seconds.
-        write_s: how long an HTTP client may leave an answer unread, in seconds.
-        message_s: how long the message of a gRPC call may take, in seconds.
-        head_bytes: the most bytes of a request that are neither body nor a complete head.
-    """
-
-    most: int = 1000
-    idle_s: float = 30.0
-    head_s: float = 10.0
-    body_s: float = 20.0
-    body_rate: int = 16 << 10
-    ending_s: float = 3.0
-    write_s: float = 60.0
-    message_s: float = 60.0
-    head_bytes: int = 64 << 10
 
 
 def create_app(

@@ -17,6 +17,7 @@ from rlx_ort.serving.budget import Share
 from rlx_ort.serving.lanes import Answer
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import ServedModel
+from rlx_ort.serving.options import ConnectionLimits, HttpOptions
 from rlx_ort.serving.protocol import (
     PIECE,
     TEXT_BYTES,
@@ -32,15 +33,7 @@ from rlx_ort.serving.protocol import (
     request_of,
 )
 from rlx_ort.serving.repository import Repository
-from rlx_ort.serving.rest import (
-    INLINE_BYTES,
-    ConnectionLimits,
-    HttpOptions,
-    described,
-    retry_after_s,
-    server_metadata,
-    statistics_of,
-)
+from rlx_ort.serving.rest import INLINE_BYTES, described, retry_after_s, server_metadata, statistics_of
 from rlx_ort.serving.wire import DECODED_FACTOR, Encoded, check_inputs, nested, split_request, with_raw_outputs
 
 SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"

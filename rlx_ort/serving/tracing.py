@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort.errors import ServingError, install_command
 
 if TYPE_CHECKING:
-    from rlx_ort.serving.access import Message, Receive, Scope, Send
+    from rlx_ort.serving.exchange import Application, Message, Receive, Scope, Send
     from rlx_ort.serving.lanes import Answer
-    from rlx_ort.serving.rest import Application
 
 _PROBES = ("/v2/health/", "/metrics")
 _GRPC_FAULTS = (2, 4, 12, 13, 14, 15)  # codes that the conventions of OpenTelemetry count as errors of the server

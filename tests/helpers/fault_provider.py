@@ -247,7 +247,7 @@ class _FaultSession:
 
     def _shapes(self) -> dict[str, Any]:
         """Return the shape that each node's output is expanded to."""
-        names = [spec.name for spec in self._inner.inputs if spec.name.startswith(_SHAPE)]
+        names = [name for name in self._inner.input_types if name.startswith(_SHAPE)]
         shapes = self._provider.node_shapes
         return {name: np.array(shapes.get(int(name.removeprefix(_SHAPE)), ()), np.int64) for name in names}
 

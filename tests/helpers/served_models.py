@@ -20,10 +20,9 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.serving.host import HostOptions, serve
-from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.options import HttpOptions, ServeOptions
 from rlx_ort.serving.protocol import DATATYPES
 from rlx_ort.serving.repository import Repository
-from rlx_ort.serving.rest import HttpOptions
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
 

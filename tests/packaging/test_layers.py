@@ -118,7 +118,7 @@ def test_the_core_names_no_single_provider() -> None:
 
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "faults", "environment", "device", "storage", "kept", "numerics", "timing"),
+    ("errors", "faults", "environment", "epoch", "device", "storage", "fields", "kept", "numerics", "timing"),
     ("ir", "made_up"),
     ("options",),
     ("converters",),
@@ -126,7 +126,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("execution",),
     ("calibration",),
     ("selection",),
-    ("graph_devices", "device_sessions", "adaptive", "compat", "resilience"),
+    ("routes", "device_sessions", "adaptive", "resilience", "graph_devices", "compat"),
     ("parity", "genai"),
     ("conversion",),
     ("deploy",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from developer_scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = """
@@ -36,14 +36,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script is f
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = ROOT / "scripts" / "windows_under_wine.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("windows_under_wine")
 
 
 def _not_root(script: ModuleType, patch: pytest.MonkeyPatch) -> None:

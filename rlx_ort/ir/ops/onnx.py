@@ -14,7 +14,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import UnknownType, ValueType
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -47,7 +47,13 @@ class OnnxNode(Op):
     output_count: int = 1
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return unknown types; the importer passes those of ONNX's own inference instead."""
+        """Return unknown types; the importer passes those of ONNX's own inference instead.
+
+        Raises:
+            GraphVerifyError: a convolution's bias has another length than its output has channels.
+        """
+        if problem := bias_problem(self, inputs):
+            raise GraphVerifyError(f"{self.op_type} {problem}")
         return (UnknownType(),) * self.output_count
 
     def integer(self, name: str, default: int) -> int:
@@ -67,6 +73,22 @@ class OnnxNode(Op):
     def describe(self) -> str:
         """Return the domain and operator."""
         return f"{self.domain or 'ai.onnx'}::{self.op_type}-{self.version}"
+
+
+def bias_problem(op: OnnxNode, inputs: Sequence[ValueType | None]) -> str:
+    """Return what is wrong with the bias of a convolution, if anything; CUDA's kernel (1.31) ends the process."""
+    if op.domain or op.op_type not in ("Conv", "ConvTranspose"):
+        return ""
+    shapes = [kind.shape if isinstance(kind, TensorType) else None for kind in inputs[1:3]]
+    if len(shapes) < 2 or shapes[0] is None or shapes[1] is None or len(shapes[0]) < 2:
+        return ""
+    weight, bias = shapes
+    channels = weight[0] if op.op_type == "Conv" else weight[1]
+    groups = 1 if op.op_type == "Conv" else op.integer("group", 1)
+    sizes_differ = isinstance(channels, int) and any(isinstance(dim, int) and dim != channels * groups for dim in bias)
+    if len(bias) == 1 and not sizes_differ:
+        return ""
+    return f"has a bias of shape {list(bias)}; its weights, {list(weight)}, need one element for each output channel"
 
 
 class OnnxBuilders(GraphCore):

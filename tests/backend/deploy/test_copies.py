@@ -25,7 +25,7 @@ from rlx_ort.errors import IntegrityError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CacheUse, CompileOptions
-from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.repository import Repository
 
 

@@ -8,9 +8,8 @@ import pytest
 from served_models import Served, save_echo, save_product, started
 
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.options import HttpOptions, ServeOptions
 from rlx_ort.serving.protocol import DATATYPES
-from rlx_ort.serving.rest import HttpOptions
 
 
 @pytest.fixture(scope="session")

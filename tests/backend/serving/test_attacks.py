@@ -14,9 +14,7 @@ from served_attacks import GOOD, PATH, answers, ask, good_message, request, run
 from served_models import Served, save_product, started
 
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.connections import ConnectionLimits
-from rlx_ort.serving.models import ServeOptions
-from rlx_ort.serving.rest import HttpOptions
+from rlx_ort.serving.options import ConnectionLimits, HttpOptions, ServeOptions
 
 BODY = json.dumps(GOOD).encode()
 LIMITS = ConnectionLimits(most=20, idle_s=1.5, head_s=1.0, body_s=1.0, body_rate=1 << 20, write_s=1.0)

@@ -21,8 +21,7 @@ from served_attacks import GOOD
 from served_models import Served, save_product, started
 
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import ServeOptions
-from rlx_ort.serving.rest import HttpOptions
+from rlx_ort.serving.options import HttpOptions, ServeOptions
 
 pytestmark = pytest.mark.chromium
 MODELS, TOKEN, TAB, ENTER = 20, "open sesame", "\ue004", "\ue007"

@@ -21,9 +21,7 @@ from served_pressure import (
 )
 
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.connections import ConnectionLimits
-from rlx_ort.serving.models import ServeOptions
-from rlx_ort.serving.rest import HttpOptions
+from rlx_ort.serving.options import ConnectionLimits, HttpOptions, ServeOptions
 
 MOST = 64 << 20
 LIVE = request(b"", method="GET", path="/v2/health/live", length=None)

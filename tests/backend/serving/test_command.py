@@ -30,7 +30,7 @@ from rlx_ort.errors import ServingError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.repository import Repository
 
 BODY = json.dumps(GOOD).encode()

@@ -13,7 +13,8 @@ from served_models import WEIGHT, save_product
 from rlx_ort.device import Device
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import ServedModel, ServeOptions
+from rlx_ort.serving.models import ServedModel
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import InferRequest
 from rlx_ort.serving.repository import Repository
 

@@ -29,9 +29,8 @@ from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import repository
 from rlx_ort.serving.host import HostOptions, serve
 from rlx_ort.serving.messages import messages
-from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.options import HttpOptions, ServeOptions
 from rlx_ort.serving.repository import Repository
-from rlx_ort.serving.rest import HttpOptions
 
 CPU = DevicePolicy.only("cpu")
 

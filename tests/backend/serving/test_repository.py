@@ -16,7 +16,7 @@ from served_models import save_product
 
 from rlx_ort.errors import RlxError
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.repository import Repository
 
 CPU = ServeOptions(policy=DevicePolicy.only("cpu"))

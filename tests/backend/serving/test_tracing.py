@@ -22,8 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import tracing
-from rlx_ort.serving.models import ServeOptions
-from rlx_ort.serving.rest import HttpOptions
+from rlx_ort.serving.options import HttpOptions, ServeOptions
 
 pytest.importorskip("opentelemetry.sdk")
 

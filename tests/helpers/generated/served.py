@@ -18,7 +18,7 @@ from rlx_ort.errors import ServingError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.models import ServeOptions
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import DATATYPES
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import create_app

@@ -36,9 +36,9 @@ def test_a_plain_model_of_any_opset_is_exported_at_21(version: int) -> None:
 @pytest.mark.parametrize(
     ("version", "body", "signature", "expected"),
     [
-        # Axes moved from attributes to inputs at 13 (Squeeze) and 18 (ReduceL2).
-        (17, "y = ReduceL2 <axes = [1]> (x)", "(float[2,3] x) => (float[2,1] y)", 17),
-        (11, "y = Squeeze <axes = [0]> (x)", "(float[1,3] x) => (float[3] y)", 11),
+        # Axes moved from attributes to inputs at 13 (Squeeze) and 18 (ReduceL2), and move with them.
+        (17, "y = ReduceL2 <axes = [1]> (x)", "(float[2,3] x) => (float[2,1] y)", 21),
+        (11, "y = Squeeze <axes = [0]> (x)", "(float[1,3] x) => (float[3] y)", 21),
         (11, "y = Squeeze (x)", "(float[1,3] x) => (float[3] y)", 21),
         # Softmax flattened before 13, whatever its attributes.
         (11, "y = Softmax <axis = 0> (x)", "(float[2,3] x) => (float[2,3] y)", 11),

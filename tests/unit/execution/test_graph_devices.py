@@ -389,13 +389,13 @@ def test_a_benchmark_winner_is_kept_per_input_signature(providers: Any, runner: 
     """The same shapes are not timed again; other shapes are; an invalidated cache forgets."""
     runner.set_policy(DevicePolicy.only(["cuda", "cpu"]).with_benchmark_pick(1))
     timed: list[int] = []
-    measure = runner.benchmark
+    measure = runner._sessions.benchmark
 
     def counted(inputs: Any, runs: int = 10) -> Any:
         timed.append(runs)
         return measure(inputs, runs)
 
-    runner.benchmark = counted  # type: ignore[method-assign]  # counts the calls
+    runner._sessions.benchmark = counted  # type: ignore[method-assign]  # counts the calls
     with environment.override({"RLX_DEVICE": "webgpu"}):
         winner = runner.resolve_with_inputs(INPUTS)
         assert winner in (CUDA, CPU)
@@ -414,7 +414,7 @@ def test_a_cache_that_is_invalidated_during_a_benchmark_costs_no_answer(provider
     """As another thread's `set_policy` may do; the winner counts for this call and is not remembered."""
     runner.set_policy(DevicePolicy.only(["cpu"]).with_benchmark_pick(1))
     timed: list[int] = []
-    measure = runner.benchmark
+    measure = runner._sessions.benchmark
 
     def disturbed(inputs: Any, runs: int = 10) -> Any:
         timed.append(runs)
@@ -422,7 +422,7 @@ def test_a_cache_that_is_invalidated_during_a_benchmark_costs_no_answer(provider
         runner.invalidate_cache()
         return rows
 
-    runner.benchmark = disturbed  # type: ignore[method-assign]  # stands for the other thread
+    runner._sessions.benchmark = disturbed  # type: ignore[method-assign]  # stands for the other thread
     assert [runner.resolve_with_inputs(INPUTS) for _ in range(2)] == [CPU, CPU]
     assert timed == [1, 1]
 

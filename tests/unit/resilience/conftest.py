@@ -51,7 +51,7 @@ def make(fault: FaultProvider, clock: Clock) -> Callable[..., GraphDevices]:
 
     def runner(graph: Any = None, options: Any = None, **settings: Any) -> GraphDevices:
         made = GraphDevices(graph or doubled(), options=options)
-        made._failover = Failover(Resilience(**{"bridge": False, **settings}), clock)
+        made._failover = Failover(made._sessions, Resilience(**{"bridge": False, **settings}), clock)
         return made
 
     return runner

@@ -25,6 +25,7 @@ from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.resilience.options import Resilience
+from rlx_ort.routes import FASTEST, Pick
 from rlx_ort.selection.policy import DevicePolicy
 
 CPU, FAULT = Device.CPU, "fault"
@@ -264,20 +265,23 @@ def test_sizes_have_choices_of_their_own(make: Any, fault: Any) -> None:
         assert runner.run_fastest({"x": x})[0].tolist() == [2.0] * size
 
 
-def test_each_run_takes_the_choice_of_its_sizes_and_of_its_call(make: Any, fault: Any) -> None:
+def test_each_run_takes_the_choice_of_its_sizes_and_of_its_call(
+    make: Any, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the runs before it were alike, had another dtype, or were asked for in another way."""
     runner = make(doubled(["n"]))
 
-    def chosen(size: int, key: str, dtype: Any = np.float32) -> str:
-        def choose(*_: object) -> tuple[Device, bool]:
-            return (Device(FAULT) if (size == 1) is (key == "fastest") else CPU), False
+    def pick(goal: Any, inputs: Any) -> Pick:
+        return Pick(Device(FAULT) if (inputs["x"].size == 1) is (goal is FASTEST) else CPU, named=False)
 
-        x = np.ones(size, dtype)
-        assert runner._failover.run(runner, {"x": x}, choose, key=key)[0].tolist() == [2.0] * size
+    def chosen(size: int, key: str, dtype: Any = np.float32) -> str:
+        run = runner.run_fastest if key == "fastest" else runner.run_resolved
+        assert run({"x": np.ones(size, dtype)})[0].tolist() == [2.0] * size
         return str(runner.last_run.device.label)
 
-    for _ in range(2):
-        for size, key, wanted in ((1, "fastest", FAULT), (2, "fastest", "cpu"), (1, "resolved", "cpu")):
+    with monkeypatch.context() as patched:
+        patched.setattr(runner._sessions, "pick", pick)
+        for size, key, wanted in 2 * ((1, "fastest", FAULT), (2, "fastest", "cpu"), (1, "resolved", "cpu")):
             assert [chosen(size, key) for _ in range(4)] == [wanted] * 4
         assert chosen(1, "fastest", np.float16) == FAULT
     runner.compile(FAULT).bind_handle("x", np.full(1, 3, np.float32))

@@ -322,7 +322,7 @@ def test_a_model_beyond_the_budget_is_refused_and_another_device_answers(
             runner.run("fault", INPUT)
     assert fault.opened == 2
     assert not fault.taken
-    runner._failover = Failover(Resilience(bridge=False))
+    runner._failover = Failover(runner._sessions, Resilience(bridge=False))
     np.testing.assert_array_equal(runner.run_fastest(INPUT)[0], INPUT["x"] * 2)
     assert runner.last_run is not None
     assert runner.last_run.device == Device.CPU
@@ -396,7 +396,7 @@ def test_running_out_of_memory_frees_idle_sessions_and_tries_again(fault: FaultP
     fault.capacity = 250
     runners = models(fault, {"a": (100, 50), "b": (50, 0), "c": (100, 100)})
     for runner in runners.values():
-        runner._failover = Failover(Resilience(bridge=False))
+        runner._failover = Failover(runner._sessions, Resilience(bridge=False))
         np.testing.assert_array_equal(runner.run_fastest(INPUT)[0], INPUT["x"] * 2)
         assert runner.last_run is not None
         assert (runner.last_run.device, runner.last_run.attempts) == (Device("fault"), ())
@@ -409,7 +409,7 @@ def test_out_of_memory_with_nothing_to_free_fails_over(fault: FaultProvider) -> 
     """One attempt, then the next device; a device named in the call raises."""
     fault.capacity = 50
     runner = models(fault, {"a": (100, 0)})["a"]
-    runner._failover = Failover(Resilience(bridge=False))
+    runner._failover = Failover(runner._sessions, Resilience(bridge=False))
     with pytest.raises(EngineError, match="Failed to allocate"):
         runner.run("fault", INPUT)
     runner.run_fastest(INPUT)

@@ -11,6 +11,7 @@ from rlx_ort.selection.policy import (
     Adaptive,
     Benchmark,
     CostModel,
+    DevicePickStrategy,
     DevicePolicy,
     device_chain_from_env,
     device_from_env,
@@ -61,11 +62,25 @@ def test_a_builder_leaves_the_original_alone() -> None:
     assert policy == DevicePolicy()
 
 
+def test_the_order_of_the_lists_matters_for_equality() -> None:
+    """Two policies that prefer in another order are different policies."""
+    assert DevicePolicy().with_prefer(["cpu", "gpu"]) != DevicePolicy().with_prefer(["gpu", "cpu"])
+    assert DevicePolicy().with_prefer(["cpu", "gpu"]) == DevicePolicy().with_prefer(["cpu"]).with_prefer(["gpu"])
+
+
 @pytest.mark.parametrize(("asked", "runs"), [(5, 5), (1, 1), (0, 1), (-3, 1)])
 def test_a_benchmark_runs_at_least_once(asked: int, runs: int) -> None:
     """Fewer than one run counts as one."""
     assert DevicePolicy().with_benchmark_pick(asked).pick_strategy() == Benchmark(runs)
     assert Benchmark(asked).runs == runs
+
+
+def test_strategies_are_equal_by_value() -> None:
+    """Both strategies are plain values of one base."""
+    assert CostModel() == CostModel()
+    assert Benchmark(2) != Benchmark(3)
+    assert isinstance(Benchmark(2), DevicePickStrategy)
+    assert isinstance(CostModel(), DevicePickStrategy)
 
 
 def test_the_probe_set_is_every_device_without_an_allow_list() -> None:

@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from rlx_ort.serving.connections import limited
-from rlx_ort.serving.rest import ConnectionLimits
+from rlx_ort.serving.options import ConnectionLimits
 
 
 class Transport:

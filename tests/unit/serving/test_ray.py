@@ -20,8 +20,7 @@ from rlx_ort.serving import ray
 from rlx_ort.serving.budget import Budget
 from rlx_ort.serving.host import HostOptions
 from rlx_ort.serving.messages import messages
-from rlx_ort.serving.models import ServeOptions
-from rlx_ort.serving.rest import HttpOptions
+from rlx_ort.serving.options import HttpOptions, ServeOptions
 from rlx_ort.serving.rpc import Guard, Servicer
 
 

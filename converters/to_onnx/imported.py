@@ -1,0 +1,184 @@
+"""ONNX forms of imported nodes: the node that was imported, or another one where kernels compute something else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from rlx_ort.converters.protos import trimmed
+from rlx_ort.converters.to_onnx.dispatch import asks_kernels
+from rlx_ort.converters.to_onnx.elementwise import activate, power
+from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET, Emitter, lowers
+from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    FILLED_TOPK,
+    MISORDERING,
+    SAFE_EPSILON,
+    channels_apart,
+    compared,
+    compute_dtype,
+    divisor_and_sign,
+    filled_rows,
+    may_trap,
+    misorders,
+    reads_threes,
+    with_epsilon,
+)
+from rlx_ort.converters.to_onnx.model import ModelValue
+from rlx_ort.converters.to_onnx.norm import REDUCE, is_doubtful, reduced
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.ops.norm import Reduce
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import Shape, TensorType
+
+_Reads: TypeAlias = "list[ModelValue | None]"
+_Form: TypeAlias = Callable[[Emitter, OnnxNode, _Reads], Any]
+"""(emitter, op, values of the formal inputs) -> the results, or None to write the node as it is."""
+
+_REDUCTIONS = {op_type: function for function, op_type in REDUCE.items()}
+_ASKING = {DType.I64: MISORDERING, DType.F32: {"InstanceNormalization"}, DType.F64: {"Sigmoid"}}
+
+
+def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]) -> bool:
+    if op.domain:
+        return False
+    if op.op_type == "Conv":
+        return reads_threes(kind, op.integer("group", 1))
+    if op.op_type == "TopK":
+        return kind.dtype in FILLED_TOPK
+    if op.op_type == "Pow":
+        return kind.dtype.is_float
+    if op.op_type in _REDUCTIONS:
+        reduction = _reduction(op, kind, constants[1] if len(constants) > 1 else None)
+        return reduction is not None and is_doubtful(reduction, kind)
+    return op.op_type in _ASKING.get(kind.dtype, ())
+
+
+asks_kernels(OnnxNode, _asks)
+
+
+@lowers(OnnxNode)
+def _imported(emit: Emitter, op: OnnxNode, inputs: Sequence[Any]) -> Any:
+    form = None if op.domain else _FORMS.get(op.op_type)
+    results = None if form is None else form(emit, op, trimmed(inputs[: op.formal_inputs]))
+    return emit.imported(op, inputs) if results is None else results
+
+
+def _division(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    if reads[1] is None or not may_trap(emit):
+        return None
+    divisor, sign = divisor_and_sign(emit, reads[1])
+    if op.op_type == "Mod":
+        return emit.imported(op, [reads[0], divisor])
+    return emit.imported(op, [emit.op("Div", reads[0], divisor), sign], "Mul", {})
+
+
+def _ordering(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    if emit.known_dtype(0) is not DType.I64 or not misorders(emit, op.op_type):
+        return None
+    op_type, last = compared(emit, op.op_type, reads)
+    return emit.imported(op, last, op_type, {})
+
+
+def _instance_norm(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """The same epsilon for every node, where the kernel of the provider normalises f32 with one only."""
+    eps = float(op.attributes.get("epsilon", SAFE_EPSILON))  # type: ignore[arg-type]  # by ONNX's schema
+    if reads[0] is None or emit.known_dtype(0) is not DType.F32 or math.isclose(eps, SAFE_EPSILON, rel_tol=1e-6):
+        return None
+    if emit.has_kernel("InstanceNormalization", TensorType(DType.F32)):
+        return None
+    x, eps = with_epsilon(emit, reads[0], DType.F32, eps, SAFE_EPSILON)
+    return emit.imported(op, [x, *reads[1:]], attributes={**op.attributes, "epsilon": eps})
+
+
+def _cast_like(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it."""
+    dtype = emit.known_dtype(1)
+    return None if dtype is None else emit.imported(op, reads[:1], "Cast", {**op.attributes, "to": dtype})
+
+
+def _range(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """Bounds in a form whose element type ONNX Runtime reads from the model.
+
+    It takes known sizes for i64 where a Cast and then a Squeeze or Gather made them, and refuses a Range of another
+    type for that. It does not follow sizes through a Reshape.
+    """
+    for index, value in enumerate(reads):
+        maker = None if value is None else emit.maker(value)
+        if maker in {"Squeeze", "Gather"} and emit.known_dtype(index) not in {None, DType.I64}:
+            kind = TensorType(emit.input_dtype(index), Shape())
+            reads[index] = emit.op("Reshape", value, emit.i64([]), types=[kind])
+    return emit.imported(op, reads)
+
+
+def _reduction(op: OnnxNode, kind: TensorType, axes: TensorData | None) -> Reduce | None:
+    """Return the op of the IR that is the same as a reduction of opset 21, None where its axes are not known."""
+    op_type, rank = op.op_type, None if kind.shape is None else kind.shape.rank
+    if op.version < DEFAULT_OPSET or rank is None or compute_dtype(op_type, kind.dtype) is not kind.dtype:
+        return None
+    if axes is not None:
+        places = tuple(axes.numpy().reshape(-1).tolist())
+    elif op.formal_inputs > 1 or op.integer("noop_with_empty_axes", 0):
+        return None
+    else:
+        places = tuple(range(rank))
+    return Reduce(_REDUCTIONS[op_type], places, op.integer("keepdims", 1) == 1) if places else None
+
+
+def _reduced(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """See `norm`: some kernels stop at the limits of integers, misorder them, or have no mean of nothing."""
+    if reads[0] is None or emit.known_dtype(0) is None:
+        return None
+    kind = emit.input_type(0)
+    reduction = _reduction(op, kind, emit.input_data(1) if len(reads) > 1 else None)
+    return reduced(emit, reduction, reads) if reduction is not None and is_doubtful(reduction, kind) else None
+
+
+def _convolved(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    if op.version < 13 or any(emit.known_dtype(place) is None for place in range(len(reads))):
+        return None  # before 13 a Split had its sizes as an attribute
+    parts = channels_apart(emit, reads, op.integer("group", 1))
+    attributes: dict[str, Any] = dict(op.attributes)
+    return emit.op("Add", *(emit.op("Conv", *part, **attributes) for part in parts)) if parts else None
+
+
+def _top(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    dtype = emit.known_dtype(0)
+    if dtype not in FILLED_TOPK or reads[0] is None:
+        return None
+    shape, axis = emit.input_type(0).shape, op.integer("axis", -1)
+    size = None if shape is None else shape[axis]
+    filled = filled_rows(emit, reads[0], dtype, size, axis, op.integer("largest", 1) == 1)
+    return emit.imported(op, [filled, *reads[1:]])
+
+
+def _power(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    dtype = emit.known_dtype(0)
+    if dtype is None or not dtype.is_float or emit.known_dtype(1) is not dtype:
+        return None
+    return None if emit.has_kernel("Pow", TensorType(dtype)) else power(emit, reads[0], reads[1], dtype)
+
+
+def _sigmoid(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """Other operators for f64 where the kernel of the provider is coarse, if it has them."""
+    doubles = TensorType(DType.F64)
+    if reads[0] is None or emit.known_dtype(0) is not DType.F64 or emit.has_kernel("Sigmoid", doubles):
+        return None
+    has_all = all(emit.has_kernel(each, doubles) for each in ("Add", "Exp", "Neg", "Reciprocal"))
+    return activate(emit, "sigmoid", reads[0], DType.F64) if has_all else None
+
+
+_FORMS: dict[str, _Form] = {
+    "CastLike": _cast_like,
+    "Conv": _convolved,
+    "Div": _division,
+    "InstanceNormalization": _instance_norm,
+    "Mod": _division,
+    "Pow": _power,
+    "Range": _range,
+    "Sigmoid": _sigmoid,
+    "TopK": _top,
+    **dict.fromkeys(MISORDERING, _ordering),
+    **dict.fromkeys(_REDUCTIONS, _reduced),
+}

@@ -1,0 +1,207 @@
+"""`RouteTable`: which session answers inputs of a kind; the cache of decisions of a runner.
+
+A route holds while the epoch of the process, the graph and the variables that were read are those from before the
+choice. Whatever way a run is asked for, its steady state is a lookup here and the session's run.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rlx_ort import environment, epoch
+from rlx_ort.selection.policy import device_chain_from_env
+
+if TYPE_CHECKING:
+    from rlx_ort.adaptive import Follower
+    from rlx_ort.device import Device
+    from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.execution.inputs import Kind
+    from rlx_ort.execution.interface import Outputs
+    from rlx_ort.ir.graph import Graph
+    from rlx_ort.selection.policy import Devices
+
+
+class Goal:
+    """A way to choose a device automatically, which the inputs size."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Goal {self.name}>"
+
+
+FASTEST, RESOLVED, CHOSEN, CHAINED = map(Goal, ("fastest", "resolved", "chosen", "chained"))
+HINT, TRY = "hint", "try"
+Key: TypeAlias = Hashable
+"""What a run asks for: a `Goal`, a named device, `(HINT, device)`, or `(TRY, devices)`."""
+
+
+def is_automatic(goal: Key) -> bool:
+    """Return whether the device is chosen, and not named."""
+    return goal.__class__ is Goal
+
+
+def chain_of(goal: Key) -> Devices | None:
+    """Return the devices that are tried one after the other, or None where there is no chain.
+
+    Raises:
+        DeviceParseError: a name in `RLX_DEVICE_CHAIN` does not parse.
+    """
+    if goal is CHAINED:
+        return device_chain_from_env() or None
+    return goal[1] if goal.__class__ is tuple and goal[0] is TRY else None  # type: ignore[index]  # see `Key`
+
+
+class Pick(NamedTuple):
+    """A chosen device, whether the call or a variable named it, and what follows it from run to run, if anything."""
+
+    device: Device
+    named: bool
+    follower: Follower | None = None
+
+
+class Route:
+    """The session of a device that answers inputs of a kind.
+
+    Attributes:
+        is_like: returns whether inputs are of that kind.
+        device: the device.
+        run: runs the session on such inputs and returns outputs that have names.
+        compiled: the compiled graph there.
+        attempts: the devices that refuse the graph, with the reasons, for `last_attempts`; None for a named device.
+        follower: follows a choice that later runs may change.
+        since: from before the choice.
+    """
+
+    __slots__ = ("attempts", "compiled", "device", "epoch", "follower", "graph", "is_like", "revision", "run", "since")
+
+    def __init__(
+        self,
+        is_like: Kind,
+        run: Callable[[Mapping[str, Any]], Outputs],
+        pick: Pick,
+        compiled: CompiledGraph,
+        since: Moment,
+        attempts: tuple[tuple[Device, str], ...] | None,
+    ) -> None:
+        self.is_like, self.run = is_like, run
+        self.device, self.follower = pick.device, pick.follower
+        self.compiled, self.since, self.attempts = compiled, since, attempts
+        self.epoch, self.graph, self.revision = since.epoch, since.graph, since.revision
+
+
+_named, _chain = map(environment.watcher, ("DEVICE", "DEVICE_CHAIN"))
+
+
+class Moment(NamedTuple):
+    """The state of things before a choice: a route of it holds while it is the present one."""
+
+    routes: RouteTable
+    graph: Graph
+    revision: int
+    epoch: int
+    named: object
+    chain: object
+
+
+class RouteTable:
+    """The routes of a runner for one state of its sessions; may be used from several threads."""
+
+    def __init__(self) -> None:
+        self._latest: dict[Key, Route] = {}
+        self._by_sizes: dict[Any, Route] = {}
+        self._last_sizes: dict[Key, Any] = {}
+        self._sized: tuple[str, ...] = ()  # the inputs with open dims, whose sizes decide
+        self._ends_s: float | None = None  # when a refusal stops to count
+
+    def clear(self) -> None:
+        """Let go of every session, also where a run in progress still refers to this table."""
+        self._latest.clear()
+        self._by_sizes.clear()
+
+    def moment(self, graph: Graph) -> Moment:
+        """Return the present state of things, from which a choice is made."""
+        return Moment(self, graph, graph.revision, epoch.now, _named(), _chain())
+
+    def find(self, goal: Key, inputs: Mapping[str, Any]) -> Route | None:
+        """Return the route of such inputs, or None if there is none that holds."""
+        route = self._latest.get(goal)
+        if route is None or not route.is_like(inputs):
+            route = self._of_sizes(goal, inputs)
+            if route is None:
+                return None
+        if (
+            route.epoch != epoch.now
+            or route.graph.revision != route.revision
+            or _named() != route.since.named
+            or _chain() != route.since.chain
+            or (self._ends_s is not None and time.monotonic() >= self._ends_s)
+            or (route.follower is not None and route.follower.device() != route.device)
+        ):
+            return None
+        return route
+
+    def put(
+        self,
+        goal: Key,
+        inputs: Mapping[str, Any],
+        pick: Pick,
+        compiled: CompiledGraph,
+        since: Moment,
+        attempts: tuple[tuple[Device, str], ...] | None,
+        named: type[Outputs],
+    ) -> None:
+        """Keep a route; `named` makes outputs that have names."""
+        from rlx_ort.selection.graph_cache import named_dims, refusals_end_s
+
+        if pick.follower is not None:  # measured for inputs of these shapes and dtypes
+            kind = compiled.kind_of(inputs)
+            if kind is not None:
+                self._latest[goal] = Route(kind, compiled.run_checked, pick, compiled, since, attempts)
+            return
+        if is_automatic(goal):
+            self._sized = tuple(name for name, _ in named_dims(since.graph))
+        self._ends_s = refusals_end_s(since.graph)
+        self._latest.pop(goal, None)  # it may hold no more
+        run = functools.partial(_run_named, named, compiled)  # no closure, which an error would keep
+        self._by_sizes[self._sizes(goal, inputs)] = Route(_nothing, run, pick, compiled, since, attempts)
+
+    def _of_sizes(self, goal: Key, inputs: Mapping[str, Any]) -> Route | None:
+        """Return the route of inputs of such sizes; if it is the last one again, it is the first one tried next."""
+        sizes = self._sizes(goal, inputs)
+        route = self._by_sizes.get(sizes)
+        if route is None or self._last_sizes.get(goal) != sizes:
+            self._last_sizes[goal] = sizes
+            return route
+        compiled = route.compiled
+        kind = compiled.kind_of(inputs)
+        if kind is not None:
+            pick = Pick(route.device, named=False)
+            route = Route(kind, compiled.run_checked, pick, compiled, route.since, route.attempts)
+            self._latest[goal] = route
+        return route
+
+    def _sizes(self, goal: Key, inputs: Mapping[str, Any]) -> Any:
+        """Return a key of the choice for inputs of such sizes."""
+        if goal.__class__ is not Goal or not self._sized:
+            return goal
+        try:
+            return (goal, *[np.shape(inputs.get(name, ())) for name in self._sized])
+        except (AttributeError, KeyError, TypeError, ValueError):  # wrong inputs, which the run refuses
+            return goal
+
+
+def _nothing(_: object) -> bool:
+    return False
+
+
+def _run_named(named: type[Outputs], compiled: CompiledGraph, inputs: Mapping[str, Any]) -> Outputs:
+    return named(compiled.run(inputs))
