@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.converters.onnx_types import known_type_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Message = TypeVar("Message")
 Value = TypeVar("Value")
 _SMALL_BYTES = 1024
-_LONGEST_VECTOR = 1 << 20
+LONGEST_VECTOR = 1 << 20
 
 
 @contextlib.contextmanager
@@ -84,18 +84,25 @@ def nodes_of(model: onnx.ModelProto, *, functions: bool = True) -> Iterator[onnx
     return (node for graph in graphs_of(model, functions=functions) for node in graph.node)
 
 
-def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
-    """Return the type of every value that ONNX can infer, bodies included, whose names must not clash."""
+def infer_proto(
+    proto: onnx.ModelProto, known: Collection[str] = (), *, few_elements: bool = False
+) -> dict[str, ValueType]:
+    """Return the type of every value that ONNX can infer, bodies included, whose names must not clash.
+
+    Those in `known` are left out. `few_elements` says that no vector is too long for `with_types`, which saves half.
+    """
     types: dict[str, ValueType] = {}
-    for graph in graphs_of(with_types(proto), functions=False):
+    for graph in graphs_of(with_types(proto, few_elements=few_elements), functions=False):
         for info in (*graph.value_info, *graph.input, *graph.output):
+            if info.name in known:
+                continue
             kind = known_type_of(info.type)
             if not isinstance(kind, UnknownType):
                 types[info.name] = kind
     return types
 
 
-def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+def with_types(proto: onnx.ModelProto, *, few_elements: bool = False) -> onnx.ModelProto:
     """Return a copy of the model with the types that ONNX infers, in each graph's `value_info`.
 
     Inference never fails: a model that ONNX rejects is returned unchanged. ONNX's data propagation makes a message for
@@ -105,8 +112,9 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto)
-        return inferred if _has_long_vector(inferred) else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        if not few_elements and _has_long_vector(inferred := onnx.shape_inference.infer_shapes(proto)):
+            return inferred
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except Exception:
         # Besides its own errors, for models it finds inconsistent or above 2 GB, those of C++ come through: IndexError,
         # MemoryError. ONNX Runtime may still take the model.
@@ -115,10 +123,10 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _has_long_vector(model: onnx.ModelProto) -> bool:
     for graph in graphs_of(model):
-        shapes = [info.type.tensor_type.shape.dim for info in (*graph.input, *graph.value_info, *graph.output)]
+        shapes = (info.type.tensor_type.shape.dim for info in (*graph.input, *graph.value_info, *graph.output))
         sizes = [dims[0].dim_value for dims in shapes if len(dims) == 1]
         sizes += [tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 1]
-        if any(size > _LONGEST_VECTOR for size in sizes):
+        if any(size > LONGEST_VECTOR for size in sizes):
             return True
     return False
 

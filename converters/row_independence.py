@@ -256,6 +256,18 @@ class _Value:
         return any(size is not None and size.batched for size in self.content or ())
 
     @property
+    def differs(self) -> bool:
+        """Whether the value has rows, or elements that depend on their number."""
+        return self.axis is not None or self.sized
+
+    @property
+    def asked(self) -> tuple[_Size, ...] | None:
+        """The elements where all of them are known, as those of a shape that is asked for."""
+        if self.content is None or None in self.content:
+            return None
+        return tuple([size for size in self.content if size is not None])
+
+    @property
     def row_number(self) -> bool:
         """Whether all elements are the row's number itself."""
         return self.places == (-1,) and self.stride == _ONE and self.below == _ONE
@@ -300,7 +312,7 @@ class _Node:
         """Refuse inputs that have rows or depend on their number."""
         for place in places:
             given = self.get(place)
-            if given is not None and (given.axis is not None or given.sized):
+            if given is not None and given.differs:
                 raise _RefusedError(f"input {place} differs between batches")
 
 
@@ -498,15 +510,11 @@ class _Proof:
         rule = _RULES.get((domain, node.op_type))
         if rule is None:
             standard = domain in ("", "ai.onnx.ml") and node.op_type not in _RANDOM
-            if (
-                inputs
-                and standard
-                and not any(each is not None and (each.axis is not None or each.sized) for each in inputs)
-            ):
+            if inputs and standard and not any(each is not None and each.differs for each in inputs):
                 return [self.typed(name) for name in node.output]
             raise _RefusedError("the operator has no rule")
         if view.inputs or node.op_type == "Constant":
-            sized = any(each is not None and (each.axis is not None or each.sized) for each in inputs)
+            sized = any(each is not None and each.differs for each in inputs)
             if not sized and node.op_type not in _OF_SIZES:
                 if node.op_type == "GatherElements":
                     return [_Value(view.need(1).shape)]
@@ -529,6 +537,13 @@ class _Proof:
         if not isinstance(kind, TensorType) or kind.shape is None:
             return _Value(None)
         return _Value(tuple([_Size(each) if isinstance(each, int) else self.unknown() for each in kind.shape]))
+
+    def need_rows(self, node: _Node, places: Sequence[int], axis: int, rows: _Size) -> None:
+        """Refuse inputs, of those that are there, without one element along an axis for each of so many rows."""
+        for place in places:
+            value = node.get(place)
+            if value is not None and not self.has_rows(value, axis, rows):
+                raise _RefusedError(f"input {place} does not have its rows on axis {axis}")
 
     def rows(self, node: _Node, place: int, axis: int, rows: _Size, rank: int | None = None) -> _Value:
         """Return an output with its declared sizes and rows on an axis."""
@@ -576,8 +591,7 @@ def _flat(value: _Value) -> _Value:
     """Return a value whose content, if any, has rank 0 or 1, so that it is read in order; else it is in `cells`."""
     if value.content is None or (value.shape is not None and len(value.shape) < 2):
         return value
-    if value.sized:
-        raise _RefusedError("computes with the number of rows")
+    _no_sizes(value)
     return replace(value, content=None, cells=value.content if value.axis is None else None)
 
 
@@ -626,8 +640,7 @@ def _cast(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     if node.attributes["to"] in (TensorProto.INT32, TensorProto.INT64):
         return [replace(given, data=None)]
-    if given.sized or given.places:
-        raise _RefusedError("computes with the number of rows")
+    _no_sizes(given, places=True)
     return [replace(given, content=None, data=None, below=None, cells=None)]
 
 
@@ -698,15 +711,13 @@ def _arithmetic(proof: _Proof, node: _Node) -> list[_Value]:
     if one.places or other.places:
         return [_counted(proof, node.proto.op_type, one, other)]
     if one.axis is not None or other.axis is not None:
-        if one.sized or other.sized:
-            raise _RefusedError("computes with the number of rows")
+        _no_sizes(one, other)
         return _elementwise(proof, node)
     result = replace(proof.typed(node.proto.output[0]))
     if one.shape is not None and other.shape is not None:
         result = proof.broadcast([one, other])
     if one.content is None or other.content is None:
-        if one.sized or other.sized:
-            raise _RefusedError("computes with the number of rows")
+        _no_sizes(one, other)
         return [result]
     content = tuple([_computed(node.proto.op_type, left, right) for left, right in _pairs(one, other)])
     return [replace(result, content=content)]
@@ -804,9 +815,9 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
         if target.content is not None and all(s is not None and s.whole not in (0, -1) for s in target.content):
             result = replace(result, shape=tuple([size for size in target.content if size is not None]))
         return [_moved(given, replace(result, content=given.cells if given.content is None else given.content))]
-    if target.content is None or None in target.content:
+    asked = target.asked
+    if asked is None:
         raise _RefusedError("the new shape is not known")
-    asked = [size for size in target.content if size is not None]
     sizes = list(proof.numbered(asked))
     if not node.attributes.get("allowzero", 0):
         sizes = [given.dims[place] if size.whole == 0 else size for place, size in enumerate(sizes)]
@@ -837,6 +848,11 @@ def _reshaped(proof: _Proof, given: _Value, sizes: Sequence[_Size]) -> _Value:
     return _moved(given, _Value(tuple(sizes), axes[0]))
 
 
+def _no_sizes(*values: _Value, places: bool = False) -> None:
+    if any(value.sized or (places and value.places) for value in values):
+        raise _RefusedError("computes with the number of rows")
+
+
 def _no_places(value: _Value) -> None:
     if value.places:
         raise _RefusedError("computes with the row's number")
@@ -861,8 +877,7 @@ def _flatten(proof: _Proof, node: _Node) -> list[_Value]:
 def _transpose(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     if given.axis is None:
-        if given.sized:
-            raise _RefusedError("computes with the number of rows")
+        _no_sizes(given)
         result, grid = proof.typed(node.proto.output[0]), _grid(given)
         if grid is None:
             return [result]
@@ -907,13 +922,12 @@ def _squeeze(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _expand(proof: _Proof, node: _Node) -> list[_Value]:
     given, target = node.need(0), node.need(1)
-    if given.sized:
-        raise _RefusedError("computes with the number of rows")
-    if target.axis is not None or (given.axis is not None and (target.content is None or None in target.content)):
+    _no_sizes(given)
+    sizes = target.asked
+    if target.axis is not None or (given.axis is not None and sizes is None):
         raise _RefusedError("the new shape is not known")
-    if target.content is None or None in target.content:
+    if sizes is None:
         return [proof.typed(node.proto.output[0])]
-    sizes = tuple([size for size in target.content if size is not None])
     axes = [at for at, size in enumerate(sizes) if size.batched]
     if len(axes) > 1:
         raise _RefusedError("repeats values along two axes, as often as there are rows")
@@ -924,9 +938,9 @@ def _constant_of_shape(proof: _Proof, node: _Node) -> list[_Value]:
     target = node.need(0)
     if target.axis is not None:
         raise _RefusedError("the new shape differs between rows")
-    if target.content is None or None in target.content:
+    sizes = target.asked
+    if sizes is None:
         return [proof.typed(node.proto.output[0])]
-    sizes = tuple([size for size in target.content if size is not None])
     axes = [at for at, size in enumerate(sizes) if size.batched]
     if len(axes) > 1:
         raise _RefusedError("makes two axes of rows")
@@ -957,15 +971,14 @@ def _range(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _tile(proof: _Proof, node: _Node) -> list[_Value]:
     given, times = node.need(0), node.need(1)
-    if given.sized:
-        raise _RefusedError("computes with the number of rows")
+    _no_sizes(given)
     if times.axis is not None:
         raise _RefusedError("the repeats differ between rows")
-    if times.content is None or None in times.content:
+    repeats = times.asked
+    if repeats is None:
         if given.axis is not None:
             raise _RefusedError("the repeats are not known")
         return [proof.typed(node.proto.output[0])]
-    repeats = [size for size in times.content if size is not None]
     axes = [at for at, size in enumerate(repeats) if size.batched]
     if given.axis is not None and (axes or repeats[given.axis] != _ONE):
         raise _RefusedError("repeats the rows")
@@ -1066,7 +1079,7 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
         return [_Value((_Size(len(content)),), content=content)]
     if given.axis is None:
         for value in (starts, ends):
-            if value is not None and (value.sized or value.axis is not None):
+            if value is not None and value.differs:
                 raise _RefusedError("cuts a value without rows as many rows as there are")
         if (cells := _sliced(node, given)) is not None:
             return [_Value(tuple(map(_Size, cells.shape)), content=tuple(cells.reshape(-1)))]
@@ -1252,21 +1265,17 @@ def _along(default: int, *, after: bool = False, place: int | None = None) -> _R
     return rule
 
 
-def _by_row(*with_rows: int, axis: int = 0, rank: int = 1, single: bool = True) -> _Rule:
-    """Return the rule of an operator that takes rows on an axis of some inputs, and gives them there in each output."""
+def _by_row(*with_rows: int, rank: int = 1) -> _Rule:
+    """Return the rule of an operator that takes rows on the first axis of some inputs, and gives them there."""
 
     def rule(proof: _Proof, node: _Node) -> list[_Value]:
-        node.same_for_all(*(at for at in range(len(node.inputs)) if at not in (0, *with_rows)))
-        first = node.need(0)
-        for at in (0, *with_rows):
-            value = node.get(at)
-            if value is not None and (value.rank < rank or not proof.has_rows(value, axis, first.rows)):
-                raise _RefusedError(f"input {at} does not have its rows on axis {axis}")
-        results = []
-        for at in range(len(node.proto.output)):
-            value = proof.rows(node, at, axis, first.rows, first.rank if single and at == 0 else None)
-            results.append(value)
-        return results
+        first, places = node.need(0), (0, *with_rows)
+        node.same_for_all(*(at for at in range(len(node.inputs)) if at not in places))
+        if any(value is not None and value.rank < rank for value in map(node.get, places)):
+            raise _RefusedError(f"its inputs have less than {rank} axes")
+        proof.need_rows(node, places, 0, first.rows)
+        ranks = [first.rank] + [None] * (len(node.proto.output) - 1)
+        return [proof.rows(node, at, 0, first.rows, each) for at, each in enumerate(ranks)]
 
     return rule
 
@@ -1366,20 +1375,6 @@ def _extracted(proof: _Proof, node: _Node) -> list[_Value]:
     return [_Value((*given.dims[:-1], proof.unknown()), given.axis)]
 
 
-def _packed_attention(proof: _Proof, node: _Node) -> list[_Value]:
-    """Attention of com.microsoft: data, weight, bias, padding mask, past, score bias."""
-    first, mask = node.need(0), node.get(3)
-    node.same_for_all(1, 2, 4, *range(6, len(node.inputs)))
-    for value in (first, mask):
-        if value is not None and not proof.has_rows(value, 0, first.rows):
-            raise _RefusedError("data or mask does not have its rows on axis 0")
-    if node.get(4) is not None or len([name for name in node.proto.output if name]) > 1:
-        raise _RefusedError("keeps keys and values in one tensor, with the rows inside")
-    if (bias := node.get(5)) is not None:
-        proof.broadcast([_Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0), bias])
-    return [proof.rows(node, 0, 0, first.rows, 3)]
-
-
 def _batch_norm(proof: _Proof, node: _Node) -> list[_Value]:
     if node.attributes.get("training_mode", 0) or len([name for name in node.proto.output if name]) > 1:
         raise _RefusedError("takes mean and variance over the rows")
@@ -1472,10 +1467,8 @@ def _recurrent(proof: _Proof, node: _Node) -> list[_Value]:
     first, layout = node.need(0), node.attributes.get("layout", 0)
     axis = 0 if layout else 1
     node.same_for_all(1, 2, 3, 7)
-    for at in (0, 4, 5, 6):
-        value = node.get(at)
-        if value is not None and not proof.has_rows(value, 0 if at == 4 else axis, first.rows):
-            raise _RefusedError(f"input {at} does not have its rows on the axis of the batch")
+    proof.need_rows(node, (4,), 0, first.rows)
+    proof.need_rows(node, (0, 5, 6), axis, first.rows)
     return [proof.rows(node, 0, 0 if layout else 2, first.rows, 4)] + [
         proof.rows(node, at, axis, first.rows, 3) for at in (1, 2)
     ]
@@ -1557,30 +1550,32 @@ def _subscripts(text: str, rank: int) -> list[str]:
     return labels
 
 
-def _attention(proof: _Proof, node: _Node) -> list[_Value]:
-    """ONNX's Attention: query, key, value, mask, past key, past value, valid lengths."""
-    first = node.need(0)
-    for at in (0, 1, 2, 4, 5, 6):
-        value = node.get(at)
-        if value is not None and not proof.has_rows(value, 0, first.rows):
-            raise _RefusedError(f"input {at} does not have its rows on axis 0")
-    if (mask := node.get(3)) is not None:
-        scores = _Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0)
-        proof.broadcast([scores, mask])
-    return [proof.rows(node, at, 0, first.rows, first.rank if at == 0 else 4) for at in range(len(node.proto.output))]
+def _attending(
+    *with_rows: int, bias: int, rank: int | None = None, refused: Callable[[_Node], str] = lambda _: ""
+) -> _Rule:
+    """Return the rule of an attention, which has its rows first in some inputs and in all outputs.
+
+    The input `bias`, or a mask, is added to the scores. `rank` is that of the first output, if not that of input 0;
+    the others are keys and values, of rank 4. `refused` returns why a form of the node is not proved.
+    """
+
+    def rule(proof: _Proof, node: _Node) -> list[_Value]:
+        first = node.need(0)
+        node.same_for_all(*(at for at in range(len(node.inputs)) if at not in (0, bias, *with_rows)))
+        proof.need_rows(node, (0, *with_rows), 0, first.rows)
+        if reason := refused(node):
+            raise _RefusedError(reason)
+        if (added := node.get(bias)) is not None:
+            proof.broadcast([_Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0), added])
+        ranks = [rank or first.rank] + [4] * (len(node.proto.output) - 1)
+        return [proof.rows(node, at, 0, first.rows, each) for at, each in enumerate(ranks)]
+
+    return rule
 
 
-def _multi_head(proof: _Proof, node: _Node) -> list[_Value]:
-    """MultiHeadAttention of com.microsoft: query, key, value, bias, padding mask, score bias, past key, past value."""
-    first = node.need(0)
-    node.same_for_all(3, *range(8, len(node.inputs)))
-    for at in (0, 1, 2, 4, 6, 7):
-        value = node.get(at)
-        if value is not None and not proof.has_rows(value, 0, first.rows):
-            raise _RefusedError(f"input {at} does not have its rows on axis 0")
-    if (bias := node.get(5)) is not None:
-        proof.broadcast([_Value((first.rows, proof.unknown(), proof.unknown(), proof.unknown()), 0), bias])
-    return [proof.rows(node, at, 0, first.rows, 3 if at == 0 else 4) for at in range(len(node.proto.output))]
+def _packs_states(node: _Node) -> str:
+    with_states = node.get(4) is not None or len([name for name in node.proto.output if name]) > 1
+    return "keeps keys and values in one tensor, with the rows inside" if with_states else ""
 
 
 def _rotary(proof: _Proof, node: _Node) -> list[_Value]:
@@ -1590,10 +1585,7 @@ def _rotary(proof: _Proof, node: _Node) -> list[_Value]:
         raise _RefusedError("input 0 does not have its rows on axis 0")
     with_rows = (3,) if node.get(3) is not None else (1, 2)
     node.same_for_all(*(at for at in (1, 2, 3) if at not in with_rows))
-    for at in with_rows:
-        value = node.get(at)
-        if value is not None and not proof.has_rows(value, 0, first.rows):
-            raise _RefusedError(f"input {at} does not have its rows on axis 0")
+    proof.need_rows(node, with_rows, 0, first.rows)
     return [replace(first, content=None)]
 
 
@@ -1660,8 +1652,7 @@ def _scan(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     values = [node.need(place) for place in range(len(node.inputs))]
     if node.version < 9:
         raise _RefusedError("scans a batch")
-    if any(value.sized or value.places for value in values):
-        raise _RefusedError("computes with the number of rows")
+    _no_sizes(*values, places=True)
     states = [_state(proof, value) for value in values[:-count]]
     scanned = values[-count:]
     axes = node.attributes.get("scan_input_axes") or [0] * count
@@ -1683,8 +1674,7 @@ def _scan(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
 
 def _state(proof: _Proof, value: _Value) -> _Value:
     """Return a state at any turn: other sizes than that of the rows may change."""
-    if value.sized or value.places:
-        raise _RefusedError("computes with the number of rows")
+    _no_sizes(value, places=True)
     shape = value.shape and tuple([s if at == value.axis else proof.unknown() for at, s in enumerate(value.shape)])
     return _Value(shape, value.axis)
 
@@ -1701,8 +1691,7 @@ def _keeps_states(states: Sequence[_Value], results: Sequence[_Value]) -> None:
 
 def _stacked(proof: _Proof, value: _Value, place: int = 0) -> _Value:
     """Return the values of all turns along a new axis."""
-    if value.sized or value.places:
-        raise _RefusedError("computes with the number of rows")
+    _no_sizes(value, places=True)
     if value.shape is None:
         return _Value(None)
     place = _at(place, value.rank + 1)
@@ -1740,7 +1729,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Where"): _where,
     ("", "MaxPool"): _max_pool,
     **{("", name): _gather_elements for name in ("GatherElements", "ScatterElements")},
-    ("", "Attention"): _attention,
+    ("", "Attention"): _attending(1, 2, 4, 5, 6, bias=3),
     ("", "BatchNormalization"): _batch_norm,
     ("", "Compress"): _compress,
     ("", "Concat"): _concat,
@@ -1789,10 +1778,10 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("com.microsoft", f"DynamicQuantize{name}"): _dynamic_scale for name in ("LSTM", "MatMul")},
     ("com.microsoft", "FusedConv"): _by_row(3, rank=2),
     ("com.microsoft", "RotaryEmbedding"): _rotary_by_offset,
-    ("com.microsoft", "Attention"): _packed_attention,
+    ("com.microsoft", "Attention"): _attending(3, bias=5, rank=3, refused=_packs_states),
     ("com.microsoft", "FusedMatMul"): _matmul,
     ("com.microsoft", "MatMulNBits"): _by_row(rank=2),
-    ("com.microsoft", "MultiHeadAttention"): _multi_head,
+    ("com.microsoft", "MultiHeadAttention"): _attending(1, 2, 4, 6, 7, bias=5, rank=3),
     ("", "SimplifiedLayerNormalization"): _along(-1, after=True),
 }
 _BODIES: dict[tuple[str, str], Callable[[_Proof, _Node, dict[str, _Value]], list[_Value]]] = {

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from rlx_ort.providers.hardware import NO_WINDOW
+
 _IDLE_S = 10.0  # of a child before it is ended: starting one takes half a second
 _START_S = 30.0  # for importing ONNX Runtime and a provider's libraries from a slow disk
 
@@ -66,7 +68,12 @@ class _Child:
         self.parent = os.getpid()
         self._patience_s = _START_S
         self._process = subprocess.Popen(  # noqa: S603  # this Python with a fixed command
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            creationflags=NO_WINDOW,
         )
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True)

@@ -3,8 +3,9 @@
 The registry answers in milliseconds and agrees with the real assignment in 99 of 100 cases. It leaves out attributes
 and the ONNX functions that ONNX Runtime expands into kernels; only a session proves a claim.
 
-A shipped list is a text file of `kernel_lists/`, one kernel a line, for one provider and one minor version of ONNX
-Runtime: the oldest whole, each later one as the lines that differ from the list before it. It stands in for a registry
+A shipped list is a text file of `kernel_lists/` for one provider and one minor version of ONNX Runtime, with a line for
+the kernels of an operator that take the same types: the oldest whole, each later one as what differs from the list
+before it. It stands in for a registry
 that cannot be read, and judges providers that are not installed. `scripts/kernel_lists.py` writes and checks the files.
 """
 
@@ -216,17 +217,26 @@ def whole_list(stored: str, before: str) -> str:
     """
     lines = stored.splitlines()
     comments = [line for line in lines if line.startswith("#")]
-    removed, added = ({line[2:] for line in lines if line.startswith(sign)} for sign in "-+")
-    kernels = {line for line in lines if not line.startswith(("#", "-", "+"))}
+    removed, added = (
+        {kernel for line in lines if line.startswith(sign) for kernel in _kernels_of_line(line[2:])} for sign in "-+"
+    )
+    kernels = {kernel for line in lines if not line.startswith(("#", "-", "+")) for kernel in _kernels_of_line(line)}
     if removed or added:
         kernels |= {line for line in before.splitlines() if not line.startswith("#")}
         if not removed <= kernels:
             raise ValueError(f"a kernel list removes {min(removed - kernels)!r}, which the list before it lacks")
         kernels = kernels - removed | added
-    return "\n".join([*comments, *sorted(kernels, key=list_order)]) + "\n"
+    return "\n".join([*comments, *sorted(kernels, key=_line_order)]) + "\n"
 
 
-def list_order(line: str) -> tuple[str, str, int, int, str]:
+def _kernels_of_line(line: str) -> Iterator[str]:
+    """Yield a line of its own for each range of versions: `ai.onnx Abs 6-12,13+ T=f32` has two."""
+    domain, op_type, versions, *types = line.split()
+    for version in versions.split(","):
+        yield " ".join([domain, op_type, version, *types])
+
+
+def _line_order(line: str) -> tuple[str, str, int, int, str]:
     """Return what the lines of a list are sorted by: domain, operator, versions as numbers, the rest as text."""
     domain, op_type, versions = line.split()[:3]
     first, _, last = versions.removesuffix("+").partition("-")

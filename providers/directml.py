@@ -110,7 +110,9 @@ _OLDEST_DIRECTML = (1, 15)
 @functools.cache
 def adapters() -> tuple[Adapter, ...]:
     """Return the adapters in the order of DXGI, which is that of ONNX Runtime's `device_id`; none except on Windows."""
-    return tuple(_listed(ctypes.WinDLL("dxgi"))) if sys.platform == "win32" else ()
+    if sys.platform != "win32":
+        return ()
+    return tuple(_listed(ctypes.WinDLL("dxgi")))
 
 
 def _listed(dxgi: Any) -> Iterator[Adapter]:

@@ -31,6 +31,8 @@ _LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
 _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _seen: dict[str, int] = {}  # throttle counters
 _PROCESSOR_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+NO_WINDOW = 0x08000000 if sys.platform == "win32" else 0
+"""CREATE_NO_WINDOW, by which a program of Windows without a console opens none for a process that it starts."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -212,11 +214,22 @@ def _ran(tool: str, *arguments: str, timeout_s: float) -> subprocess.CompletedPr
     import shutil
     import subprocess
 
-    path = shutil.which(tool)
+    if sys.platform == "win32":  # not by `which`, which looks into the current folder first
+        path: str | None = str(Path(os.environ.get("SYSTEMROOT", "C:/Windows"), "System32", f"{tool}.exe"))
+    else:
+        path = shutil.which(tool)
     if path is None:
         return None
     try:
-        return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603 - no user input
+        return subprocess.run(  # noqa: S603 - no user input
+            [path, *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            creationflags=NO_WINDOW,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
 

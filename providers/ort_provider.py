@@ -20,6 +20,7 @@ from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError, ad
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
+from rlx_ort.numerics import agree
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision, WeightSharing
 from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.claims import kernels_of, listed_kernels
@@ -257,7 +258,7 @@ def prove(
     if assigned != {ep_name}:
         places = ", ".join(sorted(assigned)) or "no provider that ONNX Runtime names"
         return Availability(False, f"{ep_name} left a matrix product to {places}", facts.remedy)
-    if not np.allclose(result, left @ right, rtol=1e-2):
+    if not agree(result, left @ right, 1e-2):
         return Availability(False, f"{ep_name} computes a matrix product wrongly: {result.tolist()}", facts.remedy)
     return replace(facts, available=True, reason="", remedy="")
 

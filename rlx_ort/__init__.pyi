@@ -90,6 +90,7 @@ from rlx_ort.options.compile_options import Precision as Precision
 from rlx_ort.options.compile_options import WeightSharing as WeightSharing
 from rlx_ort.options.dispatch import KernelDispatch as KernelDispatch
 from rlx_ort.options.dispatch import KernelDispatchPolicy as KernelDispatchPolicy
+from rlx_ort.options.dispatch import UnsupportedOp as UnsupportedOp
 from rlx_ort.options.precision import PrecisionPolicy as PrecisionPolicy
 from rlx_ort.providers.registry import available_apple_devices as available_apple_devices
 from rlx_ort.providers.registry import available_devices as available_devices
@@ -130,7 +131,6 @@ from rlx_ort.selection.predict import explain as explain
 from rlx_ort.selection.resolve import resolve_device as resolve_device
 from rlx_ort.selection.resolve import resolve_device_chain as resolve_device_chain
 from rlx_ort.selection.resolve import run_with_fallback as run_with_fallback
-from rlx_ort.selection.support import UnsupportedOp as UnsupportedOp
 from rlx_ort.selection.support import dispatch_report_for_device as dispatch_report_for_device
 from rlx_ort.selection.support import first_unsupported_op as first_unsupported_op
 from rlx_ort.selection.support import legalize_graph_for_device as legalize_graph_for_device

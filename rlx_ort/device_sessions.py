@@ -263,7 +263,7 @@ class DeviceSessions:
     def pick(self, goal: Key, inputs: Mapping[str, Any] | None) -> Pick:
         """Return the device that a run asks for."""
         if goal.__class__ is tuple:
-            return Pick(self.resolve(goal[1]), named=True)  # type: ignore[index]  # see `Key`
+            return Pick(self.resolve(goal[1]), named=True)
         if not is_automatic(goal):
             return Pick(Device(goal), named=True)  # type: ignore[arg-type]  # see `Key`
         if goal is FASTEST:

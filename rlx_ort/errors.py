@@ -35,12 +35,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from rlx_ort.device import Device
+from typing import Any, Protocol, TypeVar
 
 E = TypeVar("E", bound=BaseException)
+
+
+class AnyDevice(Protocol):
+    """A `Device`, whose module imports this one."""
+
+    @property
+    def kind(self) -> str:
+        """Its kind, such as `cuda`."""
+
+    @property
+    def index(self) -> int:
+        """Its index among those of the kind."""
+
+    @property
+    def label(self) -> str:
+        """The token that parses back to it."""
+
+    @property
+    def display(self) -> str:
+        """The name that people read."""
 
 
 _advises_options = False
@@ -103,7 +120,7 @@ class DeviceParseError(DeviceError, ValueError):
 class DeviceUnavailableError(DeviceError):
     """A device that was named cannot run here; with the `reason` and the `remedy`."""
 
-    def __init__(self, device: Device, reason: str, remedy: str = "") -> None:
+    def __init__(self, device: AnyDevice, reason: str, remedy: str = "") -> None:
         text = f"{device.display} is not available: {reason}"
         super().__init__(f"{text}\n  {remedy}" if remedy else text)
         self.device = device
@@ -118,7 +135,7 @@ class DeviceUnavailableError(DeviceError):
 class NoViableDeviceError(DeviceError):
     """No device is left under the policy; `blockers` lists each device with its reason."""
 
-    def __init__(self, message: str, blockers: Sequence[tuple[Device, str]] = ()) -> None:
+    def __init__(self, message: str, blockers: Sequence[tuple[AnyDevice, str]] = ()) -> None:
         lines = [message, *(f"  {device.label}: {reason}" for device, reason in blockers)]
         super().__init__("\n".join(lines))
         self.blockers = tuple(blockers)
@@ -130,7 +147,7 @@ class DeviceFallbackError(DeviceError):
     A text in place of the attempts is one attempt of the CPU.
     """
 
-    def __init__(self, attempts: Iterable[tuple[Device, str]] | str) -> None:
+    def __init__(self, attempts: Iterable[tuple[AnyDevice, str]] | str) -> None:
         import rlx_ort  # its public name is loaded here, since the module of devices imports this one
 
         self.attempts = ((rlx_ort.Device.CPU, attempts),) if isinstance(attempts, str) else tuple(attempts)

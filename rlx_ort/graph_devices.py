@@ -671,7 +671,7 @@ class GraphDevices:
         """
         failover = self._failover
         if failover is not None and way == "run" and goal is not CHAINED:
-            if goal.__class__ is not tuple or goal[0] is not TRY:  # type: ignore[index]  # see `Key`
+            if goal.__class__ is not tuple or goal[0] is not TRY:
                 return failover.run(goal, inputs, timeout_s, cancel)
             return self._tried(goal, inputs, lambda device: failover.run(device, inputs, timeout_s, cancel)[1])
         if timeout_s is not None or cancel is not None:

@@ -63,9 +63,11 @@ def random_inputs(
     return MadeInputs(arrays, dims.assumed)
 
 
-def shaped_inputs(types: Mapping[str, ValueType], sizes: Mapping[str, int]) -> MadeInputs:
+def shaped_inputs(
+    types: Mapping[str, ValueType], sizes: Mapping[str, int], assume: tuple[int, int, int] = SIZE_CHOICES[0]
+) -> MadeInputs:
     """Return arrays of the shapes of `random_inputs` that take no memory; none for inputs without a shape."""
-    dims = InputSizes(types, sizes)
+    dims = InputSizes(types, sizes, assume)
     shapes = {name: dims.of(name, kind) for name, kind in types.items() if isinstance(kind, TensorType) and kind.shape}
     return MadeInputs({name: np.broadcast_to(np.zeros(()), shape) for name, shape in shapes.items()}, dims.assumed)
 

@@ -57,7 +57,7 @@ def chain_of(goal: Key) -> Devices | None:
     """
     if goal is CHAINED:
         return device_chain_from_env() or None
-    return goal[1] if goal.__class__ is tuple and goal[0] is TRY else None  # type: ignore[index]  # see `Key`
+    return goal[1] if goal.__class__ is tuple and goal[0] is TRY else None
 
 
 class Pick(NamedTuple):

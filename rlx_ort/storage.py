@@ -32,7 +32,9 @@ _STALE_S = 24 * 3600.0  # after the last write, a file of a process on another m
 _SWEPT_AGAIN_S = 60.0
 _CLOCK_S = 2.0  # the coarsest times of files, those of FAT
 _RETRIES, _RETRY_S = 5, 0.05  # each wait is twice the one before, 0.75 s in all
+_USER_MAPPED_FILE = 1224  # a code of Windows that has no `errno` of its own
 _swept: dict[Path, float] = {}
+_SHOWN = 24  # characters of a name that are a part of its hidden one, which may exceed Windows' 260 where it does not
 _left: set[Path] = set()  # what `remove` could not remove
 
 unfinished: set[Path] = set()
@@ -89,8 +91,9 @@ def put_in_place(source: Path, target: Path) -> None:
         try:
             os.replace(source, target)  # noqa: PTH105  # the name by which tests make it fail as Windows does
             return
-        except PermissionError:
-            if attempt + 1 == _RETRIES:
+        except OSError as err:
+            refused = isinstance(err, PermissionError) or getattr(err, "winerror", 0) == _USER_MAPPED_FILE
+            if not refused or attempt + 1 == _RETRIES:
                 raise
             time.sleep(_RETRY_S * 2**attempt)
 
@@ -141,7 +144,7 @@ def partial_path(path: Path, kind: str = "partial") -> Path:
 
     It is `.NAME.<place>-<process>-<random>.KIND`; `clear_unfinished` knows the kinds `partial` and `converting`.
     """
-    return path.with_name(f".{path.name[:80]}.{_place()}-{os.getpid()}-{os.urandom(8).hex()}.{kind}")
+    return path.with_name(f".{path.name[:_SHOWN]}.{_place()}-{os.getpid()}-{os.urandom(8).hex()}.{kind}")
 
 
 def clear_unfinished(folder: Path, *, below: bool = False) -> list[Path]:
@@ -199,6 +202,11 @@ def _place() -> str:
             str(Path("/proc/self/ns/pid").readlink()),
         ]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:8]
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return device, file id, size and time of change, which differ once a file is replaced or written."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import platform
 import sys
@@ -42,6 +43,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="take each nth case only")
     parser.add_argument("--start", type=int, default=0, help="with --every, the first case; for processes side by side")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for each device; no case is begun after")
     parser.add_argument("--no-choice", action="store_true", help="leave the automatic choice out")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -49,6 +51,7 @@ def main() -> int:
         [Device(name) for name in options.devices.split(",")],
         (options.start, options.every),
         choice=not options.no_choice,
+        seconds=options.seconds,
     )
     (options.out / "capability.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     for row in document["devices"]:
@@ -56,7 +59,9 @@ def main() -> int:
     return 0
 
 
-def truth(devices: list[Device], taken: tuple[int, int] = (0, 1), *, choice: bool = True) -> dict[str, Any]:
+def truth(
+    devices: list[Device], taken: tuple[int, int] = (0, 1), *, choice: bool = True, seconds: float = math.inf
+) -> dict[str, Any]:
     """Return the comparison for each device, with what it depends on."""
     import onnxruntime
 
@@ -64,10 +69,10 @@ def truth(devices: list[Device], taken: tuple[int, int] = (0, 1), *, choice: boo
         warnings.simplefilter("ignore")  # the suite's own sources overflow and divide by zero on purpose
         cases = all_cases()[taken[0] :: taken[1]]
     versions = {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
-    return {"versions": versions, "devices": [of_device(device, cases, choice) for device in devices]}
+    return {"versions": versions, "devices": [of_device(device, cases, choice, seconds) for device in devices]}
 
 
-def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str, Any]:
+def of_device(device: Device, cases: tuple[Case, ...], choice: bool, seconds: float) -> dict[str, Any]:
     """Return how often the answer for a device is right over the cases, and where it is not."""
     start = time.perf_counter()
     counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
@@ -75,6 +80,8 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
     child = Child()
     try:
         for case in cases:
+            if time.perf_counter() - start > seconds:
+                raise KeyboardInterrupt
             _count(case, device, found, child, choice)
     except KeyboardInterrupt:
         print(f"stopped after {sum(counts.values())} of {len(cases)} cases", file=sys.stderr)

@@ -10,11 +10,11 @@
 replaced by stubs whose functions return 0. It needs Linux, gcc, readelf and the Python version of the wheel. `live`
 reads the registry of a provider that works here. `table` takes a table typed in the form of the lists.
 
-The oldest list of a provider is whole. A later one has the lines that the list before it lacks after `+`, and the lines
-that it has no more after `-`. A version with the same kernels as the version before gets no file of its own, because
-readers take the newest list that is not newer than the version asked for. Element types inside sequences and optionals
-are listed like those of tensors, which is how claims are compared. Kernels for the domain of ONNX Runtime's NHWC
-rewriting are left out: no model has it.
+A line names the versions of an operator that take the same types. The oldest list of a provider is whole. A later one
+has what the list before it lacks after `+`, and what it has no more after `-`. A version with the same kernels as the
+version before gets no file of its own, because readers take the newest list that is not newer than the version asked
+for. Element types inside sequences and optionals are listed like those of tensors, which is how claims are compared.
+Kernels for the domain of ONNX Runtime's NHWC rewriting are left out: no model has it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pathlib import Path
 
 from rlx_ort.device import Device, parse_device
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.providers.claims import kernels_of, list_order, parse_list, whole_list
+from rlx_ort.providers.claims import kernels_of, parse_list, whole_list
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.values import element_dtypes
 from rlx_ort.providers.ort_provider import OrtProvider
@@ -104,7 +104,7 @@ def main() -> int:
             ep, version, source, claims = from_live(parse_device(args.device))
             write(ep, version, claims, f"{source} on {today}")
         case "table":
-            table_claims = parse_list(Path(args.table).read_text(encoding="utf-8"))
+            table_claims = parse_list(whole_list(Path(args.table).read_text(encoding="utf-8"), ""))
             write(args.ep, args.version, table_claims, f"{args.source}, read on {today}")
     return 0
 
@@ -135,13 +135,20 @@ def write(ep: str, version: str, claims: Iterable[KernelClaim], source: str) -> 
 
 def differences(text: str, before: str) -> str:
     """Return a list as it is stored: whole, or the lines that differ from those of the list before it."""
-    if not before:
-        return text
     lines, older = body(text), body(before)
-    changed = [f"- {line}" for line in older if line not in lines]
-    changed += [f"+ {line}" for line in lines if line not in older]
-    changed.sort(key=lambda line: (list_order(line[2:]), line))
+    changed = one_line_each(lines)
+    if before:
+        changed = [f"- {line}" for line in one_line_each([line for line in older if line not in lines])]
+        changed += [f"+ {line}" for line in one_line_each([line for line in lines if line not in older])]
     return "\n".join([*(line for line in text.splitlines() if line.startswith("#")), *changed, ""])
+
+
+def one_line_each(lines: Iterable[str]) -> list[str]:
+    """Return the lines with the versions joined that take the same types: `ai.onnx Abs 6-12,13+ T=f32`."""
+    versions: dict[tuple[str, ...], list[str]] = {}
+    for domain, op_type, version, *types in map(str.split, lines):
+        versions.setdefault((domain, op_type, *types), []).append(version)
+    return [" ".join([key[0], key[1], ",".join(found), *key[2:]]) for key, found in versions.items()]
 
 
 def check() -> Iterator[str]:

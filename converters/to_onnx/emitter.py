@@ -21,6 +21,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.op import Op, known_shape
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
+from rlx_ort.ir.ops.norm import Softmax
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
@@ -134,6 +135,25 @@ class Emitter:
             return None
         self._asks_around = True
         return source[0].op.data
+
+    def softmax_before(self, index: int) -> tuple[ModelValue, TensorType, int] | None:
+        """Return what the Softmax that made input `index` reads, with its type, and its axis; None if none made it.
+
+        One in a model that stays at an opset before 18 does not count: its reductions would need another form.
+        """
+        self._asks_around = True
+        source = self._source(index)
+        ref = source[0].inputs[0] if source is not None and source[0].inputs else None
+        if source is None or ref is None:
+            return None
+        op, kind = source[0].op, self._frame.graph.nodes[ref.node].types[ref.output]
+        if isinstance(op, OnnxNode) and (op.domain, op.op_type) == ("", "Softmax") and op.version >= 18:
+            axis = cast(int, op.attributes.get("axis", -1))
+        elif isinstance(op, Softmax):
+            axis = op.axis
+        else:
+            return None
+        return (self._frame.values[ref.node][ref.output], kind, axis) if isinstance(kind, TensorType) else None
 
     def op(
         self,

@@ -5,7 +5,6 @@ A model has few patterns and many nodes of each: facts of the operator and the t
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 _BOUNDARY = re.compile(r"[^0-9A-Za-z]")
 _INLINED = "_inlfunc_"
 _FEW = 64  # elements; two paddings of each dim of a tensor are at most 16
-_SHAPE_READERS = frozenset({"Shape", "Size"})
+_SHAPE_READERS = frozenset({"ConstantOfShape", "Shape", "Size"})
 _UNKNOWN = UnknownType()
 
 
@@ -262,7 +261,7 @@ class Outline:
             patterns = {node.pattern for node in nodes}
         if any(map(_reads_shape, patterns)):
             constants = [(name, writer.types[value]) for name, value in writer.initializers.items()]
-            small = {name for name, kind in constants if is_shape_type(kind) or _is_few(kind)}
+            small = {name for name, kind in constants if may_hold_sizes(kind)}
             small |= {value.name for value in graph.inputs if value.name and is_shape_type(writer.types.get(value))}
             nodes = shape_only_nodes(nodes, small)
 
@@ -273,8 +272,8 @@ class Outline:
         types = {value.name: kind for value, kind in writer.types.items() if value.name} | dict(inferred or {})
         return cls(nodes, interface(graph.inputs), interface(graph.outputs), constants=writer.tensors, types=types)
 
-    def with_types(self, types: Mapping[str, ValueType]) -> Outline:
-        """Return the outline with better types for some values; nodes of other sizes have patterns of their own."""
+    def known_types(self) -> dict[str, ValueType]:
+        """Return `types`, with those of the nodes' patterns for values that it lacks."""
         named = {
             name: kind
             for node in self.nodes
@@ -282,8 +281,15 @@ class Outline:
             for name, kind in zip(names, kinds, strict=False)
             if name and kind is not None
         }
-        merged = {**named, **self.types, **types}
-        return replace(self, nodes=_retyped(self.nodes, merged), types=merged)
+        return {**named, **self.types}
+
+    def with_types(self, types: Mapping[str, ValueType]) -> Outline:
+        """Return the outline with better types for some values; nodes of other sizes have patterns of their own."""
+        return self.retyped({**self.known_types(), **types})
+
+    def retyped(self, types: Mapping[str, ValueType]) -> Outline:
+        """Return the outline with these types, which are those of all values."""
+        return replace(self, nodes=_retyped(self.nodes, types), types=types)
 
 
 def _retyped(nodes: Sequence[ExportedNode], types: Mapping[str, ValueType]) -> list[ExportedNode]:
@@ -306,10 +312,9 @@ def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[
     """Return the nodes with `shape_only` set on those that only compute shapes.
 
     A node only computes shapes when it reads a shape, or nothing but results of such nodes and `small_constants`, which
-    are integer constants and graph inputs of rank 0 or 1 and constants of a few elements, and its results are integer
-    or bool tensors of rank 0 or 1, or of a few elements, as the table of paddings that PyTorch's exporter transposes,
-    or the scale that DeBERTa takes from the size of a head.
-    ONNX Runtime pins by the same rule:
+    are integer graph inputs of rank 0 or 1 and constants that `may_hold_sizes`, and so may its results, unless it is a
+    Cast. Exporters compute positions in this way, and from them masks and the places to gather from.
+    ONNX Runtime pins what of this has rank 0 or 1, and the rest where the device has no kernel:
     https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/fallback_cpu_capability.cc
     """
     from_shapes: set[str] = set()
@@ -321,7 +326,8 @@ def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[
         follows = not from_shapes.isdisjoint(read) and all(
             name in from_shapes or name in small_constants for name in read
         )
-        if (follows or _reads_shape(pattern)) and all(_is_few(kind) for kind in pattern.outputs if kind):
+        fits = pattern.op_type == "Cast" or all(may_hold_sizes(kind) for kind in pattern.outputs if kind)
+        if fits and (follows or _reads_shape(pattern)):
             from_shapes.update(name for name in node.output_names if name)
             if pattern not in marked:
                 marked[pattern] = pattern.alike(pattern.inputs, pattern.outputs, shape_only=True)
@@ -337,15 +343,14 @@ def is_shape_type(kind: ValueType | None) -> bool:
     return kind.shape.rank <= 1 and (kind.dtype.is_integer or kind.dtype is DType.BOOL)
 
 
-def _is_few(kind: ValueType | None) -> bool:
-    """Return whether a value that derives from sizes is itself as small: a number of floats, such as a scale, too."""
-    if not isinstance(kind, TensorType) or kind.shape is None:
+def may_hold_sizes(kind: ValueType | None) -> bool:
+    """Return whether a value may be computed from sizes alone: integers, bools, or a few floats, as DeBERTa's scale."""
+    if not isinstance(kind, TensorType):
         return False
-    sizes = [dim for dim in kind.shape if isinstance(dim, int)]
-    few = len(sizes) == kind.shape.rank and math.prod(sizes) <= _FEW
-    if kind.dtype.is_float:
-        return few
-    return (kind.dtype.is_integer or kind.dtype is DType.BOOL) and (few or kind.shape.rank <= 1)
+    if kind.dtype.is_integer or kind.dtype is DType.BOOL:
+        return True
+    count = None if kind.shape is None else kind.shape.num_elements
+    return kind.dtype.is_float and count is not None and count <= _FEW
 
 
 def _reads_shape(pattern: ModelNode) -> bool:

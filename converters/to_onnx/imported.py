@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.dispatch import asks_kernels
 from rlx_ort.converters.to_onnx.elementwise import activate, power
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET, Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
+    BOOL_MOVES,
     FILLED_TOPK,
     MISORDERING,
     SAFE_EPSILON,
@@ -19,9 +22,11 @@ from rlx_ort.converters.to_onnx.kernel_dtypes import (
     compute_dtype,
     divisor_and_sign,
     filled_rows,
+    masked_rows,
     may_trap,
     misorders,
     reads_threes,
+    stand_in_for_bool,
     with_epsilon,
 )
 from rlx_ort.converters.to_onnx.model import ModelValue
@@ -37,7 +42,13 @@ _Form: TypeAlias = Callable[[Emitter, OnnxNode, _Reads], Any]
 """(emitter, op, values of the formal inputs) -> the results, or None to write the node as it is."""
 
 _REDUCTIONS = {op_type: function for function, op_type in REDUCE.items()}
-_ASKING = {DType.I64: MISORDERING, DType.F32: {"InstanceNormalization"}, DType.F64: {"Sigmoid"}}
+_ASKING: Mapping[DType, Collection[str]] = {
+    DType.BOOL: BOOL_MOVES,
+    DType.F16: {"IsNaN"},
+    DType.F32: {"InstanceNormalization", "IsNaN"},
+    DType.F64: {"Sigmoid"},
+    DType.I64: MISORDERING | {"ConstantOfShape"},
+}
 
 
 def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]) -> bool:
@@ -169,16 +180,44 @@ def _sigmoid(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return activate(emit, "sigmoid", reads[0], DType.F64) if has_all else None
 
 
+def _is_nan(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    rows = None if reads[0] is None else masked_rows(emit, reads[0])
+    return None if rows is None else emit.imported(op, rows, "Expand")
+
+
+def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    dtype = stand_in_for_bool(emit, op.op_type)
+    if dtype is None or reads[0] is None:
+        return None
+    attributes: dict[str, Any] = dict(op.attributes)
+    moved = emit.op(op.op_type, emit.cast(reads[0], dtype), *reads[1:], **attributes)
+    return emit.imported(op, [moved], "Cast", {"to": DType.BOOL})
+
+
+def _filled(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """A number that is repeated, where the provider has no `ConstantOfShape`."""
+    value = op.attributes.get("value", TensorData.from_array(np.zeros(1, np.float32)))
+    if not isinstance(value, TensorData) or value.num_elements != 1:
+        return None
+    kind, shape = TensorType(value.dtype), TensorType(DType.I64)
+    if emit.has_kernel(op.op_type, shape, outputs=[kind]) or not emit.has_kernel("Expand", kind, shape):
+        return None
+    return emit.imported(op, [emit.constant(value.numpy().reshape(()), value.dtype), *reads], "Expand", {})
+
+
 _FORMS: dict[str, _Form] = {
     "CastLike": _cast_like,
+    "ConstantOfShape": _filled,
     "Conv": _convolved,
     "Div": _division,
     "InstanceNormalization": _instance_norm,
+    "IsNaN": _is_nan,
     "Mod": _division,
     "Pow": _power,
     "Range": _range,
     "Sigmoid": _sigmoid,
     "TopK": _top,
+    **dict.fromkeys(BOOL_MOVES, _moved_bools),
     **dict.fromkeys(MISORDERING, _ordering),
     **dict.fromkeys(_REDUCTIONS, _reduced),
 }

@@ -20,7 +20,7 @@ def _wanted(name: str) -> bool:
 
 
 hiddenimports = [*collect_submodules("rlx_ort", filter=_wanted), "onnxruntime.capi.onnxruntime_pybind11_state"]
-tables = ["providers/cores/*.toml", "providers/kernel_lists/*.txt"]
+tables = ["providers/cores/*.toml", "providers/kernel_lists/*.txt", "serving/status.html"]
 datas = collect_data_files("rlx_ort", includes=["**/*.json", "**/py.typed", "__init__.pyi", *tables])
 datas += copy_metadata("rlx_ort")
 binaries = []

@@ -42,6 +42,7 @@ Exit codes:
   9  a file cannot be written
   130  Ctrl-C
   143  a request to terminate
+  149  Ctrl-Break on Windows
 """
 
 

@@ -75,6 +75,7 @@ def command(
     from rlx_ort.ir.graph import check_dims
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.predict import dims_of
+    from rlx_ort.selection.windows import fitting_sizes
 
     policy = options.policy_of(names, None, None)
     if faults and (plot_path or html_path or trace_path):
@@ -86,7 +87,7 @@ def command(
         graph = runner.graph
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
-        feeds, assumed = made_up.random_inputs(graph.input_types, sizes)
+        feeds, assumed = made_up.random_inputs(graph.input_types, sizes, assume=fitting_sizes(graph, sizes))
         used = dims_of(graph, feeds)
         devices = options.each_once(policy.allow or ()) if names else runner.devices()
         for device in devices:

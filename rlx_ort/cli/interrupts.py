@@ -20,9 +20,9 @@ from typing import Any
 
 GRACE_S = 1.0
 _LOSING = (weakref.__file__, "<frozen importlib._bootstrap>")
-_HANDLED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-if hasattr(signal, "SIGBREAK"):  # Ctrl-Break on Windows, by which a program ends its children
-    _HANDLED[signal.SIGBREAK] = signal.SIG_DFL
+_BREAK = getattr(signal, "SIGBREAK", None)  # of Ctrl-Break on Windows, by which a program ends its children
+_HANDLED: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_HANDLED |= {} if _BREAK is None else {_BREAK: signal.SIG_DFL}
 """Signals that end a command, if their handler is still Python's own."""
 
 

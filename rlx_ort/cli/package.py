@@ -90,12 +90,14 @@ def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, in
     """Return the inputs, and where they come from."""
     from rlx_ort import made_up
     from rlx_ort.cli.arrays import read_npz, to_model_types
+    from rlx_ort.selection.windows import fitting_sizes
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs), str(path)
     if package.cases:
         return package.arrays(package.cases[0].inputs), "golden case 0"
-    feeds, assumed = made_up.random_inputs(graph.input_types, {**package.index.dims, **dims})
+    sizes = {**package.index.dims, **dims}
+    feeds, assumed = made_up.random_inputs(graph.input_types, sizes, assume=fitting_sizes(graph, sizes))
     note("no --inputs and no golden case: made up random inputs")
     options.note_assumed("run", assumed)
     return feeds, "random"

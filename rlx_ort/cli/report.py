@@ -72,14 +72,16 @@ def command(
     from rlx_ort.report.document import document, splits_of
     from rlx_ort.selection.candidates import Candidates
     from rlx_ort.selection.predict import dims_of
+    from rlx_ort.selection.windows import fitting_sizes
 
     runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(dims=dims)))
     graph, policy, compile_options = runner.graph, runner.policy, runner.options
     runs = html_path is not None or trace_path is not None
+    assume = fitting_sizes(graph, compile_options.dims)
     if runs:
-        feeds, assumed = made_up.random_inputs(graph.input_types, compile_options.dims)
+        feeds, assumed = made_up.random_inputs(graph.input_types, compile_options.dims, assume=assume)
     else:
-        feeds, assumed = made_up.shaped_inputs(graph.input_types, compile_options.dims)
+        feeds, assumed = made_up.shaped_inputs(graph.input_types, compile_options.dims, assume)
     views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
     with progress("asking each device"):
         candidates = Candidates(graph, policy, compile_options, feeds).report()

@@ -11,12 +11,10 @@ import click
 from rlx_ort.cli import options, page
 from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import emit, note, print_facts, print_table, progress
-from rlx_ort.errors import DeviceFallbackError
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
     from rlx_ort.execution.placement import Placement
-    from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
     from rlx_ort.resilience.quarantine import DeviceHealth
     from rlx_ort.selection.policy import DevicePolicy
@@ -87,7 +85,8 @@ def command(
             elif named is not None:
                 used, outputs = named, runner.run(named, feeds)
             elif tries and not resilient:
-                used, outputs, refused = _first_that_works(runner, tries, feeds)
+                used, outputs = runner.run_try(tries, feeds)
+                refused = list(runner.last_attempts)
             else:
                 used, outputs = runner.run_chosen(feeds)
                 failed = () if runner.last_run is None else runner.last_run.attempts
@@ -117,29 +116,15 @@ def command(
 def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> Mapping[str, Any]:
     from rlx_ort import made_up
     from rlx_ort.cli.arrays import read_npz, to_model_types
+    from rlx_ort.selection.windows import fitting_sizes
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs)
-    feeds, assumed = made_up.random_inputs(graph.input_types, dims, seed=_SEED)
+    feeds, assumed = made_up.random_inputs(graph.input_types, dims, seed=_SEED, assume=fitting_sizes(graph, dims))
     shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
     note(f"no --inputs: made up random ones with seed {_SEED} ({shapes or 'the model takes none'})")
     options.note_assumed("run", assumed)
     return feeds
-
-
-def _first_that_works(
-    runner: GraphDevices, tries: list[Device], feeds: Mapping[str, Any]
-) -> tuple[Device, list[Any], list[tuple[Device, str]]]:
-    """Return the device that answered, its outputs, and why each device before it did not."""
-    refused: list[tuple[Device, str]] = []
-    for device in tries:
-        try:  # one device at a time, because a chain that succeeds does not return its failed attempts
-            used, outputs = runner.run_try([device], feeds)
-        except DeviceFallbackError as err:
-            refused.extend(err.attempts)
-        else:
-            return used, outputs, refused
-    raise DeviceFallbackError(refused)
 
 
 def _health(row: DeviceHealth) -> dict[str, Any]:

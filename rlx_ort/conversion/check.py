@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from rlx_ort.calibration.features import RANDOM_OPS
 from rlx_ort.conversion.options import ConvertOptions, ModelFacts
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import tensor_type
@@ -32,7 +33,6 @@ from rlx_ort.providers.engine.runtime import runtime_problem
 _LEAN_ABOVE_BYTES = 256 << 20
 """Models with more bytes of weights than this are run without optimisation, because folded and packed weights would be
 in memory beside those of the file."""
-_RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 # Operators that ONNX Runtime 1.31 runs on bf16 on the CPU, or whose bodies are rewritten instead.
 _RUN_AS_THEY_ARE = {"Cast", "Constant", "If", "Loop", "Scan"}
 # Attributes that name an element type by its number.
@@ -71,7 +71,7 @@ class ConversionCheck:
 
     def __init__(self, options: ConvertOptions, source: ModelBundle, before: ModelFacts) -> None:
         self._options, self._before = options, before
-        self._drawn = sorted(_RANDOM_OPS & {node.op_type for node in nodes_of(source.proto)})
+        self._drawn = sorted(RANDOM_OPS & {node.op_type for node in nodes_of(source.proto)})
         self._lean = sum(before.weight_bytes.values()) > _LEAN_ABOVE_BYTES
         self.emulated = ""
         model, how = self._runnable(source, on_cpu=True)

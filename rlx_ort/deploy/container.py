@@ -34,6 +34,7 @@ import numpy as np
 from rlx_ort.deploy.names import INDEX, LARGEST_INDEX_BYTES, MANIFEST, MOST_FILES, SIGNATURE, check_names
 from rlx_ort.errors import IntegrityError, PackageError, advice
 from rlx_ort.providers.engine.stopping import check_stopped
+from rlx_ort.storage import stamp_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -101,8 +102,8 @@ class OpenFile:
 
     @cached_property
     def stamp(self) -> tuple[int, ...]:
-        """The identity of the file as it was opened; see `FileRange.stamp_of`."""
-        return _stamp_of(self._status)
+        """The identity of the file as it was opened; see `storage.stamp_of`."""
+        return stamp_of(self._status)
 
     def read(self, offset: int, size: int) -> bytes:
         """Return some bytes of the file."""
@@ -164,7 +165,7 @@ class OpenFile:
         except (OSError, ValueError):
             return None
         # Losing its last name changes a file's ctime as well, and is harmless: the handle keeps the bytes.
-        return _stamp_of(status), status.st_ctime_ns if status.st_nlink else self._changed_ns
+        return stamp_of(status), status.st_ctime_ns if status.st_nlink else self._changed_ns
 
     def _read_some(self, offset: int, target: memoryview) -> int:
         if hasattr(os, "preadv"):
@@ -176,12 +177,6 @@ class OpenFile:
     def close(self) -> None:
         """Close the handle; maps that were handed out stay."""
         self._closer()
-
-
-def _stamp_of(status: os.stat_result) -> tuple[int, ...]:
-    from rlx_ort.ir.tensor import FileRange  # loads ml_dtypes, which a start from the compile cache does without
-
-    return FileRange.stamp_of(status)
 
 
 class Member(NamedTuple):

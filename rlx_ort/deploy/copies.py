@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort import kept
 from rlx_ort.deploy.container import open_container, read_index
 from rlx_ort.errors import IntegrityError, PackageError
-from rlx_ort.storage import cache_root
+from rlx_ort.storage import cache_root, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +132,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
     """Return what changes when a file is written to, replaced or copied."""
     with suppress(OSError):
         status = os.stat(path)  # noqa: PTH116  # a plain path
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        return *stamp_of(status), status.st_ctime_ns
     return ()
 
 

@@ -17,6 +17,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError, cpu_help
 from rlx_ort.ir.graph import live_nodes
 from rlx_ort.options.compile_options import PlacementRule
+from rlx_ort.options.dispatch import UnsupportedOp
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import NodeAssignment
-    from rlx_ort.selection.support import UnsupportedOp
 
 NATIVE, COMMON, REWRITTEN, UNSUPPORTED = "native", "common-ir", "rewritten", "unsupported"
 CPU, COMPILED, UNKNOWN = "cpu", "compiled", "unknown"

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort import storage
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.storage import open_regular, parse_json, replacing
@@ -40,10 +41,7 @@ class FileRange:
     stamp: tuple[int, ...]
     pinned: bool = False
 
-    @staticmethod
-    def stamp_of(status: os.stat_result) -> tuple[int, ...]:
-        """Return device, file id, size and time of change, which differ once a file is replaced or written."""
-        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    stamp_of = staticmethod(storage.stamp_of)
 
     @property
     def unchanged(self) -> bool:

@@ -107,3 +107,16 @@ def _check_kinds(field: str, kinds: frozenset[str]) -> None:
     known = op_kinds()
     for kind in sorted(kinds.difference(known)):
         raise ConversionError(f"{field} names {kind!r}, which is no kind of op; {near_names(kind, known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedOp:
+    """A node of the user's graph, by its id there, that a device does not take, and what is missing."""
+
+    index: int
+    name: str
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.index} {self.name!r} ({self.kind}): {self.reason}"

@@ -15,7 +15,13 @@ from rlx_ort.converters.from_onnx.tensor_files import Folders
 from rlx_ort.converters.onnx_types import tensor_proto, tensor_type
 from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
 from rlx_ort.converters.sources import open_source
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, is_shape_type, shape_only_nodes
+from rlx_ort.converters.to_onnx.exported import (
+    ExportedModel,
+    ExportedNode,
+    is_shape_type,
+    may_hold_sizes,
+    shape_only_nodes,
+)
 from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
@@ -156,7 +162,7 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     nodes: list[ExportedNode] = []
     small = set()
     for graph in graphs_of(proto, functions=False):
-        small |= {tensor.name for tensor in graph.initializer if is_shape_type(tensor_type(tensor))}
+        small |= {tensor.name for tensor in graph.initializer if may_hold_sizes(tensor_type(tensor))}
         small |= {value.name for value in graph.input if is_shape_type(types.get(value.name))}
         for node in graph.node:
             if not node.name:

@@ -7,7 +7,7 @@ import logging
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rlx_ort.calibration import store
@@ -16,6 +16,7 @@ from rlx_ort.device import Device, priority_rank
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.options.dispatch import UnsupportedOp
 from rlx_ort.providers.registry import (
     availability,
     is_selectable,
@@ -24,43 +25,17 @@ from rlx_ort.providers.registry import (
     same_hardware,
     supports_run_slots,
 )
-from rlx_ort.selection.graph_cache import cache_of, named_dims, refusals
+from rlx_ort.selection.graph_cache import Rankings, Sizes, cache_of, named_dims, refusals
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
-from rlx_ort.selection.support import Support, UnsupportedOp, support_of
+from rlx_ort.selection.predict import cost_model, curve_of, dims_of, predicted_ns
+from rlx_ort.selection.support import Support, support_of
 
 _log = logging.getLogger(__name__)
 CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
 
-_SIZES_A_CHOICE = 64
 _CURVES_A_CHOICE = 8
 _BY_NAME_ONLY = "only runs when it is asked for by name"
-_Sizes = tuple[tuple[str, int], ...]
-
-
-@dataclass(eq=False)
-class Rankings:
-    """The rankings under a policy and options, as of one state of the calibrations and refusals.
-
-    `by_sizes` maps the sizes of the named dims to the devices, the automatic choice first; `last` is the newest entry.
-    `curves` has the predicted times of the ranked devices, by the dim that varies and the sizes of the others.
-    """
-
-    policy: DevicePolicy
-    options: CompileOptions
-    state: object
-    by_sizes: dict[_Sizes, Sequence[Device]] = field(default_factory=dict)
-    last: tuple[_Sizes, Sequence[Device]] = ((), ())
-    curves: dict[tuple[str, _Sizes], list[tuple[Device, BatchCurve]]] = field(default_factory=dict)
-
-    def keep(self, sizes: _Sizes, ranking: Sequence[Device]) -> Sequence[Device]:
-        """Remember a ranking and return it; at the limit, the others are forgotten."""
-        if len(self.by_sizes) >= _SIZES_A_CHOICE:
-            self.by_sizes = {}
-        self.by_sizes[sizes] = ranking
-        self.last = (sizes, ranking)
-        return ranking
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -292,7 +267,7 @@ class Candidates:
     def _predicted_ns(self, device: Device) -> float | None:
         return predicted_ns(self.graph, device, self.options, self.dims)
 
-    def _by_curves(self, known: Rankings, sizes: _Sizes) -> Sequence[Device] | None:
+    def _by_curves(self, known: Rankings, sizes: Sizes) -> Sequence[Device] | None:
         """Return and keep the ranking for sizes that differ from the last ones in one dim, or None for others."""
         last, devices = known.last
         changed = [at for at, (old, new) in enumerate(zip(last, sizes, strict=False)) if old != new]

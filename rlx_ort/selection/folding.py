@@ -6,17 +6,19 @@ computes shapes, its sizes follow from those of the inputs by the same folding.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import threading
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.onnx_types import tensor_proto
+from rlx_ort.converters.onnx_types import tensor_proto, type_proto
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from rlx_ort.converters.to_onnx.exported import Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
+    from rlx_ort.providers.base import EngineSession
 
 _log = logging.getLogger(__name__)
 # ONNX Runtime does not fold random values, nor weights that are stored quantised:
@@ -38,6 +41,11 @@ _OF_SHAPE = frozenset({"Shape", "Size"})
 _ROUNDS = 64  # at most, while better types let more be folded
 _LARGEST_ELEMENTS = 1024
 """How many elements a value that is computed here may have: shapes, axes and scales, no weights."""
+_FED = frozenset({DType.BOOL, DType.F32, DType.I32, DType.I64})
+_SESSIONS = 4
+"""How many sessions that compute shapes stay open for a model."""
+_plans: weakref.WeakKeyDictionary[Draft, _Plan] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, ExportedNode]:
@@ -87,32 +95,90 @@ def as_compiled(
     A constant has data if it is small and computed from small data; the CPU computes it. `weights` has the data of the
     parameters, as far as it is known. With `only_sizes`, values are computed only as long as types are open.
     """
-    outline = draft.outline
-    bound = {name: _bound_type(name, kind, options.dims) for name, kind in outline.types.items()}
-    outline = outline.with_types({name: kind for name, kind in bound.items() if kind is not None})
+    plan = _plan_of(draft)
+    types, settled = dict(plan.types), set(plan.settled)
+
+    def learn(kinds: Mapping[str, ValueType]) -> None:
+        types.update(kinds)
+        settled.update(name for name, kind in kinds.items() if _is_static(kind))
+
+    learn({name: _bound_type(name, kind, options.dims) for name, kind in plan.open.items()})
+    outline = replace(draft.outline, types=types)  # nodes get the types once all are known
     constants: dict[str, TensorData | ExternalWeight | None] = dict(outline.constants)
     for name, tensor in outline.constants.items():
         data = weights.get(name) if isinstance(tensor, ExternalWeight) else None
         if data is not None and data.nbytes < INLINE_BYTES:  # sessions have those in the model, too
             constants[name] = data
     proto = None
-    if options.dims and _is_open(outline):  # the sizes alone may settle it, without computing any value
-        proto = _bound(draft.finished().model, options.dims)
-        outline = outline.with_types(_refined(proto, outline, {}, {}))
+    if options.dims and not plan.read <= settled:  # the sizes alone may settle it, without computing any value
+        proto = plan.bound(draft, options.dims)
+        learn(_refined(proto, types, settled, {}, {}))
     for _ in range(_ROUNDS):
-        if only_sizes and not _is_open(outline):
+        if only_sizes and plan.read <= settled:
             break
         folded = folded_nodes(outline, options)
         values = _folded_values(draft, outline, folded, constants, options)
         constants.update(values)
-        if not _is_open(outline) or not any(values.values()):
+        if plan.read <= settled or not any(values.values()):
             break
-        proto = proto or _bound(draft.finished().model, options.dims)
-        refined = _refined(proto, outline, folded, values)
+        proto = proto or plan.bound(draft, options.dims)
+        refined = _refined(proto, types, settled, folded, values)
         if not refined:
             break
-        outline = outline.with_types(refined)
-    return outline, constants
+        learn(refined)
+    return draft.outline.retyped(types), constants
+
+
+@dataclass
+class _Plan:
+    """What computing the sizes of a model needs of it whatever they are.
+
+    Attributes:
+        types: the types of all values.
+        settled: the values whose sizes are fixed, or that have none.
+        open: the types of the other values, as far as the outline has them.
+        read: the values that nodes read.
+        sessions: those that compute shapes, by the nodes and what they are given.
+    """
+
+    types: Mapping[str, ValueType]
+    settled: frozenset[str]
+    open: Mapping[str, ValueType]
+    read: frozenset[str]
+    sessions: dict[object, EngineSession] = field(default_factory=dict)
+    _skeleton: onnx.ModelProto | None = None
+
+    def bound(self, draft: Draft, dims: Mapping[str, int]) -> onnx.ModelProto:
+        """Return a copy of the model without inferred types and large weights, whose inputs have these sizes."""
+        from rlx_ort.converters.protos import copied, skeleton
+
+        if self._skeleton is None:
+            light = skeleton(draft.finished().model)
+            del light.graph.value_info[:]
+            for value in light.graph.output:  # follow from the inputs
+                value.type.tensor_type.ClearField("shape")
+            self._skeleton = light
+        proto = copied(self._skeleton)
+        for value in proto.graph.input:
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+                key = dim.dim_param or f"{value.name}[{axis}]"
+                if key in dims and not dim.HasField("dim_value"):
+                    dim.dim_value = dims[key]
+        return proto
+
+
+def _plan_of(draft: Draft) -> _Plan:
+    """Return the plan of a model, made once."""
+    plan = _plans.get(draft)
+    if plan is None:
+        outline = draft.outline
+        types = outline.known_types()
+        settled = frozenset(name for name, kind in types.items() if _is_static(kind))
+        still = {name: kind for name, kind in outline.types.items() if name not in settled}
+        read = frozenset(name for node in outline.nodes for name in node.input_names if name)
+        with _lock:
+            plan = _plans.setdefault(draft, _Plan(types, settled, still, read))
+    return plan
 
 
 def sized_outline(draft: Draft, weights: Mapping[str, TensorData], sizes: Mapping[str, int]) -> Outline:
@@ -136,10 +202,10 @@ def sized_outline(draft: Draft, weights: Mapping[str, TensorData], sizes: Mappin
     return replace(outline, input_types=inputs, output_types=outputs)
 
 
-def _bound_type(name: str, kind: ValueType, sizes: Mapping[str, int]) -> TensorType | None:
+def _bound_type(name: str, kind: ValueType, sizes: Mapping[str, int]) -> ValueType:
     """Return a type with sizes for its open dims, which are keyed by name, or by value and axis where nameless."""
     if not isinstance(kind, TensorType) or kind.shape is None:
-        return None
+        return kind
     dims = [
         sizes.get(dim or f"{name}[{at}]", dim) if isinstance(dim, str | None) else dim
         for at, dim in enumerate(kind.shape)
@@ -189,48 +255,73 @@ def _folded_values(
             computed.append(node)
             made.update((name, None) for name in written)
     if computed:
-        values.update(_computed(draft.finished().model, computed, known, list(made)))
+        values.update(_computed(draft, computed, known, list(made)))
     return values
-
-
-def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
-    """Return a copy of a model without inferred types, whose inputs have these sizes."""
-    from rlx_ort.converters.protos import skeleton
-
-    proto = skeleton(model)
-    del proto.graph.value_info[:]
-    for value in proto.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            key = dim.dim_param or f"{value.name}[{axis}]"
-            if key in dims and not dim.HasField("dim_value"):
-                dim.dim_value = dims[key]
-    for value in proto.graph.output:  # follow from the inputs
-        value.type.tensor_type.ClearField("shape")
-    return proto
 
 
 def _refined(
     proto: onnx.ModelProto,
-    outline: Outline,
+    types: Mapping[str, ValueType],
+    settled: Collection[str],
     folded: Mapping[str, ExportedNode],
     values: Mapping[str, TensorData | None],
 ) -> dict[str, ValueType]:
     """Return the types that are known better once the folded values replace their nodes, as they do in `proto` now."""
-    from rlx_ort.converters.protos import infer_proto, set_items
+    from rlx_ort.converters.protos import LONGEST_VECTOR, infer_proto
 
     there = {name: data for name, data in values.items() if data is not None}
     gone = {name for name, node in folded.items() if there.keys() >= {each for each in node.output_names if each}}
-    set_items(proto.graph.node, [node for node in proto.graph.node if node.name not in gone])
+    for place in [at for at, node in enumerate(proto.graph.node) if node.name in gone][::-1]:
+        del proto.graph.node[place]
     known = {tensor.name for tensor in proto.graph.initializer}
     proto.graph.initializer.extend(tensor_proto(data, name) for name, data in there.items() if name not in known)
-    types = {name: TensorType(data.dtype, Shape(data.shape)) for name, data in there.items()} | infer_proto(proto)
-    return {name: kind for name, kind in types.items() if _is_static(kind) and not _is_static(outline.types.get(name))}
+    # The first inference, which has no values yet, looks for long vectors.
+    few = bool(values) and all(_elements(types[name]) <= LONGEST_VECTOR for name in settled)
+    found: dict[str, ValueType] = {
+        name: TensorType(data.dtype, Shape(data.shape)) for name, data in there.items() if name not in settled
+    }
+    found |= infer_proto(proto, settled, few_elements=few)
+    return {name: kind for name, kind in found.items() if _is_static(kind)}
 
 
 def _computed(
-    model: onnx.ModelProto, nodes: Sequence[ExportedNode], known: Mapping[str, TensorData], wanted: Sequence[str]
+    draft: Draft, nodes: Sequence[ExportedNode], known: Mapping[str, TensorData], wanted: Sequence[str]
 ) -> dict[str, TensorData]:
-    """Return the values that nodes give, computed on the CPU; nothing where that fails."""
+    """Return the values that nodes give, computed on the CPU; nothing where that fails.
+
+    The session stays open for other sizes: it is given what may differ between them.
+    """
+    fixed = {name for name, data in draft.outline.constants.items() if isinstance(data, TensorData)}
+    read = {name for node in nodes for name in node.input_names} & known.keys()
+    given = {name: known[name] for name in sorted(read) if name not in fixed and known[name].dtype in _FED}
+    key = (tuple(node.name for node in nodes), tuple(given))
+    plan = _plan_of(draft)
+    session = plan.sessions.get(key)
+    try:
+        if session is None:
+            session = _session(draft, nodes, {name: known[name] for name in read - given.keys()}, given, wanted)
+            if session is None:
+                return {}
+            if read - given.keys() <= fixed:
+                with _lock:
+                    plan.sessions[key] = session
+                    while len(plan.sessions) > _SESSIONS:
+                        plan.sessions.pop(next(iter(plan.sessions)))
+        results = session.run(list(wanted), {name: data.numpy() for name, data in given.items()})
+    except RlxError as err:
+        _log.info("constant values of a model cannot be computed beforehand: %s", err)
+        return {}
+    return {name: TensorData.from_array(result) for name, result in zip(wanted, results, strict=True)}
+
+
+def _session(
+    draft: Draft,
+    nodes: Sequence[ExportedNode],
+    fixed: Mapping[str, TensorData],
+    given: Mapping[str, TensorData],
+    wanted: Sequence[str],
+) -> EngineSession | None:
+    """Return a session of some nodes of a model with fixed and given inputs, or None if there is no CPU provider."""
     import onnx
 
     from rlx_ort.providers.base import SessionRequest
@@ -238,25 +329,19 @@ def _computed(
 
     provider = provider_of(Device.CPU)
     if provider is None:
-        return {}
-    names = {node.name for node in nodes}
+        return None
+    names, model = {node.name for node in nodes}, draft.finished().model
     part = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
     part.opset_import.extend(model.opset_import)
     part.functions.extend(model.functions)
     part.graph.name = "folded"
     part.graph.node.extend(node for node in model.graph.node if node.name in names)
-    read = {name for node in nodes for name in node.input_names}
-    part.graph.initializer.extend(tensor_proto(data, name) for name, data in known.items() if name in read)
+    part.graph.initializer.extend(tensor_proto(data, name) for name, data in fixed.items())
+    kinds = {name: TensorType(data.dtype, Shape([None] * len(data.shape))) for name, data in given.items()}
+    part.graph.input.extend(onnx.ValueInfoProto(name=name, type=type_proto(kind)) for name, kind in kinds.items())
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     options = CompileOptions(optimization=OptimizationLevel.OFF, cache=CacheUse.OFF, intra_op_threads=1)
-    try:
-        session = provider.open(SessionRequest(Device.CPU, ExportedModel(part, (), (), {}, {}), {}, options))
-        with contextlib.closing(session):
-            results = session.run(list(wanted), {})
-    except RlxError as err:
-        _log.info("constant values of a model cannot be computed beforehand: %s", err)
-        return {}
-    return {name: TensorData.from_array(result) for name, result in zip(wanted, results, strict=True)}
+    return provider.open(SessionRequest(Device.CPU, ExportedModel(part, (), (), {}, {}), {}, options))
 
 
 def _sizes(node: ExportedNode, types: Mapping[str, ValueType], dims: Mapping[str, int]) -> TensorData | None:
@@ -288,9 +373,8 @@ def _is_small(kind: ValueType | None) -> bool:
     return kind.shape is None or (kind.shape.num_elements or 0) <= _LARGEST_ELEMENTS
 
 
-def _is_open(outline: Outline) -> bool:
-    """Return whether the size of some node's input is not known."""
-    return any(not _is_static(kind) for pattern in {node.pattern for node in outline.nodes} for kind in pattern.inputs)
+def _elements(kind: ValueType) -> int:
+    return (kind.shape.num_elements or 0) if isinstance(kind, TensorType) and kind.shape is not None else 0
 
 
 def _is_static(kind: ValueType | None) -> bool:

@@ -10,9 +10,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from rlx_ort import epoch
 from rlx_ort.device import Device
@@ -20,16 +21,52 @@ from rlx_ort.faults import NO_ROOM, fault_of, is_device_failure
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.options.dispatch import UnsupportedOp
 from rlx_ort.providers import registry
+from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.providers.base import Provider
-    from rlx_ort.selection.candidates import Rankings
-    from rlx_ort.selection.support import UnsupportedOp
 
 
+_SIZES_A_CHOICE = 64
 _NO_ROOM_S = 30.0  # after which a device that had no memory for a graph is tried again
+
+
+Sizes: TypeAlias = tuple[tuple[str, int], ...]
+"""The sizes of named dims, in order."""
+
+
+class Curve(Protocol):
+    """Predicted times over the sizes of one dim."""
+
+    def ns(self, batch: int) -> float | None:
+        """Return the predicted time of a run of this size in ns, or None where there is none."""
+
+
+@dataclass(eq=False)
+class Rankings:
+    """The rankings under a policy and options, as of one state of the calibrations and refusals.
+
+    `by_sizes` maps the sizes of the named dims to the devices, the automatic choice first; `last` is the newest entry.
+    `curves` has the predicted times of the ranked devices, by the dim that varies and the sizes of the others.
+    """
+
+    policy: DevicePolicy
+    options: CompileOptions
+    state: object
+    by_sizes: dict[Sizes, Sequence[Device]] = field(default_factory=dict)
+    last: tuple[Sizes, Sequence[Device]] = ((), ())
+    curves: dict[tuple[str, Sizes], list[tuple[Device, Curve]]] = field(default_factory=dict)
+
+    def keep(self, sizes: Sizes, ranking: Sequence[Device]) -> Sequence[Device]:
+        """Remember a ranking and return it; at the limit, the others are forgotten."""
+        if len(self.by_sizes) >= _SIZES_A_CHOICE:
+            self.by_sizes = {}
+        self.by_sizes[sizes] = ranking
+        self.last = (sizes, ranking)
+        return ranking
 
 
 class GraphCache:

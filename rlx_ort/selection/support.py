@@ -21,7 +21,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
+from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy, UnsupportedOp
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import DEVICE, HELPED
 from rlx_ort.providers.base import Provider
@@ -29,19 +29,6 @@ from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
-
-
-@dataclass(frozen=True, slots=True)
-class UnsupportedOp:
-    """A node of the user's graph, by its id there, that a device does not take, and what is missing."""
-
-    index: int
-    name: str
-    kind: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"node {self.index} {self.name!r} ({self.kind}): {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,9 +379,11 @@ class _Rest:
         return Reply(text, 200, kind.encode())
 
     async def page(self, request: Request) -> Reply:
-        from rlx_ort.serving.status import PAGE
+        """Answer with the status page, one document that reads the server's statistics every two seconds."""
+        from importlib.resources import files
 
-        page = PAGE.replace("ASKS_TOKEN", "false" if self._options.token is None else "true")
+        page = files("rlx_ort.serving").joinpath("status.html").read_text(encoding="utf-8")
+        page = page.replace("ASKS_TOKEN", "false" if self._options.token is None else "true")
         return Reply(page.encode(), 200, b"text/html; charset=utf-8", _PAGE_HEADERS)
 
 

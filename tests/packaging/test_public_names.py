@@ -49,7 +49,9 @@ def test_every_public_name_can_be_had() -> None:
 def test_every_error_is_public() -> None:
     """The errors of the package are exactly those of its error module."""
     defined = {
-        name for name, item in vars(errors).items() if isinstance(item, type) and item.__module__ == errors.__name__
+        name
+        for name, item in vars(errors).items()
+        if isinstance(item, type) and issubclass(item, Exception) and item.__module__ == errors.__name__
     }
     assert defined == set(ERRORS.split())
 

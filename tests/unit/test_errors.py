@@ -51,7 +51,11 @@ INSTANCES = [
 
 def test_the_tree_is_complete() -> None:
     """Every error class is in the table above."""
-    defined = {name for name, item in inspect.getmembers(errors, inspect.isclass) if item.__module__ == errors.__name__}
+    defined = {
+        name
+        for name, item in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(item, Exception) and item.__module__ == errors.__name__
+    }
     assert defined == set(TREE)
 
 

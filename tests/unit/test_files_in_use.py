@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +103,27 @@ def test_removing_what_is_not_there_is_nothing(tmp_path: Path) -> None:
     """Neither an error nor a wait."""
     remove(tmp_path / "none")
     assert _names(tmp_path) == []
+
+
+def test_a_file_that_is_mapped_for_a_moment_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has a code of its own for it, which Python takes for a wrong argument."""
+    monkeypatch.setattr(storage, "_RETRY_S", 0.0)
+    rename, refused = os.replace, []
+
+    def mapped(source: Path, target: Path) -> None:
+        if len(refused) < 3:
+            err = OSError(errno.EINVAL, "The requested operation cannot be performed on a file with a mapped section")
+            err.winerror = 1224  # type: ignore[attr-defined]  # exists on Windows only
+            refused.append(err)
+            raise err
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", mapped)
+    write_atomic(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert len(refused) == 3
+
+
+def test_the_hidden_name_of_a_file_is_short(tmp_path: Path) -> None:
+    """Windows allows 260 characters in a path, and the hidden one is longer than that of a usual model by some 50."""
+    assert len(storage.partial_path(tmp_path / ("n" * 200)).name) <= 80

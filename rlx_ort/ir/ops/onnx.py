@@ -79,10 +79,9 @@ def bias_problem(op: OnnxNode, inputs: Sequence[ValueType | None]) -> str:
     """Return what is wrong with the bias of a convolution, if anything; CUDA's kernel (1.31) ends the process."""
     if op.domain or op.op_type not in ("Conv", "ConvTranspose"):
         return ""
-    shapes = [kind.shape if isinstance(kind, TensorType) else None for kind in inputs[1:3]]
-    if len(shapes) < 2 or shapes[0] is None or shapes[1] is None or len(shapes[0]) < 2:
+    weight, bias = (kind.shape if isinstance(kind, TensorType) else None for kind in (*inputs, None, None)[1:3])
+    if weight is None or bias is None or len(weight) < 2:
         return ""
-    weight, bias = shapes
     channels = weight[0] if op.op_type == "Conv" else weight[1]
     groups = 1 if op.op_type == "Conv" else op.integer("group", 1)
     sizes_differ = isinstance(channels, int) and any(isinstance(dim, int) and dim != channels * groups for dim in bias)

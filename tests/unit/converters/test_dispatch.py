@@ -90,6 +90,20 @@ def test_attention_is_fused_where_the_kernel_is_known_to_be_right(
     assert ("MultiHeadAttention" in found) is fused
 
 
+@pytest.mark.parametrize(
+    ("made_by", "claimed", "kept"), [("softmax", "", False), ("softmax", "IsNaN", True), ("relu", "", True)]
+)
+def test_a_row_of_softmax_is_tested_by_its_largest_value_where_no_kernel_tests_for_nan(
+    made_by: str, claimed: str, kept: bool
+) -> None:
+    """Of other values only a comparison of NaN could tell, which a device may leave out: the node stays."""
+    g = Graph("safe")
+    made = getattr(g, made_by)(g.input("x", ["n", 4]))
+    g.outputs = g.onnx_node("IsNaN", [made], types=[TensorType(DType.BOOL, made.type.shape)])
+    found = op_types(g, None, kernels("Softmax", claimed))
+    assert ("IsNaN" in found, {"ReduceMax", "Expand"} <= found) == (kept, not kept)
+
+
 def test_forced_common_ignores_the_kernels() -> None:
     """That is what it is for."""
     everything = kernels("MultiHeadAttention", "QuickGelu")

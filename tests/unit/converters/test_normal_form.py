@@ -442,6 +442,26 @@ def test_a_scale_that_follows_from_a_size_is_marked_and_what_it_scales_is_not() 
     assert {node.name for node in imported(text).nodes if node.shape_only} == {"s", "n", "f", "m", "r"}
 
 
+def test_positions_and_what_follows_from_them_are_marked_and_masks_of_data_are_not() -> None:
+    """A table of positions, of any rank, that is compared; `data` depends on an input."""
+    text = """<ir_version: 10, opset_import: ["" : 21]> g
+    (float[N,4] x, int64[N,4] ids) => (bool[a,b] y, bool[N,4] z, float[a,b] h)
+    <int64 zero = {0}, int64 one = {1}, int64[1] axis = {1}, int64[1,2] table = {1, 2}> {
+      s = Shape (x)
+      n = Gather (s, zero)
+      r = Range (zero, n, one)
+      u = Unsqueeze (r, axis)
+      grid = Add (u, table)
+      f = Cast <to = 1> (grid)
+      y = Less (u, table)
+      data = Add (u, ids)
+      z = Less (data, one)
+      h = Sqrt (f)
+    }"""
+    marked = {node.name for node in imported(text).nodes if node.shape_only}
+    assert marked == {"s", "n", "r", "u", "grid", "f", "y"}
+
+
 def test_a_captured_value_that_is_absent_is_named() -> None:
     """A body cannot read an input its node does not have."""
     body = Graph("body")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.providers import cuda
+from rlx_ort.providers import cuda, hardware
 from rlx_ort.providers.cuda import CudaProvider
 from rlx_ort.providers.engine.cuda_driver import CudaGpu, same_bus
 from rlx_ort.providers.hardware import NvidiaGpu, cpu_name
@@ -72,3 +74,18 @@ def test_a_plugins_cpu_is_the_processor() -> None:
     """Its ids say nothing but the vendor: profiles of two machines would pass for each other."""
     cpu = SimpleNamespace(type="OrtHardwareDeviceType.CPU", vendor="AMD", vendor_id=0x1022, device_id=0, metadata={})
     assert described(cpu) == (cpu_name(), "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script is no program there")
+def test_a_tool_on_windows_is_that_of_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not one in the current folder, where a search by name begins; its output may be in any code page."""
+    monkeypatch.setattr(hardware.sys, "platform", "win32")
+    monkeypatch.setenv("SYSTEMROOT", str(tmp_path / "Windows"))
+    monkeypatch.chdir(tmp_path)
+    for folder, name in ((tmp_path, "planted"), (tmp_path / "Windows" / "System32", "real \\201")):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "nvidia-smi.exe"
+        path.write_text(f"#!/bin/sh\nprintf '{name}, 580.1, 81559, 0000:41:00.0\\n'", encoding="utf-8")
+        path.chmod(0o755)
+    [found] = hardware.nvidia_gpus.__wrapped__()
+    assert found == NvidiaGpu("real \ufffd", "580.1", 81559 << 20, "0000:41:00.0")

@@ -1,0 +1,71 @@
+"""Imported nodes in another form where the device has no kernel for theirs, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.device import Device
+from rlx_ort.execution.session import Session
+from rlx_ort.selection.support import supports_graph
+
+LOWEST = np.finfo(np.float32).min
+
+
+def run(device: Device, text: str, **feeds: np.ndarray) -> np.ndarray:
+    """Run a model of one output, of which every node has to be on the device."""
+    graph = from_onnx(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> g {text}'))
+    assert supports_graph(device, graph)
+    return np.asarray(Session(device).compile(graph).run(feeds)[0])
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_attention_over_a_row_that_is_masked_out_gives_zeros(axis: int, device: Device) -> None:
+    """Infinity masks; the lowest number, by which others mask, leaves equal shares in a row of its own."""
+    text = f"""(float[n,4,3] x) => (float[n,4,3] y) <float zero = {{0.0}}> {{
+      s = Softmax <axis = {axis}> (x)
+      bad = IsNaN (s)
+      y = Where (bad, zero, s)
+    }}"""
+    rows = np.array([[1, 2, 3], [-np.inf] * 3, [-np.inf, 0, -np.inf], [LOWEST] * 3, [np.inf, 1, 2]], np.float32)
+    expected = np.array([np.exp([-2, -1, 0]) / np.exp([-2, -1, 0]).sum(), [0] * 3, [0, 1, 0], [1 / 3] * 3, [0] * 3])
+    if axis == -1:
+        x, wanted = (np.repeat(each[:, None], 4, axis=1) for each in (rows, expected))
+    else:  # a column of 4, whose last element is masked
+        last = np.full((5, 1, 3), -np.inf)
+        x = np.concatenate([np.repeat(rows[:, :, None], 3, axis=2), last], axis=1)
+        x[3, 3] = LOWEST
+        wanted = np.concatenate([np.repeat(expected[:, :, None], 3, axis=2), np.zeros((5, 1, 3))], axis=1)
+        wanted[3] = 1 / 4
+    np.testing.assert_allclose(run(device, text, x=x.astype(np.float32)), wanted, rtol=1e-5)
+
+
+def test_bools_are_moved_by_coordinates_that_follow_from_sizes(device: Device) -> None:
+    """As PyTorch's exporter looks up a mask."""
+    text = """(float[n,3] x) => (bool[n] y) <float f = {0.0}, int64 zero = {0}, int64 one = {1}, int64[1] last = {1}> {
+      positive = Greater (x, f)
+      s = Shape (x)
+      n = Gather (s, zero)
+      r = Range (zero, n, one)
+      column = Unsqueeze (r, last)
+      size = Shape (column)
+      ones = Expand (one, size)
+      at = Concat <axis = 1> (column, ones)
+      y = GatherND (positive, at)
+    }"""
+    x = np.array([[1, -1, 0], [0, 2, 0], [-1, 3, -1]], np.float32)
+    assert run(device, text, x=x).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_first_state_is_filled_on_the_device(batch: int, device: Device) -> None:
+    """As recurrent networks have it, of a size that follows from the input."""
+    text = """(float[n,2] x) => (float[n,2] y) {
+      s = Shape (x)
+      state = ConstantOfShape <value = float[1] {1.5}> (s)
+      y = Add (x, state)
+    }"""
+    x = np.arange(2 * batch, dtype=np.float32).reshape(batch, 2)
+    np.testing.assert_array_equal(run(device, text, x=x), x + 1.5)
