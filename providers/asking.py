@@ -114,7 +114,7 @@ def ask(
     while groups and time.monotonic() < deadline:
         group = groups.pop()
         try:
-            found = _ask_sheet(provider, device, _sheet(group, model), options, run=group[0].key in doubtful)
+            verdicts = _ask_sheet(provider, device, _sheet(group, model), options, run=group[0].key in doubtful)
         except DeviceUnavailableError:
             break
         except RlxError as err:
@@ -123,7 +123,7 @@ def ask(
             else:
                 groups += _split(group, str(err))
             continue
-        for question, answer in zip(group, found, strict=True):
+        for question, answer in zip(group, verdicts, strict=True):
             if answer:
                 answers[question.key] = answer
             else:
@@ -162,7 +162,7 @@ def _ask_sheet(
                 feeds[value.name] = np.ones(shape, dtype_of(tensor.elem_type).numpy)
             session.run([value.name for value in proto.graph.output], feeds)
     nothing = DEVICE if len(nodes) == 1 else ""
-    return [(DEVICE if found == {provider.ep_name} else HELPED) if found else nothing for found in takers]
+    return [(DEVICE if providers == {provider.ep_name} else HELPED) if providers else nothing for providers in takers]
 
 
 def asking_options(options: CompileOptions) -> CompileOptions:
@@ -235,14 +235,14 @@ def _answer(provider: Provider, device: Device, sheets: Sequence[onnx.ModelProto
     for sheet in sheets:
         try:
             ask_it = _ask_inside if sheet is not sheets[0] else _ask_sheet
-            found = ask_it(provider, device, sheet, options)[0]
+            verdict = ask_it(provider, device, sheet, options)[0]
         except DeviceUnavailableError:
             return ""  # the device, not the node, is at fault
         except RlxError as err:
-            found = _short_reason(err)
-        if found == DEVICE:
-            return found
-        answer = answer or found
+            verdict = _short_reason(err)
+        if verdict == DEVICE:
+            return verdict
+        answer = answer or verdict
     return answer
 
 
@@ -251,8 +251,8 @@ def _ask_inside(provider: Provider, device: Device, proto: onnx.ModelProto, opti
     options = options.with_(optimization=OptimizationLevel.BASIC)
     request = SessionRequest(device, ExportedModel(proto, (), (), {}, {}), _outside(proto), options)
     with contextlib.closing(provider.open(request)) as session:
-        found = {each.provider for each in session.assignments if not each.name.startswith(_NEIGHBOUR)}
-    return [DEVICE if found <= {provider.ep_name} else HELPED]
+        providers = {each.provider for each in session.assignments if not each.name.startswith(_NEIGHBOUR)}
+    return [DEVICE if providers <= {provider.ep_name} else HELPED]
 
 
 def _computes(provider: Provider, device: Device, dtype: DType, options: CompileOptions) -> bool:

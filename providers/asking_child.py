@@ -41,9 +41,9 @@ def ask_in_child(
         while left and time.monotonic() < deadline:
             child = _child()
             line = json.dumps({**task, "sheets": left}).encode() + b"\n"
-            found, ended = child.asked(line, len(left), deadline)
-            answers.update(found)
-            left = left[len(found) :]
+            verdicts, ended = child.asked(line, len(left), deadline)
+            answers.update(verdicts)
+            left = left[len(verdicts) :]
             if not left:
                 break
             child.end()
@@ -96,9 +96,9 @@ class _Child:
                     return answers, self._process.wait(timeout=_START_S)
                 self._patience_s = 0.0
                 if line.startswith(b"{"):
-                    found = json.loads(line)
-                    if "key" in found:
-                        answers[found["key"]] = found["answer"]
+                    document = json.loads(line)
+                    if "key" in document:
+                        answers[document["key"]] = document["answer"]
                 patience_s = max(deadline - time.monotonic(), 0.1)
         except (queue.Empty, subprocess.TimeoutExpired):
             return answers, None

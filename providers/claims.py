@@ -116,10 +116,10 @@ def _constrained(
     pairs = []
     for formals, kinds in ((schema.inputs, inputs), (schema.outputs, outputs)):
         for position, kind in enumerate(kinds):
-            found = elements(kind)
-            if found and formals:
+            dtypes = elements(kind)
+            if dtypes and formals:
                 formal = formals[min(position, len(formals) - 1)]  # the last one may be variadic
-                pairs.append((frozenset((formal.typeStr, formal.name)), found))
+                pairs.append((frozenset((formal.typeStr, formal.name)), dtypes))
     return pairs
 
 
@@ -155,11 +155,11 @@ def _look(kind: ValueType | None) -> object:
 @functools.cache
 def _schemas() -> dict[tuple[str, str], dict[int, Any]]:
     """Return every operator schema of this ONNX Runtime by (domain, operator) and version."""
-    found: dict[tuple[str, str], dict[int, Any]] = {}
+    schemas: dict[tuple[str, str], dict[int, Any]] = {}
     for schema in runtime.bindings().get_all_operator_schema():
         domain = "" if schema.domain == "ai.onnx" else schema.domain
-        found.setdefault((domain, schema.name), {})[schema.since_version] = schema
-    return found
+        schemas.setdefault((domain, schema.name), {})[schema.since_version] = schema
+    return schemas
 
 
 def _claim(kernel: Any) -> KernelClaim:
@@ -184,15 +184,15 @@ def listed_kernels(ep_name: str, version: tuple[int, ...] | None) -> KernelList 
     versions = _versions(ep_name)
     if not versions:
         return None
-    known = [found for found in versions if version is None or found <= version[:2]]
+    known = [minor for minor in versions if version is None or minor <= version[:2]]
     return _read(ep_name, max(known) if known else min(versions))
 
 
 @functools.cache
 def _versions(ep_name: str) -> tuple[tuple[int, int], ...]:
     names = [entry.name for entry in _folder().iterdir()] if _folder().is_dir() else []
-    found = [match for match in map(_FILE_NAME.fullmatch, names) if match and match["ep"] == ep_name]
-    return tuple(sorted((int(match["major"]), int(match["minor"])) for match in found))
+    matches = [match for match in map(_FILE_NAME.fullmatch, names) if match and match["ep"] == ep_name]
+    return tuple(sorted((int(match["major"]), int(match["minor"])) for match in matches))
 
 
 @functools.cache

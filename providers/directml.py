@@ -47,9 +47,9 @@ class DirectMlProvider(OrtProvider):
         """Return the adapter's name, driver, memory and LUID, as DXGI has them."""
         if self._plugin() or device.index >= len(adapters()):
             return super().facts(device)
-        found = adapters()[device.index]
+        adapter = adapters()[device.index]
         remedy = self.install_remedy()
-        return Availability(False, "", remedy, found.name, found.driver, found.memory_bytes, found.luid)
+        return Availability(False, "", remedy, adapter.name, adapter.driver, adapter.memory_bytes, adapter.luid)
 
     def devices(self) -> Sequence[Device]:
         """Return one device for each adapter that DirectML takes, or index 0 if there is none."""
@@ -121,15 +121,15 @@ def _listed(dxgi: Any) -> Iterator[Adapter]:
         return
     adapter, index = ctypes.c_void_p(), 0
     while _call(factory, _ENUM_ADAPTERS1, ctypes.c_uint32(index), ctypes.byref(adapter)) == 0:
-        found, version = _Description(), ctypes.c_uint64(0)
-        _call(adapter, _GET_DESC1, ctypes.byref(found))
+        described, version = _Description(), ctypes.c_uint64(0)
+        _call(adapter, _GET_DESC1, ctypes.byref(described))
         _call(adapter, _CHECK_INTERFACE_SUPPORT, _DXGI_DEVICE, ctypes.byref(version))
-        name = bytes(found.name).decode("utf-16-le", "replace").partition("\0")[0]
+        name = bytes(described.name).decode("utf-16-le", "replace").partition("\0")[0]
         driver = ".".join(str(version.value >> shift & 0xFFFF) for shift in (48, 32, 16, 0)) if version.value else ""
         # As ONNX Runtime refuses them (core/providers/dml/dml_provider_factory.cc).
-        software = found.flags == _SOFTWARE or (found.vendor, found.device) == _BASIC_RENDER_DRIVER
-        luid = f"LUID 0x{found.luid_high & 0xFFFFFFFF:08x}_0x{found.luid_low:08x}"
-        yield Adapter(name, driver, found.video_bytes or found.shared_bytes, luid, software)
+        software = described.flags == _SOFTWARE or (described.vendor, described.device) == _BASIC_RENDER_DRIVER
+        luid = f"LUID 0x{described.luid_high & 0xFFFFFFFF:08x}_0x{described.luid_low:08x}"
+        yield Adapter(name, driver, described.video_bytes or described.shared_bytes, luid, software)
         _call(adapter, _RELEASE)
         index += 1
     _call(factory, _RELEASE)
@@ -156,13 +156,13 @@ def _library_problem() -> Problem | None:
 
 def _adapter_problem(index: int) -> Problem | None:
     """Return why DirectML does not take the adapter of an index."""
-    found = adapters()
-    if all(each.is_software for each in found):
-        names = ", ".join(each.name for each in found) or "no adapter"
+    listed = adapters()
+    if all(each.is_software for each in listed):
+        names = ", ".join(each.name for each in listed) or "no adapter"
         reason = f"DXGI lists {names}, and no GPU with a driver"
         return Problem(reason, "install the driver of the GPU's vendor") if sys.platform == "win32" else None
-    if index >= len(found):
-        return Problem(f"DXGI lists {len(found)} adapters, counted from 0", "rlx-ort devices lists them")
-    if found[index].is_software:
-        return Problem(f"{found[index].name} computes on the CPU, and DirectML does not take it", "use the device cpu")
+    if index >= len(listed):
+        return Problem(f"DXGI lists {len(listed)} adapters, counted from 0", "rlx-ort devices lists them")
+    if listed[index].is_software:
+        return Problem(f"{listed[index].name} computes on the CPU, and DirectML does not take it", "use the device cpu")
     return None

@@ -192,12 +192,12 @@ def file_version(library: str) -> tuple[int, ...] | None:
         kernel.GetModuleFileNameW(ctypes.c_void_p(handle), path, len(path))
         library = path.value
     buffer = ctypes.create_string_buffer(api.GetFileVersionInfoSizeW(library, ctypes.byref(zero)))
-    found, size = ctypes.POINTER(ctypes.c_uint16)(), ctypes.c_uint32(0)
+    info, size = ctypes.POINTER(ctypes.c_uint16)(), ctypes.c_uint32(0)
     if not api.GetFileVersionInfoW(library, 0, len(buffer), buffer):
         return None
-    if not api.VerQueryValueW(buffer, "\\", ctypes.byref(found), ctypes.byref(size)):
+    if not api.VerQueryValueW(buffer, "\\", ctypes.byref(info), ctypes.byref(size)):
         return None
-    return tuple(found[place] for place in (5, 4, 7, 6))  # of VS_FIXEDFILEINFO, in 16 bits each
+    return tuple(info[place] for place in (5, 4, 7, 6))  # of VS_FIXEDFILEINFO, in 16 bits each
 
 
 def loads(name: str) -> bool:

@@ -143,9 +143,9 @@ def availability(device: Device | str) -> Availability:
 
 def require_available(device: Device) -> None:
     """Return if the device works here, else raise `DeviceUnavailableError` with the reason and the remedy."""
-    found = availability(device)
-    if not found.available:
-        raise DeviceUnavailableError(device, found.reason, found.remedy)
+    state = availability(device)
+    if not state.available:
+        raise DeviceUnavailableError(device, state.reason, state.remedy)
 
 
 def provider_of(device: Device) -> Provider | None:
@@ -160,9 +160,9 @@ def known_devices(wanted: Callable[[Device], bool] = lambda device: True) -> lis
     kinds = Device.all()
     providers = default_registry().providers()
     asked = (provider for provider in providers if any(wanted(Device(kind)) for kind in provider.kinds))
-    found = dict.fromkeys([*kinds, *(device for provider in asked for device in provider.devices())])
+    devices = dict.fromkeys([*kinds, *(device for provider in asked for device in provider.devices())])
     order = {device.kind: place for place, device in enumerate(kinds)}
-    return sorted(filter(wanted, found), key=lambda device: (order[device.kind], device.index))
+    return sorted(filter(wanted, devices), key=lambda device: (order[device.kind], device.index))
 
 
 def available_devices() -> list[Device]:
@@ -183,11 +183,11 @@ def fastest_device() -> Device:
     Raises:
         NoViableDeviceError: no device works here.
     """
-    found = [device for device in available_devices() if is_selectable(device)]
-    if not found:
+    working = [device for device in available_devices() if is_selectable(device)]
+    if not working:
         rows = [(device, availability(device).reason) for device in Device.all() if provider_of(device)]
         raise NoViableDeviceError("no device works here:", rows)
-    return fastest_among(found)
+    return fastest_among(working)
 
 
 def fastest_among(devices: Device | str | Iterable[Device | str]) -> Device:
@@ -197,10 +197,10 @@ def fastest_among(devices: Device | str | Iterable[Device | str]) -> Device:
         NoViableDeviceError: the list is empty.
         DeviceParseError: a name is no known device.
     """
-    found = as_devices(devices)
-    if not found:
+    given = as_devices(devices)
+    if not given:
         raise NoViableDeviceError("there is no device to choose from: the list is empty")
-    return min(found, key=priority_rank)
+    return min(given, key=priority_rank)
 
 
 def is_selectable(device: Device) -> bool:

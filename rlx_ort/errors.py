@@ -295,10 +295,10 @@ def let_go(error: BaseException) -> None:
     """
     import traceback  # not needed by a program without errors
 
-    found: BaseException | None = error
-    while found is not None:
-        traceback.clear_frames(found.__traceback__)
-        found = found.__cause__ or found.__context__
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
 
 
 def as_cause(error: E) -> E:

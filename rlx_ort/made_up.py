@@ -80,17 +80,17 @@ def even_inputs(types: Mapping[str, ValueType], rows: int) -> dict[str, Array]:
     Raises:
         InputError: an input is no tensor, or its rank is unknown.
     """
-    dims, found = InputSizes(types, assume=(rows, 8, 8)), {}
+    dims, arrays = InputSizes(types, assume=(rows, 8, 8)), {}
     for name, kind in types.items():
         tensor = _tensor(name, kind)
         shape, dtype = dims.of(name, tensor), tensor.dtype
         if dtype is DType.STRING:
-            found[name] = np.full(shape, "a", object)
+            arrays[name] = np.full(shape, "a", object)
         elif dtype.is_float:
-            found[name] = spread(shape).astype(dtype.numpy)
+            arrays[name] = spread(shape).astype(dtype.numpy)
         else:
-            found[name] = np.zeros(shape, dtype.numpy)
-    return found
+            arrays[name] = np.zeros(shape, dtype.numpy)
+    return arrays
 
 
 def spread(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:

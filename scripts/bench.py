@@ -20,7 +20,7 @@ from dataclasses import asdict
 from figures.record import Figure, machine, shorten
 
 FAMILIES = (
-    *("import", "overhead", "threads", "export", "share", "model", "weights", "decode", "choose", "convert", "package"),
+    *("import", "overhead", "threads", "export", "model", "weights", "decode", "choose", "convert", "package"),
     *("coldstart", "ask", "cuda", "serve"),
 )
 

@@ -78,11 +78,11 @@ class Scope:
             return self.values[name]
         if self.outer is None or self.captures is None:
             raise ConversionError(f"{reader} in {self.where} reads {name!r}, which nothing defines")
-        found = self.outer.resolve(name, reader)
-        if found is None:
+        outer_value = self.outer.resolve(name, reader)
+        if outer_value is None:
             return None
-        index = self.captures.index_of(found)
-        self.values[name] = self.graph.add_node(Capture(index, found.type), (), name=name)[0]
+        index = self.captures.index_of(outer_value)
+        self.values[name] = self.graph.add_node(Capture(index, outer_value.type), (), name=name)[0]
         return self.values[name]
 
     def define(self, name: str, value: Value | None) -> None:
@@ -143,14 +143,14 @@ class GraphBuilder:
         return graph
 
     def _initializers(self, graph: onnx.GraphProto) -> dict[str, TensorData]:
-        found: dict[str, TensorData] = {}
+        tensors: dict[str, TensorData] = {}
         dense = [(tensor.name, tensor_data(tensor, self._files)) for tensor in graph.initializer]
         sparse = [(tensor.values.name, dense_tensor(tensor, self._files)) for tensor in graph.sparse_initializer]
         for name, data in [*dense, *sparse]:
-            if name in found or not name:
+            if name in tensors or not name:
                 raise ConversionError(f"graph {graph.name!r} has {'two' if name else 'nameless'} initializers {name!r}")
-            found[name] = data
-        return found
+            tensors[name] = data
+        return tensors
 
     def _weight(self, scope: Scope, name: str, data: TensorData, overridable: bool) -> None:
         """Add an initializer: a constant where it is about indices and shapes, else a parameter."""
@@ -179,11 +179,11 @@ class GraphBuilder:
     def _node(self, scope: Scope, node: onnx.NodeProto) -> None:
         formal = [scope.resolve(name, node_label(node)) if name else None for name in node.input]
         captures = Captures(len(formal))
-        found = {}
+        attributes = {}
         for attribute in resolved(node.attribute, scope.attributes):
             if scope.in_function and (problem := value_problem(attribute)):  # one that a call gives
                 raise ConversionError(f"{node_label(node)} {problem}")
-            found[attribute.name] = attribute_value(
+            attributes[attribute.name] = attribute_value(
                 attribute, self._files, lambda body: self._body(scope, body, captures, node_label(node))
             )
         outputs = trimmed(node.output)
@@ -193,8 +193,8 @@ class GraphBuilder:
             domain=domain,
             version=self._version(scope, node, domain),
             overload=node.overload,
-            attributes={name: value for name, (_, value) in found.items()},
-            attribute_kinds={name: kind for name, (kind, _) in found.items()},
+            attributes={name: value for name, (_, value) in attributes.items()},
+            attribute_kinds={name: kind for name, (kind, _) in attributes.items()},
             formal_inputs=len(formal),
             output_count=len(outputs),
         )

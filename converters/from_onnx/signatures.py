@@ -1,4 +1,4 @@
-"""What a node must look like by its operator's schema, and attribute values that end or block the process."""
+"""The schema that a node must follow, and attribute values that end or block the process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What an operator takes, by its schema.
+    """The inputs and attributes of an operator, by its schema.
 
     `inputs` and `outputs` are the least and largest number of each. A node must not leave out the inputs at the places
     `single`. From the place `many` on, any number of inputs follows, none of them left out; it is negative if there is
@@ -59,13 +59,13 @@ class Signature:
             if absent:
                 return f"leaves out input {absent[0]}, which {self.label} needs"
         for name, attribute in attributes.items():
-            wanted, found = self.kinds.get(name), attribute.type
+            wanted, given = self.kinds.get(name), attribute.type
             if wanted is None:
                 if not name.startswith("__"):  # reserved for whoever wrote the model
                     return f"has attribute {name!r}; {self.label} has {', '.join(sorted(self.kinds)) or 'none'}"
-            elif found != wanted:
-                return f"has attribute {name!r} as {_kind_name(found)}; {self.label} takes it as {_kind_name(wanted)}"
-            elif found in (_INT, _INTS) and not attribute.ref_attr_name and (problem := value_problem(attribute)):
+            elif given != wanted:
+                return f"has attribute {name!r} as {_kind_name(given)}; {self.label} takes it as {_kind_name(wanted)}"
+            elif given in (_INT, _INTS) and not attribute.ref_attr_name and (problem := value_problem(attribute)):
                 return problem
             elif name == "num_outputs" and attribute.i != len(outputs) and not attribute.ref_attr_name:
                 return f"has {len(outputs)} outputs and num_outputs={attribute.i}"
@@ -76,7 +76,7 @@ class Signature:
 
 @functools.cache
 def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
-    """Return what an operator takes, None where there is no schema that is in force."""
+    """Return the signature of an operator, None where there is no schema that is in force."""
     schema = schema_of(op_type, version, domain)
     if schema is None or schema.deprecated:
         return None
@@ -98,7 +98,7 @@ def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
 
 
 def value_problem(attribute: onnx.AttributeProto) -> str:
-    """Return what is wrong with whole numbers of an attribute, empty if nothing is or it holds none."""
+    """Return the problem of an attribute's whole numbers, empty if there is none."""
     name = attribute.name
     if attribute.type == _INT and name not in _WIDE and not -_INT32 <= attribute.i < _INT32:
         return f"has attribute {name!r} = {attribute.i}, which is beyond 32 bits"

@@ -122,7 +122,7 @@ def _check_graph(graph: onnx.GraphProto) -> None:
 
 
 def _check_texts(owner: str | onnx.NodeProto, texts: Iterable[object]) -> None:
-    """Raise unless every text is one; protobuf gives bytes for what is no UTF-8."""
+    """Raise unless every text is one; protobuf gives bytes for text that is no UTF-8."""
     if {*map(type, texts)} <= {str}:
         return
     label = owner if isinstance(owner, str) else node_label(owner)
@@ -130,7 +130,7 @@ def _check_texts(owner: str | onnx.NodeProto, texts: Iterable[object]) -> None:
 
 
 def node_label(node: onnx.NodeProto) -> str:
-    """Return how messages name a node: by its name, or by what it computes."""
+    """Return how messages name a node: by its name, or by its results."""
     op_type = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     if node.name:
         return f"node {node.name!r} ({op_type})"

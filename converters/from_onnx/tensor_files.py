@@ -44,7 +44,7 @@ def trusted_folders(folders: Folders) -> tuple[Path, ...]:
         ConversionError: one of them is no folder.
     """
     given = [folders] if isinstance(folders, str | os.PathLike) else folders
-    found = []
+    trusted = []
     for folder in given:
         try:
             path = Path(folder).resolve(strict=True)
@@ -52,8 +52,8 @@ def trusted_folders(folders: Folders) -> tuple[Path, ...]:
             raise ConversionError(f"links into {str(folder)!r} cannot be trusted: {err}") from err
         if not path.is_dir():
             raise ConversionError(f"links into {str(folder)!r} cannot be trusted: it is no folder")
-        found.append(path)
-    return tuple(found)
+        trusted.append(path)
+    return tuple(trusted)
 
 
 def file_inside(folder: Path, location: str, what: str, trusted: Sequence[Path] = ()) -> Path:
@@ -242,14 +242,14 @@ class _Reader:
         """Return the model; several graph fields, which protobuf merges, become one."""
         rest: list[bytes] = []
         graph: list[bytes] = []
-        found = False
+        external = False
         for number, whole, content in self._fields((0, len(self._data))):
             if number == self._graph and content is not None:
-                found = True
+                external = True
                 graph.extend(self._graph_parts(content))
             else:
                 rest.append(self._bytes(whole))
-        return b"".join(rest) + (_field(self._graph, b"".join(graph)) if found else b"")
+        return b"".join(rest) + (_field(self._graph, b"".join(graph)) if external else b"")
 
     def _graph_parts(self, span: _Span) -> Iterator[bytes]:
         for number, whole, content in self._fields(span):

@@ -136,7 +136,7 @@ def constant_data(attribute: onnx.AttributeProto, files: TensorFiles) -> TensorD
 def resolved(
     attributes: Iterable[onnx.AttributeProto], call: Mapping[str, onnx.AttributeProto | None] | None
 ) -> list[onnx.AttributeProto]:
-    """Return attributes without references; one that refers to what the call leaves out is left out too.
+    """Return attributes without references; one that refers to an omitted one is left out too.
 
     In a function, `call` maps each attribute that the function declares to its value in the call, None for no value.
 

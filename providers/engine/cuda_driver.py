@@ -442,9 +442,9 @@ def _on_host(type_: int, address: int | None) -> bool:
 
 def _memory_type(address: int | None) -> int:
     """Return of which type memory is, 0 for memory that the driver does not know: the host's, and not pinned."""
-    found = _U()
-    code = _driver().cuPointerGetAttribute(ctypes.byref(found), _POINTER_MEMORY_TYPE, address)
-    return 0 if code else found.value
+    kind = _U()
+    code = _driver().cuPointerGetAttribute(ctypes.byref(kind), _POINTER_MEMORY_TYPE, address)
+    return 0 if code else kind.value
 
 
 def _gpu(library: ctypes.CDLL, ordinal: int) -> CudaGpu:

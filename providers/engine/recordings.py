@@ -129,9 +129,9 @@ class Recordings:
             if not self.active or options is not self.shared:
                 self.leave_size()
                 return self._plain(names, feeds, options)
-            found = self._found(0, names, feeds)
-            if found is not None:
-                return list(found.run_fresh(feeds))
+            replay = self._found(0, names, feeds)
+            if replay is not None:
+                return list(replay.run_fresh(feeds))
             return self._run_plain(0, names, feeds, partial(self._plain, names, feeds, self.shared))
 
     def run_slots(

@@ -227,7 +227,7 @@ def _local_header(member: Member, place: int) -> tuple[int, bytes]:
     extra = struct.pack("<2H2Q", _ZIP64_ID, 16, member.size, member.size) if wide else b""
     step = LARGE_ALIGNMENT if member.size >= LARGE_BYTES else _SMALL_ALIGNMENT
     padding = -(place + _LOCAL.size + len(name) + len(extra) + 4) % step
-    lead = max(len(extra) + 4 + padding - _LONGEST_EXTRA, 0)  # what the extra field cannot hold
+    lead = max(len(extra) + 4 + padding - _LONGEST_EXTRA, 0)  # beyond the extra field
     extra += struct.pack("<2H", _PADDING_ID, padding - lead) + bytes(padding - lead)
     size = _LIMIT32 if wide else member.size
     version = _VERSION64 if wide else _VERSION
@@ -435,8 +435,8 @@ def read_index(container: Container) -> bytes:
     data = _read(container, INDEX)
     for name in (INDEX, SIGNATURE):  # these two no digest covers, so the container's own sum is compared
         if name in container.crcs and sizes[name] <= LARGEST_INDEX_BYTES:
-            found = zlib.crc32(data if name == INDEX else _read(container, name))
-            if found != container.crcs[name]:
+            checksum = zlib.crc32(data if name == INDEX else _read(container, name))
+            if checksum != container.crcs[name]:
                 raise IntegrityError(f"{name} of {path} does not fit its CRC-32 in the archive")
     return data
 
@@ -468,7 +468,7 @@ def _read(container: Container, name: str) -> bytes:
 
 def _files(folder: Path, prefix: str = "", depth: int = 0) -> list[tuple[str, int]]:
     """Return (name, size) of the files below a folder, following no link."""
-    found: list[tuple[str, int]] = []
+    files: list[tuple[str, int]] = []
     try:
         with os.scandir(folder) as entries:
             listed = list(entries)
@@ -483,13 +483,13 @@ def _files(folder: Path, prefix: str = "", depth: int = 0) -> list[tuple[str, in
                 inner = _files(Path(entry.path), f"{name}/", depth + 1)
                 if not inner:
                     raise IntegrityError(f"{name} is an empty folder, which no package has")
-                found += inner
+                files += inner
             elif stat.S_ISREG(status.st_mode):
-                found.append((name, status.st_size))
+                files.append((name, status.st_size))
             else:
                 raise IntegrityError(f"{name} is no regular file; packages hold plain files and folders only")
-            if len(found) > MOST_FILES:
+            if len(files) > MOST_FILES:
                 raise IntegrityError(f"{folder} has more than {MOST_FILES} files; is it a package?")
     except OSError as err:
         raise IntegrityError(f"folder {prefix or folder} of the package cannot be read: {err}") from err
-    return found
+    return files

@@ -46,11 +46,11 @@ class PackageCopy:
         Raises:
             IntegrityError: it was found damaged, and has not changed since.
         """
-        found = _read(self._file).get(str(self.path))
-        if found is None or found["stamp"] != self._stamp:
+        noted = _read(self._file).get(str(self.path))
+        if noted is None or noted["stamp"] != self._stamp:
             return False
-        if found["damage"]:
-            raise IntegrityError(found["damage"])
+        if noted["damage"]:
+            raise IntegrityError(noted["damage"])
         return True
 
     def check(self) -> None:
@@ -118,7 +118,7 @@ class PackageCopy:
         return cache_root() / "copies" / f"{self._digest}.json"
 
     def _keep(self, damage: str) -> None:
-        copies = {path: found for path, found in _read(self._file).items() if path != str(self.path)}
+        copies = {path: note for path, note in _read(self._file).items() if path != str(self.path)}
         copies = dict([*copies.items()][1 - _MOST_COPIES :])
         copies[str(self.path)] = {"stamp": self._stamp, "damage": damage}
         kept.write(self._file, _SCHEMA, {"copies": copies})

@@ -37,7 +37,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Settings):
-    """The settings of a package, and what is packed besides the graph.
+    """The settings of a package, and its contents besides the graph.
 
     Attributes:
         variants: device -> precision, each with its own ONNX model and weights in that precision.
@@ -222,11 +222,11 @@ class _Making:
     def _check_case(self, number: int, inputs: Arrays, outputs: Arrays | None) -> None:
         wanted, known = {value.name for value in self._graph.inputs}, set(self._graph.output_names)
         if set(inputs) != wanted:
-            found, needed = ", ".join(inputs) or "none", ", ".join(sorted(wanted)) or "none"
-            raise PackageError(f"golden case {number} has the inputs {found}, and the model takes {needed}")
+            given, needed = ", ".join(inputs) or "none", ", ".join(sorted(wanted)) or "none"
+            raise PackageError(f"golden case {number} has the inputs {given}, and the model takes {needed}")
         if outputs is not None and (not outputs or not known.issuperset(outputs)):
-            found, needed = ", ".join(outputs) or "none", ", ".join(sorted(known))
-            raise PackageError(f"golden case {number} has the outputs {found}, and the model gives {needed}")
+            given, needed = ", ".join(outputs) or "none", ", ".join(sorted(known))
+            raise PackageError(f"golden case {number} has the outputs {given}, and the model gives {needed}")
 
     def _add(self, name: str, data: bytes) -> None:
         self._files[name] = Content.of(data)
@@ -268,7 +268,7 @@ class Blob:
 
     def __init__(self) -> None:
         self.size = 0
-        # Name, place without file and digest, and what makes the data.
+        # Name, place without file and digest, and the function that makes the data.
         self._pieces: list[tuple[str, StoredTensor, Callable[[], TensorData]]] = []
 
     def add(self, name: str, data: TensorData, dtype: DType | None = None) -> int:

@@ -157,7 +157,7 @@ def _verdict(package: Package, runner: GraphDevices, device: Device, inputs: Map
         return compiled
 
     parity = check_device(package, runner, device, compile_it)
-    if path is not None and not parity.reason:  # what did not run today may run tomorrow
+    if path is not None and not parity.reason:  # a case that did not run may run later
         kept.write(path, _SCHEMA, {"device": device.label, "refused": parity.verdict})
     return parity.verdict
 

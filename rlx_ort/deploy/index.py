@@ -196,13 +196,13 @@ def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
     item.only("file", "offset", "size", "dtype", "shape", "sha256")
     dtype = item.parsed("dtype", DType)
     shape = tuple(size for size in item.items("shape") if type(size) is int and 0 <= size < 1 << 40)
-    found = StoredTensor(item.text("file"), item.count("offset"), item.count("size"), dtype, shape, _digest(item))
-    home = files.get(found.file)
+    stored = StoredTensor(item.text("file"), item.count("offset"), item.count("size"), dtype, shape, _digest(item))
+    home = files.get(stored.file)
     if len(shape) != len(item.items("shape")) or len(shape) > 64 or dtype is DType.STRING:
         item.fail(f"is no tensor: {item.raw!r:.80}")
-    if home is None or found.offset + found.size > home.size or dtype.nbytes(math.prod(shape)) != found.size:
-        item.fail(f"is not inside {found.file!r} with the size of its shape")
-    return found
+    if home is None or stored.offset + stored.size > home.size or dtype.nbytes(math.prod(shape)) != stored.size:
+        item.fail(f"is not inside {stored.file!r} with the size of its shape")
+    return stored
 
 
 def _variant(item: Fields, tensors: Mapping[str, StoredTensor]) -> Variant:
@@ -220,11 +220,11 @@ def _case(item: Fields, tensors: Mapping[str, StoredTensor]) -> Case:
 
 
 def _references(item: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
-    found = item.each(Fields.text)
-    for name, tensor in found.items():
+    references = item.each(Fields.text)
+    for name, tensor in references.items():
         if tensor not in tensors:
             item.fail(f"names {tensor!r}, which is no tensor of the package", name)
-    return found
+    return references
 
 
 def _policy_document(policy: DevicePolicy) -> dict[str, Any]:

@@ -31,7 +31,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 _RESERVED = frozenset(
     {"con", "prn", "aux", "nul", *(f"com{digit}" for digit in "0123456789"), *(f"lpt{digit}" for digit in "0123456789")}
 )
-# What a package may consist of: nothing that an interpreter, a loader or an unpickler accepts.
+# The file names of a package: nothing that an interpreter, a loader or an unpickler accepts.
 _SUFFIXES = (".json", ".onnx", ".bin", ".safetensors", ".txt", ".md")
 
 
@@ -102,7 +102,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def _problem(name: str) -> str:
-    """Return what is wrong with a name, or an empty text."""
+    """Return the problem of a name, or an empty text."""
     if not name or len(name) > _LONGEST_NAME:
         return f"is empty or longer than {_LONGEST_NAME} characters"
     if "\\" in name or ":" in name or "\0" in name or name.startswith("/"):

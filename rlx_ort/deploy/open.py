@@ -382,7 +382,7 @@ def warm_opened(
     if devices is None:
         with opened() as runner:
             devices = runner.devices()
-    found = []
+    rows = []
     for device in devices:
         if progress is not None:
             progress(device)
@@ -393,14 +393,14 @@ def warm_opened(
                 seconds = time.perf_counter() - began
                 if openings:
                     entry, starts = openings[-1].entry, _note(package, compiled, openings[-1])
-                    found.append(WarmedDevice(device.label, entry.digest, entry.nbytes, seconds, starts))
+                    rows.append(WarmedDevice(device.label, entry.digest, entry.nbytes, seconds, starts))
                 else:
                     problem = f"nothing of {device.display} can be kept, or the cache is not writable"
                     problem += "; see the log of rlx_ort.cache"
-                    found.append(WarmedDevice(device.label, seconds=seconds, problem=problem))
+                    rows.append(WarmedDevice(device.label, seconds=seconds, problem=problem))
         except RlxError as err:
-            found.append(WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err)))
-    return found
+            rows.append(WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err)))
+    return rows
 
 
 def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:

@@ -135,7 +135,7 @@ class Package:
         """Return the bytes of a file, verified.
 
         Raises:
-            IntegrityError: they are not what the index promises, or too many to be one.
+            IntegrityError: they contradict the index, or too many to be one.
         """
         entry = self.index.files.get(name)
         if entry is None or entry.size > _LARGEST_TEXT_BYTES:
@@ -150,14 +150,14 @@ class Package:
         """
         from rlx_ort.deploy.write import Content
 
-        found = {
+        contents = {
             name: Content(entry.size, entry.crc32, partial(self._hashed_chunks, name))
             for name, entry in self.index.files.items()
         }
-        found[INDEX] = Content.of(self._raw)
+        contents[INDEX] = Content.of(self._raw)
         if self.is_signed:
-            found[SIGNATURE] = Content.of(self.signature)
-        return found
+            contents[SIGNATURE] = Content.of(self.signature)
+        return contents
 
     @cached_property
     def signature(self) -> bytes:
@@ -273,7 +273,7 @@ def _vouch(container: Container, digest: str) -> None:
     """Check the bytes of a package whose index has this digest, unless this copy of it was read whole before.
 
     Raises:
-        IntegrityError: they are not what was packed.
+        IntegrityError: they were changed.
     """
     from rlx_ort.deploy.copies import PackageCopy
 
@@ -357,24 +357,24 @@ class PackageTensor(TensorData):
         """The bytes, hashed before they are handed out for the first time, and again after the file was changed.
 
         Raises:
-            IntegrityError: they are not what the package promises, or the file was changed.
+            IntegrityError: they contradict the index, or the file was changed.
         """
         with self._lock:
-            found = self._verified
+            data = self._verified
             state = None if self._private else self._file.state()
-            if found is None:
-                found = self._load()
-            elif state not in (None, self._state):  # the map shows what was written to the file since
+            if data is None:
+                data = self._load()
+            elif state not in (None, self._state):  # the map shows later writes to the file
                 self.check()
-            object.__setattr__(self, "_verified", found)
+            object.__setattr__(self, "_verified", data)
             object.__setattr__(self, "_state", state)
-            return found
+            return data
 
     def check(self) -> None:
         """Hash the bytes in the file again, whether they were verified before or not.
 
         Raises:
-            IntegrityError: they are not what the package promises.
+            IntegrityError: they contradict the index.
         """
         self._compare(self._file.sha256(self._offset, self.nbytes))
 
@@ -419,7 +419,7 @@ def sign_package(package: Package, private_key: Path, password: str | None = Non
         try:
             config = signing.Config().use_elliptic_key_signer(private_key=private_key, password=password)
             config.set_hashing_config(_listed(package)).sign(package.path.absolute(), made)
-        except Exception as err:  # the library raises what its own libraries raise
+        except Exception as err:  # the library raises the errors of its own libraries
             raise PackageError(f"{package.path} cannot be signed with {private_key}: {err}") from err
         signature = made.read_bytes()
     place = package.path.resolve()
@@ -471,7 +471,7 @@ def _listed(package: Package) -> Any:
     digests = {name: entry.sha256 for name, entry in package.index.files.items()}
     digests[INDEX] = package.sha256
     items = [kind.new_item(name, Digest("sha256", bytes.fromhex(digest))) for name, digest in digests.items()]
-    found = manifest.Manifest(package.path.name, items, kind)
+    listed = manifest.Manifest(package.path.name, items, kind)
 
     class Listed(hashing.Config):
         """Returns the list; the library's own class reads the files of a folder."""
@@ -484,7 +484,7 @@ def _listed(package: Package) -> Any:
 
         def hash(self, model_path: Any, *, files_to_hash: Any = None) -> manifest.Manifest:
             """Return the list."""
-            return found
+            return listed
 
     return Listed()
 

@@ -56,7 +56,7 @@ def start_package(
 
     Raises:
         PackageError: there is no package at the path, or it cannot be opened in full either.
-        IntegrityError: its contents are not what the index lists, or it is not the package that was asked for.
+        IntegrityError: its contents contradict the index, or it is not the package that was asked for.
         DeviceError: the device cannot be used.
     """
     key = required_key(require_signature)
@@ -86,7 +86,7 @@ def quick_start(
         sha256: as in `open_package`.
         min_serial: as in `open_package`.
         pack: whether weights are packed after the first runs; not worth it if the package is opened in full soon.
-        opens: what opens the package in full in place of `open_package`, called with the path, `sha256`, `min_serial`.
+        opens: opens the package in full in place of `open_package`, called with the path, `sha256`, `min_serial`.
 
     Raises:
         PackageError: there is no package at the path.
@@ -99,13 +99,13 @@ def quick_start(
     collecting = gc.isenabled()
     gc.disable()  # imports create no garbage
     try:
-        found = _quick_session(Path(path), sha256, min_serial)
-        if found is None or not found[0].open():
+        start = _quick_session(Path(path), sha256, min_serial)
+        if start is None or not start[0].open():
             return None
     finally:
         if collecting:
             gc.enable()
-    quick, index, digest = found
+    quick, index, digest = start
     quick.packs = pack
     return StartedPackage(Path(path), "cpu", quick, index, opens, sha256=digest, min_serial=min_serial)
 
@@ -113,7 +113,7 @@ def quick_start(
 def _quick_session(
     path: Path, sha256: str | None, min_serial: int
 ) -> tuple[SavedSession, Mapping[str, Any], str] | None:
-    """Return what a package starts from, its index and the digest of that; None if it must be opened in full.
+    """Return the start of a package, its index and the digest of that; None if it must be opened in full.
 
     Raises:
         PackageError: there is no package at the path.

@@ -179,11 +179,11 @@ def batch_dim(graph: Graph) -> str | None:
     if any(not isinstance(value.type, TensorType) or not value.type.shape for value in (*graph.inputs, *graph.outputs)):
         return None
     first = {_first_dim(value.type) for value in graph.inputs}
-    found = first.pop() if len(first) == 1 else 0
+    common = first.pop() if len(first) == 1 else 0
     fixed = {dim for value in graph.outputs if isinstance(dim := _first_dim(value.type), int)}
-    if isinstance(found, int) or fixed - {1}:
+    if isinstance(common, int) or fixed - {1}:
         return None
-    return found if found is not None else UNNAMED if len(graph.inputs) == 1 else None
+    return common if common is not None else UNNAMED if len(graph.inputs) == 1 else None
 
 
 def _first_dim(kind: ValueType) -> int | str | None:
@@ -195,10 +195,10 @@ def _tensor(name: str, kind: ValueType, batched: bool) -> dict[str, _Field]:
     if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype not in _TYPES:
         raise PackageError(f"Triton has no type for {name!r}, which is {kind}; cast it, or make it a tensor")
     dims: list[_Field] = [dim if isinstance(dim, int) else -1 for dim in kind.shape[1 if batched else 0 :]]
-    found: dict[str, _Field] = {"name": name, "data_type": _Word(_TYPES[kind.dtype])}
+    fields: dict[str, _Field] = {"name": name, "data_type": _Word(_TYPES[kind.dtype])}
     if not dims:  # Triton has no scalars: one element is reshaped to rank 0
-        return {**found, "dims": [1], "reshape": {"shape": []}}
-    return {**found, "dims": dims}
+        return {**fields, "dims": [1], "reshape": {"shape": []}}
+    return {**fields, "dims": dims}
 
 
 def _lines(fields: Mapping[str, _Field], depth: int = 0) -> list[str]:

@@ -72,7 +72,7 @@ def index_check(
         for axis, dim in enumerate(kind.shape or ())
         if isinstance(dim, str)
     }
-    found: list[tuple[_Source, list[_Range]]] = []
+    checks: list[tuple[_Source, list[_Range]]] = []
     for node in nodes:
         if node.pattern.depth:
             continue
@@ -82,14 +82,14 @@ def index_check(
         ]
         for source in traced.get(node.input_names[place], ()) if ranges else ():
             if not source.moved or ranges[0].column is None:
-                known = next((known for each, known in found if each == source), None)
+                known = next((known for each, known in checks if each == source), None)
                 if known is None:
-                    found.append((source, known := []))
+                    checks.append((source, known := []))
                 known.extend(each for each in ranges if each not in known)
         passed = _passed(node, traced, constants)
         if passed:
             traced[node.output_names[0]] = passed
-    if not found:
+    if not checks:
         return None
 
     def size(dim: Dim, feeds: Mapping[str, Any]) -> int:
@@ -99,7 +99,7 @@ def index_check(
         return dim or 0
 
     def check(feeds: Mapping[str, Any]) -> None:
-        for source, ranges in found:
+        for source, ranges in checks:
             value = feeds.get(source.name)
             if value.__class__ is not np.ndarray:  # it is on the device
                 continue
@@ -224,13 +224,13 @@ class CheckedBinder(Binder):
 
     def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]) -> BoundRun | None:
         """Return a run over memory that is bound once; see `Binder.bound`."""
-        found = self._binder.bound(inputs, outputs)
-        return None if found is None else _CheckedBound(found, dict(inputs), self._check)
+        bound = self._binder.bound(inputs, outputs)
+        return None if bound is None else _CheckedBound(bound, dict(inputs), self._check)
 
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return buffers like these arrays; see `Binder.slots`."""
-        found = self._binder.slots(inputs, outputs, fixed)
-        return None if found is None else _CheckedSlots(found, tuple(inputs), self._check)
+        slots = self._binder.slots(inputs, outputs, fixed)
+        return None if slots is None else _CheckedSlots(slots, tuple(inputs), self._check)
 
 
 class _CheckedSlots(Slots):

@@ -106,8 +106,8 @@ class TracedRun:
         A profile begins while its session is opened, which shows the clock; the beginning of that phase if none fits.
         """
         opened = next(phase for phase in self.phases if phase.name == "open")
-        found = (reading_ns - begun_ns for begun_ns in self._readings_ns)
-        return next((at for at in found if 0 <= at - opened.start_ns <= opened.ns), opened.start_ns)
+        starts_ns = (reading_ns - begun_ns for begun_ns in self._readings_ns)
+        return next((at for at in starts_ns if 0 <= at - opened.start_ns <= opened.ns), opened.start_ns)
 
     def read_profile(self, graph: Graph, path: Path, reading_ns: int) -> None:
         """Take over the events of a profile of ONNX Runtime, which began at this reading of one of `_CLOCKS`."""

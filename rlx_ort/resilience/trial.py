@@ -252,9 +252,9 @@ def in_cache(devices: DeviceSessions, device: Device) -> bool:
 
 
 def _probe(device: Device) -> None:
-    found = registry.default_registry().availability(device, again=True)
-    if not found.available:
-        raise DeviceUnavailableError(device, found.reason)
+    state = registry.default_registry().availability(device, again=True)
+    if not state.available:
+        raise DeviceUnavailableError(device, state.reason)
 
 
 def disagreement(wanted: Sequence[Any], got: Sequence[Any], tolerance: float) -> str:
@@ -266,9 +266,9 @@ def disagreement(wanted: Sequence[Any], got: Sequence[Any], tolerance: float) ->
     if len(wanted) != len(got):
         return f"{len(got)} outputs in place of {len(wanted)}"
     for index, (left, right) in enumerate(zip(wanted, got, strict=True)):
-        found = _difference(left, right, tolerance)
-        if found:
-            return f"output {index}: {found}"
+        difference = _difference(left, right, tolerance)
+        if difference:
+            return f"output {index}: {difference}"
     return ""
 
 

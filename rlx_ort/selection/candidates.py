@@ -154,9 +154,9 @@ def automatic(options: CompileOptions | None) -> CompileOptions:
 
 def blocker_of(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions) -> str | None:
     """Return why a device cannot be chosen for a graph, or None: not here, then the graph, then the policy."""
-    found = availability(device)
-    if not found.available:
-        return f"{found.reason}; {found.remedy}" if found.remedy else found.reason
+    state = availability(device)
+    if not state.available:
+        return f"{state.reason}; {state.remedy}" if state.remedy else state.reason
     return support_of(device, graph, options).blocker or policy.refusal(device)
 
 
@@ -312,10 +312,10 @@ class Candidates:
     def _row(self, device: Device, ranked: Sequence[Device]) -> DeviceCandidate:
         predicted = self._predicted_ns(device) if device in ranked else None
         blocker = self.blocker(device)
-        found = availability(device)
-        support = support_of(device, self.graph, self.options) if found.available else Support(reason="not here")
+        state = availability(device)
+        support = support_of(device, self.graph, self.options) if state.available else Support(reason="not here")
         provider, judged, judged_by = provider_of(device), support, ""
-        if not found.available and provider is not None and provider.judged_by():
+        if not state.available and provider is not None and provider.judged_by():
             strict = support_of(device, self.graph, self.options.with_(placement=PlacementRule.STRICT))
             if strict.judged_by:
                 judged, judged_by = strict, strict.judged_by
@@ -326,13 +326,13 @@ class Candidates:
         return DeviceCandidate(
             device=device,
             label=device.label,
-            available=found.available,
+            available=state.available,
             registered=provider is not None,
             supports_graph=support.supported,
             recommended=device in ranked[:1],
             blocker=blocker,
-            hardware=found.hardware,
-            driver=found.driver,
+            hardware=state.hardware,
+            driver=state.driver,
             capabilities=("run_slots", "typed_io") if supports_run_slots(device) else (),
             predicted_ns=predicted,
             profile_source=None if model is None else model.source,

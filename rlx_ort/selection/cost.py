@@ -59,7 +59,7 @@ class BasicCostModel(Protocol):
 
 
 class BackendCostModel(BasicCostModel, Protocol):
-    """What a device needs for its part of a run. Implementations may be asked from several threads."""
+    """Prices a device's part of a run. Implementations may be asked from several threads."""
 
     @property
     def source(self) -> str:
@@ -151,7 +151,7 @@ class ProfileCostModel:
 def completed(model: BasicCostModel) -> BackendCostModel:
     """Return a model with everything that predictions ask for; the rates alone make a profile.
 
-    What the rates leave out is assumed: convolutions run at the rate of a product of size 512, transfers are free.
+    Other rates are assumed: convolutions run at the rate of a product of size 512, transfers are free.
 
     Raises:
         CalibrationError: a rate is not above 0, or a time is below.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlx_ort.providers.base import EngineSession
 
 _log = logging.getLogger(__name__)
-# ONNX Runtime does not fold what is random, nor weights that are stored quantised:
+# ONNX Runtime does not fold random values, nor weights that are stored quantised:
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/optimizer/constant_folding.cc
 _NOT_FOLDED = frozenset(
     {"Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -56,7 +56,7 @@ def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, Exporte
     if options.optimization is OptimizationLevel.OFF:
         return {}
     known = {"", *outline.constants}
-    found = {}
+    folded = {}
     for node in outline.nodes:
         pattern, _, _, _, input_names, _ = node
         if not known.issuperset(input_names) and not (
@@ -67,9 +67,9 @@ def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, Exporte
             continue
         if any(attribute.kind.startswith("GRAPH") for attribute in pattern.attributes.values()):
             continue
-        found[node.name] = node
+        folded[node.name] = node
         known.update(node.output_names)
-    return found
+    return folded
 
 
 def idle_nodes(outline: Outline, options: CompileOptions) -> set[str]:
@@ -80,11 +80,11 @@ def idle_nodes(outline: Outline, options: CompileOptions) -> set[str]:
     if options.optimization is OptimizationLevel.OFF:
         return set()
     dropouts = {pattern for pattern in {node.pattern for node in outline.nodes} if pattern.op_type == "Dropout"}
-    found = [node for node in outline.nodes if node.pattern in dropouts and not any(node.input_names[2:])]
-    if not found:
+    idle = [node for node in outline.nodes if node.pattern in dropouts and not any(node.input_names[2:])]
+    if not idle:
         return set()
     read = {name for node in outline.nodes for name in node.input_names} | outline.output_types.keys()
-    return {node.name for node in found if read.isdisjoint(node.output_names[1:])}
+    return {node.name for node in idle if read.isdisjoint(node.output_names[1:])}
 
 
 def as_compiled(

@@ -151,8 +151,8 @@ def _body(
     # A body that depends on attributes, which are not known here, is not expanded: the call is still there.
     if any((inner.domain, inner.op_type) == (domain, op_type) for inner in model.graph.node):
         return None
-    found = []
+    claims = []
     for inner in model.graph.node:
         reads, writes = (tuple([types.get(name) for name in names]) for names in (inner.input, inner.output))
-        found.append(ExportedNode.of("", inner.domain, inner.op_type, versions[inner.domain], 0, reads, writes))
-    return tuple(found)
+        claims.append(ExportedNode.of("", inner.domain, inner.op_type, versions[inner.domain], 0, reads, writes))
+    return tuple(claims)

@@ -235,10 +235,10 @@ def _read(prefix: str, key: str) -> tuple[str, str] | None:
 
 
 def _parsed(prefix: str, key: str, parse: Callable[[str], T]) -> T | None:
-    found = _read(prefix, key)
-    if found is None:
+    parsed = _read(prefix, key)
+    if parsed is None:
         return None
-    name, value = found
+    name, value = parsed
     try:
         return parse(value)
     except DeviceParseError as err:

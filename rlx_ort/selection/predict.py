@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
-_GRAPH_S = 2.0  # for what one graph needs
+_GRAPH_S = 2.0  # for the kernels of one graph
 _OTHER_SIZE, _LARGE_BATCH = 4, 64  # the second size that an unknown operator is measured at
 _lock = threading.Lock()
 _workloads: weakref.WeakKeyDictionary[Draft, Callable[[tuple[tuple[str, int], ...]], Workload]] = (
@@ -55,7 +55,7 @@ def cost_model(device: Device | str) -> BackendCostModel | None:
     """Return the cost model of a device: its stored calibration, else its provider's default profile, else None.
 
     Nothing is measured, unless `RLX_AUTO_CALIBRATE` is set: then a device without a calibration gets one here, once
-    a process, and so does what a graph needs and the table lacks.
+    a process, and so do kernels of a graph that the table lacks.
     """
     from rlx_ort.calibration import store
 
@@ -95,7 +95,7 @@ def explain(
 def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes that the inputs give to the graph's open dims, by the names of `named_dims`.
 
-    What does not fit is left to the run.
+    Inputs that do not fit are left to the run.
     """
     sizes: dict[str, int] = {}
     for name, dims in named_dims(graph):
@@ -155,7 +155,9 @@ def measure_unknown(
     if batch is not None:
         size = sizes[0].get(batch, DEFAULT_DIM)
         sizes.append({**sizes[0], batch: size * _OTHER_SIZE if size < _LARGE_BATCH else size // _OTHER_SIZE})
-    workloads = [(found, each) for each in sizes if (found := workload_on(graph, device, options, each)) is not None]
+    workloads = [
+        (workload, each) for each in sizes if (workload := workload_on(graph, device, options, each)) is not None
+    ]
     return measured(case.model, workloads, case.draft.outline.constants, limit_s)
 
 
@@ -175,7 +177,7 @@ def calibrate(
 
     Args:
         device: the device.
-        graph: measure only what this graph needs and a stored profile lacks, in 2 s at most; without a stored profile,
+        graph: measure only its kernels that a stored profile lacks, in 2 s at most; without a stored profile,
             both.
         dims: sizes of the graph's named dims.
         quick: measure fewer sizes.
@@ -200,10 +202,10 @@ def calibrate(
         profile = store.find(device).profile
         assert profile is not None  # noqa: S101  # kept in this process at least
         return profile
-    found = calibrate_together([device], quick=quick, progress=shown, clock=clock)[device]
-    if isinstance(found, RlxError):
-        raise found
-    return found
+    calibrated = calibrate_together([device], quick=quick, progress=shown, clock=clock)[device]
+    if isinstance(calibrated, RlxError):
+        raise calibrated
+    return calibrated
 
 
 class _Case(NamedTuple):
@@ -300,8 +302,8 @@ class BatchCurve:
             points = {first: ends[0], 2 * first: ends[1]}
             self._halve(points, first, 2 * first, _HALVINGS)
         sizes = sorted(points)
-        self._octaves[octave] = found = (sizes, [points[size] for size in sizes])
-        return found
+        self._octaves[octave] = octave_points = (sizes, [points[size] for size in sizes])
+        return octave_points
 
     def _halve(self, points: dict[int, float], low: int, high: int, more: int) -> None:
         """Add the middle of a line, and those of its halves where the line was off there."""

@@ -126,7 +126,7 @@ def groups_of(
 def answers_for(
     provider: Provider, device: Device, groups: Sequence[NodeGroup], draft: Draft, options: CompileOptions
 ) -> dict[str, str]:
-    """Return what the provider answers to each group by its key, asked now or earlier; nothing if it cannot be asked.
+    """Return the provider's answer to each group by its key, asked now or earlier; nothing if it cannot be asked.
 
     The device works here. New questions open small sessions, in a child process for providers that compile.
     """
@@ -138,8 +138,8 @@ def answers_for(
     asked_with = asking_options(options)
     extra = sorted(asked_with.provider_options.items())
     store = answers_of(f"{scope}; {device.label}; {options.precision.value}; {extra}")
-    found = store.known([group.key for group in groups])
-    missing = [group for group in groups if group.key not in found]
+    known = store.known([group.key for group in groups])
+    missing = [group for group in groups if group.key not in known]
     if missing:
         model = draft.finished().model
         questions = list(questions_of(missing, draft.outline, model))
@@ -148,8 +148,8 @@ def answers_for(
             _log.info("%s: %d questions have no answer", device.display, len(missing) - len(answers))
         if answers:
             store.keep(answers)
-        found.update(answers)
-    return found
+        known.update(answers)
+    return known
 
 
 def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.ModelProto) -> Iterator[Question]:

@@ -84,7 +84,7 @@ class Budget:
 
 
 class Share:
-    """What one request takes of a budget. It belongs to the task that answers the request."""
+    """The share of one request in a budget. It belongs to the task that answers the request."""
 
     __slots__ = ("_budget", "_end", "bytes", "ended", "sent_bytes")
 

@@ -1,4 +1,4 @@
-"""`Lane`: a device that runs the batches of a model; what batches cost there, and how one is run."""
+"""`Lane`: a device that runs the batches of a model; the cost of batches there, and how one is run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """What a batch takes of a request: its inputs, the outputs that are wanted (None for all), and when it came."""
+    """A request in a batch: its inputs, the outputs that are wanted (None for all), and when it came."""
 
     inputs: Mapping[str, Array]
     wanted: tuple[str, ...] | None

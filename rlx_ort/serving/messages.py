@@ -108,8 +108,8 @@ def _made() -> Any:
                 field.type = getattr(field_type, f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = {name: pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in _MESSAGES}
-    return SimpleNamespace(**{name: message_factory.GetMessageClass(each) for name, each in found.items()})
+    types = {name: pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in _MESSAGES}
+    return SimpleNamespace(**{name: message_factory.GetMessageClass(each) for name, each in types.items()})
 
 
 messages: Any = _made()

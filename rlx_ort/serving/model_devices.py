@@ -52,28 +52,28 @@ def tried_devices(name: str, runner: GraphDevices, options: ServeOptions) -> Mod
     from rlx_ort.deploy.open import PackageDevices
 
     inputs = runner.graph.input_types
-    found = _lanes(runner, inputs, options)
+    devices = _lanes(runner, inputs, options)
     if isinstance(runner, PackageDevices):
-        for lane in list(found.lanes):
+        for lane in list(devices.lanes):
             try:
                 for case in runner.golden_inputs:
                     lane.run(case, None)
             except RlxError as err:
-                found.lanes.remove(lane)
-                found.left_out.append((lane.device, str(err)))
+                devices.lanes.remove(lane)
+                devices.left_out.append((lane.device, str(err)))
                 lane.worker.close()
-    if not found.lanes:
+    if not devices.lanes:
         runner.fastest()  # where the policy leaves no device, this raises with its rules
-        raise NoViableDeviceError(f"no device may serve {name!r}:", found.left_out)
-    _decide_batches(name, runner, inputs, found, options)
-    if found.batched_along is not None:
-        for lane in found.lanes:
+        raise NoViableDeviceError(f"no device may serve {name!r}:", devices.left_out)
+    _decide_batches(name, runner, inputs, devices, options)
+    if devices.batched_along is not None:
+        for lane in devices.lanes:
             _learn_sizes(lane, inputs, options.batch.max_batch)
-    return found
+    return devices
 
 
 def _decide_batches(
-    name: str, runner: GraphDevices, inputs: Mapping[str, ValueType], found: ModelDevices, options: ServeOptions
+    name: str, runner: GraphDevices, inputs: Mapping[str, ValueType], devices: ModelDevices, options: ServeOptions
 ) -> None:
     """Leave requests joined only where rows are proved independent and no trial shows otherwise, or where it is said.
 
@@ -81,9 +81,9 @@ def _decide_batches(
     """
     from rlx_ort.deploy.triton import NO_BATCH_DIM
 
-    dim = found.batched_along
+    dim = devices.batched_along
     if dim is None:
-        found.unbatched_because = "--max-batch is 1" if options.batch.max_batch < 2 else NO_BATCH_DIM
+        devices.unbatched_because = "--max-batch is 1" if options.batch.max_batch < 2 else NO_BATCH_DIM
         return
     from rlx_ort.converters.row_independence import row_independence
 
@@ -92,11 +92,11 @@ def _decide_batches(
     if reason and options.batches_unproven(name):
         _log.warning("%s is batched as the options say, though %s", name, reason)
         reason = ""
-    if not reason and (counter := next(filter(None, (_dependence(lane, inputs) for lane in found.lanes)), "")):
+    if not reason and (counter := next(filter(None, (_dependence(lane, inputs) for lane in devices.lanes)), "")):
         reason = counter
     if reason:
         _log.info("%s is not batched: %s", name, reason)
-        found.batched_along, found.unbatched_because = None, reason
+        devices.batched_along, devices.unbatched_because = None, reason
 
 
 def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: ServeOptions) -> ModelDevices:
@@ -104,19 +104,19 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
     from rlx_ort.deploy.triton import batch_dim
 
     graph, dim = runner.graph, batch_dim(runner.graph)
-    found = ModelDevices(batched_along=dim if options.batch.max_batch > 1 else None)
+    devices = ModelDevices(batched_along=dim if options.batch.max_batch > 1 else None)
     seen: dict[str, Device] = {}
     for row in runner.rank():
         device = row.device
         if row.blocker is not None:
-            found.left_out.append((device, row.blocker))
+            devices.left_out.append((device, row.blocker))
             continue
         place = f"{row.hardware} {device.index}" if row.hardware and device != Device.CPU else device.label
         if place in seen:  # gpu, vulkan and webgpu are one device
-            found.left_out.append((device, f"it is the same device as {seen[place].label}"))
+            devices.left_out.append((device, f"it is the same device as {seen[place].label}"))
             continue
-        if len(found.lanes) == options.devices:
-            found.left_out.append((device, f"{options.devices} devices run the model already"))
+        if len(devices.lanes) == options.devices:
+            devices.left_out.append((device, f"{options.devices} devices run the model already"))
             continue
         predict = _predictor(graph, device, dim, row.predicted_ns, runner.options)
         lane = Lane(device, functools.partial(_run, runner, device), predict, options.batch.max_batch)
@@ -129,12 +129,12 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
         except InputError:
             pass  # made-up inputs do not fit; the first request warms it
         except RlxError as err:
-            found.left_out.append((device, str(err)))
+            devices.left_out.append((device, str(err)))
             lane.worker.close()
             continue
         seen[place] = device
-        found.lanes.append(lane)
-    return found
+        devices.lanes.append(lane)
+    return devices
 
 
 def started_devices(package: StartedPackage, inputs: Mapping[str, ValueType], options: ServeOptions) -> ModelDevices:
@@ -204,10 +204,10 @@ def _learn_sizes(lane: Lane, kinds: Mapping[str, ValueType], most: int) -> None:
 
 def _probe(runner: GraphDevices, lane: Lane, inputs: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
     """Let a device in again, or raise unless it gives the results that it gave when the model was loaded."""
-    found = lane.run(inputs, None)
+    result = lane.run(inputs, None)
     tolerance = _TOLERANCE if runner.resilience is None else runner.resilience.tolerance
     for name, array in wanted.items():
-        if not agree(found[name], array, tolerance):
+        if not agree(result[name], array, tolerance):
             raise ServingError(f"{lane.device.display} gives other values for {name!r} than before", 503)
     runner.readmit(lane.device)
 

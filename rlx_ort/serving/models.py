@@ -79,9 +79,9 @@ class Statistics:
         """Count a request that was answered."""
         self.last_ms = time.time_ns() // 1_000_000
         self.inferences += 1
-        found = {"success": total_ns, "queue": times.queue_ns, "compute_input": times.input_ns}
-        found |= {"compute_infer": times.infer_ns, "compute_output": times.output_ns}
-        for name, ns in found.items():
+        spans = {"success": total_ns, "queue": times.queue_ns, "compute_input": times.input_ns}
+        spans |= {"compute_infer": times.infer_ns, "compute_output": times.output_ns}
+        for name, ns in spans.items():
             self.spans[name].add(ns)
 
     def ran(self, device: Device, rows: int, requests: int, times: Times) -> None:
@@ -180,15 +180,15 @@ class ServedModel:
         try:
             self._check(request)
             wanted = None if request.outputs is None else tuple(output.name for output in request.outputs)
-            found = await self.scheduler.submit(
+            answer = await self.scheduler.submit(
                 request.inputs, wanted, priority=request.priority, timeout_s=request.timeout_s
             )
         except RlxError:
             self.statistics.spans["fail"].add(time.perf_counter_ns() - begun_ns)
             raise
-        self.statistics.answered(found.times, time.perf_counter_ns() - begun_ns)
-        tracing.add_phases(self.name, self.version, found, begun_ns)
-        return found
+        self.statistics.answered(answer.times, time.perf_counter_ns() - begun_ns)
+        tracing.add_phases(self.name, self.version, answer, begun_ns)
+        return answer
 
     def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
         """Return the model's metadata in the protocol's form."""
@@ -251,10 +251,10 @@ class ServedModel:
 
     def _reasons(self) -> dict[str, dict[str, str]]:
         """Return why requests are not joined and allowed devices not used, as Triton's extension has parameters."""
-        found = {f"not_used.{device.label}": reason for device, reason in self.left_out}
+        reasons = {f"not_used.{device.label}": reason for device, reason in self.left_out}
         if self.unbatched_because:
-            found["not_batched"] = self.unbatched_because
-        return {name: {"string_value": reason} for name, reason in found.items()}
+            reasons["not_batched"] = self.unbatched_because
+        return {name: {"string_value": reason} for name, reason in reasons.items()}
 
     async def close(self) -> None:
         """Answer the requests that were accepted, then close the sessions."""

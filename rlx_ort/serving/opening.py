@@ -30,7 +30,7 @@ class Opening:
         self._ended.set()
 
     async def run(self, call: Callable[[], T], limit_s: float, discard: Callable[[T], object]) -> T:
-        """Return what the call returns.
+        """Return the call's result.
 
         Args:
             call: opens a model.

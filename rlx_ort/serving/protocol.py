@@ -107,10 +107,10 @@ def datatype_of(kind: ValueType, name: str) -> str:
     Raises:
         ServingError: the protocol has none.
     """
-    found = DATATYPES.get(kind.dtype) if isinstance(kind, TensorType) else None
-    if found is None:
+    datatype = DATATYPES.get(kind.dtype) if isinstance(kind, TensorType) else None
+    if datatype is None:
         raise ServingError(f"{name!r} is {kind}, which the inference protocol cannot carry", 400)
-    return found
+    return datatype
 
 
 class _Given(NamedTuple):
@@ -166,10 +166,10 @@ def parse_request(
 def _described(text: bytes) -> tuple[list[_Given], InferRequest]:
     """Return the inputs that the JSON of a request describes, and the request without them."""
     document = parse_document(text)
-    found: dict[str, _Given] = {}
+    described: dict[str, _Given] = {}
     for entry in _entries(document, "inputs"):
         name, shape, dtype = _head_of(entry)
-        if name in found:
+        if name in described:
             raise ServingError(f"input {name!r} is given twice", 400)
         parameters = _mapping(entry, "parameters")
         _refuse_shared_memory(name, parameters)
@@ -178,8 +178,8 @@ def _described(text: bytes) -> tuple[list[_Given], InferRequest]:
             raise ServingError(f"input {name!r} has no data", 400)
         if size is not None and "data" in entry:
             raise ServingError(f"input {name!r} has both data and binary_data_size", 400)
-        found[name] = _Given(name, shape, dtype, size, entry.get("data"))
-    return list(found.values()), request_of({}, document)
+        described[name] = _Given(name, shape, dtype, size, entry.get("data"))
+    return list(described.values()), request_of({}, document)
 
 
 _remembered = functools.lru_cache(maxsize=_REMEMBERED)(_described)
@@ -227,13 +227,13 @@ def array_of_flat(name: str, shape: Sequence[int], dtype: DType, flat: Sequence[
         check_texts(name, len(flat))
     else:
         wanted = {bool} if dtype is DType.BOOL else {int} if dtype.is_integer else {int, float}
-    found = np.empty(len(flat), object if dtype is DType.STRING else dtype.numpy)
+    array = np.empty(len(flat), object if dtype is DType.STRING else dtype.numpy)
     for at in range(0, len(flat), PIECE):
         piece = flat[at : at + PIECE]
         if not set(map(type, piece)) <= wanted:
             raise ServingError(f"input {name!r} is {DATATYPES[dtype]} and holds other JSON values", 400)
-        found[at : at + PIECE] = _piece_of(name, dtype, piece)
-    return found.reshape(shape)
+        array[at : at + PIECE] = _piece_of(name, dtype, piece)
+    return array.reshape(shape)
 
 
 def _piece_of(name: str, dtype: DType, piece: Sequence[Any]) -> Array:
@@ -368,8 +368,8 @@ def _json_list(flat: Array, name: str) -> list[Any]:
         flat = flat.astype(np.float32)
     if flat.dtype.kind == "f" and not np.isfinite(flat).all():
         raise ServingError(f"output {name!r} holds NaN or infinity, which JSON cannot carry; ask for binary data", 400)
-    found: list[Any] = flat.tolist()
-    return found
+    items: list[Any] = flat.tolist()
+    return items
 
 
 def parse_document(text: bytes | bytearray) -> dict[str, Any]:
@@ -493,24 +493,24 @@ def _refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def _mapping(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = entry.get(key)
-    if found is not None and not isinstance(found, dict):
+    value = entry.get(key)
+    if value is not None and not isinstance(value, dict):
         raise ServingError(f"{key!r} is no object", 400)
-    return found or {}
+    return value or {}
 
 
 def _flag(parameters: Mapping[str, Any], key: str, default: bool = False) -> bool:
-    found = parameters.get(key, default)
-    if not isinstance(found, bool):
-        raise ServingError(f"the parameter {key} is {found!r}, not true or false", 400)
-    return found
+    flag = parameters.get(key, default)
+    if not isinstance(flag, bool):
+        raise ServingError(f"the parameter {key} is {flag!r}, not true or false", 400)
+    return flag
 
 
 def _whole(parameters: Mapping[str, Any], key: str) -> int:
-    found = parameters.get(key, 0)
-    if type(found) is not int or not 0 <= found < 1 << 62:
-        raise ServingError(f"the parameter {key} is {found!r}, not a whole number from 0", 400)
-    return found
+    number = parameters.get(key, 0)
+    if type(number) is not int or not 0 <= number < 1 << 62:
+        raise ServingError(f"the parameter {key} is {number!r}, not a whole number from 0", 400)
+    return number
 
 
 def _flattened(data: Any, name: str) -> list[Any]:

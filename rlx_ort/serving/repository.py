@@ -172,8 +172,8 @@ class Repository:
             ConversionError: two files are the same version.
         """
         paths: dict[str, Path] = {}
-        for found, version, path in self._found():
-            if found != name:
+        for each, version, path in self._found():
+            if each != name:
                 continue
             if version in paths:
                 raise ConversionError(f"{path} and {paths[version]} are both version {version} of {name!r}")
@@ -261,19 +261,19 @@ class Repository:
             named = _is_named_model(source)
             for path in (source,) if named else self._listed(source):
                 if named or path.suffix in _MODEL_SUFFIXES:
-                    found = [("1", path)]
+                    versions = [("1", path)]
                 elif path.is_dir():
-                    found = [(version.name, file) for version in self._listed(path) for file in _file_of(version)]
+                    versions = [(version.name, file) for version in self._listed(path) for file in _file_of(version)]
                 else:
-                    found = []
-                if not found:
+                    versions = []
+                if not versions:
                     continue
                 try:
                     name = _model_name(path)
                 except ConversionError as err:
                     self._skip(path, err)
                     continue
-                for version, file in found:
+                for version, file in versions:
                     yield name, version, file
 
     def _listed(self, folder: Path) -> list[Path]:

@@ -141,20 +141,22 @@ class Servicer:
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
         }
-        found = {name: self._handler(name, method) for name, method in methods.items()}
-        found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream, response_serializer=_serialized)
+        handlers = {name: self._handler(name, method) for name, method in methods.items()}
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream, response_serializer=_serialized
+        )
         health = {"Check": self._handler("HealthCheck", self._check)}
         return (
-            grpc.method_handlers_generic_handler(SERVICE, found),
+            grpc.method_handlers_generic_handler(SERVICE, handlers),
             grpc.method_handlers_generic_handler(HEALTH, health),
         )
 
     def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler:
         async def guarded(requests: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
-            found = await self._answered(name, method, requests, context)
-            if isinstance(found, tuple):
-                await context.abort(*found)  # gRPC keeps this frame: it must hold neither messages nor tensors
-            return found
+            answer = await self._answered(name, method, requests, context)
+            if isinstance(answer, tuple):
+                await context.abort(*answer)  # gRPC keeps this frame: it must hold neither messages nor tensors
+            return answer
 
         # As a stream of requests, of which there is one: the message is asked for once there is room for it.
         return grpc.stream_unary_rpc_method_handler(
@@ -171,13 +173,13 @@ class Servicer:
         try:
             data = await self._received(requests, share)
             size = len(data)
-            found = await method(self._message(name, data), share)
+            answer = await method(self._message(name, data), share)
             if not isinstance(requests, bytes):
-                found = await self._joined(found)
-                share.keep(2 * len(found))  # gRPC makes a copy
+                answer = await self._joined(answer)
+                share.keep(2 * len(answer))  # gRPC makes a copy
                 share.sending()
             code = grpc.StatusCode.OK
-            return found
+            return answer
         except Exception as err:  # whatever it is, no detail of the server leaves it
             share.close()
             refusal = _refusal(err)
@@ -189,11 +191,11 @@ class Servicer:
                 sizes = {"client": context.peer(), "bytes": size, "traceparent": trace}
                 access.write("grpc", "POST", name, code.name, begun_s, **sizes)
 
-    async def _joined(self, found: Any) -> bytes:
+    async def _joined(self, answer: Any) -> bytes:
         """Return a message as bytes."""
-        if isinstance(found, Encoded) and len(found) > _LARGE_BYTES:
-            return await self._repository.budget.decoded(found.SerializeToString)
-        return _serialized(found)
+        if isinstance(answer, Encoded) and len(answer) > _LARGE_BYTES:
+            return await self._repository.budget.decoded(answer.SerializeToString)
+        return _serialized(answer)
 
     async def _received(self, requests: bytes | AsyncIterator[bytes], share: Share) -> bytes:
         """Return the message of a call, as other hosts pass it on or as it is asked for."""
@@ -249,15 +251,15 @@ class Servicer:
         return messages.ModelMetadataResponse(**model.metadata(list(self._repository.entries[model.name].loaded)))
 
     async def _config(self, request: Any, share: Share) -> Any:
-        found = await self._repository.find(request.name, request.version).config()
+        config = await self._repository.find(request.name, request.version).config()
         for side in ("input", "output"):
-            for tensor in found[side]:
+            for tensor in config[side]:
                 tensor["data_type"] = _TYPE_NUMBERS[tensor["data_type"].removeprefix("TYPE_")]
-        for group in found["instance_group"]:
+        for group in config["instance_group"]:
             group["kind"] = _KINDS[group["kind"]]
-        given = found.pop("parameters", {})
-        found["parameters"] = {name: messages.ModelParameter(**value) for name, value in given.items()}
-        return messages.ModelConfigResponse(config=messages.ModelConfig(**found))
+        given = config.pop("parameters", {})
+        config["parameters"] = {name: messages.ModelParameter(**value) for name, value in given.items()}
+        return messages.ModelConfigResponse(config=messages.ModelConfig(**config))
 
     async def _statistics(self, request: Any, share: Share) -> Any:
         one = [self._repository.find(request.name, request.version)] if request.name else self._repository.models()
@@ -291,14 +293,14 @@ class Servicer:
             name, version, wanted, raw = await budget.decoded(parse)
             share.keep(len(data) + sum(map(bytes_of_array, wanted.inputs.values())))
         model = self._repository.find(name, version)
-        found = await model.infer(wanted)
-        taken = 2 * sum(map(bytes_of_array, found.outputs.values()))  # raw tensors are joined to a message
+        answer = await model.infer(wanted)
+        taken = 2 * sum(map(bytes_of_array, answer.outputs.values()))  # raw tensors are joined to a message
         if taken <= INLINE_BYTES:
-            return _response(model, wanted, found, raw)
+            return _response(model, wanted, answer, raw)
         share.keep(taken)
         if raw and "BYTES" not in model.output_types.values():
-            return _response(model, wanted, found, raw)
-        return await budget.decoded(functools.partial(_response, model, wanted, found, raw))
+            return _response(model, wanted, answer, raw)
+        return await budget.decoded(functools.partial(_response, model, wanted, answer, raw))
 
     async def _stream(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Answer each request of a stream in order; an error answers its request and leaves the stream open."""
@@ -309,11 +311,11 @@ class Servicer:
             nonlocal largest
             data, share = given
             share.take(len(data))
-            found = nested(_STREAM_ANSWER, await self._infer(self._message("ModelInfer", data), share))
-            found = Encoded([await self._joined(found)])
-            largest = max(largest, len(found))
+            answer = nested(_STREAM_ANSWER, await self._infer(self._message("ModelInfer", data), share))
+            answer = Encoded([await self._joined(answer)])
+            largest = max(largest, len(answer))
             room.set()
-            return found
+            return answer
 
         one = tracing.traced_call(f"{SERVICE}/ModelStreamInfer", infer) if self._options.traces else infer
 
@@ -375,8 +377,8 @@ def _refusal(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, s
 
 
 def _serialized(message: Any) -> bytes:
-    found: bytes = message.SerializeToString()
-    return found
+    wire: bytes = message.SerializeToString()
+    return wire
 
 
 def _decoded(name: str, data: bytes) -> Any:
@@ -443,15 +445,15 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {key: getattr(value, value.WhichOneof("choice") or "string_param") for key, value in parameters.items()}
 
 
-def _response(model: ServedModel, wanted: InferRequest, found: Answer, raw: bool) -> Encoded:
+def _response(model: ServedModel, wanted: InferRequest, answer: Answer, raw: bool) -> Encoded:
     """Return an answer, and free its inputs and outputs, which may be in a thread."""
     wanted.inputs.clear()
     response = messages.ModelInferResponse(model_name=model.name, model_version=model.version, id=wanted.id)
-    names = [output.name for output in wanted.outputs] if wanted.outputs else list(found.outputs)
+    names = [output.name for output in wanted.outputs] if wanted.outputs else list(answer.outputs)
     raw = raw or any(model.output_types[name] not in _CONTENTS for name in names)
     contents = []
     for name in names:
-        array, datatype = found.outputs[name], model.output_types[name]
+        array, datatype = answer.outputs[name], model.output_types[name]
         tensor = response.outputs.add(name=name, datatype=datatype, shape=list(array.shape))
         if raw:
             contents.append(bytes_of(array))
@@ -462,5 +464,5 @@ def _response(model: ServedModel, wanted: InferRequest, found: Answer, raw: bool
             if datatype == "BYTES":
                 piece = [item if isinstance(item, bytes) else str(item).encode() for item in piece]
             elements.extend(piece)
-    found.outputs.clear()
+    answer.outputs.clear()
     return with_raw_outputs(response, contents)

@@ -208,7 +208,7 @@ class Scheduler:
         return Answer(outputs, last.device, last.times)
 
     def backlog_s(self) -> float:
-        """Return the predicted seconds until what waits now has run."""
+        """Return the predicted seconds until the queue of now has run."""
         now_ns = time.perf_counter_ns()
         rows = sum(group.rows for group in self._groups.values())
         usable = [lane for lane in self.lanes if lane.out_until_ns <= now_ns] or self.lanes
@@ -217,7 +217,7 @@ class Scheduler:
         return rows / rows_per_ns / 1e9 if rows_per_ns else 1.0
 
     def replace(self, lanes: Sequence[Lane], *, batched: bool) -> None:
-        """Run what waits and what comes on other lanes; batches that run on the old ones end there."""
+        """Move queued and future requests to other lanes; batches that run on the old ones end there."""
         for lane in lanes if self._closed else self.lanes:
             lane.worker.close()
         if self._closed:
@@ -265,18 +265,18 @@ class Scheduler:
 
     def _heads(self, now_ns: int) -> list[_Group]:
         """Return the groups by their first request that is still wanted."""
-        found = []
+        heads = []
         for key, group in list(self._groups.items()):
             heap = group.heap
             while heap and not self._is_wanted(heap[0][2], now_ns):
                 heapq.heappop(heap)
             if heap:
-                found.append(group)
+                heads.append(group)
             else:
                 del self._groups[key]
-        if len(found) > 1:
-            found.sort(key=lambda group: group.heap[0][:2])
-        return found
+        if len(heads) > 1:
+            heads.sort(key=lambda group: group.heap[0][:2])
+        return heads
 
     def _is_wanted(self, request: _Waiting, now_ns: int) -> bool:
         """Return whether the client still waits and its time is not over."""
@@ -299,13 +299,13 @@ class Scheduler:
     # --- choosing
 
     def _soon(self) -> None:
-        """Dispatch once the event loop has read what its connections hold now, so that it is joined."""
+        """Dispatch once the event loop has read its connections, so that their requests are joined."""
         if not self._dispatching:
             self._dispatching = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Give free devices what they should run now."""
+        """Give free devices their next batches."""
         self._dispatching = False
         begun_ns = now_ns = time.perf_counter_ns()
         for group in self._heads(now_ns):
@@ -315,10 +315,10 @@ class Scheduler:
                     heapq.heappop(group.heap)
                     continue
                 queued = max(group.rows, first.rows) if self._batched else 1
-                found = self._lane_for(first, queued, now_ns)
-                if found is None:
+                chosen = self._lane_for(first, queued, now_ns)
+                if chosen is None:
                     break
-                lane, rows = found
+                lane, rows = chosen
                 if self._batched and queued < rows and not self._closed:
                     wait_ns = self._wait_ns(lane, first, queued, now_ns)
                     if wait_ns > 0:
@@ -371,7 +371,7 @@ class Scheduler:
         return lane.cap() if self._batched else 1
 
     def _end_ns(self, lane: Lane, rows: int, now_ns: int) -> float:
-        """Return when a device would have run so many rows, beginning with what it runs now."""
+        """Return when a device would have run so many rows, beginning with its present batch."""
         begin_ns = now_ns if lane.idle else max(lane.busy_until_ns, now_ns)
         most = self._cap(lane)
         if rows <= most:

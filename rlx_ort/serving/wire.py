@@ -23,7 +23,7 @@ _WHOLE_NUMBERS = range(1, 6)  # fields of contents whose elements take a byte or
 
 
 class Encoded:
-    """A message as the pieces of its wire format; it has what servers call to send one."""
+    """A message as the pieces of its wire format; it has the methods that servers call to send one."""
 
     def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
         self.parts = parts
@@ -51,11 +51,11 @@ def nested(field: int, message: Encoded) -> Encoded:
 
 
 def _head(field: int, size: int) -> bytes:
-    found = bytearray([field << 3 | _DELIMITED])
+    head = bytearray([field << 3 | _DELIMITED])
     while size > 0x7F:
-        found.append(size & 0x7F | 0x80)
+        head.append(size & 0x7F | 0x80)
         size >>= 7
-    return bytes([*found, size])
+    return bytes([*head, size])
 
 
 def split_request(data: bytes) -> tuple[bytes, list[memoryview]]:
@@ -126,11 +126,11 @@ def _fields(view: memoryview, most: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    found = 0
+    number = 0
     for place, byte in enumerate(view[at : at + 10]):
-        found |= (byte & 0x7F) << 7 * place
+        number |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
-            return found, at + place + 1
+            return number, at + place + 1
     raise _cut_short()
 
 
