@@ -16,7 +16,6 @@ from rlx_ort.cli import options, page
 from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress
 from rlx_ort.errors import EngineError, RlxError
-from rlx_ort.timing import in_row, timed
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
@@ -147,6 +146,7 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
     import psutil
 
     from rlx_ort.selection.predict import dims_of, explain
+    from rlx_ort.timing import in_row, timed
 
     row: dict[str, Any] = {"device": device.label, "p50_ns": None, "failure": ""}
     try:
@@ -173,6 +173,7 @@ def _fault_rows(
     from rlx_ort import environment
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.resilience.options import Resilience
+    from rlx_ort.timing import in_row, timed
 
     rows = []
     resilience = Resilience(bridge=False, backoff_s=_BACKOFF_S)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -291,8 +293,10 @@ def test_a_damaged_copy_that_runs_from_the_cache_is_reported(cli: Cli, classifie
     assert cli("package", "warm", package, "--device", "cpu").code == 0
     copy = Path(shutil.copy(package, tmp_path / "copy.ortpackage"))
     assert "the compile cache" in cli("package", "run", copy).out
+    with zipfile.ZipFile(copy) as archive:
+        member = next(each for each in archive.infolist() if each.filename != "rlx.json")
     content = bytearray(copy.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[member.header_offset + 30 + len(member.filename) + len(member.extra) + member.file_size // 2] ^= 1
     copy.write_bytes(content)
     outcome = cli("package", "run", copy)
     assert outcome.code == 7
@@ -321,9 +325,9 @@ def test_a_model_in_place_of_a_package_leads_to_making_one(cli: Cli, add_one: Pa
     assert "rlx-ort package create add_one.onnx" in outcome.err
 
 
-def test_inspect_names_the_function_of_an_operator(cli: Cli, add_one: Path) -> None:
-    """Add, Mul and Relu are members of families, which alone would say little about a model."""
-    assert "Binary (add)" in cli("inspect", add_one).out
+def test_inspect_names_the_operators(cli: Cli, add_one: Path) -> None:
+    """As the file has them."""
+    assert re.search(r"1\s+Add\b", cli("inspect", add_one).out)
 
 
 def test_a_time_below_what_a_clock_sees_is_no_long_number() -> None:
