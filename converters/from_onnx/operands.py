@@ -14,7 +14,7 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Constant
-from rlx_ort.ir.ops.onnx import OnnxNode, bias_problem
+from rlx_ort.ir.ops.onnx import OnnxNode, convolution_problem
 from rlx_ort.ir.types import TensorType
 
 _ONE_ELEMENT = {
@@ -39,7 +39,7 @@ def check_operands(graph: Graph) -> None:
         if op.op_type in _CHECKED:
             _check(owner, node, op.op_type, op.formal_inputs)
         kinds = [None if ref is None else owner.nodes[ref.node].types[ref.output] for ref in node.inputs]
-        if problem := bias_problem(op, kinds):
+        if problem := convolution_problem(op, kinds):
             raise ConversionError(f"node {node.name!r} ({op.op_type}) {problem}")
         if op.op_type == "TfIdfVectorizer" and not _grams_fit(op):
             raise ConversionError(

@@ -130,6 +130,8 @@ def _reduction(op: OnnxNode, kind: TensorType, axes: TensorData | None) -> Reduc
         return None
     if axes is not None:
         places = tuple(axes.numpy().reshape(-1).tolist())
+        if not all(-rank <= place < rank for place in places):
+            return None  # the engine says what is wrong
     elif op.formal_inputs > 1 or op.integer("noop_with_empty_axes", 0):
         return None
     else:

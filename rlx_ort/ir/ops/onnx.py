@@ -14,7 +14,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Dim, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -50,9 +50,9 @@ class OnnxNode(Op):
         """Return unknown types; the importer passes those of ONNX's own inference instead.
 
         Raises:
-            GraphVerifyError: a convolution's bias has another length than its output has channels.
+            GraphVerifyError: the operands of a convolution do not fit each other.
         """
-        if problem := bias_problem(self, inputs):
+        if problem := convolution_problem(self, inputs):
             raise GraphVerifyError(f"{self.op_type} {problem}")
         return (UnknownType(),) * self.output_count
 
@@ -75,19 +75,46 @@ class OnnxNode(Op):
         return f"{self.domain or 'ai.onnx'}::{self.op_type}-{self.version}"
 
 
-def bias_problem(op: OnnxNode, inputs: Sequence[ValueType | None]) -> str:
-    """Return what is wrong with the bias of a convolution, if anything; CUDA's kernel (1.31) ends the process."""
+def convolution_problem(op: OnnxNode, inputs: Sequence[ValueType | None]) -> str:
+    """Return what is wrong with the operands of a convolution, if anything; CUDA's kernel (1.31) ends the process."""
     if op.domain or op.op_type not in ("Conv", "ConvTranspose"):
         return ""
-    weight, bias = (kind.shape if isinstance(kind, TensorType) else None for kind in (*inputs, None, None)[1:3])
-    if weight is None or bias is None or len(weight) < 2:
+    kinds = (*inputs, None, None, None)[:3]
+    x, weight, bias = (kind.shape if isinstance(kind, TensorType) else None for kind in kinds)
+    if weight is None or len(weight) < 2:
         return ""
-    channels = weight[0] if op.op_type == "Conv" else weight[1]
-    groups = 1 if op.op_type == "Conv" else op.integer("group", 1)
-    sizes_differ = isinstance(channels, int) and any(isinstance(dim, int) and dim != channels * groups for dim in bias)
-    if len(bias) == 1 and not sizes_differ:
+    taps, transposed = weight[2:], op.op_type == "ConvTranspose"
+    if not _may_equal(kernel := _numbers(op, "kernel_shape", taps), taps):
+        return f"has a kernel_shape of {list(kernel)}; its weights, {list(weight)}, have another one"
+    channels = weight[1] if transposed else weight[0]
+    if transposed and isinstance(channels, int):
+        channels *= op.integer("group", 1)
+    if bias is not None and not _may_equal(bias, (channels,)):
+        return (
+            f"has a bias of shape {list(bias)}; its weights, {list(weight)}, need one element for each output channel"
+        )
+    if x is None or transposed or op.attributes.get("auto_pad", "NOTSET") != "NOTSET":
         return ""
-    return f"has a bias of shape {list(bias)}; its weights, {list(weight)}, need one element for each output channel"
+    pads, steps = _numbers(op, "pads", (0,) * 2 * len(taps)), _numbers(op, "dilations", (1,) * len(taps))
+    for axis, (size, count) in enumerate(zip(x[2:], taps, strict=False)):
+        if isinstance(size, int) and isinstance(count, int) and size:
+            padded = size + pads[axis] + pads[axis + len(taps)]
+            if (window := (count - 1) * steps[axis] + 1) > padded:
+                return f"has a window of {window} elements, and its input, {list(x)}, has {padded} with padding"
+    return ""
+
+
+def _numbers(op: OnnxNode, name: str, default: Sequence[Dim]) -> Sequence[Any]:
+    value = op.attributes.get(name, tuple(default))
+    return value if isinstance(value, tuple) and len(value) == len(default) else default
+
+
+def _may_equal(dims: Sequence[Dim], others: Sequence[Dim]) -> bool:
+    """Return whether two shapes are the same, as far as they are known."""
+    if len(dims) != len(others):
+        return False
+    pairs = zip(dims, others, strict=True)
+    return all(one == other for one, other in pairs if isinstance(one, int) and isinstance(other, int))
 
 
 class OnnxBuilders(GraphCore):

@@ -8,7 +8,9 @@ from onnx import parser
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
+from rlx_ort.errors import RlxError
 from rlx_ort.execution.session import Session
+from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.selection.support import supports_graph
 
 LOWEST = np.finfo(np.float32).min
@@ -69,3 +71,11 @@ def test_a_first_state_is_filled_on_the_device(batch: int, device: Device) -> No
     }"""
     x = np.arange(2 * batch, dtype=np.float32).reshape(batch, 2)
     np.testing.assert_array_equal(run(device, text, x=x), x + 1.5)
+
+
+def test_axes_beyond_the_rank_are_a_typed_error() -> None:
+    """The form that avoids wrong reductions leaves them to the engine."""
+    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[1, 2] x) => (float[a, b] y)
+    { axes = Constant <value_ints = [7]> () y = ReduceMean <keepdims = 1> (x, axes) }"""
+    with pytest.raises(RlxError), GraphDevices(from_onnx(parser.parse_model(text))) as runner:
+        runner.run("cpu", {"x": np.ones((1, 2), np.float32)})

@@ -71,6 +71,16 @@ def refused(proto: onnx.ModelProto | bytes, message: str) -> None:
             r"bias of shape \[4\].*\[2, 3, 2, 2\]",
         ),
         (
+            "g (float[1, 3, 4, 4] x, float[2, 3, 2, 2] w) => (float[p, q, r, s] y) "
+            "{ y = Conv <kernel_shape = [3, 2]> (x, w) }",
+            r"kernel_shape of \[3, 2\]",
+        ),
+        (
+            "g (float[1, 3, 4, 4] x, float[2, 3, 2, 3] w) => (float[p, q, r, s] y) "
+            "{ y = Conv <dilations = [1, 2]> (x, w) }",
+            "window of 5 elements.*4 with padding",
+        ),
+        (
             "g (float[1, 4, 4, 4] x, float[4, 3, 2, 2] w, float[3] b) => (float[p, q, r, s] y) "
             "{ y = ConvTranspose <group = 2> (x, w, b) }",
             r"bias of shape \[3\]",

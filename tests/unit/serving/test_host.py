@@ -30,7 +30,9 @@ def test_events_of_the_loop_are_logged_once_in_a_while(caplog: pytest.LogCapture
 @pytest.mark.parametrize("windows", [False, True], ids=["as here", "a loop of Windows"])
 def test_a_signal_ends_a_server(number: int, windows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops of Windows take no handlers; afterwards the signal means what it meant before."""
-    before = signal.getsignal(number)
+    started_with = signal.getsignal(number)  # to ignore it, for one, in a process that a shell started beside itself
+    before = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    signal.signal(number, before)
 
     async def ended() -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -40,8 +42,11 @@ def test_a_signal_ends_a_server(number: int, windows: bool, monkeypatch: pytest.
             signal.raise_signal(number)
             await asyncio.wait_for(stop.wait(), 10)
 
-    asyncio.run(ended())
-    assert signal.getsignal(number) == before
+    try:
+        asyncio.run(ended())
+        assert signal.getsignal(number) == before
+    finally:
+        signal.signal(number, started_with)
 
 
 def _not_there(*_: object) -> None:
