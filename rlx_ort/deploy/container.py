@@ -84,6 +84,7 @@ class OpenFile:
                 raise IntegrityError(f"{name} is a link or no regular file; packages hold plain files only")
             self._file = path.open("rb", buffering=0)
             self._closer = weakref.finalize(self, self._file.close)
+            self._closer.atexit = False  # a daemon thread may still read, and would find a damaged package
             status = os.fstat(self._file.fileno())
         except OSError as err:
             raise IntegrityError(f"{name} of the package cannot be read: {err}") from err
