@@ -4,9 +4,9 @@ The registry answers in milliseconds and agrees with the real assignment in 99 o
 and the ONNX functions that ONNX Runtime expands into kernels; only a session proves a claim.
 
 A shipped list is a text file of `kernel_lists/` for one provider and one minor version of ONNX Runtime, with a line for
-the kernels of an operator that take the same types: the oldest whole, each later one as what differs from the list
-before it. It stands in for a registry
-that cannot be read, and judges providers that are not installed. `scripts/kernel_lists.py` writes and checks the files.
+the kernels of an operator that take the same types: the oldest whole, each later one as its differences from the list
+before it. It stands in for a registry that cannot be read, and judges providers that are not installed.
+`scripts/kernel_lists.py` writes and checks the files.
 """
 
 from __future__ import annotations

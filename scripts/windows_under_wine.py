@@ -1,7 +1,7 @@
 """Run the tests under a Windows build of Python, in Wine on Debian. It is not Windows, and its record says so.
 
     python scripts/windows_under_wine.py test                  the parts of every change, on the CPU
-    python scripts/windows_under_wine.py test rest vulkan directx placement truth models --record FILE
+    python scripts/windows_under_wine.py test rest vulkan directx truth models --record FILE
     python scripts/windows_under_wine.py python cpu -c "import sys; print(sys.platform)"
     python scripts/windows_under_wine.py age                   how old the committed record is
 

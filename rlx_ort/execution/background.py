@@ -237,11 +237,11 @@ async def returned(future: Future[Any]) -> None:
 
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell(_: Future[Any]) -> None:
+    def end_wait(_: Future[Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(done.set)
 
-    future.add_done_callback(tell)
+    future.add_done_callback(end_wait)
     await done.wait()
 
 

@@ -96,7 +96,7 @@ def test_attention_is_fused_where_the_kernel_is_known_to_be_right(
 def test_a_row_of_softmax_is_tested_by_its_largest_value_where_no_kernel_tests_for_nan(
     made_by: str, claimed: str, kept: bool
 ) -> None:
-    """Of other values only a comparison of NaN could tell, which a device may leave out: the node stays."""
+    """For values that no Softmax makes there is no other form, so the node stays and the device refuses it."""
     g = Graph("safe")
     made = getattr(g, made_by)(g.input("x", ["n", 4]))
     g.outputs = g.onnx_node("IsNaN", [made], types=[TensorType(DType.BOOL, made.type.shape)])

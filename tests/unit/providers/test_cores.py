@@ -115,7 +115,7 @@ class Kernel32:
         self.GetCurrentProcess: Any = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: -1)
 
     def GetLogicalProcessorInformationEx(self, kind: int, table: Any, size: Any) -> int:  # noqa: N802  # Windows' name
-        """Fill a table with records, or only tell its size."""
+        """Fill a table with records, or return the size that it needs."""
         assert kind == 0
         fits = table is not None and size._obj.value >= len(self.records)
         size._obj.value = len(self.records)
