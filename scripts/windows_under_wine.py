@@ -98,13 +98,14 @@ class Part:
     at_most: int = 0
     """Tests a process, where it would end by itself after more."""
     script: tuple[str, ...] = ()
-    result: str = ""
-    """The file of a script's result, in the folder for output."""
+    """What runs in place of tests; its results are in the folder for output, in NAME.jsonl or NAME.json."""
 
 
 DEVICE_TESTS = ("tests/backend/ops", "tests/backend/execution", "tests/backend/parity")
 SERVING = ("tests/backend/serving", "tests/backend/deploy", "tests/backend/resilience")
 OUT = "C:\\rlx\\out"
+TRUTH = ("scripts/capability_truth.py", "--devices", "directx", "--mixed", "--seconds", "600")
+MODELS = ("scripts/model_runs.py", "directx", "--no-times", "--seconds", "1800")
 PARTS = {
     "unit": Part("cpu", ("tests/unit",), without=("tests/unit/test_device_option.py",)),  # runs pytest ten times
     "commands": Part("cpu", ("tests/cli",)),
@@ -114,29 +115,11 @@ PARTS = {
     "vulkan": Part("webgpu", DEVICE_TESTS, ("--device=vulkan", "-k", "vulkan")),
     "directx": Part("directml", DEVICE_TESTS, ("--device=directx", "-k", "directx"), at_most=20),
     "gaps": Part("directml", ("tests/unit/test_wine.py",)),
-    "truth": Part(
-        "directml",
-        script=(
-            "scripts/capability_truth.py",
-            "--devices",
-            "directx",
-            "--every",
-            "10",
-            "--seconds",
-            "600",
-            "--out",
-            OUT,
-        ),
-        result="capability.json",
-    ),
-    "models": Part(
-        "directml",
-        script=("scripts/model_runs.py", "directx", "--no-times", "--seconds", "1800", "--out", f"{OUT}\\models.json"),
-        result="models.json",
-    ),
+    "truth": Part("directml", script=(*TRUTH, "--out", OUT, "--each", f"{OUT}\\truth.jsonl")),
+    "models": Part("directml", script=(*MODELS, "--out", f"{OUT}\\models.json")),
 }
 EVERY_CHANGE = ("unit", "commands", "serving")
-DXIL = Path("dxil.log")  # where the shim lists the tests whose shaders Wine's vkd3d cannot read
+DXIL = Path("dxil.log")  # where the shim lists the tests and cases whose shaders Wine's vkd3d cannot read
 PROCESS_S = 3600  # after which a process hangs
 
 
@@ -575,8 +558,8 @@ PATCHES = {
 }
 DIRECT3D = '''"""Answer ID3D12Device5::EnumerateMetaCommands with none, and CreateSharedHandle with an event.
 
-DirectML asks for both, and Wine's vkd3d has neither. The tests whose shaders vkd3d refuses, since they are written in
-DXIL and it reads older ones only, are listed in a file.
+DirectML asks for both, and Wine's vkd3d has neither. The tests and cases whose shaders vkd3d refuses, since they are
+written in DXIL and it reads older ones only, are listed in a file.
 """
 import ctypes
 import os
@@ -613,7 +596,8 @@ def install():
         code = compute(this, description, interface, state)
         if code and b"DXIL" in ctypes.string_at(description[0].shader, description[0].bytes):
             with open(r"C:\\rlx\\out\\dxil.log", "a", encoding="utf-8") as file:
-                file.write(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0] + "\\n")
+                test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+                file.write(os.environ.get("CURRENT_CASE", test) + "\\n")
         return code
 
     @WINFUNCTYPE(c_long, c_void_p, c_void_p, c_void_p, c_uint, c_void_p, POINTER(c_void_p))
@@ -657,7 +641,7 @@ def test(options: argparse.Namespace) -> int:
                 start = origin()
                 result = run_part(found, part, sharded(PARTS[part], options.shard), logs, options.seconds)
                 result |= {"shard": options.shard} if options.shard else {}
-                failed += sum(not each["cause"] for each in result.get("failures", [])) + bool(result.get("code"))
+                failed += sum(not each["cause"] for each in result.get("failures", []))
                 record["parts"][part] = {**start, "versions": found.versions, **result}
                 if options.record:
                     options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -680,14 +664,17 @@ def run_part(found: Windows, name: str, part: Part, logs: Path, most_s: float) -
     """Run a part and return its counts, seconds and every failure."""
     print(f"\n=== {name}", flush=True)
     began = time.monotonic()
+    (found.out / DXIL).unlink(missing_ok=True)
     if part.script:
+        for kind in ("json", "jsonl"):
+            (found.out / f"{name}.{kind}").unlink(missing_ok=True)
         done = found.python("-P", *part.script)
-        path = found.out / part.result
-        result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return {"seconds": round(time.monotonic() - began), "code": done.returncode, "result": result}
+        result = truth_summary(found.out) if name == "truth" else models_summary(found.out)
+        if done.returncode and not result["failures"]:
+            result["failures"] = [{"test": part.script[0], "cause": "", "why": f"it ended with {done.returncode}"}]
+        return {"seconds": round(time.monotonic() - began), **result}
     outcomes = found.out / f"{name}.jsonl"
     outcomes.unlink(missing_ok=True)
-    (found.out / DXIL).unlink(missing_ok=True)
     run_pytest(found, part, part.tests, outcomes, began + most_s if most_s else 0.0)
     result = {"seconds": round(time.monotonic() - began), **summary(outcomes)}
     shutil.copyfile(outcomes, logs / outcomes.name)
@@ -737,8 +724,7 @@ def started(outcomes: Path) -> list[dict[str, Any]]:
 def summary(outcomes: Path) -> dict[str, Any]:
     """Return counts, every failure, and for what reasons tests were skipped or expected to fail."""
     entries = started(outcomes)
-    log = outcomes.parent / DXIL
-    refused = set(log.read_text(encoding="utf-8").splitlines()) if log.exists() else set()
+    refused = of_vkd3d(outcomes.parent)
     counts = dict.fromkeys(("passed", "failed", "skipped", "xfailed"), 0)
     failures = []
     reasons: dict[str, dict[str, int]] = {"skipped": {}, "xfailed": {}}
@@ -752,6 +738,44 @@ def summary(outcomes: Path) -> dict[str, Any]:
             why = re.sub(r"[A-Za-z]:\\\S+", "PATH", entry["why"])[:200]
             reasons[outcome][why] = reasons[outcome].get(why, 0) + 1
     return {"counts": counts, "failures": failures, **reasons}
+
+
+def of_vkd3d(out: Path) -> set[str]:
+    """Return the tests and cases for which DirectML asked Wine for a shader that it cannot read."""
+    return set((out / DXIL).read_text(encoding="utf-8").splitlines()) if (out / DXIL).exists() else set()
+
+
+def truth_summary(out: Path) -> dict[str, Any]:
+    """Return how often the capability answer agrees with a strict run, over the cases whose shaders Wine reads.
+
+    Every case where it does not is a failure, and so is every one where the automatic choice does not answer.
+    """
+    path, refused = out / "truth.jsonl", of_vkd3d(out)
+    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    failures = []
+    for case in cases:
+        why = case.get("failure") or case.get("why", "")
+        wrong = [(case["kind"], why)] if case["kind"].startswith("false") else []
+        wrong += [(f"the choice: {each['kind']}", each["reason"]) for each in case.get("choice", ())]
+        cause = "vkd3d" if case["case"] in refused else ""
+        failures += [{"test": case["case"], "cause": cause, "kind": kind, "why": reason} for kind, reason in wrong]
+    judged = [case["kind"] for case in cases if case["kind"] != "not imported" and case["case"] not in refused]
+    counts = {kind: judged.count(kind) for kind in ("both yes", "both no", "false yes", "false no")}
+    agreement = round((counts["both yes"] + counts["both no"]) / max(len(judged), 1), 4)
+    return {"cases": len(cases), "judged": counts, "agreement": agreement, "failures": failures}
+
+
+def models_summary(out: Path) -> dict[str, Any]:
+    """Return for each user model whether it runs on the device, its largest error and which device is chosen."""
+    path, refused = out / "models.json", of_vkd3d(out)
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": {}, "not_reached": "all"}
+    causes = {name: "vkd3d" if name in refused else "" for name in found["rows"]}
+    failures = [
+        {"test": name, "cause": causes[name], "why": why} for name, row in found["rows"].items() for why in row["wrong"]
+    ]
+    if found["not_reached"]:
+        failures.append({"test": "models", "cause": "", "why": f"{found['not_reached']} were not reached"})
+    return {"models": found["rows"], "failures": failures}
 
 
 def age() -> str:
