@@ -31,6 +31,7 @@ import platform
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -115,6 +116,7 @@ PARTS = {
     "vulkan": Part("webgpu", DEVICE_TESTS, ("--device=vulkan", "-k", "vulkan")),
     "directx": Part("directml", DEVICE_TESTS, ("--device=directx", "-k", "directx"), at_most=20),
     "gaps": Part("directml", ("tests/unit/test_wine.py",)),
+    "readme": Part("cpu", script=("scripts/start.py",)),
     "truth": Part("directml", script=(*TRUTH, "--out", OUT, "--each", f"{OUT}\\truth.jsonl")),
     "models": Part("directml", script=(*MODELS, "--out", f"{OUT}\\models.json")),
 }
@@ -666,6 +668,8 @@ def run_part(found: Windows, name: str, part: Part, logs: Path, most_s: float) -
     began = time.monotonic()
     (found.out / DXIL).unlink(missing_ok=True)
     if part.script:
+        if name == "readme":
+            return {**run_readme(found, logs / "readme.log"), "seconds": round(time.monotonic() - began)}
         for kind in ("json", "jsonl"):
             (found.out / f"{name}.{kind}").unlink(missing_ok=True)
         done = found.python("-P", *part.script)
@@ -681,6 +685,29 @@ def run_part(found: Windows, name: str, part: Part, logs: Path, most_s: float) -
     counts = result["counts"]
     print(f"{name}: {', '.join(f'{counts[kind]} {kind}' for kind in counts)} in {result['seconds']} s", flush=True)
     return result
+
+
+def run_readme(found: Windows, log: Path) -> dict[str, Any]:
+    """Run the README's commands by the Python that users install, which has no packages; of the tests, few.
+
+    The demo is to print the placement of its model. pip reads the certificates that this system trusts.
+    """
+    shutil.copyfile(ssl.get_default_verify_paths().cafile or "", found.drive / "rlx" / "certificates.pem")
+    environment = {**os.environ, "PIP_CERT": "C:\\rlx\\certificates.pem"}
+    shutil.rmtree(found.drive / "rlx" / "start", ignore_errors=True)
+    failures, seconds, ends = [], {}, {}
+    for job in ("demo", "test tests/unit/ir"):
+        began = time.monotonic()
+        with log.open("w", encoding="utf-8") as file:
+            command = ["C:\\Python313\\python.exe", "scripts/start.py", *job.split(), "--venv", "C:\\rlx\\start"]
+            options = {"stdout": file, "stderr": file, "env": environment, "timeout": PROCESS_S}
+            done = found.wine(*command, folder="rlx/project", **options)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        print(text[-3000:], flush=True)
+        ends[job], seconds[job] = text.splitlines()[-12:], round(time.monotonic() - began)
+        if done.returncode:
+            failures.append({"test": job, "cause": "", "why": f"it ended with {done.returncode}: {last_line(text)}"})
+    return {"each": seconds, "ends": ends, "failures": failures}
 
 
 def run_pytest(found: Windows, part: Part, places: Sequence[str], outcomes: Path, end: float) -> None:
