@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import datetime
 import fcntl
+import fnmatch
 import hashlib
 import json
 import os
@@ -385,9 +386,23 @@ def make_environment(found: Windows, wanted: str) -> None:
 
 
 def project_files() -> list[str]:
-    """Return the files of the checkout as it is, without what git ignores."""
-    listed = run(["git", "-C", str(ROOT), "ls-files", "-coz", "--exclude-standard"], "this is no checkout of git")
-    return sorted(name for name in set(listed.split("\0")) if (ROOT / name).is_file())
+    """Return the files of the checkout as it is, without what git ignores; git itself need not be there."""
+    try:
+        listed = run(["git", "-C", str(ROOT), "ls-files", "-coz", "--exclude-standard"], "git lists no files").split(
+            "\0"
+        )
+    except SetupError:
+        ignored = [
+            ".git",
+            *(line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()),
+        ]
+        paths = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+        listed = [
+            str(path)
+            for path in paths
+            if not any(fnmatch.fnmatch(part, pattern) for part in path.parts for pattern in ignored)
+        ]
+    return sorted(name for name in set(listed) if (ROOT / name).is_file())
 
 
 def digest(names: Sequence[str]) -> str:
@@ -399,7 +414,7 @@ def digest(names: Sequence[str]) -> str:
 
 
 def put_project(found: Windows, files: Sequence[str]) -> None:
-    """Copy the checkout, and install the wheel that it makes."""
+    """Copy the checkout, and install the wheel that it makes, or the one that BUILT_WHEEL names."""
     project = found.drive / "rlx" / "project"
     shutil.rmtree(project, ignore_errors=True)
     for name in files:
@@ -407,9 +422,14 @@ def put_project(found: Windows, files: Sequence[str]) -> None:
         shutil.copyfile(ROOT / name, project / name)
     wheels = found.drive / "rlx" / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as work:  # the build writes beside its source
-        shutil.copytree(project, Path(work) / "source")
-        run(["uv", "build", "--quiet", "--wheel", "--out-dir", str(wheels), f"{work}/source"], "the wheel is not built")
+    if built := os.environ.get("BUILT_WHEEL"):
+        wheels.mkdir()
+        shutil.copy(built, wheels)
+    else:
+        with tempfile.TemporaryDirectory() as work:  # the build writes beside its source
+            shutil.copytree(project, Path(work) / "source")
+            build = ["uv", "build", "--quiet", "--wheel", "--out-dir", str(wheels), f"{work}/source"]
+            run(build, "the wheel is not built")
     wheel = next(wheels.glob("*.whl"))
     pip = ["C:\\Python313\\python.exe", "-m", "pip", "--python", f"C:\\rlx\\{found.name}", "install", "--quiet"]
     pip += ["--no-index", "--no-deps", "--no-compile", "--force-reinstall", "--no-warn-script-location"]
@@ -658,7 +678,9 @@ def sharded(part: Part, shard: str) -> Part:
 
 def origin() -> dict[str, str]:
     """Return the commit and the day of a run."""
-    commit = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], "git knows no commit").strip()
+    commit = ""
+    with contextlib.suppress(SetupError):
+        commit = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], "git knows no commit").strip()
     return {"commit": commit, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
 
 
