@@ -715,7 +715,10 @@ def run_readme(found: Windows, log: Path) -> dict[str, Any]:
     The demo is to print the placement of its model. pip reads the certificates that this system trusts.
     """
     shutil.copyfile(ssl.get_default_verify_paths().cafile or "", found.drive / "rlx" / "certificates.pem")
-    environment = {**os.environ, "PIP_CERT": "C:\\rlx\\certificates.pem"}
+    names = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
+    environment = os.environ | dict.fromkeys(names, "C:\\rlx\\certificates.pem")
+    for name in ("SSL_CERT_DIR", "PIP_FIND_LINKS"):  # folders of Linux
+        environment.pop(name, None)
     shutil.rmtree(found.drive / "rlx" / "start", ignore_errors=True)
     failures, seconds, ends = [], {}, {}
     for job in ("demo", "test tests/unit/ir"):
