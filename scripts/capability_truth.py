@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="for each device; no case is begun after")
     parser.add_argument("--no-choice", action="store_true", help="leave the automatic choice out")
     parser.add_argument("--each", type=Path, help="a file that gets a line of JSON for each case, as it ends")
+    parser.add_argument("--renew", type=int, default=0, metavar="N", help="take another child process after N cases")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     document = truth(
@@ -59,6 +60,7 @@ def main() -> int:
         seconds=options.seconds,
         each=options.each,
         mixed=options.mixed,
+        renew=options.renew,
     )
     (options.out / "capability.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     for row in document["devices"]:
@@ -74,6 +76,7 @@ def truth(
     seconds: float = math.inf,
     each: Path | None = None,
     mixed: bool = False,
+    renew: int = 0,
 ) -> dict[str, Any]:
     """Return the comparison for each device, with what it depends on."""
     import onnxruntime
@@ -85,17 +88,20 @@ def truth(
         cases = tuple(sorted(cases, key=lambda case: hashlib.sha256(case.id.encode()).digest()))
     cases = cases[taken[0] :: taken[1]]
     versions = {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
-    return {"versions": versions, "devices": [of_device(device, cases, choice, seconds, each) for device in devices]}
+    return {
+        "versions": versions,
+        "devices": [of_device(device, cases, choice, seconds, each, renew) for device in devices],
+    }
 
 
 def of_device(
-    device: Device, cases: tuple[Case, ...], choice: bool, seconds: float, each: Path | None
+    device: Device, cases: tuple[Case, ...], choice: bool, seconds: float, each: Path | None, renew: int
 ) -> dict[str, Any]:
     """Return how often the answer for a device is right over the cases, and where it is not."""
     start = time.perf_counter()
     counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
     found: dict[str, Any] = {"counts": counts, "right_by_list": 0, "list_differs": [], "wrong": [], "automatic": []}
-    child = Child()
+    child = Child(renew)
     try:
         for case in cases:
             if time.perf_counter() - start > seconds:

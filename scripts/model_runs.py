@@ -53,12 +53,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="beginnings of names, separated by commas")
     parser.add_argument("--seconds", type=float, default=200, help="no model is begun after this time")
     parser.add_argument("--no-times", action="store_true", help="only compare and place")
+    parser.add_argument("--renew", type=int, default=0, metavar="N", help="take another child process after N models")
     options = parser.parse_args()
     device = Device(options.device)
     chosen = [each for each in corpus() if each.name.startswith(tuple(options.only.split(",")))]
     end = time.monotonic() + options.seconds
     rows: dict[str, dict[str, Any]] = {}
-    child = Child()
+    child = Child(options.renew)
     for model in chosen:
         if time.monotonic() > end:
             break

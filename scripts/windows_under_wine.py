@@ -15,7 +15,7 @@ by the SHA-256 sums below, or by those of uv.lock. Nothing of it is a part of th
  - A GPU in software: Mesa's llvmpipe, by Vulkan for WebGPU and by Wine's vkd3d for DirectML.
 
 Parts of one process each end in minutes; a part on `directx` takes many, since a process ends without a word after
-about 26 sessions of DirectML.
+about 26 sessions of DirectML, whose memory it never gives back.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Part:
 DEVICE_TESTS = ("tests/backend/ops", "tests/backend/execution", "tests/backend/parity")
 SERVING = ("tests/backend/serving", "tests/backend/deploy", "tests/backend/resilience")
 OUT = "C:\\rlx\\out"
-TRUTH = ("scripts/capability_truth.py", "--devices", "directx", "--mixed", "--seconds", "600")
-MODELS = ("scripts/model_runs.py", "directx", "--no-times", "--seconds", "1800")
+TRUTH = ("scripts/capability_truth.py", "--devices", "directx", "--mixed", "--renew", "6", "--seconds", "600")
+MODELS = ("scripts/model_runs.py", "directx", "--no-times", "--renew", "3", "--seconds", "1800")
 PARTS = {
     "unit": Part("cpu", ("tests/unit",), without=("tests/unit/test_device_option.py",)),  # runs pytest ten times
     "commands": Part("cpu", ("tests/cli",)),

@@ -12,9 +12,14 @@ T = TypeVar("T")
 
 
 class Child:
-    """Calls functions in another process; after a call that ended it, in the next one."""
+    """Calls functions in another process; after a call that ended it, in the next one.
 
-    def __init__(self) -> None:
+    Args:
+        most: calls a process, where it would keep memory or end after more; 0 for any number.
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        self._most = most
         self._pool = self._started()
         self._fresh = True
 
@@ -38,6 +43,6 @@ class Child:
         """End the process."""
         self._pool.shutdown(cancel_futures=True)
 
-    @staticmethod
-    def _started() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    def _started(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=self._most or None)
