@@ -25,6 +25,7 @@ from rlx_ort.providers.base import (
     SessionRequest,
     element,
     is_float_remainder,
+    reads_i64,
 )
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
@@ -159,6 +160,10 @@ class CudaProvider(OrtProvider):
             recipe = replace(recipe, options={_SEARCH: "HEURISTIC", **recipe.options}, replans=True)
         return open_session(recipe, request)
 
+    # On an H100 with ONNX Runtime 1.31.1 they rounded i64 beyond 2^53; the lowering of `Reduce` has other forms.
+    distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
+        ("", op_type) for op_type in ("ReduceMax", "ReduceMin", "ReduceSum")
+    )
     # Each was assigned and failed in the run with this message, on an H200 with ONNX Runtime 1.31.1.
     limits: ClassVar[Sequence[KernelLimit]] = (
         # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cuda/tensor/gather_impl.cu
@@ -173,6 +178,10 @@ class CudaProvider(OrtProvider):
             "Attention",
             lambda node, given: bool(given.get("qk_matmul_output_mode")) and any(node.outputs[3:]),
             "only kNone and kQK output modes are supported",
+        ),
+        *(
+            KernelLimit(op_type, reads_i64, "it computes i64 in f64, which is inexact beyond 2^53")
+            for op_type in ("ReduceMax", "ReduceMin", "ReduceSum")
         ),
         KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only before opset 28"),
         KernelLimit(
