@@ -17,6 +17,7 @@ from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
     FILLED_TOPK,
     compute_dtype,
+    extreme_place,
     filled_rows,
     from_compute,
     misorders,
@@ -372,11 +373,16 @@ def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
     return places if op.dtype is DType.I64 else emit.op("Cast", places, to=op.dtype)
 
 
+for _kind in (ArgMax, ArgMin):
+    asks_kernels(_kind, lambda op, kind, _: kind.dtype.is_float)
+
+
 @lowers(ArgMax, ArgMin)
 def _places(emit: Emitter, op: ArgMax | ArgMin, inputs: Sequence[Any]) -> Any:
     op_type = "ArgMax" if isinstance(op, ArgMax) else "ArgMin"
-    keep = int(op.keep_dim)
-    return op_in(emit, op_type, emit.input_dtype(0), inputs[0], result=DType.I64, axis=op.axis, keepdims=keep)
+    keep, dtype = int(op.keep_dim), emit.input_dtype(0)
+    place = op_in(emit, op_type, dtype, inputs[0], result=DType.I64, axis=op.axis, keepdims=keep)
+    return extreme_place(emit, place, dtype, op_type)
 
 
 @lowers(Sample)

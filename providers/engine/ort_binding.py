@@ -125,6 +125,8 @@ class OrtBinder(Binder):
         session = self._session
         if session.recipe.device_graph or any(not is_tensor_like(session.input_types[name]) for name in inputs):
             return None
+        if session.copies_back and any(isinstance(place, np.ndarray) for place in outputs.values()):
+            return None
         if any(name in session.handed_on or not is_tensor_like(session.output_types[name]) for name in outputs):
             return None
         with session.guarded():
@@ -143,7 +145,8 @@ class OrtBinder(Binder):
             if not self._keeps_on_host and has_foreign_dtype(kind):
                 return None
         if session.runs_slots:
-            known = session.recipe.pinned is not None and set(outputs) <= set(fixed) and not session.refuses
+            known = session.recipe.pinned is not None and set(outputs) <= set(fixed)
+            known = known and not session.refuses and not session.copies_back
             return PlainSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
         if session.recipe.device_graph:
             return RunSlots(session, list(inputs), outputs, ())

@@ -115,6 +115,10 @@ class OrtEngineSession:
     `assignments` has the place of each node after ONNX Runtime's first rewrites; folded nodes are gone. `refuses` is
     true if runs raise, since they had to be recorded and cannot be. `handed_on` has the outputs that are inputs or
     `weights` themselves. `node_of` returns the exported node behind the name of a node of the session.
+
+    `copies_back` is true if nodes on the CPU may read values of the device. ONNX Runtime (1.31.1) copies such a value
+    to the host for them, and where it is an output too, from there into an array of the caller without waiting for the
+    first copy.
     """
 
     def __init__(
@@ -159,6 +163,7 @@ class OrtEngineSession:
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs and not self.handed_on
         self._stopped: SessionCore | None = None
         self.refuses = False
+        self.copies_back = False
         self._prepare_runs(core, node_of)
         watch(self, device=recipe.memory != HOST_MEMORY)
 
@@ -323,6 +328,7 @@ class OrtEngineSession:
             return
         nodes = without_shape_arithmetic(self.assignments, node_of)
         reason = host_work(recipe.ep_name, recipe.memory[0], nodes, core.session)
+        self.copies_back = recipe.memory != HOST_MEMORY and any(node.provider != recipe.ep_name for node in nodes)
         types = {**self.input_types, **self.output_types}
         unfit = self._reason or unrecordable(self.assignments, types)
         self._reason = self._reason or reason or unfit
