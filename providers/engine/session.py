@@ -223,6 +223,20 @@ class OrtEngineSession:
         """Return the memory side of the session: device tensors and fixed buffers."""
         return OrtBinder(self)
 
+    @functools.cached_property
+    def host_outputs(self) -> Collection[str]:
+        """The outputs that nodes on the CPU make, though the provider has its own memory.
+
+        ONNX Runtime (1.31.1) copies such an output to the device without waiting for the copy, so it is bound in host
+        memory and copied afterwards.
+        """
+        session = self.open_core().session
+        ask = getattr(session, "get_output_memory_infos", None)
+        if not self.copies_back or ask is None:
+            return ()
+        pairs = zip(session.get_outputs(), ask(), strict=True)
+        return frozenset(value.name for value, info in pairs if info.name.lower() == "cpu")
+
     def bound_memory(self, name: str) -> tuple[str, int] | None:
         """Return name and index of the memory in which each run reads an input, so that a bound value may change.
 
