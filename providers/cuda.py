@@ -139,6 +139,9 @@ class CudaProvider(OrtProvider):
             ep_devices=plugin,
             memory=("cuda", device.index),
             recording=recording,
+            # ONNX Runtime (1.31.1) runs the body of a branch on another stream, if the branch itself is on the CPU, and
+            # waits for neither: results were read before they were there.
+            ordered=None if obstacle else partial(open_recorder, device.index, ordered=True),
             pinned=None if obstacle else partial(pinned_like, device.index),
             # A wait would end the recording. Plain runs do wait: otherwise the session keeps pinned buffers, and
             # closing it may free their arena in a callback of the driver, which CUDA does not permit (cudaFreeHost:

@@ -130,7 +130,8 @@ class OrtEngineSession:
         recipe: SessionRecipe,
         errors: tuple[type[Exception], ...],
         declared: tuple[Mapping[str, ValueType], Mapping[str, ValueType]],
-        recorder: Recorder | str = "",
+        recorder: Recorder | None = None,
+        reason: str = "",
         weights: Iterable[str] = (),
         node_of: Callable[[str], ExportedNode | None] = lambda name: None,
     ) -> None:
@@ -139,8 +140,8 @@ class OrtEngineSession:
         self.engine = engine
         self.errors = errors
         self._options = engine.RunOptions()
-        driver, self._reason = (None, recorder) if isinstance(recorder, str) else (recorder, "")
-        core = _core_type[0](session, memory, self._options, driver)
+        self._reason = reason  # why launches are not recorded
+        core = _core_type[0](session, memory, self._options, recorder)
         self._core: SessionCore | None = core
         self.input_types = _types(session.get_inputs(), declared[0])
         self.output_types = _types(session.get_outputs(), declared[1])
