@@ -227,9 +227,3 @@ def test_what_is_unknown_is_measured_before_devices_are_compared(
     assert GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS) == WEBGPU
     assert {device for device, _ in asked} == {CPU, CUDA, WEBGPU}
     assert all(dims == {"n": 2} for _, dims in asked)
-
-
-def test_fewer_than_one_run_counts_as_one() -> None:
-    """As for the benchmark strategy."""
-    assert Adaptive(0) == Adaptive(1)
-    assert DevicePolicy().with_adaptive_pick(7).pick_strategy() == Adaptive(7)

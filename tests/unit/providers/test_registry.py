@@ -72,11 +72,6 @@ def test_a_kind_that_is_no_device_name_is_refused(kind):
         ProviderRegistry((provider,))
 
 
-def test_the_null_provider_is_not_in_the_default_registry():
-    """A test provider is never met by accident."""
-    assert "null" not in {provider.name for provider in default_registry().providers()}
-
-
 @pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
 @pytest.mark.parametrize("provider", _INSTALLED, ids=lambda provider: provider.name)
 def test_a_remedy_with_pip_can_be_pasted_into_a_shell(provider, system, monkeypatch):
