@@ -156,7 +156,7 @@ def extreme_place(emit: Emitter, place: Any, dtype: DType | None, op_type: str) 
 
 def reads_threes(x: TensorType, groups: int) -> bool:
     """Return whether a convolution may read a multiple of 3 channels that is none of 4."""
-    channels = None if x.shape is None else x.shape[1]
+    channels = None if x.shape is None or len(x.shape) < 2 else x.shape[1]
     return groups == 1 and not (isinstance(channels, int) and (channels <= 3 or channels % 3 or channels % 4 == 0))
 
 
@@ -169,7 +169,8 @@ def channels_apart(emit: Emitter, inputs: Sequence[Any], groups: int) -> Sequenc
     kinds = emit.input_types
     if not reads_threes(kinds[0], groups) or emit.has_kernel("Conv", *kinds):
         return ()
-    _, channels, *kernel = kinds[1].shape or (None, None)
+    weights = kinds[1].shape
+    _, channels, *kernel = (None, None) if weights is None or len(weights) < 2 else weights
     if not isinstance(channels, int) or channels <= 3 or channels % 3 or channels % 4 == 0 or set(kernel) == {1}:
         return ()  # the limits of the provider refuse what is unknown
     x, w, *bias = inputs
