@@ -18,7 +18,7 @@ import numpy as np
 from rlx_ort.converters.onnx_types import elem_type, refer, tensor_proto, text_of, type_proto
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.core import GraphCore, Node
+from rlx_ort.ir.core import Graph, Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.leaf import Param
 from rlx_ort.ir.tensor import TensorData
@@ -91,7 +91,7 @@ def _kind_of(name: str, value: Any) -> str:
         ("FLOAT", (float, np.floating)),
         ("STRING", (str, bytes)),
         ("TENSOR", (np.ndarray, TensorData)),
-        ("GRAPH", (GraphCore, ModelGraph)),
+        ("GRAPH", (Graph, ModelGraph)),
         ("TYPE_PROTO", (TensorType, SequenceType, OptionalType, MapType, UnknownType)),
     ):
         if isinstance(value, classes):
@@ -109,7 +109,7 @@ def _item(name: str, kind: str, value: Any, lower: Callable[[Any], ModelGraph] |
             return value if isinstance(value, str) else text_of(value)
         case "TENSOR":
             return value if isinstance(value, TensorData) else TensorData.from_array(value)
-        case "GRAPH" if isinstance(value, GraphCore):
+        case "GRAPH" if isinstance(value, Graph):
             if lower is None:
                 raise ConversionError(f"attribute {name!r} is a graph, which cannot stand here")
             return lower(value)

@@ -195,11 +195,6 @@ CIRCLES: tuple[frozenset[str], ...] = tuple(
             "execution",
             "compiled decode engine handles inputs moe residency resident sized slots weights",
         ),
-        (
-            "ir",
-            "core gguf_blocks graph op ops.attention ops.blocks ops.control ops.conv ops.dequant ops.elementwise "
-            "ops.leaf ops.linalg ops.norm ops.onnx ops.quant ops.sequence ops.shape ops.signal",
-        ),
     )
 )
 """Modules that name each other in annotations. A circle may lose modules and fall apart, and no other may appear."""
