@@ -186,7 +186,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 CIRCLES: tuple[frozenset[str], ...] = tuple(
     frozenset(f"rlx_ort.{folder}.{name}" for name in names.split())
     for folder, names in (
-        ("converters.to_onnx", "dispatch emitter exported model repeats"),
         (
             "providers.engine",
             "ort_binding ort_loops ort_slots recipe recordable recordings replays session values",
