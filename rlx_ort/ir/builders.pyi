@@ -53,7 +53,7 @@ class Builders:
         q: Operand,
         k: Operand,
         v: Operand,
-        mask: Operand | None,
+        mask: Operand,
         num_heads: int,
         head_dim: int,
         *,
@@ -102,7 +102,18 @@ class Builders:
         softcap: float | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Attend under a mask kind that needs no tensor: `none`, `causal` or `sliding:N`."""
+        """Return softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
+
+        Query i stands at position `i + max(K - Q, 0)` of the K keys. A masked score is replaced by the most negative
+        number that is safe in the dtype, so a fully masked row averages all of v.
+
+        Attributes:
+            mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
+                `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
+            window: how many keys before its own position a query attends to under `sliding`.
+            scale: factor of the scores, None for 1 / sqrt(head_dim).
+            softcap: c of c * tanh(score / c), applied to the scaled scores before any mask; None for none.
+        """
 
     def axial_rope2d(
         self,
@@ -523,7 +534,7 @@ class Builders:
         eps: float = 1e-05,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Return the layer normalisation of x + residual [+ bias] along the last axis."""
+        """Return LayerNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
     def fused_residual_rms_norm(
         self,
@@ -535,7 +546,7 @@ class Builders:
         eps: float = 1e-05,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Return the RMS normalisation of x + residual [+ bias] along the last axis; no beta means zeros."""
+        """Return RmsNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
     def fused_swiglu(
         self, x: Operand, gate_first: bool = False, cast_to: DType | str | None = None, **node: Unpack[NodeArgs]
@@ -619,7 +630,12 @@ class Builders:
         softcap: float | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Attend with query heads that share heads of k and v; `mask` is for the kinds `custom` and `bias`."""
+        """Return attention in which `num_heads / num_kv_heads` query heads share a head of k and v.
+
+        Layouts and the other attributes are those of `Attention`, with `num_kv_heads` heads in k and v. Without a mask,
+        with a `custom` one, and for one query under `causal`, query heads that share keys are folded into the query
+        length, so k and v are not copied; otherwise k and v are repeated.
+        """
 
     def group_norm(
         self,
@@ -980,7 +996,7 @@ class Builders:
         axis: int = -1,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Divide by the root of the mean square along one axis, then scale and shift; no beta means zeros."""
+        """Return x / sqrt(mean(x * x) + eps) * gamma + beta along one axis."""
 
     def rope(
         self,

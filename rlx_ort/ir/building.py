@@ -5,7 +5,9 @@ method and its parameters. Those that are fields are attributes of the op, the o
 any, they are all operands, then all fields. Several builders of an op are apart by `;`. A parameter may be
 
 - `kind:function`, another name for the field `function`;
-- `bias!`, one that has no default; others have that of the field, and None for an operand that may be left out;
+- `beta!`, one that has no default; others have that of the field, and None for an operand that may be left out;
+- `bias?`, an operand that may be left out though others follow; the field `has_bias` says whether it is there;
+- `beta:zeros`, an operand that is zeros like the one before when it is left out;
 - `*`, after which parameters are keywords;
 - `out_shape`, `output_shape` or `dtype`, where these are no fields: the declared type of the result;
 - `kernel`, where it is no field: the size of the window, with which that of the weight is compared;
@@ -25,6 +27,8 @@ from dataclasses import MISSING, Field, fields
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.builders import Builders
 from rlx_ort.ir.dtype import DType
@@ -43,7 +47,7 @@ _SHARED_RULES = ("", "float", "number", "cast")  # of operands that take the dty
 
 
 class _Part(NamedTuple):
-    """What a parameter becomes: `role` is operand, field, shape, dtype or kernel, `target` the field or the operand."""
+    """What a parameter becomes: `role` is operand, zeros, field, shape, dtype or kernel; `target` a field or place."""
 
     role: str
     target: Any
@@ -83,7 +87,7 @@ def _method(
     fixed: Mapping[str, Any],
     known: Mapping[str, Field[Any]],
 ) -> Any:
-    rules = dict(op._rules)
+    rules, zeros = dict(op._rules), {part.target for part in parts.values() if part.role == "zeros"}
 
     def method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         bound = signature.bind(self, *args, **keywords)
@@ -91,12 +95,13 @@ def _method(
         attributes, values, declared = dict(fixed), dict[int, Any](), dict[str, Any](bound.arguments.pop("node", ()))
         for name, value in bound.arguments.items():
             role, target = parts.get(name, _Part(name, name))
-            if role == "operand":
+            if role in ("operand", "zeros"):
                 values[target] = value
             elif role == "field":
                 attributes[target] = _taken(known[target], value)
             elif role != "self":
                 declared[role] = value
+        attributes |= {f"has_{name}": bound.arguments[name] is not None for name in parts if f"has_{name}" in known}
         made, kernel = op(**attributes), declared.pop("kernel", None)
         if op.promotes:
             values = dict(enumerate(self._pair(*values.values())))
@@ -104,6 +109,8 @@ def _method(
             first = values[0] = self._as_value(values[0])
             for place, value in values.items():
                 rule = rules.get(place, "")
+                if value is None and place in zeros:
+                    value = self.constant(np.zeros(values[place - 1].shape.static()), values[place - 1].dtype)
                 if place and value is not None and rule in _SHARED_RULES:
                     like = self._as_value(value, first)
                     values[place] = like.cast(first.dtype) if rule == "cast" else like
@@ -144,7 +151,7 @@ def _parsed(
         if "=" in word:
             name, _, fixed[name] = word.partition("=")
             continue
-        name, _, target = word.rstrip("!").partition(":")
+        name, _, target = word.rstrip("!?").partition(":")
         item, default = known.get(target or name), None
         if item is not None:
             parts[name], text, default = _Part("field", item.name), _accepted(item), item.default
@@ -152,8 +159,8 @@ def _parsed(
             role, text = _DECLARED[name]
             parts[name] = _Part(role, name)
         else:
-            optional = place >= op.arity[0] and not word.endswith("!")
-            parts[name], text = _Part("operand", place), f"Operand{' | None' * optional}"
+            optional = target == "zeros" or word.endswith("?") or (place >= op.arity[0] and not word.endswith("!"))
+            parts[name], text = _Part(target or "operand", place), f"Operand{' | None' * optional}"
             default = None if optional else MISSING
             place += 1
         missing = word.endswith("!") or default is MISSING

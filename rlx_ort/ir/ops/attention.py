@@ -20,7 +20,7 @@ from rlx_ort.ir.ops.shape import Gather
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 MASK_KINDS = ("none", "causal", "sliding", "custom", "bias")
-"""Names of the mask kinds; `sliding` is written `sliding:N` in the builders."""
+"""Names of the mask kinds; `sliding:N` is `sliding` with a window of N."""
 
 
 class HeadLayout(NamedTuple):
@@ -43,8 +43,8 @@ def head_layout(op: Op, shape: Shape, num_heads: int, head_dim: int, name: str) 
     return HeadLayout(shape[0] if shape.rank == 3 else 1, shape[-2], heads_first=False)
 
 
-def parse_mask_kind(text: str) -> tuple[str, int | None]:
-    """Return (kind, window) of a mask kind as the builders take it, `sliding:N` for a sliding one."""
+def _parsed_mask(text: str) -> tuple[str, int | None]:
+    """Return (kind, window) of a mask kind with its window, `sliding:N` for a sliding one."""
     kind, colon, number = text.strip().partition(":")
     window = int(number) if number.strip().isdecimal() else None
     if bool(colon) != (kind.strip().lower() == "sliding") or (colon and window is None):
@@ -55,7 +55,8 @@ def parse_mask_kind(text: str) -> tuple[str, int | None]:
 class Attention(
     Op,
     operands="q:float k v mask:own?",
-    builder="attention q k v mask num_heads head_dim * scale softcap mask_kind=custom",
+    builder="attention q k v mask! num_heads head_dim * scale softcap mask_kind=custom; "
+    "attention_kind q k v num_heads head_dim mask_kind! * scale softcap",
 ):
     """softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
 
@@ -78,6 +79,9 @@ class Attention(
     softcap: float | None = None
 
     def __post_init__(self) -> None:
+        if self.window is None:
+            for name, value in zip(("mask_kind", "window"), _parsed_mask(self.mask_kind), strict=True):
+                object.__setattr__(self, name, value)
         Op.__post_init__(self)
         if self.num_heads < 1 or self.head_dim < 1:
             raise GraphVerifyError(f"Attention needs heads and a head size, got {self.num_heads} and {self.head_dim}")
@@ -160,25 +164,6 @@ class Rope(
             if table.rank == 3:
                 self.expect_dim(rows, length, f"the rows of {name}")
                 self.expect_dim(join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
-
-
-@builder
-def attention_kind(
-    graph: Graph,
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    num_heads: int,
-    head_dim: int,
-    mask_kind: str,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    **node: Unpack[NodeArgs],
-) -> Value:
-    """Attend under a mask kind that needs no tensor: `none`, `causal` or `sliding:N`."""
-    op = Attention(num_heads, head_dim, *parse_mask_kind(mask_kind), scale, softcap)
-    return graph._add(op, q, k, v, **node)
 
 
 @builder

@@ -12,7 +12,7 @@ from rlx_ort.ir.building import builder
 from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
-from rlx_ort.ir.ops.attention import Attention, head_layout, parse_mask_kind
+from rlx_ort.ir.ops.attention import Attention, head_layout
 from rlx_ort.ir.ops.control import as_body, tensor_types
 from rlx_ort.ir.ops.conv import Conv2d
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
@@ -51,7 +51,9 @@ class Composite(Op):
         return tuple(value.type for value in self.expand(inputs).outputs)
 
 
-class GroupedQueryAttention(Composite):
+class GroupedQueryAttention(
+    Composite, builder="gqa q k v num_heads num_kv_heads head_dim mask_kind mask * scale softcap"
+):
     """Attention in which `num_heads / num_kv_heads` query heads share a head of k and v.
 
     Layouts and the other attributes are those of `Attention`, with `num_kv_heads` heads in k and v. Without a mask,
@@ -72,7 +74,9 @@ class GroupedQueryAttention(Composite):
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise GraphVerifyError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} heads of k and v")
-        object.__setattr__(self, "mask_kind", self._attention(self.num_heads).mask_kind)
+        attention = self._attention(self.num_heads)
+        object.__setattr__(self, "mask_kind", attention.mask_kind)
+        object.__setattr__(self, "window", attention.window)
 
     def _attention(self, heads: int, mask_kind: str | None = None) -> Attention:
         kind = self.mask_kind if mask_kind is None else mask_kind
@@ -321,27 +325,6 @@ def _linear(graph: Graph, x: Value, weight: Value, bias: Value | None, activatio
         return graph.append(FusedMatMulBiasAct(activation), x, weight, bias)
     product = graph.append(MatMul(), x, weight)
     return product if activation is None else graph.activation(activation, product)
-
-
-@builder
-def gqa(
-    graph: Graph,
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    mask_kind: str = "none",
-    mask: Operand | None = None,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    **node: Unpack[NodeArgs],
-) -> Value:
-    """Attend with query heads that share heads of k and v; `mask` is for the kinds `custom` and `bias`."""
-    op = GroupedQueryAttention(num_heads, num_kv_heads, head_dim, *parse_mask_kind(mask_kind), scale, softcap)
-    return graph._add(op, *graph._like(q, k, v, mask), **node)
 
 
 @builder

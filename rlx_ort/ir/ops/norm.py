@@ -115,7 +115,7 @@ class LayerNorm(_Norm, builder="layer_norm input gamma beta axis eps"):
     eps: float = 1e-5
 
 
-class RmsNorm(_Norm):
+class RmsNorm(_Norm, builder="rms_norm input gamma beta:zeros eps axis"):
     """x / sqrt(mean(x * x) + eps) * gamma + beta along one axis."""
 
     axis: int = -1
@@ -173,11 +173,11 @@ class _ResidualNorm(Op):
         return (total,)
 
 
-class FusedResidualLN(_ResidualNorm):
+class FusedResidualLN(_ResidualNorm, builder="fused_residual_ln x residual bias? gamma beta! eps"):
     """LayerNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
 
-class FusedResidualRmsNorm(_ResidualNorm):
+class FusedResidualRmsNorm(_ResidualNorm, builder="fused_residual_rms_norm x residual bias? gamma beta:zeros eps"):
     """RmsNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
 
@@ -307,57 +307,3 @@ for _name, _doc in {
     "prod": "Return the product over axes.",
 }.items():
     preset(_reduction, _name, **{_name: _doc})
-
-
-@builder
-def rms_norm(
-    graph: Graph,
-    input: Operand,
-    gamma: Operand,
-    beta: Operand | None = None,
-    eps: float = 1e-5,
-    axis: int = -1,
-    **node: Unpack[NodeArgs],
-) -> Value:
-    """Divide by the root of the mean square along one axis, then scale and shift; no beta means zeros."""
-    return graph._add(RmsNorm(axis, eps), *_scaling(graph, input, gamma, beta), **node)
-
-
-@builder
-def fused_residual_ln(
-    graph: Graph,
-    x: Operand,
-    residual: Operand,
-    bias: Operand | None,
-    gamma: Operand,
-    beta: Operand,
-    eps: float = 1e-5,
-    **node: Unpack[NodeArgs],
-) -> Value:
-    """Return the layer normalisation of x + residual [+ bias] along the last axis."""
-    op = FusedResidualLN(bias is not None, eps)
-    return graph._add(op, *graph._like(x, residual, bias, gamma, beta), **node)
-
-
-@builder
-def fused_residual_rms_norm(
-    graph: Graph,
-    x: Operand,
-    residual: Operand,
-    bias: Operand | None,
-    gamma: Operand,
-    beta: Operand | None = None,
-    eps: float = 1e-5,
-    **node: Unpack[NodeArgs],
-) -> Value:
-    """Return the RMS normalisation of x + residual [+ bias] along the last axis; no beta means zeros."""
-    first, scale, shift = _scaling(graph, x, gamma, beta)
-    op = FusedResidualRmsNorm(bias is not None, eps)
-    return graph._add(op, *graph._like(first, residual, bias, scale, shift), **node)
-
-
-def _scaling(graph: Graph, x: Operand, gamma: Operand, beta: Operand | None) -> list[Value]:
-    """Return x, gamma, and beta or zeros."""
-    first, scale = graph._like(x, gamma)
-    zeros = graph.constant(np.zeros(scale.shape.static()), scale.dtype) if beta is None else beta
-    return graph._like(first, scale, zeros)
