@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import GraphCore, Value
+from rlx_ort.ir.building import builder
+from rlx_ort.ir.core import Graph, Value
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType, UnknownType, ValueType
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
 
 AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one text in two lines
     "int | float | str | bytes | TensorData | Graph | ValueType "
@@ -65,9 +63,7 @@ class OnnxNode(Op):
         """Return the subgraphs among the attributes."""
         bodies: list[Any] = []
         for value in self.attributes.values():
-            bodies += [
-                item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)
-            ]
+            bodies += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Graph)]
         return tuple(bodies)
 
     def describe(self) -> str:
@@ -131,27 +127,23 @@ def _may_equal(dims: Sequence[Dim], others: Sequence[Dim]) -> bool:
     return all(one == other for one, other in pairs if isinstance(one, int) and isinstance(other, int))
 
 
-class OnnxBuilders(GraphCore):
-    """Builder of ONNX nodes."""
-
-    __slots__ = ()
-
-    def onnx_node(
-        self,
-        op_type: str,
-        inputs: Sequence[Value | None],
-        attributes: Mapping[str, AttributeValue] | None = None,
-        *,
-        types: Sequence[ValueType],
-        domain: str = "",
-        version: int = 21,
-        name: str | None = None,
-    ) -> tuple[Value, ...]:
-        """Add an ONNX node that has no IR op and return its results; `types` are the types of the results."""
-        if not types:
-            raise GraphVerifyError(f"onnx node {op_type} needs the type of each result")
-        op = OnnxNode(op_type, domain, version, "", dict(attributes or {}), {}, len(inputs), len(types))
-        return self.add_node(op, inputs, name=name or op_type.lower(), types=types)
+@builder
+def onnx_node(
+    graph: Graph,
+    op_type: str,
+    inputs: Sequence[Value | None],
+    attributes: Mapping[str, AttributeValue] | None = None,
+    *,
+    types: Sequence[ValueType],
+    domain: str = "",
+    version: int = 21,
+    name: str | None = None,
+) -> tuple[Value, ...]:
+    """Add an ONNX node that has no IR op and return its results; `types` are the types of the results."""
+    if not types:
+        raise GraphVerifyError(f"onnx node {op_type} needs the type of each result")
+    op = OnnxNode(op_type, domain, version, "", dict(attributes or {}), {}, len(inputs), len(types))
+    return graph.add_node(op, inputs, name=name or op_type.lower(), types=types)
 
 
 _NO_OP = "there is no IR op of it yet"

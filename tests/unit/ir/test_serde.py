@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.core import GraphCore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Capture
@@ -23,7 +22,7 @@ from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorT
 from rlx_ort.ir.verify import verify
 
 
-def assert_same(left: GraphCore, right: GraphCore) -> None:
+def assert_same(left: Graph, right: Graph) -> None:
     assert (left.name, left.doc, left.metadata) == (right.name, right.doc, right.metadata)
     assert left.nodes == right.nodes
     assert left._outputs == right._outputs
