@@ -28,9 +28,7 @@ def command(
         "Where to run; give it twice for A on the first and B on the second. Default: cpu.", multiple=True
     ),
     assisted: bool = options.flag("--assisted", "Let the CPU run what a device does not take."),
-    inputs_path: Path | None = options.option(
-        "--inputs", "An npz file with an array for each input.", type=options.FILE
-    ),
+    inputs_path: Path | None = options.file("--inputs", "An npz file with an array for each input."),
     seed: int = options.option(
         "--seed", "Of the random inputs that are made up without --inputs.", default=0, show_default=True
     ),

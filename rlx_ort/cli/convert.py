@@ -97,9 +97,7 @@ _CHANGES: dict[str, Any] = {
         metavar="OPS",
     ),
     "quantize": options.choice("--quantize", "Quantise to fewer bits.", "int8-dynamic int8-static int4-weights"),
-    "calibration": options.option(
-        "--calibration", "For int8-static: an npz file with samples for each input.", type=options.FILE
-    ),
+    "calibration": options.file("--calibration", "For int8-static: an npz file with samples for each input."),
     "opset": options.whole("--opset", "Move to this ai.onnx opset.", least=1),
     "ir_version": options.whole("--ir-version", "Declare this IR version.", least=1),
     "dims": options.DIMS,
@@ -117,9 +115,7 @@ _CHANGES: dict[str, Any] = {
         )
         for side in ("inputs", "outputs")
     },
-    "params": options.option(
-        "--params", "Take weights from a file: safetensors or its index, npz, GGUF, ONNX.", type=options.FILE
-    ),
+    "params": options.file("--params", "Take weights from a file: safetensors or its index, npz, GGUF, ONNX."),
     "cast": options.flag("--cast", "Convert floats of --params to the model's float type."),
     "renames": options.option(
         "--rename",

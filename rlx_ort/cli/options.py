@@ -111,6 +111,16 @@ def choice(names: str, help: str, values: str, **settings: Any) -> Any:
     return option(names, help, type=click.Choice(values.split()), **settings)
 
 
+def file(names: str, help: str, **settings: Any) -> Any:
+    """Return the row of an option that names a file to read."""
+    return option(names, help, type=FILE, **settings)
+
+
+def written(names: str, help: str) -> Any:
+    """Return the row of an option that names a file to write."""
+    return option(names, help, type=WRITTEN)
+
+
 def devices(names: str, help: str, **settings: Any) -> Any:
     """Return the row of an option that names devices; only its first name is shown."""
     return option(names, help, cls=Aliased, type=DeviceNames(), **{"metavar": "DEVICES", **settings})
@@ -197,18 +207,16 @@ DIMS: Any = option(
 )
 """The sizes of named dims."""
 
-KEY: Any = option(
+KEY: Any = file(
     "--key",
     "A PEM file with the public key that must have signed the package. Default: RLX_PACKAGE_KEY.",
-    type=FILE,
     envvar="RLX_PACKAGE_KEY",
     callback=_required_key,
 )
 
-OUTPUTS: Any = option(
+OUTPUTS: Any = written(
     "--outputs",
     "Write the outputs to this npz file; sequences as NAME[0] and on, maps as NAME.keys and .values.",
-    type=WRITTEN,
 )
 
 TRUST_LINKS: Any = option(
@@ -263,7 +271,7 @@ OPEN_PACKAGE: Any = joined(
 
 def inputs(otherwise: str) -> Any:
     """Return the row of --inputs; `otherwise` says which inputs are used without it."""
-    return option("--inputs", f"An npz file with an array for each input; without it, {otherwise}.", type=FILE)
+    return file("--inputs", f"An npz file with an array for each input; without it, {otherwise}.")
 
 
 def policy_of(

@@ -122,9 +122,7 @@ def extract(
 @options.command("sign")
 def sign(
     package: Path = options.argument(type=options.PACKAGE),
-    key: Path = options.option(
-        "--key", "A PEM file with an EC private key (P-256, P-384 or P-521).", type=options.FILE, required=True
-    ),
+    key: Path = options.file("--key", "A PEM file with an EC private key (P-256, P-384 or P-521).", required=True),
     password_env: str | None = options.option(
         "--password-env", "The environment variable that holds the key's password.", metavar="NAME"
     ),
@@ -218,9 +216,17 @@ def export(
         package.check_all()
         graph, given = runner.graph, runner.options
         if form == "triton":
-            rows = {"max_batch": max_batch, "batch_unproven": unproven}
-            where = {"instances": instances, "kind": kind}
-            made = export_triton(graph, target, called, options=given, force=force, **rows, **where)
+            made = export_triton(
+                graph,
+                target,
+                called,
+                max_batch=max_batch,
+                instances=instances,
+                kind=kind,
+                options=given,
+                force=force,
+                batch_unproven=unproven,
+            )
             if max_batch:
                 dim, why = batching(graph, given, unproven=unproven)
         else:

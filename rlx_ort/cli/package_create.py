@@ -79,13 +79,10 @@ _SETTINGS: dict[str, Any] = {
         metavar="DEVICE:PRECISION",
         callback=_precisions,
     ),
-    "golden": options.option(
-        "--golden", "An npz file with inputs whose outputs are kept.", type=options.FILE, multiple=True
-    ),
-    "expected": options.option(
+    "golden": options.file("--golden", "An npz file with inputs whose outputs are kept.", multiple=True),
+    "expected": options.file(
         "--expected",
         "An npz file with the outputs for the --golden of the same place; by default the CPU computes them.",
-        type=options.FILE,
         multiple=True,
     ),
     "tolerances": options.option(
@@ -108,9 +105,7 @@ _SETTINGS: dict[str, Any] = {
         callback=_buckets,
     ),
     "license": options.option("--license", "The licence, as in Apache-2.0.", default="", metavar="SPDX"),
-    "license_file": options.option(
-        "--license-file", "A file with the licence's text, to be packed.", type=options.FILE
-    ),
+    "license_file": options.file("--license-file", "A file with the licence's text, to be packed."),
     "provenance": options.option(
         "--provenance",
         "Where the model comes from; may be repeated.",

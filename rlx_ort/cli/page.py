@@ -32,23 +32,19 @@ def _page(html_path: Path | None, show: bool) -> Page | None:
     return None if html_path is None else Page(html_path, show)
 
 
-HTML: Any = options.option(
-    "--html", "Write a page with the graph, its costs and its splits; runs the model.", type=options.WRITTEN
-)
+HTML: Any = options.written("--html", "Write a page with the graph, its costs and its splits; runs the model.")
 
 HTML_AND_OPEN: Any = options.joined(
     _page, html_path=HTML, show=options.flag("--open", "Show the page of --html in the browser.")
 )
 """A `Page`, or None where none is asked for; --open alone is wrong usage."""
 
-TRACE: Any = options.option(
-    "--trace", "Write a trace of the run for Perfetto or chrome://tracing.", type=options.WRITTEN
-)
+TRACE: Any = options.written("--trace", "Write a trace of the run for Perfetto or chrome://tracing.")
 
 
 def plot(what: str) -> Any:
     """Return the row of --plot, which draws this to a file."""
-    return options.option("--plot", f"Draw {what}; needs the extra `plot`.", type=options.WRITTEN)
+    return options.written("--plot", f"Draw {what}; needs the extra `plot`.")
 
 
 def views_of(

@@ -66,12 +66,8 @@ def command(
     allow_host: tuple[str, ...] = options.option(
         "--allow-host", "Another host name of this server; may be repeated.", multiple=True, metavar="NAME"
     ),
-    tls_cert: Path | None = options.option(
-        "--tls-cert", "A PEM file with the certificate; needs --tls-key.", type=options.FILE
-    ),
-    tls_key: Path | None = options.option(
-        "--tls-key", "A PEM file with the private key of --tls-cert.", type=options.FILE
-    ),
+    tls_cert: Path | None = options.file("--tls-cert", "A PEM file with the certificate; needs --tls-key."),
+    tls_key: Path | None = options.file("--tls-key", "A PEM file with the private key of --tls-cert."),
     most_bytes: int = options.whole("--most-bytes", "Largest request.", least=1, default=64 << 20),
     most_held_bytes: int = options.whole(
         "--most-held-bytes", "Memory of all requests and answers at a time.", least=1 << 20, default=1 << 30
