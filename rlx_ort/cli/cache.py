@@ -1,4 +1,4 @@
-"""`rlx-ort cache list | clear | clean | explain`: what the compile cache holds, why something was compiled again."""
+"""`rlx-ort cache list | clear | clean | explain`: the compile cache, and why something was compiled again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of a command as a table with a row each, the rows that commands share, and opening what they name."""
+"""The options of commands, a row each, the rows that several share, and opening the models that they name."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ OPEN_PACKAGE: Any = joined(
     sha256=option("--sha256", "The digest the package must have, as `inspect` prints it.", metavar="HEX"),
     min_serial=whole("--min-serial", "Refuse packages with a lower serial number.", default=0),
 )
-"""A package that is open as long as the command runs, and what it must be."""
+"""A package that is open as long as the command runs; the options refuse another one than is wanted."""
 
 
 def inputs(otherwise: str) -> Any:

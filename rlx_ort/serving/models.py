@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx_ort.deploy.start import StartedPackage
+from rlx_ort.deploy.triton import configured_type
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError, ServingError
 from rlx_ort.ir.dtype import DType
@@ -156,7 +157,7 @@ class ServedModel:
                 self._options.load_limit_s,
                 _closed_lanes,
             )
-        except Exception as err:  # whatever it is, the model is not what its package is said to be
+        except Exception as err:  # whatever it is, the package is not the one that was started
             on_error(err)
             return
         self.left_out, self.batched_along = devices.left_out, devices.batched_along
@@ -223,16 +224,9 @@ class ServedModel:
         await self.completed()
         batched = self.batched_along is not None
 
-        def tensors(kinds: Mapping[str, Any], types: Mapping[str, str]) -> list[dict[str, Any]]:
-            names = {"BYTES": "STRING"}
-            return [
-                {
-                    "name": name,
-                    "data_type": f"TYPE_{names.get(types[name], types[name])}",
-                    "dims": _open_shape(kind)[1 if batched else 0 :],
-                }
-                for name, kind in kinds.items()
-            ]
+        def tensors(kinds: Mapping[str, ValueType], types: Mapping[str, str]) -> list[dict[str, Any]]:
+            dims = {name: _open_shape(kind)[1 if batched else 0 :] for name, kind in kinds.items()}
+            return [{"name": name, "data_type": configured_type(types[name]), "dims": dims[name]} for name in kinds]
 
         return {
             "name": self.name,

@@ -14,7 +14,7 @@ from rlx_ort.providers.engine.stopping import Stop, Stopped
 
 T = TypeVar("T")
 
-_GRACE_S = 1.0  # what the engine has to return after it was asked to stop
+_GRACE_S = 1.0  # for the engine to return after it was asked to stop
 
 
 class Opening:

@@ -1,7 +1,7 @@
 """The models that a server holds by name: finding, opening, loading and unloading them.
 
 A warmed package answers from the compile cache first, on the CPU and one request at a time. Meanwhile it is opened in
-full: what that imports is imported then, since the process has to wait for every import before it is ready.
+full; its imports happen then, since the process has to wait for every import before it is ready.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Entry:
         loaded: version -> the model that answers.
         reason: why it is not loaded, empty if it is.
         changing: held while it is loaded or unloaded.
-        openings: what is being opened now.
+        openings: the calls that open its versions now.
     """
 
     paths: dict[str, Path]
@@ -53,7 +53,7 @@ class Entry:
     openings: set[Opening] = field(default_factory=set)
 
     def end_openings(self) -> None:
-        """Give up what is being opened."""
+        """Give up all calls that open it."""
         for opening in self.openings:
             opening.end()
 
@@ -256,7 +256,7 @@ class Repository:
             yield from entry.loaded.values()
 
     def _found(self) -> Iterator[tuple[str, str, Path]]:
-        """Yield name, version and path of every model of the sources; what cannot be served is logged once."""
+        """Yield name, version and path of every model of the sources; other files are logged once."""
         for source in self._sources:
             named = _is_named_model(source)
             for path in (source,) if named else self._listed(source):
