@@ -15,8 +15,7 @@ from rlx_ort.cli.compare import comparison_document, print_outputs, tolerance_of
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, steps
 
 if TYPE_CHECKING:
-    from rlx_ort.conversion.convert import ConvertOptions
-    from rlx_ort.conversion.options import ConversionReport, ModelFacts
+    from rlx_ort.conversion.convert import ConversionReport, ConvertOptions, ModelFacts
     from rlx_ort.converters.sources.weights import Renames
 
 _SUFFIXES = (".onnx", ".json", ".ort")

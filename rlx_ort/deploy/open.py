@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
-    from rlx_ort.ir.types import ValueType
     from rlx_ort.providers.engine.compiled.models import Opening
-    from rlx_ort.providers.engine.compiled.starts import Interface, SavedSession
+    from rlx_ort.providers.engine.compiled.starts import SavedSession
     from rlx_ort.resilience.options import Resilience
 
 
@@ -386,29 +385,34 @@ def warm_opened(
     for device in devices:
         if progress is not None:
             progress(device)
-        began = time.perf_counter()
+        row, began = WarmedDevice(device.label), time.perf_counter()
         try:
             with watched() as openings, opened() as runner:
                 compiled = runner.compile(device)
-                seconds = time.perf_counter() - began
+                row = replace(row, seconds=time.perf_counter() - began)
                 if openings:
                     entry, starts = openings[-1].entry, _note(package, compiled, openings[-1])
-                    rows.append(WarmedDevice(device.label, entry.digest, entry.nbytes, seconds, starts))
+                    row = replace(row, entry=entry.digest, nbytes=entry.nbytes, starts=starts)
                 else:
                     problem = f"nothing of {device.display} can be kept, or the cache is not writable"
-                    problem += "; see the log of rlx_ort.cache"
-                    rows.append(WarmedDevice(device.label, seconds=seconds, problem=problem))
+                    row = replace(row, problem=f"{problem}; see the log of rlx_ort.cache")
         except RlxError as err:
-            rows.append(WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err)))
+            row = WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err))
+        rows.append(row)
     return rows
 
 
 def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     """Record the quick start of the package if it can start without the graph, and return whether it can."""
-    from rlx_ort.providers.engine.compiled.starts import Start, note_start
+    from rlx_ort.ir.types import TensorType
+    from rlx_ort.providers.engine.compiled.starts import Interface, Start, note_start
 
     inputs, outputs = (
-        tuple(each for name, kind in specs.items() if (each := _interface(name, kind)) is not None)
+        tuple(
+            Interface(name, kind.dtype.numpy.name, tuple(kind.shape))
+            for name, kind in specs.items()
+            if isinstance(kind, TensorType) and kind.shape is not None and kind.dtype.numpy.isbuiltin == 1
+        )
         for specs in (compiled.input_specs, compiled.output_specs)
     )
     if (
@@ -423,13 +427,3 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
         return False
     package.copy.check()
     return note_start(package.sha256, Start(opening.entry, inputs, outputs))
-
-
-def _interface(name: str, kind: ValueType) -> Interface | None:
-    """Return the name, numpy dtype and shape of an input or output, or None for types that numpy lacks."""
-    from rlx_ort.ir.types import TensorType
-    from rlx_ort.providers.engine.compiled.starts import Interface
-
-    if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype.numpy.isbuiltin != 1:
-        return None
-    return Interface(name, kind.dtype.numpy.name, tuple(kind.shape))
