@@ -17,10 +17,11 @@ from rlx_ort.device import Device
 from rlx_ort.errors import RlxError, ServingError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType
+from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.serving import tracing
 from rlx_ort.serving.lanes import Answer, Times, octave_of
 from rlx_ort.serving.model_devices import ModelDevices, started_devices, tried_devices
-from rlx_ort.serving.opening import Opening
+from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
 from rlx_ort.serving.scheduler import Scheduler
@@ -116,7 +117,7 @@ class ServedModel:
         self.statistics = Statistics()
         self._opened, self._options = opened, options
         self._completing: asyncio.Task[None] | None = None
-        self._opening = Opening()
+        self._opening = CancelToken()
         self.inputs: Mapping[str, ValueType]
         self.outputs: Mapping[str, ValueType]
         if isinstance(opened, StartedPackage):
@@ -152,9 +153,10 @@ class ServedModel:
 
     async def _completed(self, package: StartedPackage, on_error: Callable[[Exception], object]) -> None:
         try:
-            devices = await self._opening.run(
+            devices = await opened_in_time(
                 lambda: tried_devices(self.name, package.runner, self._options),
                 self._options.load_limit_s,
+                self._opening,
                 _closed_lanes,
             )
         except Exception as err:  # whatever it is, the package is not the one that was started
@@ -253,7 +255,7 @@ class ServedModel:
     async def close(self) -> None:
         """Answer the requests that were accepted, then close the sessions."""
         await self.scheduler.close()
-        self._opening.end()
+        self._opening.cancel()
         await self.completed()
         await asyncio.to_thread(self._opened.close)
 

@@ -19,9 +19,10 @@ from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.start import StartedPackage, quick_start
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, RlxError, ServingError
+from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.serving.budget import Budget
 from rlx_ort.serving.models import ServedModel
-from rlx_ort.serving.opening import Opening
+from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
 
 if TYPE_CHECKING:
@@ -50,12 +51,12 @@ class Entry:
     loaded: dict[str, ServedModel] = field(default_factory=dict)
     reason: str = ""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    openings: set[Opening] = field(default_factory=set)
+    openings: set[CancelToken] = field(default_factory=set)
 
     def end_openings(self) -> None:
         """Give up all calls that open it."""
         for opening in self.openings:
-            opening.end()
+            opening.cancel()
 
 
 class Repository:
@@ -183,11 +184,10 @@ class Repository:
         return paths
 
     async def _opened_in_time(self, entry: Entry, name: str, version: str, path: Path) -> ServedModel:
-        entry.openings.add(opening := Opening())
+        entry.openings.add(opening := CancelToken())
+        call = functools.partial(self._opened, name, version, path)
         try:
-            return await opening.run(
-                functools.partial(self._opened, name, version, path), self.options.load_limit_s, ServedModel.discard
-            )
+            return await opened_in_time(call, self.options.load_limit_s, opening, ServedModel.discard)
         finally:
             entry.openings.discard(opening)
 
