@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             known = known_failure("wine", item.nodeid)
         if known is not None:
             item.add_marker(pytest.mark.xfail(reason=known.reason, strict=True, run=not known.crashes))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests from garbage collection, which takes a quarter of a second over all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)
