@@ -118,15 +118,16 @@ def op_in(
     return produced if result is not None else from_compute(emit, op_type, produced, dtype)
 
 
-FILLED_TOPK = frozenset({DType.F16, DType.F32})
+FILLED_TOPK = frozenset({DType.F16, DType.F32, DType.F64})
 """The dtypes whose TopK may be written with rows that are filled."""
 
 
 def filled_rows(emit: Emitter, x: Any, dtype: DType | None, size: Dim, axis: int, largest: bool) -> Any:
     """Return what TopK is to sort: x itself, or x with infinities that come last, up to a power of two along the axis.
 
-    WebGPU's kernel fills rows with the largest finite number, which comes before an infinity (plugin 0.4.0). Equal
-    elements are in order of place, so an infinity of x comes before those that fill its row.
+    The kernels of WebGPU (plugin 0.4.0) and CUDA (ONNX Runtime 1.31.1) fill rows with the largest finite number, which
+    comes before an infinity. Equal elements are in order of place, so an infinity of x comes before those that fill its
+    row.
     """
     if dtype not in FILLED_TOPK or emit.has_kernel("TopK", TensorType(dtype)):
         return x
@@ -141,6 +142,16 @@ def filled_rows(emit: Emitter, x: Any, dtype: DType | None, size: Dim, axis: int
         more = emit.op("Sub", emit.op("ReduceMin", enough, keepdims=1), count)
         pads = emit.op("Concat", emit.i64([0]), more, axis=0)
     return emit.op("Pad", x, pads, emit.constant(-math.inf if largest else math.inf, dtype), emit.i64([axis]))
+
+
+def extreme_place(emit: Emitter, place: Any, dtype: DType | None, op_type: str) -> Any:
+    """Return the place of an extreme, with 0 for a row of nothing but the infinity that CUDA's search starts from.
+
+    Its ArgMax and ArgMin of floats give 2^31 - 1 there (ONNX Runtime 1.31.1), a size that no axis has.
+    """
+    if dtype is None or not dtype.is_float or emit.has_kernel(op_type, TensorType(dtype)):
+        return place
+    return emit.op("Mod", place, emit.constant(2**31 - 1, DType.I64))
 
 
 def reads_threes(x: TensorType, groups: int) -> bool:

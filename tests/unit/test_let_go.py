@@ -26,7 +26,7 @@ from rlx_ort.converters.sources import open_source, read_weights
 from rlx_ort.deploy.package import Package
 from rlx_ort.errors import ConversionError, IntegrityError, let_go
 from rlx_ort.execution import background
-from rlx_ort.resilience.limits import limited
+from rlx_ort.resilience.limits import CancelToken, limited
 
 
 @pytest.fixture(autouse=True)
@@ -75,10 +75,10 @@ def _awaited(call: Callable[[], Any]) -> None:
 
 def _opening(call: Callable[[], Any]) -> None:
     pytest.importorskip("httptools")
-    from rlx_ort.serving.opening import Opening
+    from rlx_ort.serving.opening import opened_in_time
 
     async def opened() -> None:
-        await _failed(Opening().run(call, 60.0, discard=print))
+        await _failed(opened_in_time(call, 60.0, CancelToken(), print))
 
     asyncio.run(opened())
 
