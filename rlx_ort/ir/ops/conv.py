@@ -71,6 +71,11 @@ class ConvTranspose2d(
         image, taps = self.expect_rank(x, (4,), "x"), self.expect_rank(weight, (4,), "weight")
         self.expect_dim(image[1], taps[0], "the number of input channels")
         _check_groups(self, taps[0], self.groups)
+        if any(more >= max(pair) for more, *pair in zip(self.output_padding, self.stride, self.dilation, strict=True)):
+            raise GraphVerifyError(
+                f"ConvTranspose2d needs an output_padding below its stride {self.stride} or dilation {self.dilation}, "
+                f"got {self.output_padding}"
+            )
         channels = taps[1] * self.groups if isinstance(taps[1], int) else None
         expect_bias(self, bias, channels)
         dtype = self.same_dtype(x, weight, *bias)

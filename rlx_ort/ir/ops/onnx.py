@@ -82,14 +82,28 @@ def convolution_problem(op: OnnxNode, inputs: Sequence[ValueType | None]) -> str
     taps, transposed = weight[2:], op.op_type == "ConvTranspose"
     if not _may_equal(kernel := _numbers(op, "kernel_shape", taps), taps):
         return f"has a kernel_shape of {list(kernel)}; its weights, {list(weight)}, have another one"
-    channels = weight[1] if transposed else weight[0]
+    groups = op.integer("group", 1)
+    channels, read = (weight[1], weight[0]) if transposed else (weight[0], weight[1])
     if transposed and isinstance(channels, int):
-        channels *= op.integer("group", 1)
+        channels *= groups
+    if not transposed and isinstance(read, int):
+        read *= groups
+    if x is not None and len(x) > 1 and not _may_equal(x[1:2], (read,)):
+        return f"has an input of {x[1]} channels, {list(x)}; its weights, {list(weight)}, read {read}"
+    if isinstance(channels, int) and channels % groups:
+        return f"has {channels} output channels in {groups} groups"
     if bias is not None and not _may_equal(bias, (channels,)):
         return (
             f"has a bias of shape {list(bias)}; its weights, {list(weight)}, need one element for each output channel"
         )
-    if x is None or transposed or op.attributes.get("auto_pad", "NOTSET") != "NOTSET":
+    if transposed:
+        ones = (1,) * len(taps)
+        steps, holes = _numbers(op, "strides", ones), _numbers(op, "dilations", ones)
+        more = _numbers(op, "output_padding", (0,) * len(taps))
+        if any(extra >= max(pair) for extra, *pair in zip(more, steps, holes, strict=True)):
+            return f"has an output_padding of {list(more)}, which its strides or dilations must exceed"
+        return ""
+    if x is None or op.attributes.get("auto_pad", "NOTSET") != "NOTSET":
         return ""
     pads, steps = _numbers(op, "pads", (0,) * 2 * len(taps)), _numbers(op, "dilations", (1,) * len(taps))
     for axis, (size, count) in enumerate(zip(x[2:], taps, strict=False)):
