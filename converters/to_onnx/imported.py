@@ -207,6 +207,16 @@ def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return emit.imported(op, [moved], "Cast", {"to": DType.BOOL})
 
 
+def _reshaped(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """Without `allowzero` where the shape has no zero; beside it DirectML 1.24 takes -1 for a size, and all memory."""
+    shape = emit.input_data(1) if op.integer("allowzero", 0) else None
+    if shape is None or not shape.numpy().all():
+        return None
+    return emit.imported(
+        op, reads, attributes={name: op.attributes[name] for name in op.attributes if name != "allowzero"}
+    )
+
+
 def _filled(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """A number that is repeated, where the provider has no `ConstantOfShape`."""
     value = op.attributes.get("value", TensorData.from_array(np.zeros(1, np.float32)))
@@ -230,6 +240,7 @@ _FORMS: dict[str, _Form] = {
     "Mod": _division,
     "Pow": _power,
     "Range": _range,
+    "Reshape": _reshaped,
     "Sigmoid": _sigmoid,
     "TopK": _top,
     **dict.fromkeys(BOOL_MOVES, _moved_bools),
