@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rlx_ort.serving.host import HostOptions
     from rlx_ort.serving.options import ServeOptions
 
-_SWITCH_S = 0.001  # for so long the event loop waits for a thread that decodes, at each of its calls
 _OPEN_FILES = 8192
 _PORT = click.IntRange(-1, 65535)
 
@@ -99,6 +98,11 @@ class _Options:
         type=click.IntRange(min=1 << 20),
         help="Memory of all requests and answers at a time.",
     )
+    fronts: int | None = options.field(
+        "--fronts",
+        type=click.IntRange(min=0),
+        help="Processes that read and answer HTTP beside the server's; by default one for 4 cores, from 8 cores on.",
+    )
     load_limit: float = options.field(
         "--load-limit",
         default=600.0,
@@ -154,18 +158,18 @@ def command(
         token = os.environ.get(given.token_env)
         if not token:
             raise click.UsageError(f"the variable {given.token_env} is not set, and --token-env names it")
-    sys.setswitchinterval(_SWITCH_S)
     gc.disable()  # imports create no garbage
     try:
         from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
-        from rlx_ort.serving.options import HttpOptions, ServeOptions
+        from rlx_ort.serving.options import SWITCH_S, HttpOptions, ServeOptions
         from rlx_ort.serving.repository import Repository
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
         gc.enable()
         raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
 
+    sys.setswitchinterval(SWITCH_S)
     if ctx.get_parameter_source("only") is ParameterSource.DEFAULT:
         policy = _narrowed(policy)
     batch = BatchOptions(given.max_batch, given.max_delay / 1e3, given.queue, given.timeout)
@@ -199,6 +203,7 @@ def command(
         given.tls_cert,
         given.tls_key,
         limits,
+        fronts=hosting.front_count() if given.fronts is None else given.fronts,
     )
 
     if given.on_ray:
