@@ -16,7 +16,7 @@ import secrets
 import struct
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -26,7 +26,7 @@ from rlx_ort.serving.protocol import DATATYPES, Array
 from rlx_ort.serving.rest import described
 
 Tensors: TypeAlias = Mapping[str, Array]
-Handler: TypeAlias = Callable[[str, Sequence[Any], dict[str, Array]], Awaitable[tuple[Any, Tensors]]]
+Handler: TypeAlias = Callable[[str, Sequence[Any], dict[str, Array]], Coroutine[Any, Any, tuple[Any, Tensors]]]
 """Answers a call: its name, its values and its tensors -> a value and tensors. Values are what marshal writes."""
 _Packed: TypeAlias = list[tuple[str, str, tuple[int, ...], Any]]
 
@@ -209,8 +209,8 @@ class Channel(asyncio.Protocol):
             if (task := self._tasks.get(values[0])) is not None:
                 asyncio.get_running_loop().call_soon(task.cancel)  # once it has begun: it is to answer
         else:
-            self._told.add(task := asyncio.ensure_future(self._handler(name, values, {})))
-            task.add_done_callback(self._told.discard)
+            self._told.add(told := asyncio.ensure_future(self._handler(name, values, {})))
+            told.add_done_callback(self._told.discard)
 
     async def _answer(self, number: int, name: str, values: Sequence[Any], tensors: dict[str, Array]) -> None:
         status, packed = 200, _Packed()

@@ -54,14 +54,14 @@ class LimitedProtocol(HttpToolsProtocol):
     """A connection of uvicorn that counts what it receives; `LimitedServer` closes it when it is too slow."""
 
     limits = ConnectionLimits()
-    passed_on: Callable[[Any], bool] | None = None
+    passed_on: Callable[[Any, int], bool] | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Make room by closing the connection that has been idle longest, else the one with the slowest client.
 
         A connection that another process takes is none of this one.
         """
-        if self.passed_on is not None and self.passed_on(transport):
+        if self.passed_on is not None and self.passed_on(transport, len(self.connections)):
             return
         super().connection_made(transport)
         transport.max_size = _READ_BYTES
@@ -149,6 +149,9 @@ class LimitedProtocol(HttpToolsProtocol):
         """Count the body."""
         self._other_bytes = 0
         self._body_bytes += len(body)
+        if len(body) > _JOINED_BYTES and not (self.cycle.body or self.cycle.response_complete):
+            self.cycle.body = body  # type: ignore[assignment]  # uvicorn would copy it twice, to add to it and to read it
+            body = b""
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -238,7 +241,8 @@ class LimitedServer(uvicorn.Server):
         app: the application.
         limits: of each connection.
         drain_s: how long accepted requests may take once the server ends, in seconds.
-        passed_on: asked with the transport of each new connection whether another process has taken it.
+        passed_on: asked with the transport of each new connection, and the number of those that are open, whether
+            another process has taken it.
         on_tick: called ten times a second.
         place: settings of uvicorn that say where to listen.
     """
@@ -249,7 +253,7 @@ class LimitedServer(uvicorn.Server):
         limits: ConnectionLimits,
         drain_s: float,
         *,
-        passed_on: Callable[[Any], bool] | None = None,
+        passed_on: Callable[[Any, int], bool] | None = None,
         on_tick: Callable[[], object] = lambda: None,
         **place: Any,
     ) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort.serving import access, tracing
 from rlx_ort.serving.budget import Budget
-from rlx_ort.serving.channel import LABELS, Array, Channel, shared_memory
+from rlx_ort.serving.channel import LABELS, Channel, shared_memory
 from rlx_ort.serving.connections import LimitedServer
 from rlx_ort.serving.exchange import Reply, Request
 from rlx_ort.serving.lanes import Answer, Times
@@ -31,7 +31,7 @@ from rlx_ort.serving.options import ENDING, SWITCH_S, ConnectionLimits, HttpOpti
 from rlx_ort.serving.rest import Rest, seen
 
 if TYPE_CHECKING:
-    from rlx_ort.serving.protocol import InferRequest
+    from rlx_ort.serving.protocol import Array, InferRequest
 
 _MOST_SOCKETS = 64  # that are taken in one call
 
@@ -179,7 +179,9 @@ async def _served(settings: FrontSettings) -> None:
 
 
 def _shared(data: bytes) -> socket.socket:
-    return socket.fromshare(data)  # type: ignore[attr-defined]  # on Windows
+    if sys.platform != "win32":
+        raise OSError("sockets are shared as bytes on Windows only")
+    return socket.fromshare(data)
 
 
 def main() -> None:

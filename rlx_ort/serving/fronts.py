@@ -69,7 +69,6 @@ class Fronts:
         try:
             async with asyncio.timeout(_STARTING_S):
                 front = await asyncio.to_thread(_Front, settings)
-                self._fronts.append(front)
 
                 async def answered(name: str, values: Sequence[Any], tensors: dict[str, Array]) -> tuple[Any, Tensors]:
                     return await self._answered(front, name, values, tensors)
@@ -82,6 +81,7 @@ class Fronts:
                         _log.error("a front process has ended; its connections are lost, and it gets no others")
 
                 front.channel = Channel(answered, front.written, front.read, lost)
+                self._fronts.append(front)
                 await loop.connect_accepted_socket(lambda: front.channel, front.link)
                 await front.ready.wait()
         except (OSError, ValueError, TimeoutError) as err:
@@ -159,13 +159,10 @@ class Fronts:
         fronts = self._fronts
         for front in fronts:
             front.ends = True
-            if front.channel is not None:
-                front.channel.tell("end")
-        waits = [asyncio.ensure_future(front.lost.wait()) for front in fronts if front.channel is not None]
-        if waits:
-            await asyncio.wait(waits, timeout=self._drain_s + _ENDING_S)
-        for each in waits:
-            each.cancel()
+            front.channel.tell("end")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s + _ENDING_S):
+                await asyncio.gather(*(front.lost.wait() for front in fronts))
         await asyncio.gather(*(asyncio.to_thread(front.close) for front in fronts))
 
 
@@ -177,17 +174,22 @@ class _Front:
         ValueError: it ended at once.
     """
 
+    channel: Channel
+
     def __init__(self, settings: FrontSettings) -> None:
         self.ready, self.lost = asyncio.Event(), asyncio.Event()
         self.connections, self.ends = 0, False
-        self.channel: Channel | None = None
         (written, key), (read, other_key) = shared_memory(_MEMORY_BYTES), shared_memory(_MEMORY_BYTES)
         self.written, self.read = memoryview(written), memoryview(read).toreadonly()
         self.link, theirs = socket.socketpair()
         self.link.setblocking(False)
-        self._passing, passed = (None, None) if sys.platform == "win32" else socket.socketpair()
-        keys = [key, other_key]
-        inherited = [] if passed is None else [theirs.fileno(), passed.fileno(), settings.table[1], *keys]
+        inherited, given = [each for each in (settings.table[1], key, other_key) if isinstance(each, int)], [theirs]
+        if sys.platform != "win32":
+            self._passing, passed = socket.socketpair()
+            self._passing.setblocking(False)
+            given.append(passed)
+            inherited += [each.fileno() for each in given]
+            settings = replace(settings, channel=theirs.fileno(), connections=passed.fileno())
         self._process = subprocess.Popen(  # noqa: S603  # this Python, with a program of our own
             [sys.executable, "-c", _COMMAND.format(sys.path)],
             stdin=subprocess.PIPE,
@@ -198,30 +200,24 @@ class _Front:
         )
         stdin, self._stdout = cast("tuple[IO[bytes], IO[bytes]]", (self._process.stdin, self._process.stdout))
         self._process_id = int(self._stdout.readline())
-        settings = replace(
-            settings,
-            written=(_MEMORY_BYTES, key),
-            own=(_MEMORY_BYTES, other_key),
-            channel=theirs.fileno() if passed is not None else theirs.share(self._process_id),  # type: ignore[attr-defined]
-            connections=None if passed is None else passed.fileno(),
-        )
+        if sys.platform == "win32":
+            settings = replace(settings, channel=theirs.share(self._process_id))
         with stdin:
-            pickle.dump(settings, stdin)
-        theirs.close()
-        if passed is not None:
-            passed.close()
-            self._passing.setblocking(False)
-            for descriptor in keys:
+            pickle.dump(replace(settings, written=(_MEMORY_BYTES, key), own=(_MEMORY_BYTES, other_key)), stdin)
+        for each in given:
+            each.close()
+        for descriptor in (key, other_key):
+            if isinstance(descriptor, int):
                 os.close(descriptor)
 
     def take(self, connection: socket.socket) -> bool:
         """Give the process a connection; return whether it has it."""
-        if self._passing is not None:
-            with contextlib.suppress(OSError):
-                return socket.send_fds(self._passing, [b"0"], [connection.fileno()]) == 1
-            return False
-        with contextlib.suppress(OSError), connection.dup() as copy:
-            self.channel.tell("connection", copy.share(self._process_id))
+        with contextlib.suppress(OSError):
+            if sys.platform == "win32":
+                with connection.dup() as copy:
+                    self.channel.tell("connection", copy.share(self._process_id))
+            else:
+                socket.send_fds(self._passing, [b"0"], [connection.fileno()])
             return True
         return False
 
@@ -232,6 +228,6 @@ class _Front:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._passing is not None:
+        if sys.platform != "win32":
             self._passing.close()
         self._stdout.close()

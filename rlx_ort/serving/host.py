@@ -145,7 +145,7 @@ async def serve(
         loop.set_exception_handler(SeldomLogged())
     http_address = grpc_address = None
     rpc = servicer = http = http_task = fronts = None
-    loading = asyncio.create_task(repository.load_all(complete=False))
+    loading: asyncio.Future[Any] = asyncio.create_task(repository.load_all(complete=False))
     try:
         await asyncio.sleep(0)  # the first model opens in its thread, while this one imports
         if options.http_port is not None:
@@ -200,7 +200,7 @@ async def _http_server(
         create_app(repository, options.guarded, load=False),
         options.connections,
         options.drain_s,
-        passed_on=fronts and (lambda transport: fronts.pass_on(transport, len(server.server_state.connections))),
+        passed_on=None if fronts is None else fronts.pass_on,
         on_tick=repository.budget.give_way,
         host=options.host,
         port=options.http_port or 0,
