@@ -173,6 +173,9 @@ async def _served(settings: FrontSettings) -> None:
         loop.add_reader(connections, arrived)
     channel.tell("ready")
     await ended.wait()
+    if settings.connections is not None:
+        loop.remove_reader(settings.connections)
+    await asyncio.gather(*taking, return_exceptions=True)
     server.should_exit = True
     await serving
     channel.close()

@@ -51,6 +51,7 @@ class Fronts:
         self._repository, self._drain_s = repository, drain_s
         self._app = create_app(repository, replace(http, access_log=False, traces=False), load=False)
         self._fronts: list[_Front] = []
+        self._starting: asyncio.Future[Any] | None = None
         size = 8 * COLUMNS * (count + 1)
         table, key = shared_memory(size)
         repository.budget.share_with(memoryview(table).cast("q"))
@@ -62,7 +63,8 @@ class Fronts:
 
     async def start(self) -> None:
         """Start the processes and wait until they serve; one that does not is left out."""
-        await asyncio.gather(*map(self._start, self._settings))
+        self._starting = asyncio.gather(*map(self._start, self._settings))
+        await self._starting
 
     async def _start(self, settings: FrontSettings) -> None:
         loop = asyncio.get_running_loop()
@@ -84,8 +86,8 @@ class Fronts:
                 self._fronts.append(front)
                 await loop.connect_accepted_socket(lambda: front.channel, front.link)
                 await front.ready.wait()
-        except (OSError, ValueError, TimeoutError) as err:
-            _log.error("a front process cannot be started: %s", err)
+        except (OSError, TimeoutError) as err:
+            _log.error("a front process cannot be started: %s", err or f"it takes longer than {_STARTING_S:g} s")
 
     async def _answered(
         self, front: _Front, name: str, values: Sequence[Any], tensors: dict[str, Array]
@@ -156,6 +158,8 @@ class Fronts:
 
     async def end(self) -> None:
         """Let the fronts answer what they have accepted, and end."""
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
         fronts = self._fronts
         for front in fronts:
             front.ends = True
@@ -171,7 +175,6 @@ class _Front:
 
     Raises:
         OSError: it cannot be started.
-        ValueError: it ended at once.
     """
 
     channel: Channel
@@ -199,7 +202,9 @@ class _Front:
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # and a console that closes
         )
         stdin, self._stdout = cast("tuple[IO[bytes], IO[bytes]]", (self._process.stdin, self._process.stdout))
-        self._process_id = int(self._stdout.readline())
+        if not (line := self._stdout.readline()):
+            raise OSError(f"it ended with code {self._process.wait()}; its error is above")
+        self._process_id = int(line)
         if sys.platform == "win32":
             settings = replace(settings, channel=theirs.share(self._process_id))
         with stdin:

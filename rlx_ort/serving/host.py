@@ -85,7 +85,12 @@ class HostOptions:
 
 
 def front_count() -> int:
-    """Return how many fronts a server should have: one for four cores that it may use, none for fewer than eight."""
+    """Return how many fronts a server should have: one for four cores that it may use, none for fewer than eight.
+
+    A frozen program has none, since it cannot start Python.
+    """
+    if getattr(sys, "frozen", False) or not sys.executable:
+        return 0
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with contextlib.suppress(OSError, ValueError):  # a container may have a part of the time of its cores
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -130,7 +135,7 @@ async def serve(
         repository: the models; clients get 503 for those that are being loaded.
         options: where to listen.
         on_listening: called with the REST and the gRPC address, None for one that is left out.
-        on_loaded: called once every model was loaded or failed to.
+        on_loaded: called once every model was loaded or failed to, and the fronts have started.
         stop: ends the server when it is set.
 
     Raises:
@@ -145,13 +150,14 @@ async def serve(
         loop.set_exception_handler(SeldomLogged())
     http_address = grpc_address = None
     rpc = servicer = http = http_task = fronts = None
-    loading: asyncio.Future[Any] = asyncio.create_task(repository.load_all(complete=False))
+    loading = asyncio.create_task(repository.load_all(complete=False))
+    ready: asyncio.Future[Any] = loading
     try:
         await asyncio.sleep(0)  # the first model opens in its thread, while this one imports
         if options.http_port is not None:
             if options.fronts and options.certificate is None:
                 fronts = _fronts(repository, options)
-                loading = asyncio.gather(loading, fronts.start())
+                ready = asyncio.gather(loading, fronts.start())
             http, http_task = await _http_server(repository, options, fronts)
             http_address = _place(*http.servers[0].sockets[0].getsockname()[:2])
         if options.grpc_port is not None:
@@ -160,7 +166,7 @@ async def serve(
             rpc, servicer, port = await _rpc_server(repository, options)
             grpc_address = _place(options.host, port)
         on_listening(http_address, grpc_address)
-        loading.add_done_callback(lambda _: on_loaded())
+        ready.add_done_callback(lambda _: on_loaded())
         loading.add_done_callback(lambda _: repository.complete())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([stopping, *([http_task] if http_task else [])], return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +182,7 @@ async def serve(
         if rpc is not None and servicer is not None:
             ends.append(_stopped(rpc, servicer, options))
         await asyncio.gather(*ends, return_exceptions=True)
-        await loading
+        await ready
         try:
             await asyncio.wait_for(repository.close(), options.drain_s)
         except TimeoutError:
