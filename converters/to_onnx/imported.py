@@ -21,6 +21,7 @@ from rlx_ort.converters.to_onnx.kernel_dtypes import (
     compared,
     compute_dtype,
     divisor_and_sign,
+    extreme_place,
     filled_rows,
     masked_rows,
     may_trap,
@@ -58,6 +59,8 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
         return reads_threes(kind, op.integer("group", 1))
     if op.op_type == "TopK":
         return kind.dtype in FILLED_TOPK
+    if op.op_type in ("ArgMax", "ArgMin"):
+        return True
     if op.op_type == "Pow":
         return kind.dtype.is_float
     if op.op_type in _REDUCTIONS:
@@ -166,6 +169,14 @@ def _top(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return emit.imported(op, [filled, *reads[1:]])
 
 
+def _place(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    dtype = emit.known_dtype(0)
+    if reads[0] is None or dtype is None or emit.has_kernel(op.op_type, TensorType(dtype)):
+        return None
+    axis, keep, last = op.integer("axis", 0), op.integer("keepdims", 1) == 1, op.integer("select_last_index", 0) == 1
+    return extreme_place(emit, op.op_type, reads[0], dtype, axis, keep, last)
+
+
 def _power(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     dtype = emit.known_dtype(0)
     if dtype is None or not dtype.is_float or emit.known_dtype(1) is not dtype:
@@ -208,6 +219,8 @@ def _filled(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 
 _FORMS: dict[str, _Form] = {
+    "ArgMax": _place,
+    "ArgMin": _place,
     "CastLike": _cast_like,
     "ConstantOfShape": _filled,
     "Conv": _convolved,
