@@ -117,7 +117,7 @@ class Fronts:
         model = self._repository.find(name, version)
         outputs = None if wanted is None else tuple(map(WantedOutput, wanted))
         answer = await model.infer(InferRequest(inputs, outputs, priority=priority, timeout_s=timeout_s))
-        found = answer.outputs if wanted is None else {name: answer.outputs[name] for name in wanted}
+        found = answer.outputs if wanted is None else {output: answer.outputs[output] for output in wanted}
         times = answer.times
         spans = (times.queue_ns, times.input_ns, times.infer_ns, times.output_ns)
         return (model.version, answer.device.label, spans), found
@@ -150,9 +150,12 @@ class Fronts:
         if kept < _OWN or not fronts or transport.get_extra_info("sslcontext") is not None:
             return False
         front = min(fronts, key=lambda front: front.connections)
-        if not front.take(transport.get_extra_info("socket")):
+        connection = transport.get_extra_info("socket")
+        if not front.take(connection):
             return False
         front.connections += 1
+        if sys.platform == "win32":
+            connection._sock.close()  # or else the transport would shut it down, also for the front
         transport.abort()
         return True
 

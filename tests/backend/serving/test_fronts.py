@@ -222,7 +222,7 @@ def test_the_command_drains_its_fronts(tmp_path: Path) -> None:
     kept: list[http.client.HTTPConnection] = []
     try:
         processes = _front_processes(process.pid)
-        assert len(processes) == 2
+        assert len(processes) in (2, 4)  # in environments of Windows, each has a launcher
         host, _, port = rest.rpartition(":")
         kept = _kept(rest)
         with socket.create_connection((host, int(port)), 10) as connection:
