@@ -244,10 +244,14 @@ def _joined(arrays: list[Array], padding: int, lane: Lane) -> Array:
     for at in range(0, len(arrays), each):
         part = arrays[at : at + each]
         place = whole[starts[at] : starts[at + len(part)]]
-        copies.append(_copiers.submit(functools.partial(np.concatenate, part, out=place)))
+        copies.append(_copiers.submit(functools.partial(_copied, part, place)))
     for copy in copies:
         copy.result()
     return whole
+
+
+def _copied(arrays: Sequence[Array], place: Array) -> None:
+    np.concatenate(arrays, out=place)
 
 
 def _split(outputs: dict[str, Array], rows: Sequence[int], padding: int) -> list[dict[str, Array]]:
