@@ -21,8 +21,9 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from rlx_ort.deploy.triton import DATATYPES
 from rlx_ort.errors import ServingError
-from rlx_ort.serving.protocol import DATATYPES, Array
+from rlx_ort.serving.protocol import Array
 from rlx_ort.serving.rest import described
 
 Tensors: TypeAlias = Mapping[str, Array]
