@@ -389,7 +389,7 @@ class GraphDevices:
         if inputs is not None and not isinstance(inputs, Mapping):
             names = ", ".join(f"{value.name}=..." for value in self.inputs)
             raise InputError(f"inputs are given by name, as in runner({names}); got {type(inputs).__name__}")
-        return self._run(RESOLVED, {**(inputs or {}), **named}, None, None)[1]
+        return self._run(RESOLVED, named if inputs is None else {**inputs, **named})[1]
 
     async def run_async(
         self,

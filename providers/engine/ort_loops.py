@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +14,14 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.engine import stopping
 from rlx_ort.providers.engine.binding import BoundRun, DeviceTensor
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
-from rlx_ort.providers.engine.recordings import PLAIN_RUNS, TIMED_PAIRS
+from rlx_ort.providers.engine.recordings import PLAIN_RUNS, TIMED_PAIRS, Recordings
 from rlx_ort.providers.engine.replays import NotRecordedError, check_replay, check_worth
 from rlx_ort.providers.engine.runtime import running_error
+from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore, binding_call
 from rlx_ort.providers.engine.values import OrtTensor, has_foreign_dtype, is_tensor_like, to_ort_value
-
-if TYPE_CHECKING:
-    from rlx_ort.providers.engine.recordings import Recordings
-    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
 _CHECKED_RUNS = PLAIN_RUNS + TIMED_PAIRS  # of a bound run: its replays then take the place of runs
@@ -121,7 +119,7 @@ class OrtLoop:
         bind = inner.bind_output
         for name, place in self._outputs:
             bind(name, place)
-        self._call(inner, core.options)
+        self._call(inner, stopping.run_options(core.shared) if stopping.in_use else core.shared)
         del kept
         vector = inner.get_outputs()
         on_host = self._keeps_on_host
@@ -196,7 +194,8 @@ class OrtBoundRun(BoundRun):
         session = self._session
         if self._unguarded:
             try:
-                self._call(self._binding, self._core.options)
+                shared = self._core.shared
+                self._call(self._binding, stopping.run_options(shared) if stopping.in_use else shared)
             except session.errors as err:
                 raise running_error(err, session.device) from err
             return
@@ -281,21 +280,6 @@ def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str,
     bound, memory = to_ort_value(session.engine, name, value, kind)
     io.bind_ortvalue_input(name, bound)
     return bound, memory
-
-
-def run_binding(session: Any, io: Any, options: Any) -> None:
-    """Run a binding of a session."""
-    call, binding = binding_call(session, io)
-    call(binding, options)
-
-
-def binding_call(session: Any, io: Any) -> tuple[Any, Any]:
-    """Return the cheapest call that runs a binding, and its argument; the public call adds half a microsecond."""
-    call = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
-    inner = getattr(io, "_iobinding", None)
-    if call is None or inner is None:
-        return session.run_with_iobinding, io
-    return call, inner
 
 
 def _needs_no_guard(session: OrtEngineSession) -> bool:

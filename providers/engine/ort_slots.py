@@ -7,20 +7,19 @@ import itertools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.ir.types import ValueType
+from rlx_ort.providers.engine import stopping
 from rlx_ort.providers.engine.binding import Arrays, Loop, Slots
-from rlx_ort.providers.engine.ort_loops import COPY_AT_MOST_BYTES, binding_call
+from rlx_ort.providers.engine.ort_loops import COPY_AT_MOST_BYTES
 from rlx_ort.providers.engine.replays import NotRecordedError
 from rlx_ort.providers.engine.runtime import running_error
+from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore, binding_call
 from rlx_ort.providers.engine.values import from_ort_value, to_ort_value
-
-if TYPE_CHECKING:
-    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 _MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
 _owners = itertools.count(1)
@@ -84,7 +83,8 @@ class HostSlots(Slots):
         try:
             if self._simple:
                 self._copy(arrays)
-                self._call(self._binding, self._core.options)
+                shared = self._core.shared
+                self._call(self._binding, stopping.run_options(shared) if stopping.in_use else shared)
                 return self._results
             return self._run_all(arrays)
         except self._errors as err:

@@ -11,15 +11,14 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
+from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import release_free_heap
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
-    from rlx_ort.execution.engine import Engine, EngineSlot
-    from rlx_ort.execution.residency import Residency
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, MemoryReading, Provider
 
@@ -28,6 +27,27 @@ _FIRST_RUNS = 4  # are measured: launches are recorded at the third, which takes
 _NEVER = -(1 << 60)
 
 _sizes: weakref.WeakKeyDictionary[Graph, dict[Device, int]] = weakref.WeakKeyDictionary()
+
+
+class Opened(Protocol):
+    """An open engine."""
+
+    session: EngineSession
+
+
+class Holder(Protocol):
+    """A slot, which holds an engine; its lock is held while that is opened, replaced or closed."""
+
+    lock: Turns
+
+    def unbind_idle(self) -> bool:
+        """Release buffers that are bound to the engine, and return whether no state depends on it."""
+
+    def let_go(self) -> bool:
+        """Refer to the engine no more, and return whether there was one."""
+
+    def keep(self, engine: Any) -> None:
+        """Refer to an engine."""
 
 
 class Resident:
@@ -59,8 +79,8 @@ class Resident:
         self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
         self.sure = self.governed = self.cached = False
-        self.slots: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
-        self.engine: Callable[[], Engine | None] = _no_engine
+        self.slots: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self.engine: Callable[[], Any] = _no_engine
         self._provider = provider
         self._sizes = _sizes.setdefault(graph, {})
         self._largest = -1  # bytes of inputs; the arena grows with larger ones
@@ -119,12 +139,10 @@ class Resident:
         with self._lock:
             self._promised[threading.get_ident()] = nbytes
 
-    def hold(self, engine: Engine, residency: Callable[[], Residency]) -> None:
-        """Take an engine that was opened for it; under a budget, its runs are measured."""
+    def hold(self, engine: Opened) -> None:
+        """Take an engine that was opened for it."""
         self.engine = weakref.ref(engine)
         self.touch()
-        if self.governed:
-            engine.run = self._measured(engine.run, residency)
 
     def count(self, session: EngineSession) -> None:
         """Count a new session until nothing refers to it."""
@@ -217,11 +235,11 @@ class Resident:
         """The bytes that runs of the open session have added and that are in use."""
         return 0 if self._new else self.in_runs - self.freed - self._regrows
 
-    def _enter(self, fed: int) -> int:
-        """Begin a run, for whose length the arena is not shrunk; or return the bytes to promise it before that."""
+    def enter(self, fed: int) -> int:
+        """Begin a run on `fed` bytes, while which the arena is not shrunk; or return the bytes to promise it before."""
         thread = threading.get_ident()
         with self._lock:
-            unknown = self._to_measure > 0 or fed > self._largest or thread not in self._threads
+            unknown = self.is_measured(fed) or thread not in self._threads
             ahead = 0
             if unknown or self.freed:
                 most = max(self.in_runs, self.most_in_runs, self._provider.work_space_bytes if unknown else 0)
@@ -232,36 +250,29 @@ class Resident:
             self._inside += 1
             return 0
 
+    def leave(self) -> None:
+        """End the run of this thread."""
+        with self._lock:
+            self._inside -= 1
+            self._promised.pop(threading.get_ident(), None)
+
+    def is_measured(self, fed: int) -> bool:
+        """Return whether a run on so many bytes is measured: the first ones, and those on more than before."""
+        return self._to_measure > 0 or fed > self._largest
+
+    def took_memory(self) -> bool:
+        """Note a run that was not measured, and return whether it may have taken memory."""
+        if not (self._new or self._regrows or threading.get_ident() not in self._threads):
+            return False
+        with self._lock:
+            self._ran()
+        return True
+
     def _ran(self) -> None:
         """Note that a run has taken its memory; not before, since that stays reserved until it is in use."""
         self._threads.add(thread := threading.get_ident())
         self._promised.pop(thread, None)
         self._new, self.freed, self._regrows = False, 0, 0
-
-    def _measured(self, run: Callable[..., list[Any]], residency: Callable[[], Residency]) -> Callable[..., list[Any]]:
-        """Return the run of a session, measured for its first runs and for larger inputs than before."""
-
-        def measured(names: Sequence[str], feeds: Mapping[str, Any], *more: Any) -> list[Any]:
-            fed = sum(getattr(value, "nbytes", 0) for value in feeds.values())
-            ledger = residency()
-            while ahead := self._enter(fed):
-                ledger.promise(self, ahead)
-            try:
-                if self._to_measure or fed > self._largest:
-                    return ledger.measured(self, fed, lambda: run(names, feeds, *more))
-                with ledger.quiet.shared():
-                    outputs = run(names, feeds, *more)
-                if self._new or self._regrows or threading.get_ident() not in self._threads:
-                    with self._lock:
-                        self._ran()
-                    ledger.settle(self)
-                return outputs
-            finally:
-                with self._lock:
-                    self._inside -= 1
-                    self._promised.pop(threading.get_ident(), None)
-
-        return measured
 
 
 def _no_engine() -> None:

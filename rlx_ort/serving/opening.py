@@ -63,7 +63,7 @@ class Opening:
 
 def _stoppable(call: Callable[[], T]) -> Callable[[], T]:
     def stoppable() -> T:
-        from rlx_ort.providers.engine.session import make_stoppable
+        from rlx_ort.providers.engine.stopping import make_stoppable
 
         make_stoppable()
         return call()
