@@ -57,7 +57,7 @@ class Slots:
             if buffer.shape != outputs[name].shape:
                 raise EngineError(f"output {name!r} has shape {outputs[name].shape} in place of {buffer.shape}")
             buffer[...] = outputs[name]
-        return list((outputs | self._buffers).values())
+        return list({**outputs, **self._buffers}.values())
 
 
 class BoundRun(abc.ABC):

@@ -19,8 +19,8 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import EngineSession
 from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, DeviceTensor, Loop, Slots
-from rlx_ort.providers.engine.ort_loops import OrtBoundRun, OrtLoop, Place, bind_input
-from rlx_ort.providers.engine.ort_slots import HostSlots, LoopSlots, PlainSlots
+from rlx_ort.providers.engine.ort_loops import Binding, OrtBoundRun, Place, bind_input
+from rlx_ort.providers.engine.ort_slots import BoundSlots, PlainSlots
 from rlx_ort.providers.engine.recipe import HOST_MEMORY
 from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore, run_binding
 from rlx_ort.providers.engine.values import (
@@ -118,10 +118,10 @@ class OrtBinder(Binder):
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run to be repeated over one binding; see `Binder.loop`."""
         session = self._session
-        if not OrtLoop.possible(session, self._places, inputs, outputs):
+        if not Binding.possible(session, self._places, inputs, outputs):
             return super().loop(inputs, outputs, resident)
         with session.guarded():
-            return OrtLoop(session, self._places, inputs, outputs, resident).run
+            return Binding(session, self._places, inputs, outputs, resident).run
 
     def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]) -> BoundRun | None:
         """Return a run over one binding; see `Binder.bound`."""
@@ -150,10 +150,13 @@ class OrtBinder(Binder):
             return PlainSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
         if session.recipe.device_graph:
             return Slots(session.run, list(inputs), outputs, ())
-        if not self._keeps_on_host:
-            return LoopSlots(self.loop(list(inputs), list(outputs), ()))
+        if not Binding.possible(session, self._places, inputs, outputs):
+            return Slots(session.run, list(inputs), outputs, fixed if self._keeps_on_host else ())
+        kept = {name: np.array(like, order="C") for name, like in outputs.items() if name in fixed}
+        kept = kept if self._keeps_on_host else {}
         with session.guarded():
-            return HostSlots(session, types, inputs, outputs, fixed)
+            binding = Binding(session, self._places, list(inputs), list(outputs), (), kept)
+            return BoundSlots(session, binding, list(inputs.values()), kept)
 
 
 def _finish_work_on(source: Any, index: int) -> None:

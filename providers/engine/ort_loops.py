@@ -1,11 +1,12 @@
-"""Runs that are repeated over one binding: `OrtLoop` with tensors that change, `OrtBoundRun` over fixed memory."""
+"""Runs that are repeated: `Binding` with values that change, `OrtBoundRun` over fixed memory."""
 
 from __future__ import annotations
 
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine import stopping
-from rlx_ort.providers.engine.binding import BoundRun, DeviceTensor
+from rlx_ort.providers.engine.binding import Arrays, BoundRun, DeviceTensor
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
 from rlx_ort.providers.engine.recordings import PLAIN_RUNS, TIMED_PAIRS, Recordings
 from rlx_ort.providers.engine.replays import NotRecordedError, check_replay, check_worth
@@ -39,12 +40,13 @@ class Place:
         self.inner = None if inner is None else inner()
 
 
-class OrtLoop:
-    """A loop over one binding, by the engine's inner objects: their public wrappers take half the time of a binding.
+class Binding:
+    """Runs over one binding, by the engine's inner objects: their public wrappers take half the time of a binding.
 
-    Unchanged values stay bound: small arrays are copied into bound memory, and unchanged tensors
-    are left as they are. Outputs are bound anew each time, or a run would overwrite those of the last. The session's
-    guard is held while the loop is made; `places` are the device's memory and the host's.
+    Unchanged values stay bound: small arrays are copied into bound memory, and unchanged tensors are left as they are.
+    Outputs are written to the arrays of `fixed`. The others are bound anew each time, or a run would overwrite those of
+    the last; those in `resident` stay on the device. The session's guard is held while it is made; `places` are the
+    device's memory and the host's. For one thread at a time.
     """
 
     def __init__(
@@ -53,28 +55,34 @@ class OrtLoop:
         places: tuple[Place, Place],
         inputs: Sequence[str],
         outputs: Sequence[str],
-        resident: Collection[str],
+        resident: Collection[str] = (),
+        fixed: Arrays = MappingProxyType({}),
     ) -> None:
         core = session.open_core()
-        recipe = session.recipe
         here, host = places
         self._session = session
         self._io = core.session.io_binding()
-        self._call, self._binding = binding_call(core.session, self._io)
-        self._core = core
-        self._unguarded = _needs_no_guard(session)
-        self._keeps_on_host = recipe.memory == HOST_MEMORY
+        self.call, self.inner = binding_call(core.session, self._io)
+        self.core = core
+        self._unguarded = needs_no_guard(session)
+        self._keeps_on_host = session.recipe.memory == HOST_MEMORY
         self._inputs = list(inputs)
         self._bound: list[Any] = [None] * len(inputs)  # a tensor, or (array, value) of fixed memory
-        self._outputs = [(name, (here if name in resident else host).inner) for name in outputs]
-        self._stays = [name in resident for name in outputs]
+        self._kept = [to_ort_value(session.engine, name, fixed[name], session.output_types[name]) for name in fixed]
+        self._fixed = list(fixed.values())
+        for name, (value, _) in zip(fixed, self._kept, strict=True):
+            self._io.bind_ortvalue_output(name, value)
+        varying = [name for name in outputs if name not in fixed]
+        self._outputs = [(name, (here if name in resident else host).inner) for name in varying]
+        order = [*fixed, *varying]  # that of the results
+        self._results = [(order.index(name), fixed.get(name), name in resident) for name in outputs]
         self._order = sorted(range(len(inputs)), key=inputs.__getitem__)  # as in `OrtBinder.run`
         self._names = list(outputs)
         self._resident = frozenset(resident)
 
     @staticmethod
     def possible(
-        session: OrtEngineSession, places: tuple[Place, Place], inputs: Sequence[str], outputs: Sequence[str]
+        session: OrtEngineSession, places: tuple[Place, Place], inputs: Iterable[str], outputs: Collection[str]
     ) -> bool:
         """Return whether the engine has the inner objects, and all values are tensors that numpy can hold."""
         kinds = [session.input_types[name] for name in inputs] + [session.output_types[name] for name in outputs]
@@ -94,16 +102,16 @@ class OrtLoop:
         if not self._unguarded:
             with session.guarded():
                 feeds = {self._inputs[place]: values[place] for place in self._order}
-                return session.run_values(self._core, self._names, feeds, self._resident, lambda: self._run(values))
+                return session.run_values(self.core, self._names, feeds, self._resident, lambda: self._run(values))
         try:
             return self._run(values)
         except session.errors as err:
             raise running_error(err, session.device) from err
 
-    def _run(self, values: Sequence[Any]) -> list[Any]:
-        session, core, inner, bound = self._session, self._core, self._binding, self._bound
-        session.open_core()
-        bind = inner.bind_ortvalue_input
+    def bind(self, values: Sequence[Any]) -> list[Any]:
+        """Bind inputs, and return what must live until the run has ended."""
+        core, bound = self.core, self._bound
+        bind = self.inner.bind_ortvalue_input
         kept = []
         for index, value in enumerate(values):
             last = bound[index]
@@ -115,27 +123,42 @@ class OrtLoop:
                 bind(self._inputs[index], value.inner)
                 bound[index] = value
             elif last.__class__ is not tuple or not self._written(last, value):
-                bound[index] = self._fixed(self._inputs[index], value)
+                bound[index] = self._in_memory(self._inputs[index], value)
+        return kept
+
+    def buffers(self) -> list[npt.NDArray[Any]] | None:
+        """Return the memory that inputs are copied to, if all there is to a run is that and the call; else None."""
+        plain = not self._outputs and all(bound.__class__ is tuple and bound[2] for bound in self._bound)
+        return [bound[0] for bound in self._bound] if plain and self._unguarded else None
+
+    def _run(self, values: Sequence[Any]) -> list[Any]:
+        session, core, inner = self._session, self.core, self.inner
+        session.open_core()
+        kept = self.bind(values)
         bind = inner.bind_output
         for name, place in self._outputs:
             bind(name, place)
-        self._call(inner, stopping.run_options(core.shared) if stopping.in_use else core.shared)
+        self.call(inner, stopping.run_options(core.shared) if stopping.in_use else core.shared)
         del kept
         vector = inner.get_outputs()
         on_host = self._keeps_on_host
         return [
-            OrtTensor(session, vector[index], core, None, on_host) if stays else vector[index].numpy()
-            for index, stays in enumerate(self._stays)
+            (OrtTensor(session, vector[index], core, None, on_host) if stays else vector[index].numpy())
+            if place is None
+            else place
+            for index, place, stays in self._results
         ]
 
-    def _fixed(self, name: str, value: Any) -> Any:
+    def _in_memory(self, name: str, value: Any) -> Any:
         """Bind an array, in memory that later arrays of its shape can be copied into where that is cheaper."""
         kind = self._session.input_types[name]
         plain = value.__class__ is np.ndarray and not has_foreign_dtype(kind)
         memory = self._session.bound_memory(name)
         if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > COPY_AT_MOST_BYTES):
+            if any(np.may_share_memory(value, place) for place in self._fixed):
+                value = value.copy()  # the result of the last run, which this one overwrites
             # Kept until the next run, which binds again: the owner may reallocate the array meanwhile.
-            return [bind_input(self._session, self._core, self._io, name, value)]
+            return [bind_input(self._session, self.core, self._io, name, value)]
         own = np.array(value, order="C")
         held = self._session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
         self._io.bind_ortvalue_input(name, held)
@@ -177,7 +200,7 @@ class OrtBoundRun(BoundRun):
             else:
                 self._kept[name] = value = to_ort_value(session.engine, name, place, session.output_types[name])
                 self._io.bind_ortvalue_output(name, value[0])
-        self._unguarded = _needs_no_guard(session) and not self._sent
+        self._unguarded = needs_no_guard(session) and not self._sent
         self._memory = inputs, outputs
         self._given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
         self._results = {name: place for name, place in outputs.items() if isinstance(place, np.ndarray)}
@@ -282,7 +305,7 @@ def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str,
     return bound, memory
 
 
-def _needs_no_guard(session: OrtEngineSession) -> bool:
+def needs_no_guard(session: OrtEngineSession) -> bool:
     """Return whether runs hold no lock and need no preparation."""
     return session.recipe.run_lock is nothing_to_hold and session.recipe.before_run is None and not session.takes_turns
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rlx_ort import epoch
 from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
+from rlx_ort.execution.engine import closed_error
 from rlx_ort.execution.handles import Handles
 from rlx_ort.execution.inputs import (
     InputPlan,
@@ -25,13 +26,12 @@ from rlx_ort.execution.inputs import (
     at_extent,
     typed_from_arrays,
 )
-from rlx_ort.execution.interface import Outputs, ValueInfo, described, outputs_class
+from rlx_ort.execution.interface import Outputs, ParamSetter, ValueInfo, described, outputs_class
 from rlx_ort.execution.moe import MaskLike, MoeControls, MoeResidencyStats
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.slots import PooledRuns, SlotRunner
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.binding import DeviceTensor
@@ -62,7 +62,7 @@ class _State:
 
     Attributes:
         slot: the slot whose session runs, which the settings of `moe` decide.
-        owns_slot: whether closing the graph closes the slot.
+        closed: whether the graph is closed.
         inputs: checks the inputs.
         handles: the handles.
         slots: the buffers of `run_slots`.
@@ -77,7 +77,7 @@ class _State:
 
     def __init__(self, slot: EngineSlot, inputs: InputPlan, owns_slot: bool) -> None:
         self.slot = slot
-        self.owns_slot = owns_slot
+        self.closed = False
         self.inputs = inputs
         types = (slot.input_types, slot.output_types)
         self.handles = Handles(*types, inputs)
@@ -90,13 +90,20 @@ class _State:
         self.plain = True
         self.last: tuple[list[int] | None, Sequence[Any]] = (None, ())
         slot.users.add(self)
+        if owns_slot:
+            slot.owners.add(self)
 
     def use(self, slot: EngineSlot) -> None:
         """Run in the session of a slot from now on."""
-        if slot is not self.slot:
-            self.unbind()
-            self.slot = slot
-            slot.users.add(self)
+        before = self.slot
+        if slot is before:
+            return
+        self.unbind()
+        self.slot = slot
+        slot.users.add(self)
+        before.users.discard(self)
+        if not before.users:
+            before.release()  # that of the base holds all experts on the device
 
     def unbind(self) -> None:
         """Release the buffers that are bound to an engine, and so the engine; the next run binds new ones."""
@@ -124,7 +131,9 @@ class _State:
 
     def copied(self, rule: PlacementRule) -> _State:
         """Return a copy on the same session, which is closed separately."""
-        twin = _State(self.moe.base.twin(), self.inputs, owns_slot=True)
+        if self.moe.base.closed:
+            raise closed_error(self.slot.device)
+        twin = _State(self.moe.base, self.inputs, owns_slot=True)
         self.moe.copy_to(twin.moe, rule)
         twin.use(twin.moe.slot)
         with self.slots.lock:
@@ -133,18 +142,20 @@ class _State:
                 outputs = [array.copy() if isinstance(array, np.ndarray) else array for array in outputs]
             twin.last = (indices, outputs)
         twin.handles = self.handles.copy()
-        twin.extent, twin.plain = self.extent, self.plain
+        twin.extent, twin.plain = self.extent, self.extent is None and not twin.handles
         return twin
+
+    def end(self) -> None:
+        """Let no other run begin, and let go of the session."""
+        self.closed, self.plain = True, False
+        if self.slot is not self.moe.base:
+            self.slot.close()
+        self.moe.base.close(self)
 
     def close(self) -> None:
         """Let go of the session and of all that is kept; runs in other threads finish first."""
         self.background.close()
-        if self.slot is not self.moe.base or self.owns_slot:
-            self.slot.close()
-        if not self.owns_slot:
-            self.slot = self.moe.base.twin()
-            self.moe = MoeControls(self.slot)
-            self.slot.close()
+        self.end()
         self.last = (None, ())
         for loop in list(self.loops):
             loop.close()
@@ -152,7 +163,7 @@ class _State:
         self.handles.clear()
 
 
-class CompiledGraph:
+class CompiledGraph(ParamSetter):
     """A graph on one device, with the weights of a store; made by `Session.compile`.
 
     Runs may be started from several threads at once. A parameter that is set after a run makes the session stale; it
@@ -182,6 +193,12 @@ class CompiledGraph:
         return self._state.slot
 
     @property
+    def _open_slot(self) -> EngineSlot:
+        if self._state.closed:
+            raise closed_error(self.device)
+        return self._state.slot
+
+    @property
     def device(self) -> Device:
         """The device the graph runs on."""
         return self._slot.device
@@ -199,7 +216,7 @@ class CompiledGraph:
     @property
     def closed(self) -> bool:
         """Whether it was closed, or the runner that lent it has closed its session."""
-        return self._slot.closed
+        return self._state.closed or self._state.slot.closed
 
     @property
     def has_handles(self) -> bool:
@@ -249,7 +266,7 @@ class CompiledGraph:
     def placement(self) -> Placement:
         """Where each node is; opens the session if it is not open yet; see `open` for the errors."""
         if self._slot.placement is None:
-            self._slot.engine(self._rule)
+            self._open_slot.engine(self._rule)
         assert self._slot.placement is not None  # noqa: S101  # opening a session fills it in
         return self._slot.placement
 
@@ -269,9 +286,9 @@ class CompiledGraph:
             EngineError: the engine refused the model.
         """
         if required:
-            self._slot.engine(self._rule)
+            self._open_slot.engine(self._rule)
         else:
-            self._slot.open_if_ready(self._rule)
+            self._open_slot.open_if_ready(self._rule)
 
     @property
     def provider(self) -> Provider:
@@ -286,9 +303,10 @@ class CompiledGraph:
         """
         if loop is not None:
             self._state.loops.add(loop)
-        engine = self._slot.current
+        slot = self._open_slot
+        engine = slot.current
         if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
-            engine = self._slot.engine(self._rule)
+            engine = slot.engine(self._rule)
         if engine.files:
             engine.check_files()
         return engine
@@ -308,28 +326,6 @@ class CompiledGraph:
         others = [_report(child) for slot in engine.sized.slots() if (child := slot.current) is not None]
         recorded = (*report.recorded, *(run for other in others for run in other.recorded))
         return dataclasses.replace(report, recorded=recorded, sized=engine.sized.report())
-
-    def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
-        """Give a parameter new data; see `WeightStore.set`.
-
-        Raises:
-            ParamError: no such parameter, another shape, or another dtype than declared.
-        """
-        self._weights.set(name, array, cast=cast)
-
-    def set_param_typed(
-        self, name: str, data: bytes | bytearray | memoryview, dtype: DType | str, *, cast: bool = False
-    ) -> None:
-        """Give a parameter the elements in raw little-endian bytes; see `WeightStore.set_typed`.
-
-        Raises:
-            ParamError: no such parameter, a wrong number of bytes, or another dtype than declared.
-        """
-        self._weights.set_typed(name, data, dtype, cast=cast)
-
-    def update_params(self) -> contextlib.AbstractContextManager[None]:
-        """Return a `with` block whose `set_param` calls take effect together, when it ends without an error."""
-        return self._weights.update()
 
     def run(self, inputs: Mapping[str, Any] | None = None) -> list[Any]:
         """Run once and return the outputs as numpy arrays, in the order of the graph's outputs.
@@ -493,7 +489,13 @@ class CompiledGraph:
         """
         state = self._state
         engine = state.slot.current
-        if engine is None or engine.version != self._weights.version or engine.files or not engine.strict_ok:
+        if (
+            engine is None
+            or engine.version != self._weights.version
+            or engine.files
+            or not engine.strict_ok
+            or state.closed
+        ):
             engine = self.engine()
         if state.extent is not None:
             arrays = [*at_extent(self.input_specs, self._inputs.ordered(arrays), state.extent).values()]
@@ -569,7 +571,7 @@ class CompiledGraph:
             raise InputError(f"an active extent is (actual, upper) with 0 < actual <= upper, got {extent}")
         self._state.background.settle()
         self._state.extent = extent
-        self._state.plain = extent is None and not self._state.handles
+        self._state.plain = extent is None and not self._state.handles and not self._state.closed
 
     # Handles
 
@@ -770,6 +772,10 @@ class CompiledGraph:
         """
         self._state.close()
 
+    def end(self) -> None:
+        """Let no other run begin, since the owner of the session closes it; does not wait for runs in progress."""
+        self._state.end()
+
     def __enter__(self) -> CompiledGraph:
         return self
 
@@ -779,7 +785,7 @@ class CompiledGraph:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._slot.closed else "open" if self._slot.is_open else "not open yet"
+        state = "closed" if self.closed else "open" if self._slot.is_open else "not open yet"
         shape = f"{len(self.input_specs)} inputs, {len(self._output_names)} outputs"
         return f"<CompiledGraph on {self.device.label}, {shape}, {self._rule.value}, {state}>"
 

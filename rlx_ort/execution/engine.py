@@ -2,6 +2,7 @@
 
 A slot opens its engine lazily and replaces it when the weights are stale. A run takes the current engine and keeps it
 until it ends, so a replaced engine lives exactly as long as the last run in it. No run sees weights of two versions.
+All who run a graph with the same options share one slot, which closes when the last of its owners has closed it.
 
 Some engines feed mutable parameters with every run, those of one version, and some read outputs that the user's graph
 does not have. Every way to run such an engine goes through `_Fed`; the others run their session directly.
@@ -288,13 +289,14 @@ class EngineSlot:
 
     Attributes:
         graph: the user's graph.
+        owners: those that keep it, until they close it or are gone.
         current: the open engine, or None; may be read without a lock. Always None under a memory budget: each run then
             asks for the engine.
         placement: the placement of the session opened last, even if the placement rule refused it.
         closed: whether `close` was called.
         added: the nodes of the model as ONNX Runtime rewrote it; None until a placement needs them.
         governed: the open engine in place of `current`, under a memory budget.
-        resident: the memory of its session; shared with its twins.
+        resident: the memory of its session.
         users: the compiled graphs that run in it.
         lock: held while an engine is opened, replaced or closed.
         input_types: name -> type of the inputs of the user's graph, in order.
@@ -310,20 +312,19 @@ class EngineSlot:
     runs: Runnable
     source: WeightSource
     observer: Observer | None
-    current: Engine | None = None
-    placement: Placement | None = None
-    closed: bool = False
-    added: Mapping[str, AddedNode] | None = None
-    governed: Engine | None = None
-    resident: Resident = None  # type: ignore[assignment]  # made below
 
     def __post_init__(self) -> None:
         self.input_types = _without(self.exported.input_types, self.runs.mutable)
         self.output_types = _without(self.exported.output_types, self.runs.hidden)
-        self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
+        self.current: Engine | None = None
+        self.governed: Engine | None = None
+        self.placement: Placement | None = None
+        self.added: Mapping[str, AddedNode] | None = None
+        self.closed = False
+        self.owners: weakref.WeakSet[object] = weakref.WeakSet()
         self.users: weakref.WeakSet[User] = weakref.WeakSet()
-        self.resident = self.resident or Resident(self.provider, self.device, self.graph)
-        self.resident.slots.add(self)
+        self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
+        self.resident = Resident(self.provider, self.device, self.graph, weakref.WeakMethod(self.release_idle))
         self.lock = Turns()
 
     @property
@@ -420,14 +421,12 @@ class EngineSlot:
         """
         with self.lock:
             if self.closed:
-                raise CancelledRunError(
-                    f"the compiled graph on {self.device.display} is closed; compile the graph again"
-                )
+                raise closed_error(self.device)
             if self.placement is not None:
                 enforce(self.placement, rule, self.device)
             engine = self.current or self.governed
             if engine is None and self.resident.governed:
-                engine = self.resident.engine()  # a twin opened it
+                engine = self.resident.engine()  # a run still needs it
             if engine is not None and (engine.version == self.weights.version or self._still_fresh(engine)):
                 self.resident.touch()
             else:
@@ -446,11 +445,6 @@ class EngineSlot:
         if not self.source.missing(self.names):
             self.engine(rule)
 
-    def twin(self) -> EngineSlot:
-        """Return another slot with the same engine, which is closed separately."""
-        with self.lock:
-            return replace(self, closed=False)
-
     def adopt(self, child: EngineSlot) -> None:
         """Close a slot together with this one."""
         self._children.add(child)
@@ -462,11 +456,29 @@ class EngineSlot:
         with self.lock:
             self.let_go()
 
-    def close(self) -> None:
-        """Let go of the engine for good; it closes when the runs in it have ended, or once it has been opened.
+    def release_idle(self) -> bool:
+        """Let go of the engine if nothing needs it now, and return whether there was one."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            if not all(user.unbind_idle() for user in list(self.users)) or not self.let_go():
+                return False
+            engine = self.resident.engine()
+            if engine is not None:  # a run needs it
+                self.keep(engine)
+            return engine is None
+        finally:
+            self.lock.release()
+
+    def close(self, owner: object = None) -> None:
+        """Let an owner go, and with the last one the engine for good, which closes when the runs in it have ended.
 
         Does not wait for a thread that opens it, which holds the lock.
         """
+        if owner is not None:
+            self.owners.discard(owner)
+        if self.owners:
+            return
         self.closed = True
         self.let_go()
         for child in list(self._children):
@@ -488,10 +500,6 @@ class EngineSlot:
             self.governed = engine
         else:
             self.current = engine
-
-    def unbind_idle(self) -> bool:
-        """Release buffers that are bound to the engine, and return whether no state depends on it."""
-        return all(user.unbind_idle() for user in list(self.users))
 
     def _still_fresh(self, engine: Engine) -> bool:
         """Return whether the newer version changed no frozen weight of this model; the engine then takes it over."""
@@ -595,6 +603,11 @@ class EngineSlot:
                 (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
             )
             engine.run = engine.sized.run
+
+
+def closed_error(device: Device) -> CancelledRunError:
+    """Return the error of a run of a graph that is closed."""
+    return CancelledRunError(f"the compiled graph on {device.display} is closed; compile the graph again")
 
 
 def _open_dims(types: Mapping[str, ValueType]) -> dict[str, list[tuple[str, int]]]:

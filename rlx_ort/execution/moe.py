@@ -138,7 +138,6 @@ class MoeControls:
         slot = open_slot(*common, runs, source, watch)
         base.adopt(slot)
         slot.open_if_ready(rule)
-        base.release()  # it holds all experts on the device
         self._watch, self.slot = watch, slot
 
 

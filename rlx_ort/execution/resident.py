@@ -7,14 +7,12 @@ that has not run the session yet or for recorded launches.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import release_free_heap
 
 if TYPE_CHECKING:
@@ -29,29 +27,10 @@ _NEVER = -(1 << 60)
 _sizes: weakref.WeakKeyDictionary[Graph, dict[Device, int]] = weakref.WeakKeyDictionary()
 
 
-class Opened(Protocol):
-    """An open engine."""
-
-    session: EngineSession
-
-
-class Holder(Protocol):
-    """A slot, which holds an engine; its lock is held while that is opened, replaced or closed."""
-
-    lock: Turns
-
-    def unbind_idle(self) -> bool:
-        """Release buffers that are bound to the engine, and return whether no state depends on it."""
-
-    def let_go(self) -> bool:
-        """Refer to the engine no more, and return whether there was one."""
-
-    def keep(self, engine: Any) -> None:
-        """Refer to an engine."""
-
-
 class Resident:
     """A graph on a device and its session's memory, also while that is closed.
+
+    `release` returns what closes the session if it is idle, or None once that is gone.
 
     Attributes:
         device: the device.
@@ -68,18 +47,19 @@ class Resident:
         used_s: when it was used last, on the monotonic clock.
         governed: whether its device had a budget when the session was opened.
         cached: whether its session was opened from the compile cache because it had been closed to make room.
-        slots: the slots that hold its engine.
         engine: a weak reference to the engine that was opened last.
     """
 
-    def __init__(self, provider: Provider, device: Device, graph: Graph) -> None:
+    def __init__(
+        self, provider: Provider, device: Device, graph: Graph, release: Callable[[], Callable[[], bool] | None]
+    ) -> None:
         self.device = device
+        self._release = release
         self.model = graph.name
         self.weights = self.at_opening = self.in_runs = self.most = self.most_in_runs = 0
         self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
         self.sure = self.governed = self.cached = False
-        self.slots: weakref.WeakSet[Holder] = weakref.WeakSet()
         self.engine: Callable[[], Any] = _no_engine
         self._provider = provider
         self._sizes = _sizes.setdefault(graph, {})
@@ -139,7 +119,7 @@ class Resident:
         with self._lock:
             self._promised[threading.get_ident()] = nbytes
 
-    def hold(self, engine: Opened) -> None:
+    def hold(self, engine: object) -> None:
         """Take an engine that was opened for it."""
         self.engine = weakref.ref(engine)
         self.touch()
@@ -205,22 +185,10 @@ class Resident:
 
     def release(self) -> bool:
         """Close the session if it is idle, and return whether it was open and idle."""
-        slots = list(self.slots)
-        with contextlib.ExitStack() as held:
-            for slot in slots:
-                if not slot.lock.acquire(blocking=False):
-                    return False
-                held.callback(slot.lock.release)
-            if not all(slot.unbind_idle() for slot in slots):
-                return False
-            holders = [slot for slot in slots if slot.let_go()]
-            engine = self.engine()
-            if engine is not None:  # a run needs it
-                for slot in holders:
-                    slot.keep(engine)
-                return False
-        self.evictions += bool(holders)
-        return bool(holders)
+        release = self._release()
+        released = release is not None and release()
+        self.evictions += released
+        return released
 
     @property
     def _largest_use(self) -> int:

@@ -111,7 +111,8 @@ class SizedSessions:
             engine = slot.current
             if engine is None or engine.version != slot.weights.version:
                 engine = slot.engine(self._rule)
-            return engine.run(names, feeds)
+            outputs: list[Any] = engine.run(names, feeds)
+            return outputs
         except CancelledRunError:
             raise
         except RlxError as err:  # such as no memory; the plain session then shows whether the device is at fault
