@@ -51,9 +51,6 @@ before it, also where the graph casts, reshapes, slices or joins them first: suc
 CPU. Not checked are indices that the graph computes or that are in the device's memory, and nodes in bodies. `rope`
 needs a row of its tables for each place, which is checked on every device where the sizes have names.
 
-CUDA sums i64 and u64 and finds their largest and smallest in f64 (onnxruntime 1.31.1): results beyond 2^53 are rounded.
-On the CPU they are exact.
-
 Versions: {versions}.
 """
 
