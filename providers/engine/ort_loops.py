@@ -128,19 +128,24 @@ class Binding:
         return kept
 
     def buffers(self) -> list[npt.NDArray[Any]] | None:
-        """Return the memory that inputs are copied to, if all there is to a run is that and the call; else None."""
-        plain = not self._outputs and all(bound.__class__ is tuple and bound[2] for bound in self._bound)
-        return [bound[0] for bound in self._bound] if plain and self._unguarded else None
+        """Return the host memory that all inputs are copied to before `launch`; None where some have no such memory."""
+        plain = self._unguarded and all(bound.__class__ is tuple and bound[2] for bound in self._bound)
+        return [bound[0] for bound in self._bound] if plain else None
 
     def _run(self, values: Sequence[Any]) -> list[Any]:
-        session, core, inner = self._session, self.core, self.inner
-        session.open_core()
+        self._session.open_core()
         kept = self.bind(values)
+        results = self.launch()
+        del kept
+        return results
+
+    def launch(self) -> list[Any]:
+        """Run on the inputs that are bound."""
+        session, core, inner = self._session, self.core, self.inner
         bind = inner.bind_output
         for name, place in self._outputs:
             bind(name, place)
         self.call(inner, stopping.run_options(core.shared) if stopping.in_use else core.shared)
-        del kept
         vector = inner.get_outputs()
         on_host = self._keeps_on_host
         return [

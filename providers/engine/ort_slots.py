@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rlx_ort.providers.engine import stopping
 from rlx_ort.providers.engine.binding import Arrays, Slots
 from rlx_ort.providers.engine.ort_loops import Binding
+from rlx_ort.providers.engine.recipe import HOST_MEMORY
 from rlx_ort.providers.engine.replays import NotRecordedError
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
@@ -35,8 +36,9 @@ class BoundSlots(Slots):
         self._call, self._inner, self._core = binding.call, binding.inner, binding.core
         self._buffers = fixed
         self._results = list(fixed.values())
+        self._varies = fixed.keys() != session.output_types.keys()
         buffers = None
-        if fixed:
+        if session.recipe.memory == HOST_MEMORY:
             binding.bind(like)
             buffers = binding.buffers()
         self._copy = None if buffers is None else _copier(buffers)
@@ -48,6 +50,8 @@ class BoundSlots(Slots):
             return self._binding.run(arrays)
         try:
             copy(arrays)
+            if self._varies:
+                return self._binding.launch()
             shared = self._core.shared
             self._call(self._inner, stopping.run_options(shared) if stopping.in_use else shared)
             return self._results
