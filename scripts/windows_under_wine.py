@@ -717,6 +717,7 @@ def run_readme(found: Windows, log: Path) -> dict[str, Any]:
     shutil.copyfile(ssl.get_default_verify_paths().cafile or "", found.drive / "rlx" / "certificates.pem")
     names = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
     environment = os.environ | dict.fromkeys(names, "C:\\rlx\\certificates.pem")
+    environment["PIP_USE_DEPRECATED"] = "legacy-certs"  # see the gap of certificates in tests/data/wine.toml
     for name in ("SSL_CERT_DIR", "PIP_FIND_LINKS"):  # folders of Linux
         environment.pop(name, None)
     shutil.rmtree(found.drive / "rlx" / "start", ignore_errors=True)
@@ -787,9 +788,13 @@ def summary(outcomes: Path) -> dict[str, Any]:
             cause = "vkd3d" if entry["test"] in refused else ""
             failures.append({"test": entry["test"], "cause": cause, "why": entry["why"][-700:] or "did not end"})
         elif outcome in reasons:
-            why = re.sub(r"[A-Za-z]:\\\S+", "PATH", entry["why"])[:200]
+            why = re.sub(r"[A-Za-z]:\\\S+", "PATH", entry["why"])[:200].strip()
             reasons[outcome][why] = reasons[outcome].get(why, 0) + 1
-    return {"counts": counts, "failures": failures, **reasons}
+    return {
+        "counts": counts,
+        "failures": failures,
+        **{kind: dict(sorted(each.items())) for kind, each in reasons.items()},
+    }
 
 
 def of_vkd3d(out: Path) -> set[str]:

@@ -94,13 +94,13 @@ def _method(
         bound.apply_defaults()
         attributes, values, declared = dict(fixed), dict[int, Any](), dict[str, Any](bound.arguments.pop("node", ()))
         for name, value in bound.arguments.items():
-            role, target = parts.get(name, _Part(name, name))
-            if role in ("operand", "zeros"):
-                values[target] = value
-            elif role == "field":
-                attributes[target] = _taken(known[target], value)
-            elif role != "self":
-                declared[role] = value
+            part = parts.get(name) or _Part(name, name)
+            if part.role in ("operand", "zeros"):
+                values[part.target] = value
+            elif part.role == "field":
+                attributes[part.target] = _taken(known[part.target], value)
+            elif part.role != "self":
+                declared[part.role] = value
         attributes |= {f"has_{name}": bound.arguments[name] is not None for name in parts if f"has_{name}" in known}
         made, kernel = op(**attributes), declared.pop("kernel", None)
         if op.promotes:

@@ -169,10 +169,10 @@ def test_a_client_that_reads_no_answer_is_ended(strict: Served) -> None:
 
 def test_many_idle_connections_leave_room(strict: Served) -> None:
     """Beyond the limit, the connection that has been idle longest makes room."""
-    idle = [connected(strict, b"GET / HT" if at % 2 else b"") for at in range(60)]
-    assert good(strict)
-    for connection in idle:
-        connection.close()
+    with contextlib.ExitStack() as idle:
+        for at in range(60):
+            idle.enter_context(connected(strict, b"GET / HT" if at % 2 else b""))
+        assert good(strict)
 
 
 def test_pages_of_other_hosts_are_refused(served: Served) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 from typing import Any
@@ -153,3 +154,18 @@ def test_a_time_that_cannot_be_makes_a_file_damaged(time_ns: object, here: Any) 
     for broken in (document | {"rows": [["Add", [8], time_ns, "f32", 0.0, 1]]},):
         with pytest.raises(CalibrationError):
             CalibrationProfile.from_json(json.dumps(broken))
+
+
+def test_a_full_disk_costs_the_file_and_not_the_profile(
+    here: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The measurement counts for this process, with a warning."""
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "write_atomic", full)
+    with caplog.at_level(logging.WARNING):
+        assert store.keep(Device.CUDA, here.profile()) is None
+    assert "No space left" in caplog.text
+    assert store.find(Device.CUDA).profile == here.profile()
