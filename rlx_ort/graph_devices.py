@@ -487,7 +487,10 @@ class GraphDevices(ParamSetter):
             InputError: the inputs do not fit the graph, which would fail everywhere.
             ParamError: a parameter is not set.
         """
-        return self._try(chain if isinstance(chain, (str, Device)) else tuple(chain), inputs, timeout_s, cancel)
+        goal = TRY, (chain if isinstance(chain, (str, Device)) else tuple(chain))
+        if self._failover is None:
+            return self._run(goal, inputs, timeout_s, cancel)
+        return self._supervised(goal, inputs, self._failover, timeout_s, cancel)
 
     def run_chain(
         self,
@@ -507,7 +510,7 @@ class GraphDevices(ParamSetter):
             ParamError: a parameter is not set.
         """
         if device is not None:
-            return self._try(tuple(chain_with(device)), inputs, timeout_s, cancel)
+            return self.run_try(chain_with(device), inputs, timeout_s=timeout_s, cancel=cancel)
         try:
             return self._run(CHAINED, inputs, timeout_s, cancel)
         except (DeviceError, GraphError) as err:
@@ -600,13 +603,15 @@ class GraphDevices(ParamSetter):
             if goal.__class__ is Goal:
                 self.last_attempts = tuple(sessions.refusals().items())
 
-    def _try(
-        self, chain: Devices, inputs: Mapping[str, Any], timeout_s: float | None, cancel: CancelToken | None
+    def _supervised(
+        self,
+        goal: Key,
+        inputs: Mapping[str, Any],
+        failover: Failover,
+        timeout_s: float | None,
+        cancel: CancelToken | None,
     ) -> tuple[Device, Outputs]:
         """Run on the first device of a chain that works; the first one is tried at once if it worked before."""
-        goal, failover = (TRY, chain), self._failover
-        if failover is None:
-            return self._run(goal, inputs, timeout_s, cancel)
 
         def run(device: Device) -> Outputs:
             return failover.run(device, inputs, timeout_s, cancel)[1]
