@@ -4,13 +4,12 @@
     python scripts/gpu_gate.py --out FOLDER --parts webgpu,figures --record FOLDER/gpu-gate.json --covered DIGEST
 
 Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
-on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py`, the tests that
-calibrate, and the figures of `bench.py ask cuda`, each alone. The parts `models`, users' models by `model_runs.py`, and
-`generated`, cases of `generate_cases.py`, are run if they are named: `--parts models,generated`. Writes gpu-gate.json
-after each part, with the commit, the versions, the counts and the figures; `--record` adds the parts to those of an
-earlier call, each with its commit, if both are about the same models, verdicts and sessions (`gpu_covered.py`). Its
-copy in docs/results/ is the record. A test compares what it is about with the code as it is. The exit code is 1 when
-something fails that is not listed as known.
+on the device and the CPU. Then the truth of WebGPU, the tests that calibrate, and the figures of `bench.py cuda`, each
+alone. The parts `models`, users' models by `model_runs.py`, and `generated`, cases of `generate_cases.py`, are run if
+they are named: `--parts models,generated`. Writes gpu-gate.json after each part, with the commit, the versions, the
+counts and the figures; `--record` adds the parts to those of an earlier call, each with its commit, if both are about
+the same models, verdicts and sessions (`gpu_covered.py`). Its copy in docs/results/ is the record. A test compares it
+with the code as it is. The exit code is 1 when something fails that is not listed as known.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ LIMITS_S = {
     "suite": 240,
     "truth": 180,
     "webgpu": 110,
-    "checks": 30,
     "calibration": 70,
     "figures": 90,
     "models": 240,
@@ -76,7 +74,7 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(part for part in LIMITS_S if part not in NAMED))
     parser.add_argument("--limits", default="", metavar="PART=SECONDS,...", help=f"other than {LIMITS_S}")
     parser.add_argument("--record", type=Path, help="the gpu-gate.json of an earlier call, to add these parts to")
-    parser.add_argument("--families", default="ask,cuda", help="of bench.py, for the figures")
+    parser.add_argument("--families", default="cuda", help="of bench.py, for the figures")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -101,7 +99,6 @@ def main() -> int:
         "calibration": lambda limit_s: suite(options.device, options.out, 1, limit_s, alone=True),
         "truth": lambda limit_s: truth([options.device, "cpu"], options.out, limit_s),
         "webgpu": lambda limit_s: truth(["webgpu"], options.out, limit_s),
-        "checks": lambda limit_s: checks(options.device, options.out, limit_s),
         "models": lambda limit_s: models(options.device, options.out, limit_s),
         "generated": lambda limit_s: generated(options.device, options.out, limit_s),
         "figures": lambda limit_s: figures(options.out, options.families, limit_s),
@@ -256,22 +253,6 @@ def _wrong_choices(row: dict[str, Any]) -> int:
     """Return how many choices gave no answer, or refused late, where the answer before was not wrong already."""
     listed = {entry["case"] for entry in row["wrong"]}
     return len([entry for entry in row["automatic"] if entry["kind"] != "failed" and entry["case"] not in listed])
-
-
-def checks(device: str, out: Path, limit_s: float) -> dict[str, Any]:
-    """Run the checks of the device that are no tests."""
-    deadline = time.monotonic() + limit_s
-    models = out / "models.json"
-    programs = {
-        "gpu_checks": ["scripts/gpu_checks.py", "--out", str(out / "checks"), "--devices", device],
-        "ten_models": ["scripts/ten_models.py", "--out", str(models)],
-    }
-    found: dict[str, Any] = {}
-    for name, program in programs.items():
-        code, text, err = _run(program, deadline - time.monotonic())
-        found[name] = {"code": code, "lines": (text or err)[-TAIL:].splitlines()}
-    listed = json.loads(models.read_text(encoding="utf-8")) if models.exists() else {}
-    return {"ok": all(entry["code"] == 0 for entry in found.values()), "programs": found, "models": listed}
 
 
 def models(device: str, out: Path, limit_s: float) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_the_record_is_of_a_run_that_passed(gate: ModuleType) -> None:
     assert record["device"] == "cuda"
     assert record["machine"]["available"] == "True"
     assert record["suite"]["failures"] == []
-    assert [part for part in ("suite", "truth", "webgpu", "checks") if not record[part]["ok"]] == []
+    assert [part for part in ("suite", "truth", "webgpu") if not record[part]["ok"]] == []
     assert record["calibration"]["ok"] is not False  # None, with the reason beside it, where it did not run alone
 
 
@@ -46,7 +46,7 @@ def call(gate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     """Return a call of the gate on a machine where every part passes at once."""
     monkeypatch.setattr(gate, "machine", lambda device: {"hardware": "H", "onnxruntime": "1"})
     monkeypatch.setattr(gate, "covered_digest", lambda: "as it is")  # takes ten seconds
-    for name in ("suite", "truth", "checks", "figures", "models"):
+    for name in ("suite", "truth", "figures", "models"):
         monkeypatch.setattr(gate, name, lambda *given, **more: {"ok": True, "limit_s": given[-1]})
 
     def run(*arguments: str) -> dict[str, Any]:
@@ -61,16 +61,16 @@ def call(gate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 def test_parts_of_two_calls_make_one_record(call: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """A command on a GPU machine may last too short for all parts."""
     call("--commit", "a", "--parts", "suite")
-    found = call("--commit", "a", "--parts", "webgpu,checks", "--record", str(tmp_path / "gpu-gate.json"))
-    assert {"suite", "webgpu", "checks"} <= found.keys()
+    found = call("--commit", "a", "--parts", "webgpu,calibration", "--record", str(tmp_path / "gpu-gate.json"))
+    assert {"suite", "webgpu", "calibration"} <= found.keys()
     assert "figures" not in found
 
 
 def test_parts_of_two_commits_say_which(call: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """A part is not run again for a change that what it is about does not show."""
-    call("--commit", "a", "--parts", "suite,checks")
+    call("--commit", "a", "--parts", "suite,figures")
     found = call("--commit", "b", "--parts", "suite", "--record", str(tmp_path / "gpu-gate.json"))
-    assert (found["commit"], found["suite"]["commit"], found["checks"]["commit"]) == ("b", "b", "a")
+    assert (found["commit"], found["suite"]["commit"], found["figures"]["commit"]) == ("b", "b", "a")
 
 
 def test_parts_about_two_states_of_the_code_make_no_record(
@@ -80,7 +80,7 @@ def test_parts_about_two_states_of_the_code_make_no_record(
     call("--commit", "a", "--parts", "suite")
     monkeypatch.setattr(gate, "covered_digest", lambda: "another")
     with pytest.raises(SystemExit):
-        call("--commit", "b", "--parts", "checks", "--record", str(tmp_path / "gpu-gate.json"))
+        call("--commit", "b", "--parts", "figures", "--record", str(tmp_path / "gpu-gate.json"))
 
 
 def test_the_digest_may_come_from_elsewhere(
@@ -99,7 +99,7 @@ def test_a_part_that_fails_leaves_the_record_of_those_before(
     def cut(*given: object) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gate, "checks", cut)
+    monkeypatch.setattr(gate, "figures", cut)
     with pytest.raises(KeyboardInterrupt):
         call("--commit", "a")
     found = json.loads((tmp_path / "gpu-gate.json").read_text(encoding="utf-8"))
