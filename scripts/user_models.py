@@ -1,4 +1,4 @@
-"""Export the models of `user_architectures.py` as users do, and keep them in `tests/data/user_models/`.
+"""Export the models of `user_architectures.py` and `user_models.toml` as users do, into `tests/data/user_models/`.
 
     python scripts/user_models.py                      all of them; takes some minutes
     python scripts/user_models.py --only bert,yolo     these anew
@@ -36,23 +36,14 @@ import torch
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "helpers")]
 
 from model_corpus import FOLDER, RECIPE, Expected, Input, corpus, made, restored, sampled  # noqa: E402
-from user_architectures import ARCHITECTURES, Architecture  # noqa: E402
+from user_architectures import ARCHITECTURES, Architecture, Called  # noqa: E402
 
 LARGE = 1024  # bytes of a weight that is replaced by its recipe
 BOUND = 1e-4
 _COLOUR = re.compile(r"\x1b\[\d+m")  # of the terminal, in errors of PyTorch
 PACKAGES = (
-    "torch",
-    "onnxscript",
-    "transformers",
-    "torchvision",
-    "timm",
-    "scikit-learn",
-    "skl2onnx",
-    "lightgbm",
-    "xgboost",
-    "onnxmltools",
-    "onnx",
+    *("torch", "onnxscript", "transformers", "torchvision", "timm", "scikit-learn", "skl2onnx", "lightgbm"),
+    *("xgboost", "onnxmltools", "onnx"),
 )
 
 
@@ -180,8 +171,8 @@ def answers(built: Architecture, feeds: Mapping[str, Any]) -> list[np.ndarray[An
     """Return what the framework gives."""
     if isinstance(built.model, torch.nn.Module):
         with torch.no_grad():
-            found = built.model(**{name: torch.from_numpy(array) for name, array in feeds.items()})
-        return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
+            outputs = built.model(*map(torch.from_numpy, feeds.values()))
+        return [each.numpy() for each in (outputs if isinstance(outputs, tuple) else (outputs,))]
     arrays = list(feeds.values())
     rows = arrays[0] if len(arrays) == 1 else np.concatenate([each.astype(object) for each in arrays], 1)
     if len(built.outputs) == 1:
@@ -214,7 +205,9 @@ def export(built: Architecture, exporter: str, opset: int | None, feeds: Mapping
         if exporter == "torchscript":
             given: dict[str, Any] = {"dynamic_axes": dynamic, "dynamo": False, "opset_version": opset}
         else:
-            given = {"dynamic_shapes": dynamic, "dynamo": True, "external_data": False, "verbose": False}
+            shapes: tuple[Any, ...] = tuple(dynamic.values())
+            shapes = (shapes,) if isinstance(built.model, Called) else shapes  # it takes all in one parameter
+            given = {"dynamic_shapes": shapes, "dynamo": True, "external_data": False, "verbose": False}
             given |= {"opset_version": opset} if opset else {}
         torch.onnx.export(built.model, tensors, str(path), **names, **given)
         return onnx.load(path)
@@ -253,12 +246,9 @@ def without_weights(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> by
     skeleton = onnx.ModelProto()
     skeleton.CopyFrom(model)
     skeleton.ClearField("metadata_props")
-    for graph in _graphs(skeleton):
-        for each in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
-            each.ClearField("metadata_props")
-            each.ClearField("doc_string")
-    for function in skeleton.functions:
-        for each in (function, *function.node, *function.value_info):
+    for graph in (*_graphs(skeleton), *skeleton.functions):
+        parts = (*graph.node, *graph.value_info, *graph.input, *graph.output, *getattr(graph, "initializer", ()))
+        for each in (graph, *(part for part in parts if not isinstance(part, str))):  # functions only name their inputs
             each.ClearField("metadata_props")
             each.ClearField("doc_string")
     for tensor in skeleton.graph.initializer:

@@ -12,131 +12,76 @@ from pathlib import Path
 
 import numpy as np
 
-from figures.record import Figure, python_json
-
-__all__ = ["measure"]
+from figures.graphs import chain
+from figures.record import MEBIBYTE, Figure, fresh, mapped_bytes, seconds_of
+from rlx_ort.deploy.create import create_package
+from rlx_ort.deploy.open import open_package
+from rlx_ort.deploy.package import Package
 
 LAYERS, WIDTH = 192, 2048  # 192 matrices of 16 MiB: 3 GiB
 REPEATS = 3
-MEBIBYTE = 2**20
-
-MEMORY = """
-import json, sys, time
-
-def memory():
-    found = {"Rss": 0, "Anonymous": 0}
-    if sys.platform == "linux":
-        for line in open("/proc/self/smaps_rollup", encoding="ascii"):
-            name, _, rest = line.partition(":")
-            if name in found:
-                found[name] = int(rest.split()[0]) * 1024
-    return found
-
-import rlx_ort
-from rlx_ort.deploy.open import open_package
-from rlx_ort.deploy.package import Package
-"""
-
-OPEN = (
-    MEMORY
-    + """
-before = memory()
-start = time.perf_counter()
-runner = open_package(sys.argv[1])
-seconds = time.perf_counter() - start
-after = memory()
-print(json.dumps([seconds, after["Rss"] - before["Rss"], after["Anonymous"] - before["Anonymous"]]))
-"""
-)
-
-HASH = (
-    MEMORY
-    + """
-package = Package(sys.argv[1])
-weights = package.graph().weights
-before = memory()
-start = time.perf_counter()
-for data in weights.values():
-    data.buffer  # the first use verifies; nothing touches the mapped pages
-seconds = time.perf_counter() - start
-after = memory()
-total = sum(data.nbytes for data in weights.values())
-print(json.dumps([seconds, total, after["Rss"] - before["Rss"], after["Anonymous"] - before["Anonymous"]]))
-"""
-)
-
-VERIFY = (
-    MEMORY
-    + """
-package = Package(sys.argv[1])
-start = time.perf_counter()
-package.check_all()
-print(json.dumps(time.perf_counter() - start))
-"""
-)
 
 
 def measure() -> Iterator[Figure]:
     """Yield the time to open, the time to hash over that of sha256sum, and the memory both take."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.ortpackage"
-        _write(path)
-        opened = [python_json(OPEN, str(path)) for _ in range(REPEATS)]
-        seconds, resident, anonymous = (statistics.median(values) for values in zip(*opened, strict=True))
+        numbers = np.random.default_rng(0).standard_normal(WIDTH * WIDTH + LAYERS).astype(np.float32)
+        numbers.flags.writeable = False
+        create_package(chain(LAYERS, WIDTH, numbers), path)
+        seconds, *memory = _medians([fresh(opened, str(path)) for _ in range(REPEATS)])
         detail = f"{path.stat().st_size / 1e9:.2f} GB in one file"
         yield Figure("3 GB package to a runner, before hashing", seconds, "s", 1, detail)
-        if sys.platform == "linux":
-            yield Figure("memory that opening it adds: RSS", resident / MEBIBYTE, "MiB", 100)
-            yield Figure("memory that opening it adds: anonymous", anonymous / MEBIBYTE, "MiB", 100)
-        yield from _hashing(path)
+        yield from _memory("opening it", memory)
+        _sha256sum(path)  # reads the file once, so that all that follows has it in memory
+        rows = []
+        for _ in range(REPEATS):
+            theirs = path.stat().st_size / _sha256sum(path)
+            ours, *more = fresh(hashed, str(path))
+            rows.append([theirs / ours, ours, theirs, fresh(verified, str(path)), *more])
+        ratio, ours, theirs, whole, *memory = _medians(rows)
+        detail = f"{ours / 1e9:.2f} GB/s against {theirs / 1e9:.2f} GB/s, one thread each"
+        yield Figure("time of hashing each weight at its first use over sha256sum", ratio, "times", 1.25, detail)
+        yield from _memory("hashing all weights", memory)
+        yield Figure("every file and every tensor hashed, in two threads", whole, "s")
 
 
-def _hashing(path: Path) -> Iterator[Figure]:
-    """Yield how hashing compares with sha256sum on the same file, in turns, its pages in the system's cache."""
-    _sha256sum(path)  # reads the file once, so that all that follows has it in memory
-    ratios, rates, memory, whole = [], [], [], []
-    for _ in range(REPEATS):
-        theirs = path.stat().st_size / _sha256sum(path)
-        seconds, total, resident, anonymous = python_json(HASH, str(path))
-        ratios.append(theirs / (total / seconds))
-        rates.append((total / seconds / 1e9, theirs / 1e9))
-        memory.append((resident, anonymous))
-        whole.append(python_json(VERIFY, str(path)))
-    ours, theirs = (statistics.median(side) for side in zip(*rates, strict=True))
-    detail = f"{ours:.2f} GB/s against {theirs:.2f} GB/s, one thread each"
-    yield Figure(
-        "time of hashing each weight at its first use over sha256sum", statistics.median(ratios), "times", 1.25, detail
-    )
+def opened(path: str) -> list[float]:
+    """Return the seconds that opening a package takes, and what it adds to resident and anonymous memory."""
+    before = mapped_bytes("Rss", "Anonymous")
+    start = time.perf_counter()
+    _runner = open_package(path)
+    return [time.perf_counter() - start, *_added(before)]
+
+
+def hashed(path: str) -> list[float]:
+    """Return the bytes a second that are hashed as weights are used first, and the memory this adds."""
+    weights = Package(path).graph().weights
+    before = mapped_bytes("Rss", "Anonymous")
+    seconds = seconds_of(lambda: [data.buffer for data in weights.values()])  # nothing touches the mapped pages
+    return [sum(data.nbytes for data in weights.values()) / seconds, *_added(before)]
+
+
+def verified(path: str) -> float:
+    """Return the seconds that a check of the whole package takes."""
+    return seconds_of(Package(path).check_all)
+
+
+def _added(before: list[int]) -> list[int]:
+    return [now - then for now, then in zip(mapped_bytes("Rss", "Anonymous"), before, strict=True)]
+
+
+def _medians(rows: list[list[float]]) -> list[float]:
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
+
+
+def _memory(action: str, added: list[float]) -> Iterator[Figure]:
     if sys.platform == "linux":
-        resident, anonymous = (statistics.median(side) for side in zip(*memory, strict=True))
-        yield Figure("memory that hashing all weights adds: RSS", resident / MEBIBYTE, "MiB", 100)
-        yield Figure("memory that hashing all weights adds: anonymous", anonymous / MEBIBYTE, "MiB", 100)
-    yield Figure("every file and every tensor hashed, in two threads", statistics.median(whole), "s")
+        for kind, nbytes in zip(("RSS", "anonymous"), added, strict=True):
+            yield Figure(f"memory that {action} adds: {kind}", nbytes / MEBIBYTE, "MiB", 100)
 
 
 def _sha256sum(path: Path) -> float:
-    """Return the seconds that sha256sum takes, or openssl where there is none."""
-    start = time.perf_counter()
-    try:
-        subprocess.run(["sha256sum", str(path)], check=True, stdout=subprocess.DEVNULL)  # noqa: S607  # found by PATH
-    except FileNotFoundError:
-        start = time.perf_counter()
-        subprocess.run(["openssl", "dgst", "-sha256", str(path)], check=True, stdout=subprocess.DEVNULL)  # noqa: S607
-    return time.perf_counter() - start
-
-
-def _write(path: Path) -> None:
-    """Write a package whose weights are views of one random matrix, shifted, so that it costs little memory."""
-    from rlx_ort.deploy.create import create_package
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.ir.tensor import TensorData
-
-    numbers = np.random.default_rng(0).standard_normal(WIDTH * WIDTH + LAYERS).astype(np.float32)
-    numbers.flags.writeable = False
-    graph = Graph("chain")
-    value = graph.input("x", ["rows", WIDTH])
-    for layer in range(LAYERS):
-        value = value @ graph.param(f"w{layer}", [WIDTH, WIDTH])
-        graph.weights[f"w{layer}"] = TensorData.from_array(numbers[layer : layer + WIDTH * WIDTH].reshape(WIDTH, WIDTH))
-    graph.outputs = [value]
-    create_package(graph, path)
+    """Return the seconds that the system's sha256sum takes."""
+    command = ["sha256sum", str(path)]
+    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
