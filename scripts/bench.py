@@ -1,7 +1,7 @@
 """Measure the project's figures on this machine, each beside its target.
 
     python scripts/bench.py            every figure
-    python scripts/bench.py model      one family: a file of scripts/figures/, or scripts/serve_figures.py
+    python scripts/bench.py export     one family: a file of scripts/figures/, or scripts/serve_figures.py
     python scripts/bench.py import --json
 
 Compared things run in turns in one process or in fresh processes of one run, so that a busy machine slows both.
@@ -20,7 +20,7 @@ from figures.record import machine, shorten, show
 FAMILIES = {
     name: f"figures.{name}_figures"
     for name in (
-        *("import", "overhead", "threads", "export", "model", "weights", "decode", "choose", "convert", "package"),
+        *("import", "overhead", "threads", "export", "weights", "decode", "choose", "convert"),
         *("coldstart", "cuda"),
     )
 } | {"serve": "serve_figures"}

@@ -1,7 +1,7 @@
 r"""Make a small language model of random weights, and its onnxruntime-genai folders, for tests and measurements.
 
-    python scripts/make_genai_models.py FOLDER                          llama512: 8 layers, 512 wide
-    python scripts/make_genai_models.py FOLDER --name llama64 --hidden 64 --layers 1 --heads 4 --kv-heads 2 \
+    python examples/make_language_model.py FOLDER                          llama512: 8 layers, 512 wide
+    python examples/make_language_model.py FOLDER --name llama64 --hidden 64 --layers 1 --heads 4 --kv-heads 2 \
         --intermediate 176 --vocabulary 512
 
 Needs torch, transformers, tokenizers, onnx-ir and onnxruntime-genai. It makes, with NAME from --name:
@@ -76,7 +76,7 @@ def main() -> None:
         "",
         "A Llama checkpoint of random weights and its onnxruntime-genai folders, made by",
         "",
-        f"    python scripts/make_genai_models.py FOLDER {' '.join(sys.argv[2:])}".rstrip(),
+        f"    python examples/make_language_model.py FOLDER {' '.join(sys.argv[2:])}".rstrip(),
         "",
         f"with {versions}.",
         "",
