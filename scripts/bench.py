@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"{', '.join(FAMILIES)}; all by default")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--scale", type=float, default=1.0, help="length of soak and storm, 0.1 for a tenth")
+    parser.add_argument("--scale", type=float, default=1.0, help="length of the long measurements, 0.1 for a tenth")
     options = parser.parse_args()
     shorten(options.scale)
     unknown = set(options.families) - set(FAMILIES)

@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="take each nth case only")
     parser.add_argument("--start", type=int, default=0, help="with --every, the first case; for processes side by side")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="for each device; no case is begun after")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case is begun after")
     parser.add_argument("--no-choice", action="store_true", help="leave the automatic choice out")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -65,28 +65,25 @@ def truth(
     """Return the comparison for each device, with what it depends on."""
     import onnxruntime
 
+    end = time.monotonic() + seconds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the suite's own sources overflow and divide by zero on purpose
         cases = all_cases()[taken[0] :: taken[1]]
     versions = {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
-    return {"versions": versions, "devices": [of_device(device, cases, choice, seconds) for device in devices]}
+    return {"versions": versions, "devices": [of_device(device, cases, choice, end) for device in devices]}
 
 
-def of_device(device: Device, cases: tuple[Case, ...], choice: bool, seconds: float) -> dict[str, Any]:
+def of_device(device: Device, cases: tuple[Case, ...], choice: bool, end: float) -> dict[str, Any]:
     """Return how often the answer for a device is right over the cases, and where it is not."""
     start = time.perf_counter()
     counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
     found: dict[str, Any] = {"counts": counts, "right_by_list": 0, "list_differs": [], "wrong": [], "automatic": []}
-    child = Child()
-    try:
+    with Child() as child:
         for case in cases:
-            if time.perf_counter() - start > seconds:
-                raise KeyboardInterrupt
+            if time.monotonic() > end:
+                print(f"stopped after {sum(counts.values())} of {len(cases)} cases", file=sys.stderr)
+                break
             _count(case, device, found, child, choice)
-    except KeyboardInterrupt:
-        print(f"stopped after {sum(counts.values())} of {len(cases)} cases", file=sys.stderr)
-    finally:
-        child.close()
     return row_of(device.label, {**found, "seconds": round(time.perf_counter() - start, 1)})
 
 
@@ -142,27 +139,25 @@ def _first(support: Support) -> str:
 
 
 class Child:
-    """A process that runs cases, started again after a case that ended it."""
+    """A process that runs cases within a `with` block, started again after a case that ended it."""
 
-    def __init__(self) -> None:
-        self._pool = self._started()
+    def __enter__(self) -> Child:
+        """Start it."""
+        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._pool.shutdown(cancel_futures=True)
 
     def strict_run(self, device: str, model: bytes, inputs: dict[str, Any]) -> tuple[bool, str]:
         """Return whether a model compiles strictly on a device and runs, and why not."""
         try:
             return self._pool.submit(run_model, device, model, inputs).result()
         except BrokenProcessPool:
-            self.close()
-            self._pool = self._started()
+            self.__exit__()
+            self.__enter__()
             return False, "the case ended the process"
-
-    def close(self) -> None:
-        """End the process."""
-        self._pool.shutdown(cancel_futures=True)
-
-    @staticmethod
-    def _started() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def run_model(device: str, model: bytes, inputs: dict[str, Any]) -> tuple[bool, str]:

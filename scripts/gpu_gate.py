@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import contextlib
 import datetime
 import json
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -78,7 +76,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    limits = LIMITS_S | {part: float(seconds) for part, _, seconds in _pairs(options.limits)}
+    given = [pair.split("=") for pair in options.limits.split(",") if pair]
+    limits = LIMITS_S | {part: float(seconds) for part, seconds in given}
     parts = options.parts.split(",")
     if unknown := {*limits, *parts} - LIMITS_S.keys():
         parser.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(LIMITS_S)}")
@@ -124,10 +123,6 @@ def _subject(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what a record is about; its parts share it."""
     machine = record["machine"]
     return record["covered"], record["device"], machine["hardware"], machine["onnxruntime"]
-
-
-def _pairs(text: str) -> list[tuple[str, str, str]]:
-    return [pair.partition("=") for pair in text.split(",") if pair]
 
 
 def _timed(part: Callable[[float], dict[str, Any]], limit_s: float) -> dict[str, Any]:
@@ -206,42 +201,27 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
 
 def truth(names: Sequence[str], out: Path, limit_s: float) -> dict[str, Any]:
     """Return how often the capability answers agree with a strict run, over the cases that the time allows."""
-    jobs = []
-    for name in dict.fromkeys(names):
-        for start in range(TRUTH.get(name, 8)):
-            folder = out / f"truth-{name}-{start}"
-            program = [sys.executable, "scripts/capability_truth.py", "--devices", name, "--out", str(folder)]
-            program += ["--every", str(TRUTH.get(name, 8)), "--start", str(start)]
-            program += ["--no-choice"] if name in TRUTH else []
-            environment = {**_environment(), "RLX_CACHE_DIR": str(folder / "cache")}
-            log = (out / f"{folder.name}.log").open("w", encoding="utf-8")
-            jobs.append((name, folder, subprocess.Popen(program, cwd=ROOT, env=environment, stdout=log, stderr=log)))
-    deadline = time.monotonic() + limit_s
-    for _, _, job in jobs:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(timeout=max(0.0, deadline - time.monotonic()))
-    late = [job for _, _, job in jobs if job.poll() is None]
-    for job in late:
-        job.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + GRACE_S
-    for job in late:
-        try:
-            job.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            job.kill()
-            job.wait()
-    found: dict[str, list[dict[str, Any]]] = {}
-    errors = []
-    for name, folder, job in jobs:
-        path = folder / "capability.json"
-        if path.exists():
-            found.setdefault(name, []).extend(json.loads(path.read_text(encoding="utf-8"))["devices"])
-        if job.returncode or not path.exists():
-            errors.append(f"{folder.name}: {(out / f'{folder.name}.log').read_text(encoding='utf-8')[-TAIL:]}")
     sys.path[:0] = [str(ROOT / "scripts")]
     from capability_truth import joined
 
-    rows = {name: joined(shards) for name, shards in found.items()}
+    def answered(job: tuple[str, int]) -> tuple[list[dict[str, Any]], str]:
+        name, start = job
+        folder = out / f"truth-{name}-{start}"
+        program = ["scripts/capability_truth.py", "--devices", name, "--out", str(folder), "--seconds", str(limit_s)]
+        program += ["--every", str(TRUTH.get(name, 8)), "--start", str(start), *["--no-choice"] * (name in TRUTH)]
+        code, _, err = _run(program, limit_s + GRACE_S, RLX_CACHE_DIR=str(folder / "cache"))
+        path = folder / "capability.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))["devices"] if path.exists() else []
+        return rows, "" if rows and code == 0 else f"{folder.name}: {err[-TAIL:]}"
+
+    jobs = [(name, start) for name in dict.fromkeys(names) for start in range(TRUTH.get(name, 8))]
+    with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
+        results = list(pool.map(answered, jobs))
+    errors = [error for _, error in results if error]
+    shards: dict[str, list[dict[str, Any]]] = {}
+    for (name, _), (found, _) in zip(jobs, results, strict=True):
+        shards.setdefault(name, []).extend(found)
+    rows = {name: joined(found) for name, found in shards.items() if found}
     agreement = {f"{name}_agreement": row["agreement"] for name, row in rows.items()}
     wrong = sum(map(_wrong_choices, rows.values()))
     right = all(name in rows and rows[name]["agreement"] >= LEAST.get(name, 0.995) for name in names)
@@ -286,14 +266,15 @@ def figures(out: Path, families: str, limit_s: float) -> dict[str, Any]:
     return {"ok": not failed, "missed": missed, "error": err[-TAIL:] if failed else "", "rows": rows}
 
 
-def _run(program: Sequence[str], limit_s: float) -> tuple[int, str, str]:
+def _run(program: Sequence[str], limit_s: float, **variables: str) -> tuple[int, str, str]:
     """Return the exit code of a Python program and what it printed until it ended or was stopped; -1 if stopped."""
     command = [sys.executable, *program]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # pipes wait for children that outlive it
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=_environment(), stdout=out, stderr=err, timeout=max(1.0, limit_s)
-            )
+            limit_s, env = max(1.0, limit_s), {**environment, **variables}
+            done = subprocess.run(command, cwd=ROOT, env=env, stdout=out, stderr=err, timeout=limit_s)
             code, note = done.returncode, ""
         except subprocess.TimeoutExpired:
             code, note = -1, f"\nstopped after {limit_s:.0f} s"
@@ -302,11 +283,6 @@ def _run(program: Sequence[str], limit_s: float) -> tuple[int, str, str]:
             stream.seek(0)
             texts.append(stream.read().decode(errors="replace"))
     return code, texts[0], texts[1] + note
-
-
-def _environment() -> dict[str, str]:
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
 
 
 def _git_commit() -> str:

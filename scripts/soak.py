@@ -20,11 +20,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
@@ -87,25 +88,20 @@ class QuickWebGpu(WebGpuProvider):
         return CostProfile(1e5, 1e5, 1e5, 10.0, 10.0, 1e5, 1e5)
 
 
+@dataclass
 class Tally:
-    """What happened to the requests of one runner."""
+    """The outcomes of one runner's requests."""
 
-    def __init__(self, denied: set[str]) -> None:
-        self.denied = denied
-        self.answers: Counter[str] = Counter()
-        self.cancelled = 0
-        self.failed_attempts = 0
-        self.times_ns: list[int] = []
-        self.problems: list[str] = []
+    denied: set[str]
+    answers: Counter[str] = field(default_factory=Counter)
+    cancelled: int = 0
+    failed_attempts: int = 0
+    times_ns: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def main() -> int:
     """Run the soak, without the calibrations of this machine, and return 1 when something went wrong."""
-    with tempfile.TemporaryDirectory() as folder, environment.override({"CACHE_DIR": folder}):
-        return _soak()
-
-
-def _soak() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="cpu,webgpu,fault")
     parser.add_argument("--requests", type=int, default=20_000)
@@ -113,6 +109,11 @@ def _soak() -> int:
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, environment.override({"CACHE_DIR": folder}):
+        return _soak(asked)
+
+
+def _soak(asked: argparse.Namespace) -> int:
     fault = FaultProvider(CpuProvider(), by_node=True)
     register_provider(fault)
     register_provider(SmallCuda())
@@ -155,10 +156,13 @@ def _soak() -> int:
         troubles.append(threading.Thread(target=_faults, args=(fault, runners, done, asked.seed)))
     if "cuda" in asked.devices:
         troubles.append(threading.Thread(target=_take_memory, args=(done,)))
+    memory = [psutil.Process().memory_info().rss]
     for thread in [*threads, *troubles]:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():
+            thread.join(1.0)
+            memory.append(psutil.Process().memory_info().rss)
     took_s = time.perf_counter() - begun
     done.set()
     for thread in troubles:
@@ -177,6 +181,8 @@ def _soak() -> int:
             f"{tally.cancelled} cancelled; p50 {p50:.2f} ms, p99 {p99:.1f} ms, longest {most:.0f} ms; "
             f"{tally.failed_attempts} attempts failed; {states}"
         )
+    quarter = memory[len(memory) // 4]
+    print(f"memory {quarter >> 20} MiB after a quarter of the time, {memory[-1] >> 20} MiB at the end")
     print(f"{asked.threads} threads, {took_s:.0f} s, {len(problems)} problems")
     for problem in problems[:20]:
         print("PROBLEM:", problem)

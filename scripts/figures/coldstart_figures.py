@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from figures.graphs import Maker
-from figures.record import MEBIBYTE, Figure, process_seconds
+from figures.record import Figure, process_seconds
 
 REPEATS = 15
 TARGET = 0.5
-MOST_ALONE = 0.1
-"""The share of its weights that a second process may have for itself."""
 WIDTH, HEADS, LAYERS, VOCABULARY, TOKENS = 768, 12, 12, 30522, 16
 
 FEEDS = f"import numpy as np\nfeeds = {{'ids': np.arange({TOKENS}, dtype=np.int64)[None]}}\n"
@@ -36,33 +31,10 @@ FIRST = {
 }
 """Way -> the program, whose argument is the ONNX file for `plain` and else the package."""
 PLAIN, WARMED, OPENED, _COMPILED = FIRST
-HELD = """
-import json
-def memory():
-    sums = {"anonymous": 0, "Rss": 0, "Pss": 0, "Private_Clean": 0, "Private_Dirty": 0}
-    weights = False
-    for line in open("/proc/self/smaps", encoding="utf-8"):
-        name, _, rest = line.partition(":")
-        if "-" in name:  # the head of a mapping ends with its file
-            weights = line.rstrip().endswith("weights.bin")
-        elif name == "Anonymous":
-            sums["anonymous"] += int(rest.split()[0]) * 1024
-        elif weights and name in sums:
-            sums[name] += int(rest.split()[0]) * 1024
-    return sums
-for _ in range(int(sys.argv[2])):
-    package.run(feeds)
-if package._quick._packing is not None:
-    package._quick._packing.join()
-    package.run(feeds)
-print("ready", flush=True)
-while sys.stdin.readline():
-    print(json.dumps(memory()), flush=True)
-"""
 
 
 def measure() -> Iterator[Figure]:
-    """Yield the starts in turns, the difference of the results, and the memory of a second process."""
+    """Yield the starts in turns, and the difference of the results."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode, so the checkout may too
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -89,9 +61,6 @@ def measure() -> Iterator[Figure]:
             results.append(np.load(saved))
         largest = max(np.abs(results[0] - other).max() for other in results[1:]) / np.abs(results[0]).max()
         yield Figure("largest difference of the results, relative to the largest value", float(largest), "", 1e-4)
-        if sys.platform == "linux":  # other systems do not report which memory processes share
-            for runs, when in ((0, "as it starts"), (4, "with packed weights")):
-                yield _shared(package, runs, when)
 
 
 def _write(model: Path, package: Path) -> None:
@@ -111,33 +80,3 @@ def _write(model: Path, package: Path) -> None:
     (row,) = warm_package(package, [Device.CPU])
     if not row.starts:
         raise RuntimeError(f"the package was not warmed: {row.problem}")
-
-
-def _shared(package: Path, runs: int, when: str) -> Figure:
-    """Return the share that a second process has for itself of the weights that the first one maps."""
-    command = [sys.executable, "-c", FIRST[WARMED] + HELD, str(package), str(runs)]
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for _ in range(2):
-            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-            _line(processes[-1])
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-            second = json.loads(_line(process))
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    if not second["Rss"]:
-        raise RuntimeError("the second process maps no weights.bin")
-    share = (second["Private_Clean"] + second["Private_Dirty"]) / second["Rss"]
-    detail = f"weights mapped: Rss {second['Rss'] / MEBIBYTE:.0f}, Pss {second['Pss'] / MEBIBYTE:.0f} MiB; anonymous "
-    detail += f"in total: {second['anonymous'] / MEBIBYTE:.0f} MiB; while the first one runs"
-    return Figure(f"share of its weights that a second process has alone, {when}", share, "", MOST_ALONE, detail)
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
