@@ -19,10 +19,7 @@ from figures.record import machine, shorten, show
 
 FAMILIES = {
     name: f"figures.{name}_figures"
-    for name in (
-        *("import", "overhead", "threads", "export", "weights", "decode", "choose", "convert"),
-        *("coldstart", "cuda"),
-    )
+    for name in ("import", "overhead", "threads", "export", "weights", "decode", "choose", "convert", "cuda")
 } | {"serve": "serve_figures"}
 
 

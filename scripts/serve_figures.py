@@ -1,10 +1,9 @@
-"""Measure the server: start, overhead of a request, batching, and a soak with a device that fails.
+"""Measure the server: start, overhead of a request, and batching.
 
     python scripts/serve_figures.py --out serving.json
     python scripts/serve_figures.py --devices cuda --layers 12 --width 768 --tokens 64
     python scripts/serve_figures.py --parts startup --layers 12 --width 768
     python scripts/serve_figures.py --models FILE.onnx,encoder --clients 64
-    python scripts/serve_figures.py --soak 300
 
 Servers are `rlx-ort serve` in processes of their own. What is compared runs in turns, so that a busy machine slows
 both; each ratio is the median over rounds. tritonclient measures latency. Throughput is measured by clients that send
@@ -24,9 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
@@ -45,24 +42,18 @@ from rlx_ort.converters.files import save_onnx  # noqa: E402
 from rlx_ort.deploy.create import Recipe, create_package  # noqa: E402
 from rlx_ort.deploy.open import load, warm_package  # noqa: E402
 from rlx_ort.device import Device  # noqa: E402
-from rlx_ort.errors import EngineError  # noqa: E402
 from rlx_ort.ir.dtype import DType  # noqa: E402
 
 _WIDTH, _VOCABULARY = 768, 1024
 _DTYPES = {"FP32": np.float32, "INT64": np.int64, "INT32": np.int32}
 _LEAST_GAIN = {"product": 3.0, "encoder": 1.3}  # of batching on the CPU
 _GPU_GAIN = 5.0
-_SOAK_CLIENTS, _SOAK_QUEUE = 16, 6
-_FAULTY = "import serve_figures; serve_figures.add_faulty_device(); from rlx_ort.cli import main; main()"
-_START = """
-import sys
-from rlx_ort.deploy.start import start_package
-package = start_package(sys.argv[1])
-import numpy
-package.run({"ids": numpy.zeros((1, int(sys.argv[2])), numpy.int64)})
-import os
-os._exit(0)
-"""
+_FIRST = "; import numpy, os; run({'ids': numpy.zeros((1, int(sys.argv[2])), numpy.int64)}); os._exit(0)"
+_START = f"import sys; from rlx_ort.deploy.start import start_package; run = start_package(sys.argv[1]).run{_FIRST}"
+_PLAIN = (
+    "import sys, onnxruntime; session = onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider']); "
+    f"run = lambda feeds: session.run(None, feeds){_FIRST}"
+)
 
 
 def save_models(folder: Path, layers: int, width: int, tokens: int) -> None:
@@ -78,12 +69,12 @@ def save_models(folder: Path, layers: int, width: int, tokens: int) -> None:
 
 
 @contextlib.contextmanager
-def server(folder: Path, args: argparse.Namespace, *more: str, **how: Any) -> Iterator[tuple[int, str, str]]:
-    """Run `rlx-ort serve` on the devices of the command line, and yield its process id and its two addresses."""
+def server(folder: Path, args: argparse.Namespace, *more: str) -> Iterator[tuple[str, str]]:
+    """Run `rlx-ort serve` on the devices of the command line, and yield its REST and gRPC addresses."""
     given = [str(folder), "--only", args.devices, "--precision", args.precision, "--queue", "4096", *more]
-    process, http, rpc = started_command(given, **how)
+    process, *addresses = started_command(given)
     try:
-        yield process.pid, http, rpc
+        yield addresses[0], addresses[1]
     finally:
         process.terminate()
         try:
@@ -125,7 +116,7 @@ def caller(kind: str, address: str, model: str, tensors: Sequence[tuple[str, str
 def overhead(folder: Path, args: argparse.Namespace, rounds: int) -> Iterator[Figure]:
     """Yield single requests of one client against runs without a server."""
     compiled = load(folder / "product.onnx").compile("cpu")
-    with server(folder, args) as (_, *addresses):
+    with server(folder, args) as addresses:
         tensors = tensors_of(addresses[0], "product", args.tokens)
         feeds = {name: data for name, _, data in tensors}
         calls: dict[str, Callable[[], object]] = {"direct": lambda: compiled.run(feeds)}
@@ -146,7 +137,7 @@ def batching(folder: Path, args: argparse.Namespace) -> Iterator[Figure]:
     """Yield batching against single runs, with many clients and with one."""
     from tritonclient import http
 
-    with server(folder, args) as (_, batched, _rpc), server(folder, args, "--max-batch", "1") as (_, single, _rpc2):
+    with server(folder, args) as (batched, _), server(folder, args, "--max-batch", "1") as (single, _):
         for model in (Path(name).stem for name in args.models.split(",")):
             body = infer_bytes(batched, model, tensors_of(batched, model, args.tokens))
             many = [_loads((batched, single), body, args.clients, args.seconds) for _ in range(1 + args.rounds)][1:]
@@ -208,12 +199,14 @@ async def under_load(address: str, request: bytes, clients: int, seconds: float)
 
 
 def startup(folder: Path, tokens: int, rounds: int) -> Iterator[Figure]:
-    """Yield processes from their start until they are ready: the server's over `start_package` alone."""
+    """Yield the time of processes until they are ready: `start_package` over ONNX Runtime, servers over it."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode, so the checkout may too
     path = folder / "startup.ortpackage"
     create_package(load(folder / "encoder.onnx").graph, path, Recipe(), folder=True)
     warm_package(path, [Device.CPU])
+    model = str(folder / "encoder.onnx")
     kinds: dict[str, Callable[[], float]] = {
+        "InferenceSession": lambda: process_seconds("-P", "-c", _PLAIN, model, str(tokens)),
         "start_package": lambda: process_seconds("-P", "-c", _START, str(path), str(tokens)),
         "REST": lambda: _ready_seconds(path, "0"),
         "REST alone": lambda: _ready_seconds(path, "-1"),
@@ -223,9 +216,13 @@ def startup(folder: Path, tokens: int, rounds: int) -> Iterator[Figure]:
         for kind, measure in list(kinds.items())[:: 1 if turn % 2 else -1]:
             times[kind].append(measure())
     detail = ", ".join(f"{kind} {statistics.median(taken):.3f} s" for kind, taken in times.items())
-    for kind in list(kinds)[1:]:
-        ratio = statistics.median(a / b for a, b in zip(times[kind], times["start_package"], strict=True))
-        yield Figure(f"startup: {kind} ready, over start_package's first result", ratio, "times", 1.3, detail)
+    for kind, base, target in (
+        ("start_package", "InferenceSession", 0.5),
+        ("REST", "start_package", 1.3),
+        ("REST alone", "start_package", 1.3),
+    ):
+        ratio = statistics.median(a / b for a, b in zip(times[kind], times[base], strict=True))
+        yield Figure(f"startup: {kind} ready, over the first result of {base}", ratio, "times", target, detail)
 
 
 def _ready_seconds(path: Path, grpc: str) -> float:
@@ -249,76 +246,6 @@ def _ready_seconds(path: Path, grpc: str) -> float:
         process.wait()
 
 
-def add_faulty_device() -> None:
-    """Make the device `fault`: a run in fifty fails, and for two seconds of twenty every run does."""
-    from fault_provider import LOST, FaultProvider
-
-    from rlx_ort.providers.cpu import CpuProvider
-    from rlx_ort.providers.registry import register_provider
-
-    provider, draw = FaultProvider(CpuProvider()), np.random.default_rng(0)
-
-    def script(number: int) -> Exception | None:
-        provider.requests.clear()  # it keeps what it opened, the weights among it
-        return EngineError(LOST) if draw.random() < 0.02 or time.monotonic() % 20 < 2 else None
-
-    provider.script = script
-    register_provider(provider)
-
-
-def soak(folder: Path, args: argparse.Namespace) -> Iterator[Figure]:
-    """Load a server with a faulty device, a short queue and reloads, and yield what its clients get."""
-    import psutil
-    from tritonclient import http
-    from tritonclient.utils import InferenceServerException
-
-    (folder / "encoder.onnx").unlink()
-    (weight,) = load(folder / "product.onnx").graph.weights.values()
-    answers, memory, ended = list[str](), list[int](), threading.Event()
-    args.devices = "fault,cpu"
-    how = {"program": _FAULTY, "environment": {"PYTHONPATH": os.pathsep.join(sys.path[:2])}}
-
-    def client(number: int) -> None:
-        draw, asked = np.random.default_rng(number), http.InferenceServerClient(address)
-        output = asked.get_model_metadata("product")["outputs"][0]["name"]
-        while not ended.is_set():
-            data = draw.standard_normal((int(draw.integers(1, 5)), _WIDTH)).astype(np.float32)
-            given = http.InferInput("x", list(data.shape), "FP32")
-            given.set_data_from_numpy(data)
-            try:
-                got = asked.infer("product", [given]).as_numpy(output)
-                kind = "right" if np.allclose(got, data @ weight.numpy(), rtol=1e-3, atol=1e-4) else "wrong"
-            except InferenceServerException as err:
-                kind = f"refused {err.status()}" if err.status() in ("429", "503") else f"lost: {err}"
-                time.sleep(0.005)
-            except Exception as err:  # a connection that broke lost its request
-                kind = f"lost: {type(err).__name__}"
-            answers.append(kind)
-
-    more = ("--queue", str(_SOAK_QUEUE), "--repository-control")
-    with server(folder, args, *more, **how) as (pid, address, _):
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(_SOAK_CLIENTS)]
-        for thread in threads:
-            thread.start()
-        for _ in range(60):
-            for _ in range(2):
-                time.sleep(args.soak / 120)
-                memory.append(psutil.Process(pid).memory_info().rss)
-            http.InferenceServerClient(address).load_model("product")
-        ended.set()
-        for thread in threads:
-            thread.join()
-    settled = memory[len(memory) // 4 :]
-    window = len(settled) // 5
-    growth = statistics.mean(settled[-window:]) / statistics.mean(settled[:window]) - 1
-    counts = Counter(answers)
-    lost = sum(count for kind, count in counts.items() if kind.startswith("lost"))
-    yield Figure("soak: wrong answers", counts["wrong"], "", 0, f"{dict(counts)}; 60 reloads")
-    yield Figure("soak: requests that were accepted and lost", lost, "", 0)
-    detail = f"{memory[0] >> 20} to {memory[-1] >> 20} MiB"
-    yield Figure("soak: growth of memory after the first quarter", 100 * growth, "percent", 5, detail)
-
-
 def lower(values: Sequence[float]) -> float:
     """Return the lower quartile, which other work on the machine disturbs least."""
     return float(np.percentile(values, 25))
@@ -331,9 +258,6 @@ def figures(args: argparse.Namespace) -> Iterator[Figure]:
         save_models(folder, args.layers, args.width, args.tokens)
         for path in filter(Path.exists, map(Path, args.models.split(","))):
             shutil.copy(path, folder)
-        if args.soak:
-            yield from soak(folder, args)
-            return
         if "startup" in parts:
             yield from startup(folder, args.tokens, 2 * args.rounds)
         if "overhead" in parts:
@@ -359,7 +283,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", default="f32", help="in which the server computes: f32, tf32, f16, bf16")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one load")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--soak", type=float, help="only load a server with faults for so many seconds")
     parser.add_argument("--out", type=Path, help="file for the results as JSON")
     return parser
 

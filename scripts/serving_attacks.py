@@ -35,11 +35,13 @@ import grpc
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
 import served_pressure  # noqa: E402  # a file of the tests
 from served_attacks import answers, request, run  # noqa: E402
 from served_models import save_product, started_command  # noqa: E402
+
+from figures.record import sampled  # noqa: E402
 
 _MOST_GROWTH = 50 << 20
 _MALFORMED = "malformed"
@@ -103,28 +105,18 @@ def _probe(http: str, pipe: Any) -> None:
 @contextlib.contextmanager
 def _watched(http: str, pid: int, row: dict[str, Any]) -> Iterator[None]:
     """Check the health and sample the memory of a server during a block, and put the figures into a row."""
-    memory = psutil.Process(pid)
-    sizes, ended = [memory.memory_info().rss], threading.Event()
-
-    def sample() -> None:
-        with contextlib.suppress(psutil.Error):
-            while not ended.wait(_SAMPLED_S):
-                sizes.append(memory.memory_info().rss)
-
-    spawning = multiprocessing.get_context("spawn")
+    memory, spawning = psutil.Process(pid), multiprocessing.get_context("spawn")
     here, there = spawning.Pipe()
-    probe, sampler = spawning.Process(target=_probe, args=(http, there)), threading.Thread(target=sample)
+    probe = spawning.Process(target=_probe, args=(http, there))
     probe.start()
     here.recv()
-    sampler.start()
     try:
-        yield
+        with sampled(lambda: memory.memory_info().rss if memory.is_running() else 0, _SAMPLED_S) as sizes:
+            yield
     finally:
         here.send("end")
         row |= here.recv()
         probe.join(10)
-        ended.set()
-        sampler.join()
         row["peak_mib"], row["before_mib"] = max(sizes) >> 20, sizes[0] >> 20
 
 

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"
 
 from fault_provider import LOST, NODE_OUT_OF_MEMORY, NODE_OVERFLOW, OUT_OF_MEMORY, FaultProvider, until
 
+from figures.record import sampled
 from rlx_ort import environment
 from rlx_ort.device import Device, parse_device_list
 from rlx_ort.errors import CancelledRunError, EngineError
@@ -156,13 +157,11 @@ def _soak(asked: argparse.Namespace) -> int:
         troubles.append(threading.Thread(target=_faults, args=(fault, runners, done, asked.seed)))
     if "cuda" in asked.devices:
         troubles.append(threading.Thread(target=_take_memory, args=(done,)))
-    memory = [psutil.Process().memory_info().rss]
     for thread in [*threads, *troubles]:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(1.0)
-            memory.append(psutil.Process().memory_info().rss)
+    with sampled(lambda: psutil.Process().memory_info().rss, 1.0) as memory:
+        for thread in threads:
+            thread.join()
     took_s = time.perf_counter() - begun
     done.set()
     for thread in troubles:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from figures.graphs import chain
-from figures.record import Figure, fresh, mapped_bytes, peak_bytes, seconds_of
+from figures.record import Figure, fresh, mapped_bytes, peak_bytes, sampled, seconds_of
 from rlx_ort.conversion.convert import ConvertOptions, convert
 from rlx_ort.converters.files import save_onnx
 
@@ -44,17 +43,10 @@ def make(path: str) -> None:
 
 def converted(source: str, target: str, verify: bool, precision: str) -> list[float]:
     """Convert, and return the seconds and the peaks of the resident set and of its anonymous part."""
-    anonymous, ended = [0], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.01):
-            anonymous[0] = max(anonymous[0], *mapped_bytes("Anonymous"))
-
-    threading.Thread(target=watch, daemon=True).start()
     options = ConvertOptions(verify=verify, precision=precision or None)
-    seconds = seconds_of(lambda: convert(source, target, options))
-    ended.set()
-    return [seconds, peak_bytes(), anonymous[0]]
+    with sampled(lambda: mapped_bytes("Anonymous")[0], 0.01) as anonymous:
+        seconds = seconds_of(lambda: convert(source, target, options))
+    return [seconds, peak_bytes(), max(anonymous)]
 
 
 def _figures(folder: Path, title: str, target: str, precision: str, verify: bool) -> Iterator[Figure]:

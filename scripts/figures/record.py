@@ -11,8 +11,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,24 @@ def mapped_bytes(*names: str) -> list[int]:
             if name in sums:
                 sums[name] = int(rest.split()[0]) * 1024
     return list(sums.values())
+
+
+@contextlib.contextmanager
+def sampled(read: Callable[[], int], pause_s: float) -> Iterator[list[int]]:
+    """Read a number before a `with` block and again and again within it."""
+    samples, done = [read()], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(pause_s):
+            samples.append(read())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
 
 
 def peak_bytes() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import struct
 import sys
@@ -13,24 +12,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from figures.graphs import chain
 from figures.record import MEBIBYTE, Figure, fresh, mapped_bytes, seconds_of, turns_of
 from rlx_ort.execution.session import Session
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule, WeightSharing
-from rlx_ort.providers.registry import is_available
+from rlx_ort.options.compile_options import CompileOptions, WeightSharing
 
 LAYERS, WIDTH, MAPPED_LAYERS = 25, 2048, 192  # matrices of 16 MiB: 400 MiB, 3 GiB
 REPEATS = 3
-EXPERTS, EXPERT_WIDTH = 16, 1024  # three stacks of 16 matrices of 4 MiB: 192 MiB
-EXPERTS_TARGET = 0.35
 
 
 def measure() -> Iterator[Figure]:
-    """Yield memory of further sessions, latency of shared weights, time to open mapped ones, and memory of experts."""
+    """Yield memory of further sessions, latency of shared weights, and the time to open mapped ones."""
     total = LAYERS * WIDTH * WIDTH * 4 / MEBIBYTE
     if sys.platform == "linux":  # other systems do not report which memory processes share
         for sharing, kind in (("raw", "Rss"), ("prepacked", "Pss")):
@@ -50,12 +45,6 @@ def measure() -> Iterator[Figure]:
         _write(path)
         seconds = statistics.median(fresh(mapped, str(path)) for _ in range(REPEATS))
     yield Figure("3 GiB of safetensors to an open session, mapped and raw", seconds, "s", 1)
-    if is_available("webgpu"):
-        whole, half = (fresh(experts, resident) / MEBIBYTE for resident in (EXPERTS, EXPERTS // 2))
-        moved = 3 * (EXPERTS // 2) * EXPERT_WIDTH**2 * 4 / MEBIBYTE
-        detail = f"a session adds {half:.0f} in place of {whole:.0f} MiB; the experts that moved have {moved:.0f} MiB"
-        title = "half of the experts on the host, webgpu: share of their memory that is not saved"
-        yield Figure(title, 1 - (whole - half) / moved, "", EXPERTS_TARGET, detail)
 
 
 def _filled() -> tuple[Graph, WeightStore]:
@@ -95,30 +84,6 @@ def mapped(path: str) -> float:
     session = Session("cpu", CompileOptions(sharing=WeightSharing.RAW))
     store = WeightStore.for_graph(graph)
     return seconds_of(lambda: (store.load_safetensors(path), session.compile(graph, store)))
-
-
-def experts(resident: int) -> None:
-    """Print the bytes that a session adds with so many experts on the device, and end the process."""
-    graph = Graph("experts")
-    ids = graph.input("ids", [4], "i32")
-    rows = graph.input("x", [4, EXPERT_WIDTH])
-    for name in ("gate", "up", "down"):
-        stack = graph.param(name, [EXPERTS, EXPERT_WIDTH, EXPERT_WIDTH])
-        rows = graph.grouped_matmul(rows, stack, ids, name=name)
-    graph.outputs = [rows]
-    compiled = Session("webgpu", CompileOptions(placement=PlacementRule.ASSISTED)).compile(graph)
-    if resident < EXPERTS:
-        compiled.set_moe_resident_experts(np.arange(EXPERTS) < resident)
-    draw = np.random.default_rng(0)
-    for name in ("gate", "up", "down"):
-        data = draw.standard_normal((EXPERTS, EXPERT_WIDTH, EXPERT_WIDTH), np.float32) / EXPERT_WIDTH**0.5
-        compiled.set_param(name, data)
-    before = psutil.Process().memory_info().rss
-    places = np.array([0, 1, EXPERTS - 2, EXPERTS - 1], np.int32)
-    for _ in range(3):
-        compiled.run({"ids": places, "x": np.ones((4, EXPERT_WIDTH), np.float32)})
-    print(json.dumps(psutil.Process().memory_info().rss - before), flush=True)
-    os._exit(0)  # the driver writes to standard output when it goes down
 
 
 def _write(path: Path) -> None:

@@ -89,12 +89,10 @@ def started(folder: Path, http: HttpOptions, options: ServeOptions, **place: Any
 
 
 def started_command(
-    arguments: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    program: str = "from rlx_ort.cli import main; main()",
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[str], str, str]:
     """Run `rlx-ort serve` on free ports, and return the process and its REST and gRPC addresses once it is ready."""
-    command = [sys.executable, "-c", program, "serve", *arguments]
+    command = [sys.executable, "-c", "from rlx_ort.cli import main; main()", "serve", *arguments]
     command += ["--http", "0", "--grpc", "0"]
     environment = {**os.environ, **(environment or {}), "PYTHONUTF8": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment)
