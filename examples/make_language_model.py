@@ -66,7 +66,7 @@ def main() -> None:
         folder = base.with_name(f"{options.name}-{variant}")
         shutil.rmtree(folder, ignore_errors=True)
         arguments = [*VARIANTS[variant], "-i", str(checkpoint), "-o", str(folder), "-c", str(options.folder / "cache")]
-        subprocess.run([sys.executable, "-m", "onnxruntime_genai.models.builder", *arguments], check=True)
+        subprocess.run([sys.executable, "-m", "onnxruntime_genai.models.builder", *arguments], check=True)  # noqa: S603
     shutil.rmtree(options.folder / "cache", ignore_errors=True)
     (genai,) = set(importlib.metadata.packages_distributions()["onnxruntime_genai"])  # a package for each engine
     packages = ("torch", "transformers", "tokenizers", "onnx-ir", genai)

@@ -126,6 +126,11 @@ class KernelLimit:
     domain: str = ""
 
 
+def reads_i64(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether an imported node, for which no other form is written, reads i64."""
+    return node.pattern.imported and element(node.inputs) is DType.I64
+
+
 def limited_nodes(
     nodes: Sequence[ExportedNode], limits: Sequence[KernelLimit], constants: Mapping[str, object]
 ) -> list[tuple[ExportedNode, str]]:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
-from rlx_ort.ir.dtype import DType
 from rlx_ort.providers.base import (
     PRIVATE_MEMORY,
     Availability,
@@ -17,6 +16,7 @@ from rlx_ort.providers.base import (
     element,
     input_dims,
     is_float_remainder,
+    reads_i64,
 )
 from rlx_ort.providers.engine.recipe import Keeps
 from rlx_ort.providers.engine.runtime import Problem
@@ -44,10 +44,6 @@ def _sums_integers_alone(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     kept = set(result) if arrow else {each for each in letters if terms.count(each) == 1}
     alone = {each for each in letters if sum(each in operand for operand in operands) == 1}
     return bool(alone - kept) and _reduces_integers(node, given)
-
-
-def _orders_i64(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    return node.pattern.imported and element(node.inputs) is DType.I64
 
 
 def _averages_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -101,7 +97,7 @@ class CpuProvider(OrtProvider):
         ),
         KernelLimit("Einsum", _sums_integers_alone, _IN_F64),
         *(
-            KernelLimit(op_type, _orders_i64, "it takes the wrong one of two i64 whose upper 32 bits are equal")
+            KernelLimit(op_type, reads_i64, "it takes the wrong one of two i64 whose upper 32 bits are equal")
             for op_type in ("ReduceMax", "ReduceMin")
         ),
         KernelLimit("ReduceMean", _averages_nothing, "the mean of no elements is not NaN"),

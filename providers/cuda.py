@@ -25,6 +25,7 @@ from rlx_ort.providers.base import (
     SessionRequest,
     element,
     is_float_remainder,
+    reads_i64,
 )
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
@@ -138,6 +139,9 @@ class CudaProvider(OrtProvider):
             ep_devices=plugin,
             memory=("cuda", device.index),
             recording=recording,
+            # ONNX Runtime (1.31.1) runs the body of a branch on another stream, if the branch itself is on the CPU, and
+            # waits for neither: results were read before they were there.
+            ordered=None if obstacle else partial(open_recorder, device.index, ordered=True),
             pinned=None if obstacle else partial(pinned_like, device.index),
             # A wait would end the recording. Plain runs do wait: otherwise the session keeps pinned buffers, and
             # closing it may free their arena in a callback of the driver, which CUDA does not permit (cudaFreeHost:
@@ -159,6 +163,11 @@ class CudaProvider(OrtProvider):
             recipe = replace(recipe, options={_SEARCH: "HEURISTIC", **recipe.options}, replans=True)
         return open_session(recipe, request)
 
+    # On an H100 with ONNX Runtime 1.31.1 reductions rounded i64 beyond 2^53, and TopK, ArgMax and ArgMin gave places
+    # that are none where there are infinities; the lowerings have other forms.
+    distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
+        ("", op_type) for op_type in ("ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "ReduceSum", "TopK")
+    )
     # Each was assigned and failed in the run with this message, on an H200 with ONNX Runtime 1.31.1.
     limits: ClassVar[Sequence[KernelLimit]] = (
         # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cuda/tensor/gather_impl.cu
@@ -173,6 +182,10 @@ class CudaProvider(OrtProvider):
             "Attention",
             lambda node, given: bool(given.get("qk_matmul_output_mode")) and any(node.outputs[3:]),
             "only kNone and kQK output modes are supported",
+        ),
+        *(
+            KernelLimit(op_type, reads_i64, "it computes i64 in f64, which is inexact beyond 2^53")
+            for op_type in ("ReduceMax", "ReduceMin", "ReduceSum")
         ),
         KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only before opset 28"),
         KernelLimit(

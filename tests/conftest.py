@@ -17,6 +17,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, EngineError, LegalizeError, PlacementError
 from rlx_ort.options.compile_options import PlacementRule
 from rlx_ort.providers.base import Availability
+from rlx_ort.selection import questions
 
 REQUIRE_WEBGPU = "RLX_REQUIRE_WEBGPU"
 """When set to 1, a test that needs WebGPU fails where it would be skipped; read before variables are cleared."""
@@ -46,7 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Log outcomes where that is asked for."""
+    """Log outcomes where that is asked for, and let the providers of `--device` take their time to answer questions."""
+    if config.getoption("device"):
+        questions._BUDGET_S = 120.0  # seconds; they would be refused otherwise for what they take on an idle machine
     if config.getoption("outcomes") is not None:
         config.pluginmanager.register(OutcomeLog(config.getoption("outcomes"), config.getoption("at_most")))
 

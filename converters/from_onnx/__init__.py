@@ -76,8 +76,7 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         ConversionError: the model breaks a rule of ONNX that its meaning depends on, or data cannot be had.
     """
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
-    from rlx_ort.converters.from_onnx.operands import check_operands
-    from rlx_ort.converters.from_onnx.rewrite import fill_types, upgraded
+    from rlx_ort.converters.from_onnx.rewrite import check_operands, fill_types, upgraded
     from rlx_ort.converters.from_onnx.structure import check_model
     from rlx_ort.converters.protos import is_fully_typed, skeleton, with_types
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.from_onnx.signatures import value_problem
-from rlx_ort.converters.from_onnx.structure import domain_of, node_label, opsets_of, sorted_nodes
+from rlx_ort.converters.from_onnx.structure import domain_of, node_label, opsets_of, sorted_nodes, value_problem
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
 from rlx_ort.converters.onnx_types import known_type_of, type_of

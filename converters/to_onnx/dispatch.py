@@ -22,7 +22,6 @@ from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.dispatch import KernelDispatch
 
 if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.emitter import Emitter, Lowering
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
@@ -40,6 +39,9 @@ _WITHOUT = frozenset({"leaf"})
 _ELSEWHERE = {"blocks": "control", "conv": "linalg", "dequant": "quant", "onnx": "imported", "sequence": "control"}
 """Families whose lowerings are in the file of another one."""
 _Types: TypeAlias = Sequence[ValueType | None]
+
+Lowering: TypeAlias = Callable[[Any, Any, Sequence[Any]], Any]
+"""(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Dispatcher:
     latest: str | None = None
     refused: dict[str, str] = field(default_factory=dict)
 
-    def native(self, emit: Emitter, origin: int, op: Op, inputs: Sequence[Any]) -> Any | None:
+    def native(self, emit: Any, origin: int, op: Op, inputs: Sequence[Any]) -> Any | None:
         """Return the results of the native lowering, or None when the common one is to be used."""
         load_family(type(op).__module__)
         known = _natives.get(type(op))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.protos import trimmed
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
-from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
+from rlx_ort.converters.to_onnx.dispatch import Lowering, NoNativeForm, load_family
+from rlx_ort.converters.to_onnx.model import ExportedNode, ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node
@@ -28,9 +27,6 @@ from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
 
 DEFAULT_OPSET = 21
 """The opset that lowerings write for: execution providers have the most kernels there."""
-
-Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
-"""(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
 _lowerings: dict[type[Op], Lowering] = {}
 _NOTHING: Mapping[int, Any] = {}

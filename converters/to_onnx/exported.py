@@ -1,4 +1,4 @@
-"""The result of an export: its nodes, the `ExportedModel`, and the `Outline` that is there before the protobuf.
+"""The result of an export: the `ExportedModel`, and the `Outline` that is there before the protobuf.
 
 A model has few patterns and many nodes of each: facts of the operator and the types are looked up once a pattern.
 """
@@ -9,12 +9,20 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
-from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight, ModelNode, names_of, types_of
+from rlx_ort.converters.to_onnx.model import (
+    INLINE_BYTES,
+    ExternalWeight,
+    ModelGraph,
+    ModelNode,
+    ModelValue,
+    ModelWriter,
+    types_of,
+)
+from rlx_ort.converters.to_onnx.model import ExportedNode as ExportedNode
 from rlx_ort.errors import ParamError
-from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
@@ -22,94 +30,11 @@ from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter
-
 _BOUNDARY = re.compile(r"[^0-9A-Za-z]")
 _INLINED = "_inlfunc_"
 _FEW = 64  # elements; two paddings of each dim of a tensor are at most 16
 _SHAPE_READERS = frozenset({"ConstantOfShape", "Shape", "Size"})
 _UNKNOWN = UnknownType()
-
-
-class ExportedNode(NamedTuple):
-    """One node of an exported model, as support checks, placement and cost models read it.
-
-    `pattern` is shared with the nodes that were written alike. `origin` is the id of the user's node, at the top level
-    of the user's graph; `source` is the top-level node of the graph that was exported, None if there was no graph.
-    `name` is unique in the model, bodies included. While a model is written, it is empty for the first node of a
-    pattern, which has the names. Names of absent values are empty.
-    """
-
-    pattern: ModelNode
-    origin: int
-    source: Node | None = None
-    name: str = ""
-    input_names: tuple[str, ...] = ()
-    output_names: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        domain: str,
-        op_type: str,
-        version: int,
-        origin: int,
-        inputs: tuple[ValueType | None, ...],
-        outputs: tuple[ValueType | None, ...],
-        input_names: tuple[str, ...] = (),
-        output_names: tuple[str, ...] = (),
-        *,
-        shape_only: bool = False,
-        body: bool = False,
-    ) -> ExportedNode:
-        """Return a node that no lowering wrote, with a pattern of its own."""
-        pattern = ModelNode(domain, op_type).alike(inputs, outputs, shape_only=shape_only)
-        pattern.version, pattern.depth = version, int(body)
-        return cls(pattern, origin, None, name, input_names, output_names)
-
-    def named(self) -> ExportedNode:
-        """Return the first node of a pattern with the names that the pattern has."""
-        pattern, origin, source = self[:3]
-        return ExportedNode(pattern, origin, source, pattern.name, names_of(pattern.reads), names_of(pattern.writes))
-
-    @property
-    def domain(self) -> str:
-        """Operator domain, empty for ai.onnx."""
-        return self.pattern.domain
-
-    @property
-    def op_type(self) -> str:
-        """The operator."""
-        return self.pattern.op_type
-
-    @property
-    def version(self) -> int:
-        """Opset version of the domain in the model."""
-        return self.pattern.version
-
-    @property
-    def inputs(self) -> tuple[ValueType | None, ...]:
-        """Types of the inputs, None for absent ones."""
-        return self.pattern.inputs
-
-    @property
-    def outputs(self) -> tuple[ValueType | None, ...]:
-        """Types of the outputs, None for absent ones."""
-        return self.pattern.outputs
-
-    @property
-    def shape_only(self) -> bool:
-        """Whether it only computes shapes: few integers that derive from shapes and small constants alone.
-
-        ONNX Runtime keeps such nodes on the CPU by design.
-        """
-        return self.pattern.shape_only
-
-    @property
-    def body(self) -> bool:
-        """Whether it is in a subgraph."""
-        return self.pattern.depth > 0
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from rlx_ort.converters.to_onnx.kernel_dtypes import (
     compared,
     compute_dtype,
     divisor_and_sign,
+    extreme_place,
     filled_rows,
     masked_rows,
     may_trap,
@@ -58,7 +59,7 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
         return reads_threes(kind, op.integer("group", 1))
     if op.op_type == "TopK":
         return kind.dtype in FILLED_TOPK
-    if op.op_type == "Pow":
+    if op.op_type in ("ArgMax", "ArgMin", "Pow"):
         return kind.dtype.is_float
     if op.op_type in _REDUCTIONS:
         reduction = _reduction(op, kind, constants[1] if len(constants) > 1 else None)
@@ -166,6 +167,14 @@ def _top(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return emit.imported(op, [filled, *reads[1:]])
 
 
+def _place(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    attributes: dict[str, Any] = dict(op.attributes)
+    dtype = emit.known_dtype(0)
+    if dtype is None or not dtype.is_float or emit.has_kernel(op.op_type, TensorType(dtype)):
+        return None
+    return extreme_place(emit, emit.op(op.op_type, *reads, **attributes), dtype, op.op_type)
+
+
 def _power(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     dtype = emit.known_dtype(0)
     if dtype is None or not dtype.is_float or emit.known_dtype(1) is not dtype:
@@ -208,6 +217,8 @@ def _filled(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 
 _FORMS: dict[str, _Form] = {
+    "ArgMax": _place,
+    "ArgMin": _place,
     "CastLike": _cast_like,
     "ConstantOfShape": _filled,
     "Conv": _convolved,

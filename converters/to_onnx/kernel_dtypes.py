@@ -118,15 +118,16 @@ def op_in(
     return produced if result is not None else from_compute(emit, op_type, produced, dtype)
 
 
-FILLED_TOPK = frozenset({DType.F16, DType.F32})
+FILLED_TOPK = frozenset({DType.F16, DType.F32, DType.F64})
 """The dtypes whose TopK may be written with rows that are filled."""
 
 
 def filled_rows(emit: Emitter, x: Any, dtype: DType | None, size: Dim, axis: int, largest: bool) -> Any:
     """Return what TopK is to sort: x itself, or x with infinities that come last, up to a power of two along the axis.
 
-    WebGPU's kernel fills rows with the largest finite number, which comes before an infinity (plugin 0.4.0). Equal
-    elements are in order of place, so an infinity of x comes before those that fill its row.
+    The kernels of WebGPU (plugin 0.4.0) and CUDA (ONNX Runtime 1.31.1) fill rows with the largest finite number, which
+    comes before an infinity. Equal elements are in order of place, so an infinity of x comes before those that fill its
+    row.
     """
     if dtype not in FILLED_TOPK or emit.has_kernel("TopK", TensorType(dtype)):
         return x
@@ -143,9 +144,19 @@ def filled_rows(emit: Emitter, x: Any, dtype: DType | None, size: Dim, axis: int
     return emit.op("Pad", x, pads, emit.constant(-math.inf if largest else math.inf, dtype), emit.i64([axis]))
 
 
+def extreme_place(emit: Emitter, place: Any, dtype: DType | None, op_type: str) -> Any:
+    """Return the place of an extreme, with 0 for a row of nothing but the infinity that CUDA's search starts from.
+
+    Its ArgMax and ArgMin of floats give 2^31 - 1 there (ONNX Runtime 1.31.1), a size that no axis has.
+    """
+    if dtype is None or not dtype.is_float or emit.has_kernel(op_type, TensorType(dtype)):
+        return place
+    return emit.op("Mod", place, emit.constant(2**31 - 1, DType.I64))
+
+
 def reads_threes(x: TensorType, groups: int) -> bool:
     """Return whether a convolution may read a multiple of 3 channels that is none of 4."""
-    channels = None if x.shape is None else x.shape[1]
+    channels = None if x.shape is None or len(x.shape) < 2 else x.shape[1]
     return groups == 1 and not (isinstance(channels, int) and (channels <= 3 or channels % 3 or channels % 4 == 0))
 
 
@@ -158,7 +169,8 @@ def channels_apart(emit: Emitter, inputs: Sequence[Any], groups: int) -> Sequenc
     kinds = emit.input_types
     if not reads_threes(kinds[0], groups) or emit.has_kernel("Conv", *kinds):
         return ()
-    _, channels, *kernel = kinds[1].shape or (None, None)
+    weights = kinds[1].shape
+    _, channels, *kernel = (None, None) if weights is None or len(weights) < 2 else weights
     if not isinstance(channels, int) or channels <= 3 or channels % 3 or channels % 4 == 0 or set(kernel) == {1}:
         return ()  # the limits of the provider refuse what is unknown
     x, w, *bias = inputs

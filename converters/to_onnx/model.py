@@ -11,14 +11,14 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rlx_ort.converters.onnx_types import elem_type, refer, tensor_proto, text_of, type_proto
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.core import GraphCore, Node
+from rlx_ort.ir.core import Graph, Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.leaf import Param
 from rlx_ort.ir.tensor import TensorData
@@ -26,8 +26,6 @@ from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorT
 
 if TYPE_CHECKING:
     import onnx
-
-    from rlx_ort.converters.to_onnx.exported import ExportedNode
 
 INLINE_BYTES = 128
 """Tensors below this size are kept inside the model: ONNX Runtime copies them anyway."""
@@ -91,7 +89,7 @@ def _kind_of(name: str, value: Any) -> str:
         ("FLOAT", (float, np.floating)),
         ("STRING", (str, bytes)),
         ("TENSOR", (np.ndarray, TensorData)),
-        ("GRAPH", (GraphCore, ModelGraph)),
+        ("GRAPH", (Graph, ModelGraph)),
         ("TYPE_PROTO", (TensorType, SequenceType, OptionalType, MapType, UnknownType)),
     ):
         if isinstance(value, classes):
@@ -109,7 +107,7 @@ def _item(name: str, kind: str, value: Any, lower: Callable[[Any], ModelGraph] |
             return value if isinstance(value, str) else text_of(value)
         case "TENSOR":
             return value if isinstance(value, TensorData) else TensorData.from_array(value)
-        case "GRAPH" if isinstance(value, GraphCore):
+        case "GRAPH" if isinstance(value, Graph):
             if lower is None:
                 raise ConversionError(f"attribute {name!r} is a graph, which cannot stand here")
             return lower(value)
@@ -166,6 +164,87 @@ class ModelNode:
 
     def __repr__(self) -> str:
         return f"<ModelNode {self.name!r} {self.domain or 'ai.onnx'}::{self.op_type}>"
+
+
+class ExportedNode(NamedTuple):
+    """One node of an exported model, as support checks, placement and cost models read it.
+
+    `pattern` is shared with the nodes that were written alike. `origin` is the id of the user's node, at the top level
+    of the user's graph; `source` is the top-level node of the graph that was exported, None if there was no graph.
+    `name` is unique in the model, bodies included. While a model is written, it is empty for the first node of a
+    pattern, which has the names. Names of absent values are empty.
+    """
+
+    pattern: ModelNode
+    origin: int
+    source: Node | None = None
+    name: str = ""
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        domain: str,
+        op_type: str,
+        version: int,
+        origin: int,
+        inputs: tuple[ValueType | None, ...],
+        outputs: tuple[ValueType | None, ...],
+        input_names: tuple[str, ...] = (),
+        output_names: tuple[str, ...] = (),
+        *,
+        shape_only: bool = False,
+        body: bool = False,
+    ) -> ExportedNode:
+        """Return a node that no lowering wrote, with a pattern of its own."""
+        pattern = ModelNode(domain, op_type).alike(inputs, outputs, shape_only=shape_only)
+        pattern.version, pattern.depth = version, int(body)
+        return cls(pattern, origin, None, name, input_names, output_names)
+
+    def named(self) -> ExportedNode:
+        """Return the first node of a pattern with the names that the pattern has."""
+        pattern, origin, source = self[:3]
+        return ExportedNode(pattern, origin, source, pattern.name, names_of(pattern.reads), names_of(pattern.writes))
+
+    @property
+    def domain(self) -> str:
+        """Operator domain, empty for ai.onnx."""
+        return self.pattern.domain
+
+    @property
+    def op_type(self) -> str:
+        """The operator."""
+        return self.pattern.op_type
+
+    @property
+    def version(self) -> int:
+        """Opset version of the domain in the model."""
+        return self.pattern.version
+
+    @property
+    def inputs(self) -> tuple[ValueType | None, ...]:
+        """Types of the inputs, None for absent ones."""
+        return self.pattern.inputs
+
+    @property
+    def outputs(self) -> tuple[ValueType | None, ...]:
+        """Types of the outputs, None for absent ones."""
+        return self.pattern.outputs
+
+    @property
+    def shape_only(self) -> bool:
+        """Whether it only computes shapes: few integers that derive from shapes and small constants alone.
+
+        ONNX Runtime keeps such nodes on the CPU by design.
+        """
+        return self.pattern.shape_only
+
+    @property
+    def body(self) -> bool:
+        """Whether it is in a subgraph."""
+        return self.pattern.depth > 0
 
 
 @dataclass(slots=True, eq=False)

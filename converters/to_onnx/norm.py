@@ -17,6 +17,7 @@ from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
     FILLED_TOPK,
     compute_dtype,
+    extreme_place,
     filled_rows,
     from_compute,
     misorders,
@@ -213,8 +214,8 @@ def reduced(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
 
     The CPU's ReduceSum and ReduceProd compute integers in f64: they stop at the dtype's limits, where numpy, PyTorch
     and ONNX's reference wrap around, and are inexact above 2^53. Its ReduceMean over no elements is 0 instead of NaN.
-    Its ReduceMax and ReduceMin misorder i64 (see `kernel_dtypes`), and CUDA's compute them in floats. All of ONNX
-    Runtime 1.31.1.
+    Its ReduceMax and ReduceMin misorder i64 (see `kernel_dtypes`). CUDA's sums, largest and least of i64 are computed
+    in f64. All of ONNX Runtime 1.31.1.
     """
     if not op.axes:
         return emit.op("Identity", inputs[0])
@@ -229,7 +230,11 @@ def reduced(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
         mean = emit.op("ReduceMean", wide, emit.i64(op.axes), keepdims=int(op.keep_dim))
         return emit.cast(emit.op("Min", mean, emit.constant(_BELOW_2_64, DType.F64)), DType.U64)
     if op.function in _INTEGER_SUMS and dtype.is_integer and not emit.has_kernel(op_type, TensorType(compute)):
-        return _wrapping(emit, op, inputs[0])
+        if op.function == "prod" or emit.has_kernel("MatMul", *(2 * [TensorType(compute)])):
+            return _wrapping(emit, op, inputs[0])
+        if compute is DType.I64:
+            total = _sum_of_parts(emit, op, emit.cast(inputs[0], compute))
+            return total if dtype is compute else emit.cast(total, dtype)
     return op_in(emit, op_type, dtype, inputs[0], others=[emit.i64(op.axes)], keepdims=int(op.keep_dim))
 
 
@@ -275,6 +280,18 @@ def _wrapping(emit: Emitter, op: Reduce, x: Any) -> Any:
     if not op.keep_dim:
         value = emit.op("Squeeze", value, emit.i64(op.axes))
     return emit.cast(value, kind.dtype)
+
+
+def _sum_of_parts(emit: Emitter, op: Reduce, value: Any) -> Any:
+    """Return the sum of i64 by a kernel that computes in f64: each part has 22 bits, and 2^31 of them are exact."""
+    axes, part = emit.i64(op.axes), emit.constant(1 << 22, DType.I64)
+    sums = []
+    for last in (False, False, True):
+        low = value if last else emit.op("Mod", value, part)
+        sums.append(emit.op("ReduceSum", low, axes, keepdims=int(op.keep_dim)))
+        if not last:
+            value = emit.op("Div", emit.op("Sub", value, low), part)
+    return functools.reduce(lambda high, low: emit.op("Add", emit.op("Mul", high, part), low), reversed(sums))
 
 
 def _sum_along(emit: Emitter, value: Any, axis: int, shape: Shape, dtype: DType) -> Any:
@@ -356,11 +373,16 @@ def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
     return places if op.dtype is DType.I64 else emit.op("Cast", places, to=op.dtype)
 
 
+for _kind in (ArgMax, ArgMin):
+    asks_kernels(_kind, lambda op, kind, _: kind.dtype.is_float)
+
+
 @lowers(ArgMax, ArgMin)
 def _places(emit: Emitter, op: ArgMax | ArgMin, inputs: Sequence[Any]) -> Any:
     op_type = "ArgMax" if isinstance(op, ArgMax) else "ArgMin"
-    keep = int(op.keep_dim)
-    return op_in(emit, op_type, emit.input_dtype(0), inputs[0], result=DType.I64, axis=op.axis, keepdims=keep)
+    keep, dtype = int(op.keep_dim), emit.input_dtype(0)
+    place = op_in(emit, op_type, dtype, inputs[0], result=DType.I64, axis=op.axis, keepdims=keep)
+    return extreme_place(emit, place, dtype, op_type)
 
 
 @lowers(Sample)

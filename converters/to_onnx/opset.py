@@ -21,8 +21,7 @@ from rlx_ort.ir.types import TensorType, ValueType, elements
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.to_onnx.exported import ExportedNode
-    from rlx_ort.converters.to_onnx.model import ModelNode
+    from rlx_ort.converters.to_onnx.model import ExportedNode, ModelNode
 
 _RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
 """(operator, old, new): inputs that only got another name."""

@@ -16,8 +16,7 @@ from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
-from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, ModelWriter, names_of, types_of
+from rlx_ort.converters.to_onnx.model import ExportedNode, ModelNode, ModelValue, ModelWriter, names_of, types_of
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op

@@ -32,7 +32,7 @@ from rlx_ort.providers.engine.replays import Copy, NotRecordedError, Recorder
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32
-_NON_BLOCKING = 1
+_ORDERED, _NON_BLOCKING = 0, 1  # whether the default stream waits for a stream, and the stream for it
 _RELAXED = 2  # ONNX Runtime may allocate during a capture
 _KERNEL, _MEMCPY, _MEMSET, _EMPTY, _ALLOCATE, _FREE = 0, 1, 2, 5, 10, 11
 _NODE_NAMES = {3: "a host function", 4: "a child graph", 6: "an event wait", 7: "an event"}
@@ -276,21 +276,24 @@ class _Lender:
 _lender = functools.cache(_Lender)
 
 
-def open_recorder(index: int, obstacle: str = "") -> Recorder:
-    """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one."""
+def open_recorder(index: int, obstacle: str = "", *, ordered: bool = False) -> Recorder:
+    """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one.
+
+    With `ordered`, copies on the default stream wait for the launches, and nothing is to be recorded.
+    """
     if obstacle:
         raise NotRecordedError(obstacle)
-    return _CudaRecorder(index)
+    return _CudaRecorder(index, _ORDERED if ordered else _NON_BLOCKING)
 
 
 class _CudaRecorder:
     """Records the launches of one session on a stream of its own; see `Recorder` for the methods."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, flags: int) -> None:
         self._context = _context(index)
         stream = _P()
         with _entered(self._context):
-            _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+            _call("cuStreamCreate", ctypes.byref(stream), flags)
         self.enter: Callable[[], object] = functools.partial(_driver().cuCtxSetCurrent, _P(self._context))
         self._stream = int(stream.value or 0)
         self._kept: dict[int, list[npt.NDArray[Any]]] = {}  # what recordings copy to the device, by recording

@@ -23,7 +23,7 @@ from rlx_ort.providers.engine.injection import prepare_weights
 from rlx_ort.providers.engine.optimizer_faults import KEY, disabled_optimizers
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end
 from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
-from rlx_ort.providers.engine.recordable import unrecordable
+from rlx_ort.providers.engine.recordable import is_control_flow, unrecordable
 from rlx_ort.providers.engine.replays import NotRecordedError, Recorder
 from rlx_ort.providers.engine.runtime import PLUGIN_VERSION, opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
@@ -81,22 +81,25 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         recipe = replace(recipe, before_run=_in_order(recipe.before_run, recorder.enter))
     declared = (request.model.input_types, request.model.output_types)
     errors = runtime.engine_exceptions()
-    made = (engine, session, memory, request.device, recipe, errors, declared, recorder or reason)
+    made = (engine, session, memory, request.device, recipe, errors, declared, recorder, reason)
     return OrtEngineSession(*made, weights=request.model.params, node_of=request.model.node_of)
 
 
 def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder | None, str]:
-    """Return the recorder of the launches of a session, or None and the reason."""
-    if recipe.recording is None:
-        return None, ""
+    """Return the stream of a session, or None, and the reason why launches on it are not recorded."""
     model = request.model
     # Checked before opening, since a session on a stream of its own runs one thread at a time.
     reason = unrecordable(model.nodes, {**model.input_types, **model.output_types})
     handed_on = [name for name in model.output_types if name in model.input_types or name in model.params]
     if handed_on and not reason:
         reason = f"output {handed_on[0]!r} is an input or a weight itself, which no launch writes"
-    if reason:
-        return None, reason
+    try:
+        if recipe.ordered is not None and any(map(is_control_flow, model.nodes)):
+            return recipe.ordered(), reason
+    except NotRecordedError as err:
+        raise EngineError(f"loops and branches on {request.device.display} need a stream of their own: {err}") from err
+    if recipe.recording is None or reason:
+        return None, reason if recipe.recording is not None else ""
     try:
         return recipe.recording.open(), ""
     except NotRecordedError as err:

@@ -52,19 +52,20 @@ class OrtBinder(Binder):
 
     def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
         """Return a tensor on the device with a copy of the array; see `Binder.upload`."""
-        session = self._session
-        with session.guarded():
-            session.open_core()
-            dtype = DType.from_numpy(array.dtype)
-            kind = TensorType(dtype)
-            if self._keeps_on_host or has_foreign_dtype(kind):
-                # ONNX Runtime makes values of types numpy does not know in host memory only, and copies them in a run.
-                value, memory = to_ort_value(session.engine, "device tensor", array.copy(), kind)
-                return OrtTensor(session, value, None, memory)
-            value = session.engine.OrtValue.ortvalue_from_numpy(
-                np.ascontiguousarray(array).reshape(array.shape), self._memory, self._index
-            )
-            return OrtTensor(session, value, None)
+        with self._session.guarded():
+            self._session.open_core()
+            return self._uploaded(array)
+
+    def _uploaded(self, array: npt.NDArray[Any]) -> DeviceTensor:
+        session, kind = self._session, TensorType(DType.from_numpy(array.dtype))
+        if self._keeps_on_host or has_foreign_dtype(kind):
+            # ONNX Runtime makes values of types numpy does not know in host memory only, and copies them in a run.
+            value, memory = to_ort_value(session.engine, "device tensor", array.copy(), kind)
+            return OrtTensor(session, value, None, memory)
+        value = session.engine.OrtValue.ortvalue_from_numpy(
+            np.ascontiguousarray(array).reshape(array.shape), self._memory, self._index
+        )
+        return OrtTensor(session, value, None)
 
     def adopt(self, source: Any) -> DeviceTensor | None:
         """Return the tensor behind an object with `__dlpack__` without a copy, or None if it is on another device."""
@@ -97,8 +98,9 @@ class OrtBinder(Binder):
         session, io = self._session, core.session.io_binding()
         kept = [bind_input(session, core, io, name, value) for name, value in feeds.items()]
         here, host = self._places
+        on_device = resident if not session.host_outputs else set(resident).difference(session.host_outputs)
         for name in names:
-            place = here if name in resident else host
+            place = here if name in on_device else host
             inner = getattr(io, "_iobinding", None)
             if inner is None or place.inner is None:
                 io.bind_output(name, *place.names)
@@ -106,10 +108,14 @@ class OrtBinder(Binder):
                 inner.bind_output(name, place.inner)
         run_binding(core.session, io, core.options)
         del kept
-        outputs = []
+        outputs: list[Any] = []
         for name, value in zip(names, io.get_outputs(), strict=True):
             own = _copied(session, value, session.output_types[name]) if name in session.handed_on else value
-            outputs.append(OrtTensor(session, own, core) if name in resident else from_ort_value(own, name))
+            if name in on_device:
+                outputs.append(OrtTensor(session, own, core))
+            else:
+                array = from_ort_value(own, name)
+                outputs.append(self._uploaded(array) if name in resident else array)
         return outputs
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
@@ -124,6 +130,10 @@ class OrtBinder(Binder):
         """Return a run over one binding; see `Binder.bound`."""
         session = self._session
         if session.recipe.device_graph or any(not is_tensor_like(session.input_types[name]) for name in inputs):
+            return None
+        if session.copies_back and any(
+            isinstance(place, np.ndarray) or name in session.host_outputs for name, place in outputs.items()
+        ):
             return None
         if any(name in session.handed_on or not is_tensor_like(session.output_types[name]) for name in outputs):
             return None
@@ -143,7 +153,8 @@ class OrtBinder(Binder):
             if not self._keeps_on_host and has_foreign_dtype(kind):
                 return None
         if session.runs_slots:
-            known = session.recipe.pinned is not None and set(outputs) <= set(fixed) and not session.refuses
+            known = session.recipe.pinned is not None and set(outputs) <= set(fixed)
+            known = known and not session.refuses and not session.copies_back
             return PlainSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
         if session.recipe.device_graph:
             return RunSlots(session, list(inputs), outputs, ())

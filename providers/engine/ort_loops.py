@@ -83,6 +83,7 @@ class OrtLoop:
         return (
             not session.recipe.device_graph
             and session.handed_on.isdisjoint(outputs)
+            and not session.host_outputs
             and all(place.inner is not None for place in places)
             and hasattr(session.open_core().session, "_sess")
             and hasattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue")

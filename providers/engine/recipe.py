@@ -69,6 +69,8 @@ class SessionRecipe:
         device_graph: whether the provider itself records launches and replays them, over one binding of static shapes.
         replans: whether the session plans kernels anew when the sizes of its inputs change, and drops the plans before.
         recording: how this library records launches; None where it does not.
+        ordered: opens a stream of which all of ONNX Runtime's copies wait, for a session with loops or branches, and
+            records nothing on it; None where that is not needed.
         pinned: makes an array like another one in pinned host memory; None if there is no such memory, or if bound
             device buffers are as cheap.
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
@@ -91,6 +93,7 @@ class SessionRecipe:
     device_graph: bool = False
     replans: bool = False
     recording: Recording | None = None
+    ordered: Callable[[], Recorder] | None = None
     pinned: Callable[[Any], Any] | None = None
     run_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     stream_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -54,7 +54,7 @@ def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], 
     for node in assignments:
         if node.provider != ep_name:
             return f"node {node.name or node.op_type!r} ({node.op_type}) runs on {node.provider}"
-        if _UNRECORDABLE.get(node.op_type) == _CONTROL_FLOW:
+        if is_control_flow(node):
             return f"node {node.name or node.op_type!r} ({node.op_type}) {_CONTROL_FLOW}"
     if memory == "cpu":
         return ""
@@ -68,6 +68,11 @@ def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], 
             if info.name.lower() == "cpu" or int(info.device_mem_type) != 0:
                 return f"{side} {value.name!r} is in host memory"
     return ""
+
+
+def is_control_flow(node: NodeAssignment | ExportedNode | ModelNode) -> bool:
+    """Return whether a node is a loop or a branch."""
+    return _UNRECORDABLE.get(node.op_type) == _CONTROL_FLOW
 
 
 def unrecordable(nodes: Iterable[NodeAssignment | ExportedNode | ModelNode], types: Mapping[str, ValueType]) -> str:

@@ -115,6 +115,10 @@ class OrtEngineSession:
     `assignments` has the place of each node after ONNX Runtime's first rewrites; folded nodes are gone. `refuses` is
     true if runs raise, since they had to be recorded and cannot be. `handed_on` has the outputs that are inputs or
     `weights` themselves. `node_of` returns the exported node behind the name of a node of the session.
+
+    `copies_back` is true if nodes on the CPU may read values of the device. ONNX Runtime (1.31.1) copies such a value
+    to the host for them, and where it is an output too, from there into an array of the caller without waiting for the
+    first copy.
     """
 
     def __init__(
@@ -126,7 +130,8 @@ class OrtEngineSession:
         recipe: SessionRecipe,
         errors: tuple[type[Exception], ...],
         declared: tuple[Mapping[str, ValueType], Mapping[str, ValueType]],
-        recorder: Recorder | str = "",
+        recorder: Recorder | None = None,
+        reason: str = "",
         weights: Iterable[str] = (),
         node_of: Callable[[str], ExportedNode | None] = lambda name: None,
     ) -> None:
@@ -135,8 +140,8 @@ class OrtEngineSession:
         self.engine = engine
         self.errors = errors
         self._options = engine.RunOptions()
-        driver, self._reason = (None, recorder) if isinstance(recorder, str) else (recorder, "")
-        core = _core_type[0](session, memory, self._options, driver)
+        self._reason = reason  # why launches are not recorded
+        core = _core_type[0](session, memory, self._options, recorder)
         self._core: SessionCore | None = core
         self.input_types = _types(session.get_inputs(), declared[0])
         self.output_types = _types(session.get_outputs(), declared[1])
@@ -159,6 +164,7 @@ class OrtEngineSession:
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs and not self.handed_on
         self._stopped: SessionCore | None = None
         self.refuses = False
+        self.copies_back = False
         self._prepare_runs(core, node_of)
         watch(self, device=recipe.memory != HOST_MEMORY)
 
@@ -217,6 +223,20 @@ class OrtEngineSession:
     def binder(self) -> Binder:
         """Return the memory side of the session: device tensors and fixed buffers."""
         return OrtBinder(self)
+
+    @functools.cached_property
+    def host_outputs(self) -> Collection[str]:
+        """The outputs that nodes on the CPU make, though the provider has its own memory.
+
+        ONNX Runtime (1.31.1) copies such an output to the device without waiting for the copy, so it is bound in host
+        memory and copied afterwards.
+        """
+        session = self.open_core().session
+        ask = getattr(session, "get_output_memory_infos", None)
+        if not self.copies_back or ask is None:
+            return ()
+        pairs = zip(session.get_outputs(), ask(), strict=True)
+        return frozenset(value.name for value, info in pairs if info.name.lower() == "cpu")
 
     def bound_memory(self, name: str) -> tuple[str, int] | None:
         """Return name and index of the memory in which each run reads an input, so that a bound value may change.
@@ -323,6 +343,7 @@ class OrtEngineSession:
             return
         nodes = without_shape_arithmetic(self.assignments, node_of)
         reason = host_work(recipe.ep_name, recipe.memory[0], nodes, core.session)
+        self.copies_back = recipe.memory != HOST_MEMORY and any(node.provider != recipe.ep_name for node in nodes)
         types = {**self.input_types, **self.output_types}
         unfit = self._reason or unrecordable(self.assignments, types)
         self._reason = self._reason or reason or unfit

@@ -8,20 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options, page
-from rlx_ort.cli.options import opened
-from rlx_ort.cli.show import binary_size, duration, first_line, note, print_json, print_table, progress
-from rlx_ort.errors import EngineError, RlxError
-
-if TYPE_CHECKING:
-    from rlx_ort.device import Device
-    from rlx_ort.graph_devices import GraphDevices
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.cli.show import binary_size, duration, emit, first_line, note, print_table, progress
 
 
 def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -35,31 +28,20 @@ def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str,
     return shapes
 
 
-@click.command("bench")
-@options.model
-@options.device_option("--device", "--devices", "--only", "names", help="Run on these; default: all that may run it.")
-@click.option("--runs", default=30, show_default=True, type=click.IntRange(min=1), help="Timed runs on each device.")
-@click.option(
-    "--shape", "shapes", multiple=True, metavar="NAME=SIZES", callback=_parse_shapes, help="An input's sizes."
-)
-@options.dims
-@page.plot("rooflines, and predicted against measured times, to this file")
-@page.html_and_open
-@page.trace
-@click.option("--faults", is_flag=True, help="Let each device fail on purpose, and time the answer and the way back.")
-@options.as_json
+@options.command("bench")
 def command(
-    model: Path,
-    names: str | None,
-    runs: int,
-    faults: bool,
-    shapes: dict[str, tuple[int, ...]],
-    dims: dict[str, int],
-    plot_path: Path | None,
-    html_path: Path | None,
-    show: bool,
-    trace_path: Path | None,
-    as_json: bool,
+    model: Path = options.model(),
+    names: str | None = options.devices("--device --devices --only", "Run on these; default: all that may run it."),
+    runs: int = options.whole("--runs", "Timed runs on each device.", least=1, default=30),
+    shapes: dict[str, tuple[int, ...]] = options.option(
+        "--shape", "An input's sizes.", multiple=True, metavar="NAME=SIZES", callback=_parse_shapes
+    ),
+    dims: dict[str, int] = options.DIMS,
+    plot: Path | None = page.plot("rooflines, and predicted against measured times, to this file"),
+    html: page.Page | None = page.HTML_AND_OPEN,
+    trace: Path | None = page.TRACE,
+    faults: bool = options.flag("--faults", "Let each device fail on purpose, and time the answer and the way back."),
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Time a model on each device.
 
@@ -70,60 +52,44 @@ def command(
     With --faults a driver error, out of memory and a run that hangs are made up on each device in turn, and the other
     devices answer.
     """
-    from rlx_ort import made_up
     from rlx_ort.ir.graph import check_dims
-    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.predict import dims_of
-    from rlx_ort.selection.windows import fitting_sizes
 
-    policy = options.policy_of(names, None, None)
-    if faults and (plot_path or html_path or trace_path):
+    if faults and (plot or html or trace):
         raise click.UsageError("--faults excludes --plot, --html and --trace")
-    rule = PlacementRule.STRICT if names else PlacementRule.ASSISTED
+    rule = rlx_ort.PlacementRule.STRICT if names else rlx_ort.PlacementRule.ASSISTED
+    policy, compile_options = options.policy_of(names), rlx_ort.CompileOptions(placement=rule)
     rows = []
-    runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(placement=rule)))
-    with runner:  # a package stays open for the page
+    with options.opened(model, policy, compile_options) as runner:
         graph = runner.graph
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
-        feeds, assumed = made_up.random_inputs(graph.input_types, sizes, assume=fitting_sizes(graph, sizes))
-        used = dims_of(graph, feeds)
-        devices = options.each_once(policy.allow or ()) if names else runner.devices()
-        for device in devices:
+        feeds, assumed = options.random_inputs(graph, sizes)
+        for device in options.each_once(policy.allow or ()) if names else runner.devices():
             with progress(f"running on {device.label}"):
                 if faults:
                     rows += _fault_rows(graph, runner.policy, device, feeds, runs)
                 else:
                     rows.append(_row(runner, device, feeds, runs))
-    if faults:
-        if as_json:
-            print_json({"model": str(model), "dims": used, "runs": runs, "faults": rows})
-        else:
-            _print_faults(rows)
-        _exit_if_all_failed(rows)
-        return
-    rows.sort(key=lambda row: (row["p50_ns"] is None, row["p50_ns"] or 0))
-    if html_path is not None or trace_path is not None:
-        page.write_bench(html_path, trace_path, show, model.name, graph, runner.options, feeds, rows)
-    if plot_path is not None:
+        runner.close()  # a package stays open for the page
+        used, name = dims_of(graph, feeds), model.name
+        if not faults:
+            rows.sort(key=lambda row: (row["p50_ns"] is None, row["p50_ns"] or 0))
+        if html or trace:
+            page.write_bench(html, trace, name, graph, runner.options, feeds, rows)
+    if plot is not None:
         from rlx_ort.cli.plots import draw
 
-        draw(graph, model.name, used, rows, plot_path)
-    if as_json:
-        print_json({"model": str(model), "dims": used, "runs": runs, "devices": rows})
-    else:
-        _print(rows)
-    options.note_assumed("run and predicted", assumed)
-    _exit_if_all_failed(rows)
-
-
-def _exit_if_all_failed(rows: list[dict[str, Any]]) -> None:
-    """Exit with the code of the first failure if there is one in every row; the rows have the reasons."""
-    if rows and all(row["failure"] for row in rows):
+        draw(graph, name, used, rows, plot)
+    kind, show = ("faults", _print_faults) if faults else ("devices", _print)
+    emit({"model": str(model), "dims": used, "runs": runs, kind: rows}, as_json, lambda _: show(rows))
+    if not faults:
+        options.note_assumed("run and predicted", assumed)
+    if rows and all(row["failure"] for row in rows):  # the rows have the reasons
         click.get_current_context().exit(rows[0]["failure"].exit_code)
 
 
-def _sizes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def _sizes(graph: rlx_ort.Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Return the named dims that the given shapes of inputs decide."""
     from rlx_ort.ir.types import TensorType
 
@@ -142,7 +108,7 @@ def _sizes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int
     return sizes
 
 
-def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
+def _row(runner: rlx_ort.GraphDevices, device: rlx_ort.Device, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
     import psutil
 
     from rlx_ort.selection.predict import dims_of, explain
@@ -159,7 +125,7 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
         row["first_run_ns"], *times = in_row(lambda: compiled.run(feeds), 1 + runs)
         row["host_memory_bytes"] = max(process.memory_info().rss - before_bytes, 0)
         row["placement_share"] = compiled.placement.requested_share
-    except RlxError as err:  # one device's failure is a row of the answer
+    except rlx_ort.RlxError as err:  # one device's failure is a row of the answer
         return row | {"failure": err}
     times.sort()
     row |= {f"p{share}_ns": times[math.ceil(share / 100 * runs) - 1] for share in (50, 90, 99)}
@@ -167,17 +133,16 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
 
 
 def _fault_rows(
-    graph: Graph, policy: DevicePolicy, device: Device, feeds: Mapping[str, Any], runs: int
+    graph: rlx_ort.Graph, policy: rlx_ort.DevicePolicy, device: rlx_ort.Device, feeds: Mapping[str, Any], runs: int
 ) -> list[dict[str, Any]]:
     """Let a device fail in each way; return the time of the run that meets the fault, and until the device is back."""
     from rlx_ort import environment
-    from rlx_ort.graph_devices import GraphDevices
-    from rlx_ort.resilience.options import Resilience
     from rlx_ort.timing import in_row, timed
 
     rows = []
-    resilience = Resilience(bridge=False, backoff_s=_BACKOFF_S)
-    with GraphDevices(graph, policy, resilience=resilience) as runner, environment.override({"DEVICE": device.label}):
+    resilience = rlx_ort.Resilience(bridge=False, backoff_s=_BACKOFF_S)
+    runner = rlx_ort.GraphDevices(graph, policy, resilience=resilience)
+    with runner, environment.override({"DEVICE": device.label}):
         runner.warm_all()  # so that no answer waits for a session that opens
         for fault, run in _FAULTS.items():
             row: dict[str, Any] = {"device": device.label, "fault": fault, "failure": ""}
@@ -197,14 +162,14 @@ def _fault_rows(
                     if runner.last_run is not None and runner.last_run.device == device:
                         row["back_ns"] = time.perf_counter_ns() - begun
                         break
-            except RlxError as err:
+            except rlx_ort.RlxError as err:
                 row["failure"] = err
     return rows
 
 
 def _fail(text: str) -> Callable[..., list[Any]]:
     def run(*arguments: Any) -> list[Any]:
-        raise EngineError(text)
+        raise rlx_ort.EngineError(text)
 
     return run
 
@@ -229,16 +194,10 @@ _BACK_NS = 10_000_000_000
 
 def _print_faults(rows: list[dict[str, Any]]) -> None:
     times = ("plain_ns", "resilient_ns", "answer_ns", "back_ns")
-    table = [
-        (
-            row["device"],
-            row["fault"],
-            *(duration(row.get(key)) for key in times),
-            row.get("answered_by") or "-",
-            first_line(row["failure"]),
-        )
-        for row in rows
-    ]
+    table = []
+    for row in rows:
+        answer = (row.get("answered_by") or "-", first_line(row["failure"]))
+        table.append((row["device"], row["fault"], *(duration(row.get(key)) for key in times), *answer))
     print_table(("device", "fault", "plain", "resilient", "failing run", "back after", "answered by", "failure"), table)
 
 
@@ -248,20 +207,13 @@ def _print(rows: list[dict[str, Any]]) -> None:
     table = []
     for row in rows:
         memory, share = row.get("host_memory_bytes"), row.get("placement_share")
-        table.append(
-            (
-                row["device"],
-                *(duration(row.get(key)) for key in ("p50_ns", "p90_ns", "p99_ns", "first_run_ns", "create_ns")),
-                "-" if memory is None else binary_size(memory),
-                "-" if share is None else f"{share:.0%}",
-                duration(row.get("predicted_ns")),
-                first_line(row["failure"]),
-            )
-        )
+        spent = (duration(row.get(key)) for key in ("p50_ns", "p90_ns", "p99_ns", "first_run_ns", "create_ns"))
+        placed = ("-" if memory is None else binary_size(memory), "-" if share is None else f"{share:.0%}")
+        predicted = duration(row.get("predicted_ns"))
+        table.append((row["device"], *spent, *placed, predicted, first_line(row["failure"])))
     print_table(columns, table)
     for row in rows:
         if "\n" in str(row["failure"]):
             note(f"{row['device']}: {row['failure']}")
     shipped = [row["device"] for row in rows if (row.get("profile_source") or "").startswith("default")]
-    if shipped:
-        note(f"predicted from shipped default profiles, run `rlx-ort calibrate`: {', '.join(shipped)}")
+    options.note_shipped(shipped, "run `rlx-ort calibrate`")

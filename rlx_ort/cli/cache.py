@@ -1,4 +1,4 @@
-"""`rlx-ort cache list | clear | clean | explain`: what the compile cache holds, why something was compiled again."""
+"""`rlx-ort cache list | clear | clean | explain`: the compile cache, and why something was compiled again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
 
@@ -27,10 +28,11 @@ def command() -> None:
     """
 
 
-@command.command("list")
-@click.option("--check", is_flag=True, help="Read every byte, and drop entries that are damaged.")
-@options.as_json
-def list_entries(check: bool, as_json: bool) -> None:
+@options.command("list", command)
+def list_entries(
+    check: bool = options.flag("--check", "Read every byte, and drop entries that are damaged."),
+    as_json: bool = options.AS_JSON,
+) -> None:
     """List the entries, the one used last first."""
     from rlx_ort.providers.engine.compiled.store import default_store
 
@@ -64,9 +66,8 @@ def list_entries(check: bool, as_json: bool) -> None:
     print_table(("key", "model", "provider", "size", "made", "used"), table)
 
 
-@command.command("clear")
-@options.as_json
-def clear(as_json: bool) -> None:
+@options.command("clear", command)
+def clear(as_json: bool = options.AS_JSON) -> None:
     """Delete every entry; those that a running program maps stay where the system keeps them open (Windows)."""
     from rlx_ort.providers.engine.compiled.store import default_store
     from rlx_ort.storage import cache_root, clear_unfinished
@@ -78,12 +79,11 @@ def clear(as_json: bool) -> None:
     emit(document, as_json, lambda _: print_facts([("freed", binary_size(freed)), ("in use, kept", len(kept))]))
 
 
-@command.command("clean")
-@click.argument(
-    "folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
-@options.as_json
-def clean(folders: tuple[Path, ...], as_json: bool) -> None:
+@options.command("clean", command)
+def clean(
+    folders: tuple[Path, ...] = options.argument(nargs=-1, metavar="[FOLDER]...", type=options.FOLDER),
+    as_json: bool = options.AS_JSON,
+) -> None:
     """Delete the half-written files of killed processes: in the cache, and in each FOLDER and those below it.
 
     Such files are hidden and end in .partial or .converting. Those that a running process writes stay; those of another
@@ -91,24 +91,18 @@ def clean(folders: tuple[Path, ...], as_json: bool) -> None:
     """
     from rlx_ort.storage import cache_root, clear_unfinished
 
-    gone = [path for folder in (cache_root(), *folders) for path in clear_unfinished(folder, below=True)]
-    emit({"deleted": [str(path) for path in gone]}, as_json, lambda _: print_facts([("deleted", len(gone))]))
+    gone = [str(path) for folder in (cache_root(), *folders) for path in clear_unfinished(folder, below=True)]
+    emit({"deleted": gone}, as_json, lambda _: print_facts([("deleted", len(gone))]))
 
 
-@command.command("explain")
-@click.argument("subject", metavar="MODEL|PACKAGE|KEY")
-@options.device_option(
-    "--device",
-    "device_name",
-    metavar="DEVICE",
-    default="cpu",
-    show_default=True,
-    help="The device, of a model or package.",
-)
-@options.dims
-@options.key
-@options.as_json
-def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
+@options.command("explain", command)
+def explain_entry(
+    subject: str = options.argument(metavar="MODEL|PACKAGE|KEY"),
+    device: str = options.device("The device, of a model or package.", default="cpu"),
+    dims: dict[str, int] = options.DIMS,
+    key: Path | None = options.KEY,
+    as_json: bool = options.AS_JSON,
+) -> None:
     """Show whether a model is in the cache, and the changes since it was last compiled.
 
     A KEY, or its first digits as `cache list` shows them, shows the same for an entry that is there.
@@ -118,7 +112,7 @@ def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Pat
     entries = default_store().entries()
     path = Path(subject)
     if path.exists():
-        report = explain(_key_of(path, device_name, dims, key), entries)
+        report = explain(_key_of(path, device, dims, key), entries)
     else:
         matching = [entry for entry in entries if entry.digest.startswith(subject.lower())]
         if len(matching) != 1:
@@ -133,24 +127,21 @@ def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Pat
         "nearest": None if report.nearest is None else report.nearest.digest,
         "changed": [change._asdict() for change in report.changed],
     }
-    emit(document, as_json, lambda document: _print(report))
+    emit(document, as_json, lambda _: _print(report))
 
 
-def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
-    from rlx_ort.cli.options import read_model
+def _key_of(path: Path, name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
     from rlx_ort.deploy.names import is_package
     from rlx_ort.deploy.open import runner_of
-    from rlx_ort.device import parse_device
     from rlx_ort.execution.session import key_of_graph
-    from rlx_ort.options.compile_options import CompileOptions
 
-    device = parse_device(device_name)
+    device, settings = rlx_ort.parse_device(name), rlx_ort.CompileOptions(dims=dims)
     if is_package(path):
         from rlx_ort.deploy.package import Package
 
-        with Package(path, key=key) as package, runner_of(package, options=CompileOptions(dims=dims)) as runner:
+        with Package(path, key=key) as package, runner_of(package, options=settings) as runner:
             return key_of_graph(runner.graph, device, runner.options)
-    return key_of_graph(read_model(path, dims), device, CompileOptions(dims=dims))
+    return key_of_graph(options.read_model(path, dims), device, settings)
 
 
 def _print(report: Explanation) -> None:

@@ -5,32 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options
-from rlx_ort.cli.options import read_model, read_packaged
 from rlx_ort.cli.show import duration, emit, note, print_table, progress
-from rlx_ort.errors import CalibrationError, RlxError, WriteError
-
-if TYPE_CHECKING:
-    from rlx_ort.calibration.profile import CalibrationProfile
-    from rlx_ort.device import Device
 
 
-@click.command("calibrate")
-@click.argument("model", required=False, type=options.PACKAGE)
-@options.trust_links
-@options.dims
-@options.device_option(
-    "--device", "--devices", "--only", "names", help="Measure these devices. Default: all that work."
-)
-@click.option("--quick", is_flag=True, help="Measure fewer sizes: at most 3 seconds a device instead of 8.")
-@click.option("--show", "show_only", is_flag=True, help="Measure nothing; show what is stored.")
-@options.as_json
+@options.command("calibrate")
 def command(
-    model: Path | None, dims: dict[str, int], names: str | None, quick: bool, show_only: bool, as_json: bool
+    model: Path | None = options.model(required=False),
+    dims: dict[str, int] = options.DIMS,
+    names: str | None = options.devices("--device --devices --only", "Measure these devices. Default: all that work."),
+    quick: bool = options.flag("--quick", "Measure fewer sizes: at most 3 seconds a device instead of 8."),
+    show_only: bool = options.flag("--show", "Measure nothing; show what is stored."),
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Measure how fast the devices of this machine are, or the kernels that MODEL needs of them.
 
@@ -40,9 +31,7 @@ def command(
     Profiles are kept in the cache folder and used by every later prediction. A new ONNX Runtime, driver or card is
     measured again. Close other programs first: their load would falsify the measurement.
     """
-    from rlx_ort.device import parse_device_list
-
-    devices = options.each_once(parse_device_list(names)) if names else _here()
+    devices = options.each_once(rlx_ort.parse_device_list(names)) if names else _here()
     if dims and model is None:
         raise click.UsageError("--dim is for a model; give its file")
     if show_only:
@@ -52,7 +41,7 @@ def command(
     else:
         profiles = {device: _measured_for(model, dims, device, quick) for device in devices}
     rows = [_row(device, profile) for device, profile in profiles.items()]
-    errors = [profile for profile in profiles.values() if isinstance(profile, RlxError)]
+    errors = [profile for profile in profiles.values() if isinstance(profile, rlx_ort.RlxError)]
     emit({"devices": rows}, as_json, _print)
     if errors and len(errors) == len(rows):
         if not show_only:
@@ -62,73 +51,72 @@ def command(
     _check_kept(profiles)
 
 
-def _check_kept(profiles: Mapping[Device, CalibrationProfile | RlxError]) -> None:
+def _check_kept(profiles: Mapping[rlx_ort.Device, rlx_ort.CalibrationProfile | rlx_ort.RlxError]) -> None:
     """Raise `WriteError` if a profile could not be written, which leaves nothing behind when the command ends."""
     from rlx_ort.calibration import store
     from rlx_ort.storage import cache_root
 
     lost = [
-        at.label for at, profile in profiles.items() if not isinstance(profile, RlxError) and not store.kept(profile)
+        at.label
+        for at, profile in profiles.items()
+        if not isinstance(profile, rlx_ort.RlxError) and not store.kept(profile)
     ]
     if lost:
         hint = "check the folder and its rights, or name another in RLX_CACHE_DIR"
-        raise WriteError(f"the calibration of {', '.join(lost)} cannot be written to {cache_root()}; {hint}")
+        raise rlx_ort.WriteError(f"the calibration of {', '.join(lost)} cannot be written to {cache_root()}; {hint}")
 
 
-def _here() -> list[Device]:
+def _here() -> list[rlx_ort.Device]:
     """Return every device that works here and the `RLX_*` variables allow, also the later ones of a kind; each once."""
     from rlx_ort.providers.registry import is_available, is_selectable, known_devices
-    from rlx_ort.selection.policy import DevicePolicy
 
-    here = (
-        device
-        for device in known_devices(DevicePolicy.from_env().allows)
-        if is_available(device) and is_selectable(device)
-    )
-    return options.each_once(here, named=False)
+    known = known_devices(rlx_ort.DevicePolicy.from_env().allows)
+    return options.each_once((at for at in known if is_available(at) and is_selectable(at)), named=False)
 
 
-def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, CalibrationProfile | RlxError]:
+def _measured(
+    devices: Iterable[rlx_ort.Device], quick: bool
+) -> dict[rlx_ort.Device, rlx_ort.CalibrationProfile | rlx_ort.RlxError]:
     from rlx_ort.calibration.calibrate import calibrate_together
 
     with progress("measuring") as shown:
 
-        def shown_progress(device: Device, what: str, gone: float) -> None:
+        def shown_progress(device: rlx_ort.Device, what: str, gone: float) -> None:
             if shown is not None:
                 shown.update(f"measuring {device.label}: {what}, {gone:.0%} of its time is gone")
 
         return calibrate_together(devices, quick=quick, progress=shown_progress)
 
 
-def _measured_for(model: Path, dims: dict[str, int], device: Device, quick: bool) -> CalibrationProfile | RlxError:
-    from rlx_ort.selection.predict import calibrate
-
-    graph = read_model(model, dims)
-    packaged = read_packaged(model)
+def _measured_for(
+    model: Path, dims: dict[str, int], device: rlx_ort.Device, quick: bool
+) -> rlx_ort.CalibrationProfile | rlx_ort.RlxError:
+    graph = options.read_model(model, dims)
+    packaged = options.read_packaged(model)
     dims = dims if packaged is None else {**packaged[1].dims, **dims}
     try:
         with progress(f"measuring {device.label} for {model.name}"):
-            return calibrate(device, graph=graph, dims=dims, quick=quick)
-    except RlxError as err:
+            return rlx_ort.calibrate(device, graph=graph, dims=dims, quick=quick)
+    except rlx_ort.RlxError as err:
         return err
 
 
-def _stored(device: Device) -> CalibrationProfile | RlxError:
+def _stored(device: rlx_ort.Device) -> rlx_ort.CalibrationProfile | rlx_ort.RlxError:
     from rlx_ort.calibration import store
 
     stored = store.find(device)
-    return stored.profile or CalibrationError(f"{device.display}: {stored.reason}")
+    return stored.profile or rlx_ort.CalibrationError(f"{device.display}: {stored.reason}")
 
 
-def _row(device: Device, profile: CalibrationProfile | RlxError) -> dict[str, Any]:
+def _row(device: rlx_ort.Device, profile: rlx_ort.CalibrationProfile | rlx_ort.RlxError) -> dict[str, Any]:
     from rlx_ort.calibration.model import MeasuredCostModel
 
-    if isinstance(profile, RlxError):
+    if isinstance(profile, rlx_ort.RlxError):
         return {"device": device.label, "profile": None, "reason": str(profile)}
     shown: dict[str, Any] = {"device": device.label, "profile": json.loads(profile.to_json()), "reason": ""}
     try:
         model = MeasuredCostModel(device, profile)
-    except CalibrationError as err:
+    except rlx_ort.CalibrationError as err:
         return shown | {"reason": str(err)}
     return shown | {
         "noisy_rows": len(profile.noisy_rows),
@@ -152,17 +140,10 @@ def _print(document: dict[str, Any]) -> None:
             continue
         profile = row["profile"]
         key, count = profile["key"], len(profile["rows"])
-        table.append(
-            (
-                row["device"],
-                duration(row["roundtrip_ns"]),
-                duration(row["dispatch_ns"]),
-                f"{row['gemm_gflops']:.4g} GFLOP/s",
-                f"{row['memory_bytes_per_ns']:.3g} GB/s",
-                f"{count}, {row['noisy_rows']} noisy",
-                ", ".join(filter(None, (key["hardware"], key["identity"], key["engine"], profile["measured"][:10]))),
-            )
-        )
+        times = (duration(row["roundtrip_ns"]), duration(row["dispatch_ns"]))
+        rates = (f"{row['gemm_gflops']:.4g} GFLOP/s", f"{row['memory_bytes_per_ns']:.3g} GB/s")
+        origin = filter(None, (key["hardware"], key["identity"], key["engine"], profile["measured"][:10]))
+        table.append((row["device"], *times, *rates, f"{count}, {row['noisy_rows']} noisy", ", ".join(origin)))
         if 4 * row["noisy_rows"] > count:
             noisy.append(row["device"])
     print_table(("device", "round trip", "a node", "best product", "memory", "rows", "of"), table)

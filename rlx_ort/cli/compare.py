@@ -8,57 +8,39 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options, page
 from rlx_ort.cli.show import note, print_facts, print_json, print_table, progress
-from rlx_ort.errors import ParityError
 
 if TYPE_CHECKING:
     from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.device import Device
-    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.parity.bisect import Divergence
     from rlx_ort.parity.compare import Comparison
     from rlx_ort.parity.metrics import Difference, Tolerance
     from rlx_ort.parity.opening import OrtFormatFile
 
 
-@click.command("compare")
-@click.argument("a", type=options.PACKAGE)
-@click.argument("b", type=options.PACKAGE, required=False)
-@options.trust_links
-@options.device_option(
-    "--device",
-    "devices",
-    multiple=True,
-    metavar="DEVICE",
-    help="Where to run; give it twice for A on the first and B on the second. Default: cpu.",
-)
-@click.option("--assisted", is_flag=True, help="Let the CPU run what a device does not take.")
-@click.option("--inputs", "inputs_path", type=options.FILE, help="An npz file with an array for each input.")
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs that are made up without --inputs.")
-@options.dims
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0),
-    help="The largest relative L2 error that counts as equal. Default: 1e-5; 1e-3 on two different devices, "
-    "5e-3 with f16 and 4e-2 with bf16 on either side.",
-)
-@click.option("--bisect", "with_bisect", is_flag=True, help="If they differ, name the first node that does.")
-@page.html_and_open
-@options.as_json
+@options.command("compare")
 def command(
-    a: Path,
-    b: Path | None,
-    devices: tuple[str, ...],
-    assisted: bool,
-    inputs_path: Path | None,
-    seed: int,
-    dims: dict[str, int],
-    tolerance: float | None,
-    with_bisect: bool,
-    html_path: Path | None,
-    show: bool,
-    as_json: bool,
+    a: Path = options.model(),
+    b: Path | None = options.argument(type=options.PACKAGE, required=False),
+    devices: tuple[str, ...] = options.device(
+        "Where to run; give it twice for A on the first and B on the second. Default: cpu.", multiple=True
+    ),
+    assisted: bool = options.flag("--assisted", "Let the CPU run what a device does not take."),
+    inputs_path: Path | None = options.file("--inputs", "An npz file with an array for each input."),
+    seed: int = options.option(
+        "--seed", "Of the random inputs that are made up without --inputs.", default=0, show_default=True
+    ),
+    dims: dict[str, int] = options.DIMS,
+    tolerance: float | None = options.number(
+        "--tolerance",
+        "The largest relative L2 error that counts as equal. Default: 1e-5; 1e-3 on two different devices, "
+        "5e-3 with f16 and 4e-2 with bf16 on either side.",
+    ),
+    with_bisect: bool = options.flag("--bisect", "If they differ, name the first node that does."),
+    html: page.Page | None = page.HTML_AND_OPEN,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Run two models on the same inputs and print how far each output is apart.
 
@@ -70,7 +52,6 @@ def command(
     if b is None and len(set(devices)) < 2:
         raise click.UsageError("give a second model, or --device twice to compare A on two devices")
     from rlx_ort.deploy.names import is_package
-    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.parity.bisect import bisect
     from rlx_ort.parity.compare import compare
     from rlx_ort.parity.metrics import dtypes_of, tolerance_for
@@ -78,7 +59,7 @@ def command(
 
     parsed = [options.permitted(name) for name in devices or ("cpu",)]
     places = (parsed[0], parsed[-1])
-    chosen = CompileOptions(placement=PlacementRule.ASSISTED if assisted else PlacementRule.STRICT)
+    chosen = rlx_ort.CompileOptions(placement=options.placement_of(not assisted))
     with progress(f"reading {a}"):
         first = _model(a, places[0], chosen)
         second = first if b is None and not is_package(a) else _model(b or a, places[1], chosen)
@@ -88,11 +69,9 @@ def command(
         comparison = compare(
             first, second, devices=places, inputs=inputs, dims=dims, tolerance=allowed, options=chosen, seed=seed
         )
-    if html_path is not None:
-        paths = (a, b or a)
-        page.write_comparison(
-            html_path, show, paths, places, chosen, comparison.inputs, comparison_document(comparison)
-        )
+    if html is not None:
+        shown = comparison_document(comparison)
+        page.write_comparison(html, (a, b or a), places, chosen, comparison.inputs, shown)
     divergence = None
     unseen = [str(model.path) for model in (first, second) if isinstance(model, OrtFormatFile)]
     searched = with_bisect and not comparison.ok and not unseen
@@ -120,10 +99,12 @@ def command(
             _print_divergence(divergence)
     if not comparison.ok:
         names = ", ".join(repr(output.name) for output in comparison.outputs if not output.ok)
-        raise ParityError(f"output {names} differs by more than was allowed: {comparison.tolerance}", comparison)
+        raise rlx_ort.ParityError(
+            f"output {names} differs by more than was allowed: {comparison.tolerance}", comparison
+        )
 
 
-def _model(path: Path, device: Device, chosen: CompileOptions) -> ModelBundle | OrtFormatFile:
+def _model(path: Path, device: rlx_ort.Device, chosen: rlx_ort.CompileOptions) -> ModelBundle | OrtFormatFile:
     """Return the model of a file as it is, or that of a package as it runs on the device."""
     from rlx_ort.converters.bundle import bundle_from_graph
     from rlx_ort.parity.opening import as_model

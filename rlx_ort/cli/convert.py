@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.compare import comparison_document, print_outputs, tolerance_of
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, steps
-from rlx_ort.errors import ParityError
 
 if TYPE_CHECKING:
-    from rlx_ort.conversion.convert import ConvertOptions
-    from rlx_ort.conversion.options import ConversionReport, ModelFacts
+    from rlx_ort.conversion.convert import ConversionReport, ConvertOptions, ModelFacts
     from rlx_ort.converters.sources.weights import Renames
 
 _SUFFIXES = (".onnx", ".json", ".ort")
@@ -87,90 +86,74 @@ class _InputsFile(click.Path):
             raise click.BadParameter(f"{err.message} {hint}", ctx, param) from err
 
 
-@click.command("convert")
-@click.argument("source", type=options.PACKAGE)
-@options.trust_links
-@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--precision", type=click.Choice(["f16", "bf16", "mixed"]), help="Compute f32 parts in this precision.")
-@click.option(
-    "--keep",
-    multiple=True,
-    callback=_names,
-    metavar="OPS",
-    help="Operators or nodes that --precision leaves in f32; names of nodes that --quantize leaves as they are.",
-)
-@click.option(
-    "--quantize", type=click.Choice(["int8-dynamic", "int8-static", "int4-weights"]), help="Quantise to fewer bits."
-)
-@click.option("--calibration", type=options.FILE, help="For int8-static: an npz file with samples for each input.")
-@click.option("--opset", type=click.IntRange(min=1), help="Move to this ai.onnx opset.")
-@click.option("--ir-version", type=click.IntRange(min=1), help="Declare this IR version.")
-@options.dims
-@click.option(
-    "--free",
-    multiple=True,
-    metavar="NAME[=INPUT[AXIS],...]",
-    callback=_freed,
-    help="Open a fixed dim under this name, by default the first of every input. The result is run on two sizes.",
-)
-@click.option("--simplify", is_flag=True, help="Fold constants, remove what does nothing, infer shapes.")
-@click.option(
-    "--cut-inputs",
-    "inputs",
-    multiple=True,
-    callback=_names,
-    metavar="NAMES",
-    help="Cut: values that become the inputs.",
-)
-@click.option(
-    "--cut-outputs",
-    "outputs",
-    multiple=True,
-    callback=_names,
-    metavar="NAMES",
-    help="Cut: values that become the outputs.",
-)
-@click.option(
-    "--params", type=options.FILE, help="Take weights from a file: safetensors or its index, npz, GGUF, ONNX."
-)
-@click.option("--cast", is_flag=True, help="Convert floats of --params to the model's float type.")
-@click.option(
-    "--rename",
-    "renames",
-    multiple=True,
-    metavar="FILE|PATTERN=NAME",
-    callback=_renames,
-    help="How names in --params become names of the model: a JSON or TOML file, or a regular expression and what a "
-    r"match becomes, as in 'model\.(.*)=\1'. Patterns may be repeated.",
-)
-@click.option(
-    "--detach",
-    metavar="NAME",
-    callback=_file_name,
-    help="Write the weights to this safetensors file beside an ONNX target, referred to.",
-)
-@click.option(
-    "--external-data/--one-file",
-    "external_data",
-    default=None,
-    help="Whether weights go to a file beside the model. Default: above 1 GiB.",
-)
-@options.device_option("--device", metavar="DEVICE", help="Optimise for this device; the target then runs there only.")
-@click.option(
-    "--tolerance", type=click.FloatRange(min=0), help="The largest relative L2 error. Default: by the precision."
-)
-@click.option(
-    "--inputs",
-    "--verify-inputs",
-    "verify_inputs",
-    cls=options.Aliased,
-    type=_InputsFile(exists=True, dir_okay=False, path_type=Path),
-    help="Verify on the arrays of this npz file, not on random ones.",
-)
-@click.option("--no-verify", is_flag=True, help="Do not run source and result to compare them.")
-@click.option("--force", "overwrite", is_flag=True, help="Replace the target if it exists.")
-@options.as_json
-def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
+_CHANGES: dict[str, Any] = {
+    "precision": options.choice("--precision", "Compute f32 parts in this precision.", "f16 bf16 mixed"),
+    "keep": options.option(
+        "--keep",
+        "Operators or nodes that --precision leaves in f32; names of nodes that --quantize leaves as they are.",
+        multiple=True,
+        callback=_names,
+        metavar="OPS",
+    ),
+    "quantize": options.choice("--quantize", "Quantise to fewer bits.", "int8-dynamic int8-static int4-weights"),
+    "calibration": options.file("--calibration", "For int8-static: an npz file with samples for each input."),
+    "opset": options.whole("--opset", "Move to this ai.onnx opset.", least=1),
+    "ir_version": options.whole("--ir-version", "Declare this IR version.", least=1),
+    "dims": options.DIMS,
+    "free": options.option(
+        "--free",
+        "Open a fixed dim under this name, by default the first of every input. The result is run on two sizes.",
+        multiple=True,
+        metavar="NAME[=INPUT[AXIS],...]",
+        callback=_freed,
+    ),
+    "simplify": options.flag("--simplify", "Fold constants, remove what does nothing, infer shapes."),
+    **{
+        side: options.option(
+            f"--cut-{side}", f"Cut: values that become the {side}.", multiple=True, callback=_names, metavar="NAMES"
+        )
+        for side in ("inputs", "outputs")
+    },
+    "params": options.file("--params", "Take weights from a file: safetensors or its index, npz, GGUF, ONNX."),
+    "cast": options.flag("--cast", "Convert floats of --params to the model's float type."),
+    "renames": options.option(
+        "--rename",
+        "How names in --params become names of the model: a JSON or TOML file, or a regular expression and what a "
+        r"match becomes, as in 'model\.(.*)=\1'. Patterns may be repeated.",
+        multiple=True,
+        metavar="FILE|PATTERN=NAME",
+        callback=_renames,
+    ),
+    "detach": options.option(
+        "--detach",
+        "Write the weights to this safetensors file beside an ONNX target, referred to.",
+        metavar="NAME",
+        callback=_file_name,
+    ),
+    "external_data": options.option(
+        "--external-data/--one-file",
+        "Whether weights go to a file beside the model. Default: above 1 GiB.",
+        default=None,
+    ),
+    "device": options.device("Optimise for this device; the target then runs there only."),
+    "tolerance": options.number("--tolerance", "The largest relative L2 error. Default: by the precision."),
+    "verify_inputs": options.option(
+        "--inputs --verify-inputs",
+        "Verify on the arrays of this npz file, not on random ones.",
+        cls=options.Aliased,
+        type=_InputsFile(exists=True, dir_okay=False, path_type=Path),
+    ),
+    "no_verify": options.flag("--no-verify", "Do not run source and result to compare them."),
+    "overwrite": options.flag("--force", "Replace the target if it exists."),
+    "as_json": options.AS_JSON,
+}
+"""The options, of which most are fields of `ConvertOptions`."""
+
+
+@options.command("convert", rows=_CHANGES)
+def command(
+    source: Path = options.model(), target: Path = options.argument(type=options.WRITTEN), **given: Any
+) -> None:
     """Convert a model, and check the result against the source.
 
     SOURCE is recognised by its content: ONNX, the JSON of a graph, a program exported by PyTorch (.pt2), or a package,
@@ -184,13 +167,14 @@ def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
     from rlx_ort.conversion.convert import convert
     from rlx_ort.converters.bundle import bundle_from_graph
 
+    as_json = given.pop("as_json")
     try:
         chosen = _options(given)
         packaged = options.read_packaged(source)
         model = source if packaged is None else bundle_from_graph(*packaged, str(source))
         with steps() as shown:
             report = convert(model, target, chosen, on_step=shown.begin, on_bytes=shown.count)
-    except ParityError as err:
+    except rlx_ort.ParityError as err:
         if as_json and err.comparison is not None:
             print_json({"source": str(source), "target": None, "verification": comparison_document(err.comparison)})
         raise
@@ -209,24 +193,21 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
         raise click.UsageError("--rename is about the names in --params, which is not given")
     if given["cast"] and given["params"] is None:
         raise click.UsageError("--cast is about the weights in --params, which is not given")
-    no_verify, inputs = given.pop("no_verify"), given.pop("verify_inputs")
-    if no_verify and (inputs is not None or given["tolerance"] is not None):
+    no_verify, inputs, tolerance, device = map(given.pop, ("no_verify", "verify_inputs", "tolerance", "device"))
+    if no_verify and (inputs is not None or tolerance is not None):
         raise click.UsageError("--no-verify excludes --inputs and --tolerance")
     if no_verify and given["free"]:
         raise click.UsageError("--no-verify excludes --free, which is checked by running two sizes")
-    tolerance = tolerance_of(given.pop("tolerance"))
-    device = given.pop("device")
-    device = None if device is None else options.permitted(device)
     from rlx_ort.cli.arrays import read_npz
 
     calibration = given.pop("calibration")
     return ConvertOptions(
         **given,
+        tolerance=tolerance_of(tolerance),
+        device=None if device is None else options.permitted(device),
         calibration=None if calibration is None else read_npz(calibration),
-        device=device,
         verify=not no_verify,
         verify_inputs=None if inputs is None else read_npz(inputs),
-        tolerance=tolerance,
         trusted_links=options.trusted_links(),
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import click
-
+import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, print_rest, print_table, progress
 
@@ -14,10 +13,8 @@ _FACTS = ("available", "reason", "remedy", "hardware", "driver", "identity", "me
 _MEMORY = ("budget_bytes", "used_bytes", "source", "models")
 
 
-@click.command("devices")
-@options.all_rows
-@options.as_json
-def command(all_rows: bool, as_json: bool) -> None:
+@options.command("devices")
+def command(all_rows: bool = options.ALL_ROWS, as_json: bool = options.AS_JSON) -> None:
     """Show which devices work here.
 
     A device works when a one-node session ran on it. With --all there is the reason for each of the others, and what to
@@ -44,9 +41,8 @@ def _rows() -> list[dict[str, Any]]:
     from rlx_ort.providers.base import Availability
     from rlx_ort.providers.registry import availability, full_name, known_devices, same_hardware
     from rlx_ort.resilience.memory import device_memory
-    from rlx_ort.selection.policy import DevicePolicy
 
-    policy = DevicePolicy.from_env()
+    policy = rlx_ort.DevicePolicy.from_env()
     rows = []
     for device in known_devices():
         refusal = policy.refusal(device)

@@ -6,27 +6,24 @@ from typing import Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.show import emit, print_table, progress
 
 
-@click.command("doctor")
-@options.as_json
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+@options.command("doctor")
+def command(as_json: bool = options.AS_JSON) -> None:
     """Find problems of this installation, and the repair.
 
     The exit code is 1 when something is broken; warnings leave it at 0.
     """
-    from rlx_ort.errors import DeviceParseError
     from rlx_ort.providers import diagnosis
-    from rlx_ort.selection.policy import DevicePolicy
 
     with progress("looking at the installation and its drivers"):
         findings = diagnosis.diagnose()
     try:
-        DevicePolicy.from_env()
-    except DeviceParseError as err:
+        rlx_ort.DevicePolicy.from_env()
+    except rlx_ort.DeviceParseError as err:
         remedy = "correct or unset the variable; docs/environment.md lists all of them"
         findings.insert(0, diagnosis.Finding("variable", diagnosis.Severity.ERROR, str(err), remedy))
     rows = [
@@ -34,7 +31,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         for finding in findings
     ]
     emit({"findings": rows}, as_json, _print)
-    ctx.exit(int(any(finding.severity is diagnosis.Severity.ERROR for finding in findings)))
+    click.get_current_context().exit(int(any(finding.severity is diagnosis.Severity.ERROR for finding in findings)))
 
 
 def _print(document: dict[str, Any]) -> None:

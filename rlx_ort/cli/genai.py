@@ -8,24 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli import options
-from rlx_ort.cli.show import (
-    binary_size,
-    duration,
-    emit,
-    note,
-    print_facts,
-    print_piece,
-    print_rest,
-    print_table,
-    print_wrapped,
-    progress,
-)
+import rlx_ort
+from rlx_ort.cli import options, show
+from rlx_ort.cli.show import binary_size, duration, emit, note, print_piece, progress
 
 if TYPE_CHECKING:
     from rlx_ort.genai import Choice, GenaiCandidate, LanguageModel
-    from rlx_ort.selection.policy import DevicePolicy
-
 
 _COLUMNS = (
     *("variant", "device", "available", "blocker", "prefill_ns", "step_ns", "total_ns", "nodes", "cpu_nodes"),
@@ -43,46 +31,35 @@ def _ids(ctx: click.Context, param: click.Parameter, text: str | None) -> list[i
         raise click.BadParameter(f"{text!r} are no tokens, as in 12,7,430", ctx, param) from None
 
 
-@click.command("genai")
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@options.device_option("--device", metavar="DEVICE", help="Use this device, or fail.")
-@options.policy()
-@click.option(
-    "--engine",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "genai", "rlx_ort"]),
-    help="onnxruntime-genai, the decode loop of this package, or the first of the two that can.",
-)
-@click.option("--prompt-tokens", type=click.IntRange(min=1), help="Rank for a prompt of so many tokens. Default: 256.")
-@click.option("--new-tokens", type=click.IntRange(min=1), help="Rank for, and write, so many. Default: 128.")
-@click.option(
-    "--max-length", default=2048, show_default=True, type=click.IntRange(min=2), help="Tokens that the cache holds."
-)
-@click.option(
-    "--strict/--assisted",
-    default=None,
-    help="Whether every node must be on the device, or the CPU may help with any. Default: with masks and positions, "
-    "and under an automatic choice with any.",
-)
-@click.option("--prompt", help="Let the model go on from this text.")
-@click.option("--ids", callback=_ids, metavar="TOKENS", help="Let the model go on from these tokens, as in 12,7,430.")
-@options.trust_links
-@options.all_rows
-@options.as_json
+@options.command("genai")
 def command(
-    folder: Path,
-    device: str | None,
-    policy: DevicePolicy,
-    engine: str,
-    prompt_tokens: int | None,
-    new_tokens: int | None,
-    max_length: int,
-    strict: bool | None,
-    prompt: str | None,
-    ids: list[int] | None,
-    all_rows: bool,
-    as_json: bool,
+    folder: Path = options.argument(type=options.FOLDER),
+    device: str | None = options.device("Use this device, or fail."),
+    policy: rlx_ort.DevicePolicy = options.policy(),
+    engine: str = options.choice(
+        "--engine",
+        "onnxruntime-genai, the decode loop of this package, or the first of the two that can.",
+        "auto genai rlx_ort",
+        default="auto",
+    ),
+    prompt_tokens: int | None = options.whole(
+        "--prompt-tokens", "Rank for a prompt of so many tokens. Default: 256.", least=1
+    ),
+    new_tokens: int | None = options.whole("--new-tokens", "Rank for, and write, so many. Default: 128.", least=1),
+    max_length: int = options.whole("--max-length", "Tokens that the cache holds.", least=2, default=2048),
+    strict: bool | None = options.option(
+        "--strict/--assisted",
+        "Whether every node must be on the device, or the CPU may help with any. Default: with masks and positions, "
+        "and under an automatic choice with any.",
+        default=None,
+    ),
+    prompt: str | None = options.option("--prompt", "Let the model go on from this text."),
+    ids: list[int] | None = options.option(
+        "--ids", "Let the model go on from these tokens, as in 12,7,430.", callback=_ids, metavar="TOKENS"
+    ),
+    trusted: tuple[Path, ...] = options.TRUST_LINKS,
+    all_rows: bool = options.ALL_ROWS,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Rank the devices for a language model, and let it write a text.
 
@@ -92,20 +69,18 @@ def command(
     if prompt is not None and ids is not None:
         raise click.UsageError("--prompt and --ids exclude each other")
     from rlx_ort import genai
-    from rlx_ort.device import parse_device
-    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
-    rule = {None: None, True: PlacementRule.STRICT, False: PlacementRule.ASSISTED}[strict]
-    given: dict[str, Any] = {
-        "device": None if device is None else parse_device(device),
-        "engine": engine,
-        "prompt_tokens": prompt_tokens,
-        "new_tokens": new_tokens,
-        "trusted_links": options.trusted_links(),
-    }
-    compile_options = CompileOptions(placement=rule)
     with progress("asking each device"):
-        choice = genai.rank(folder, policy, compile_options, **given)
+        choice = genai.rank(
+            folder,
+            policy,
+            rlx_ort.CompileOptions(placement=options.placement_of(strict)),
+            device=None if device is None else rlx_ort.parse_device(device),
+            engine=engine,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            trusted_links=trusted,
+        )
     best = choice.best()  # an error if there is none
     document = _document(folder, choice, max_length)
     if prompt is None and not ids:
@@ -114,9 +89,9 @@ def command(
     if not as_json:
         _print(choice, max_length, engine, all_rows)
     if prompt is not None:  # before a large model is opened for nothing
-        genai.tokenizer_of(choice.variants[best.variant].config.folder, options.trusted_links())
+        genai.tokenizer_of(choice.variants[best.variant].config.folder, trusted)
     with progress("opening the model"):
-        model = genai.LanguageModel(choice, max_length, options.trusted_links())
+        model = genai.LanguageModel(choice, max_length, trusted)
     with model:
         for row, name, reason in model.refused:
             note(f"{_BY[name]} refused {_named(row)}: {reason}")
@@ -197,7 +172,7 @@ def _print(choice: Choice, max_length: int, engine: str, all_rows: bool) -> None
     best = choice.best()
     length = min(max_length, _context(choice, best))
     config = choice.variants[best.variant].config
-    print_facts(
+    show.print_facts(
         [
             ("model", f"{config.kind}, {config.layers} layers, {config.context_length} tokens of context"),
             ("ranked for", f"{choice.sizes.prompt} tokens of prompt, {choice.sizes.new} new tokens"),
@@ -217,15 +192,15 @@ def _print(choice: Choice, max_length: int, engine: str, all_rows: bool) -> None
     ]
     # Without variants the device comes first, as the first column is repeated where a table is broken.
     first = 0 if any(row.variant for row in ranked) else 1
-    print_table(columns[first:], [row[first:] for row in table])
+    show.print_table(columns[first:], [row[first:] for row in table])
     blocked = [row for row in choice.candidates if row.blocker is not None]
     seen = {(row.variant, device) for row in ranked for device in same_hardware(row.device)}
     for row in blocked:
         if row.available and (all_rows or (row.variant, row.device) not in seen):
-            print_wrapped(f"{_named(row)} refused: {row.blocker}")
+            show.print_wrapped(f"{_named(row)} refused: {row.blocker}")
             seen.update((row.variant, device) for device in same_hardware(row.device))
     away = [row.device for row in blocked if not row.available and row.variant == best.variant]
-    print_rest("not here", [(d.label, availability(d).reason, availability(d).remedy) for d in away], all_rows)
+    show.print_rest("not here", [(d.label, availability(d).reason, availability(d).remedy) for d in away], all_rows)
     for name, reason in choice.unreadable:
         note(f"{name} cannot be read: {reason}")
     if engine == "auto":
@@ -233,6 +208,4 @@ def _print(choice: Choice, max_length: int, engine: str, all_rows: bool) -> None
             note(f"by the decode loop alone: {reason}")
     for text in choice.notes:
         note(text)
-    shipped = dict.fromkeys(row.device.label for row in choice.ranked if row.profile_source.startswith("default"))
-    if shipped:
-        note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")
+    options.note_shipped(row.device.label for row in ranked if row.profile_source.startswith("default"))

@@ -5,40 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
-
+import rlx_ort
 from rlx_ort.cli import options
-from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import binary_size, emit, print_facts, print_table, progress
 
-if TYPE_CHECKING:
-    from rlx_ort.ir.core import Node, Value
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.ir.types import Shape
 
-
-@click.command("inspect")
-@options.model
-@options.as_json
-def command(model: Path, as_json: bool) -> None:
+@options.command("inspect")
+def command(model: Path = options.model(), as_json: bool = options.AS_JSON) -> None:
     """Show the contents of a model.
 
     Its inputs, outputs, parameters, operators, named dims, and the opset it is exported at.
     """
-    graph = read_model(model)
+    graph = options.read_model(model)
     with progress("exporting to the form that sessions get"):
         document = {"model": str(model), **_describe(graph)}
     emit(document, as_json, _print)
 
 
-def _describe(graph: Graph) -> dict[str, Any]:
+def _describe(graph: rlx_ort.Graph) -> dict[str, Any]:
     from rlx_ort.converters.to_onnx.exporter import exported
-    from rlx_ort.options.compile_options import CompileOptions
 
     sizes = [(value.dtype, value.shape.num_elements or 0) for value in graph.params]
-    opset = exported(graph, CompileOptions()).opsets
+    opset = exported(graph, rlx_ort.CompileOptions()).opsets
     ops = sorted(Counter(map(_operator, _nodes(graph))).items(), key=lambda row: (-row[1], row[0]))
     shapes = [shape for value in (*graph.inputs, *graph.outputs) if (shape := _shape(value)) is not None]
     return {
@@ -56,16 +46,16 @@ def _describe(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _shape(value: Value) -> Shape | None:
+def _shape(value: rlx_ort.Value) -> rlx_ort.Shape | None:
     return getattr(value.type, "shape", None)  # only tensors have one
 
 
-def _value(value: Value, name: str) -> dict[str, Any]:
+def _value(value: rlx_ort.Value, name: str) -> dict[str, Any]:
     dtype = getattr(value.type, "dtype", None)
     return {"name": name, "type": str(value.type), "dtype": dtype and dtype.value, "shape": _shape(value)}
 
 
-def _nodes(graph: Graph) -> Iterator[Node]:
+def _nodes(graph: rlx_ort.Graph) -> Iterator[rlx_ort.Node]:
     """Yield every node that computes something, those of bodies after their owner."""
     for node in graph.nodes:
         if not node.op.is_leaf:
@@ -74,7 +64,7 @@ def _nodes(graph: Graph) -> Iterator[Node]:
             yield from _nodes(body)
 
 
-def _operator(node: Node) -> tuple[str, str]:
+def _operator(node: rlx_ort.Node) -> tuple[str, str]:
     """Return the domain and kind of a node; IR ops have the domain `ir`, and those of a family also its member."""
     from rlx_ort.ir.ops.onnx import OnnxNode
 

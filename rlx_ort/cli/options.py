@@ -1,36 +1,134 @@
-"""Options and arguments that several commands share, and reading the files that they name."""
+"""The options of commands, a row each, the rows that several share, and opening the models that they name."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli.show import note, progress
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from rlx_ort.deploy.package import Package
-    from rlx_ort.device import Device
-    from rlx_ort.graph_devices import GraphDevices
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.resilience.options import Resilience
-    from rlx_ort.selection.policy import DevicePolicy
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-"""The type of an option or argument that names a file to read."""
+"""The type of a file to read."""
+
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+"""The type of a folder to read."""
 
 PACKAGE = click.Path(exists=True, path_type=Path)
-"""The type of an argument that names a package, in a folder or in a file."""
+"""The type of a model or package, which may be a folder."""
+
+WRITTEN = click.Path(dir_okay=False, path_type=Path)
+"""The type of a file to write."""
+
+
+def command(
+    name: str, group: click.Group | None = None, rows: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., object]], click.Command]:
+    """Return a decorator that makes a command of a function, in a group or on its own.
+
+    The default of each parameter is a row of the functions below; the function gets the value of its option. `rows` has
+    further ones, for a function with `**` parameters.
+    """
+
+    def decorate(function: Callable[..., object]) -> click.Command:
+        parameters = inspect.signature(function).parameters.values()
+        table = {each.name: each.default for each in parameters if isinstance(each.default, _Row)} | {**(rows or {})}
+
+        @functools.wraps(function)
+        def call(**values: Any) -> object:
+            return function(**{field: row.value(field, values) for field, row in table.items()})
+
+        params = [param for field, row in table.items() for param in row.params(field)]
+        made: click.Command = (group or click).command(name, params=params)(call)
+        return made
+
+    return decorate
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """One parameter of a command by the names of its options, an empty one for that of the parameter itself."""
+
+    made: Mapping[str, Callable[[str], click.Parameter]]
+    convert: Callable[..., Any] | None = None
+
+    def params(self, field: str) -> list[click.Parameter]:
+        return [make(name or field) for name, make in self.made.items()]
+
+    def value(self, field: str, values: Mapping[str, Any]) -> Any:
+        given = [values[name or field] for name in self.made]
+        return given[0] if self.convert is None else self.convert(*given)
+
+
+def option(names: str, help: str, cls: type[click.Option] = click.Option, **settings: Any) -> Any:
+    """Return the row of an option: its names, its help, and the other arguments of `click.Option`.
+
+    A default is shown unless it is 0 or empty.
+    """
+    settings = {"show_default": bool(settings.get("default")), **settings}
+    return _Row({"": lambda field: cls([*names.split(), field], help=help, **settings)})
+
+
+def argument(**settings: Any) -> Any:
+    """Return the row of an argument; the arguments are those of `click.Argument`."""
+    return _Row({"": lambda field: click.Argument([field], **settings)})
+
+
+def joined(convert: Callable[..., Any], **rows: Any) -> Any:
+    """Return a row whose value is made of the values of several rows, by a function that takes them in order."""
+    return _Row({name: row.made[""] for name, row in rows.items()}, convert)
+
+
+def flag(names: str, help: str) -> Any:
+    """Return the row of an option without a value."""
+    return option(names, help, is_flag=True)
+
+
+def whole(names: str, help: str, least: int = 0, **settings: Any) -> Any:
+    """Return the row of an option that is a whole number."""
+    return option(names, help, type=click.IntRange(min=least), **settings)
+
+
+def number(names: str, help: str, **settings: Any) -> Any:
+    """Return the row of an option that is a number from 0."""
+    return option(names, help, type=click.FloatRange(min=0), **settings)
+
+
+def choice(names: str, help: str, values: str, **settings: Any) -> Any:
+    """Return the row of an option that is one of some words."""
+    return option(names, help, type=click.Choice(values.split()), **settings)
+
+
+def file(names: str, help: str, **settings: Any) -> Any:
+    """Return the row of an option that names a file to read."""
+    return option(names, help, type=FILE, **settings)
+
+
+def written(names: str, help: str) -> Any:
+    """Return the row of an option that names a file to write."""
+    return option(names, help, type=WRITTEN)
+
+
+def devices(names: str, help: str, **settings: Any) -> Any:
+    """Return the row of an option that names devices; only its first name is shown."""
+    return option(names, help, cls=Aliased, type=DeviceNames(), **{"metavar": "DEVICES", **settings})
+
+
+def device(help: str, names: str = "--device", **settings: Any) -> Any:
+    """Return the row of an option that names one device."""
+    return devices(names, help, metavar="DEVICE", **settings)
 
 
 class DeviceNames(click.types.StringParamType):
@@ -48,10 +146,8 @@ class DeviceNames(click.types.StringParamType):
         """Return the completions of the text: each device after the names that are there already."""
         from click.shell_completion import CompletionItem
 
-        from rlx_ort.device import Device
-
         before, comma, begun = incomplete.rpartition(",")
-        labels = [device.label for device in Device.all() if device.label.startswith(begun.lower())]
+        labels = [device.label for device in rlx_ort.Device.all() if device.label.startswith(begun.lower())]
         return [CompletionItem(f"{before}{comma}{label}") for label in labels]
 
 
@@ -65,33 +161,6 @@ class Aliased(click.Option):
             return super().get_help_record(ctx)
         finally:
             self.opts = names
-
-
-def device_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """Return a decorator for an option that names one device or several; only its first name is shown."""
-    return click.option(*names, cls=Aliased, type=DeviceNames(), **{"metavar": "DEVICES", **settings})
-
-
-def field(*names: str, **settings: Any) -> Any:
-    """Return a field of a table of options; the arguments are those of `click.option`."""
-    return dataclasses.field(metadata={"names": names, **settings})
-
-
-def table(kind: type[Any]) -> Callable[[Command], Command]:
-    """Add an option for each field of a dataclass; the command gets an instance of it as `given`."""
-    columns = [(each.name, dict(each.metadata)) for each in dataclasses.fields(kind)]
-
-    def decorate(command: Command) -> Command:
-        @functools.wraps(command)
-        def with_table(*args: Any, **values: Any) -> Any:
-            return command(*args, given=kind(**{name: values.pop(name) for name, _ in columns}), **values)
-
-        decorated = with_table
-        for name, settings in reversed(columns):
-            decorated = click.option(*settings.pop("names"), name, **settings)(decorated)
-        return decorated  # type: ignore[return-value]  # a command of the same name and options
-
-    return decorate
 
 
 def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -118,8 +187,9 @@ def _required_key(ctx: click.Context, param: click.Parameter, value: Path | None
 _TRUSTED = "rlx_ort.trusted_links"
 
 
-def _keep_trusted(ctx: click.Context, param: click.Parameter, folders: tuple[Path, ...]) -> None:
+def _keep_trusted(ctx: click.Context, param: click.Parameter, folders: tuple[Path, ...]) -> tuple[Path, ...]:
     ctx.meta[_TRUSTED] = folders
+    return folders
 
 
 def trusted_links() -> tuple[Path, ...]:
@@ -128,110 +198,85 @@ def trusted_links() -> tuple[Path, ...]:
     return () if ctx is None else ctx.meta.get(_TRUSTED, ())
 
 
-trust_links = click.option(
-    "--trust-links",
-    multiple=True,
-    metavar="FOLDER",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    callback=_keep_trusted,
-    expose_value=False,
-    help="Follow links of the model's files into this folder, as in Hugging Face's cache; may be repeated.",
+AS_JSON: Any = flag("--json", "Print one JSON document on stdout and nothing else.")
+
+ALL_ROWS: Any = flag("--all", "Show what the devices need that are not here.")
+
+DIMS: Any = option(
+    "--dim", "Fix a named dim; may be repeated.", multiple=True, metavar="NAME=SIZE", callback=_parse_dims
 )
-"""Adds --trust-links, which `trusted_links` returns."""
+"""The sizes of named dims."""
 
-
-def model(command: Command) -> Command:
-    """Add the model: ONNX, the IR's JSON, a program of PyTorch or a package, recognised by its content."""
-    return click.argument("model", type=PACKAGE)(trust_links(command))
-
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
-
-all_rows = click.option("--all", "all_rows", is_flag=True, help="Show what the devices need that are not here.")
-
-dims = click.option(
-    "--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=_parse_dims, help="Fix a named dim; may be repeated."
-)
-
-key = click.option(
+KEY: Any = file(
     "--key",
-    type=FILE,
+    "A PEM file with the public key that must have signed the package. Default: RLX_PACKAGE_KEY.",
     envvar="RLX_PACKAGE_KEY",
     callback=_required_key,
-    help="A PEM file with the public key that must have signed the package. Default: RLX_PACKAGE_KEY.",
 )
 
+OUTPUTS: Any = written(
+    "--outputs",
+    "Write the outputs to this npz file; sequences as NAME[0] and on, maps as NAME.keys and .values.",
+)
 
-def policy(*, device_too: bool = False, from_env: bool = True) -> Callable[[Command], Command]:
-    """Add --only, --deny and --prefer; the command gets their `DevicePolicy` as `policy`.
+TRUST_LINKS: Any = option(
+    "--trust-links",
+    "Follow links of the model's files into this folder, as in Hugging Face's cache; may be repeated.",
+    multiple=True,
+    metavar="FOLDER",
+    type=FOLDER,
+    callback=_keep_trusted,
+)
+"""Folders, which `trusted_links` returns as well."""
+
+
+def model(**settings: Any) -> Any:
+    """Return the row of a model: ONNX, the IR's JSON, a program of PyTorch or a package, recognised by its content."""
+    rows = {"": argument(type=PACKAGE, **settings).made[""], "trust_links": TRUST_LINKS.made[""]}
+    return _Row(rows, lambda path, folders: path)
+
+
+def policy(*, device_too: bool = False, from_env: bool = True) -> Any:
+    """Return the row of --only, --deny and --prefer, whose value is their `DevicePolicy`.
 
     Args:
         device_too: whether --device is an older name for --only, in commands that do not run on one device.
         from_env: whether the options narrow the policy of the RLX_* variables; see `policy_of`.
     """
-    only = ("--only", "--device", "--devices") if device_too else ("--only",)
-
-    def decorate(command: Command) -> Command:
-        @device_option(*only, "only", help="Allow these devices only, as in cpu,webgpu.")
-        @device_option("--deny", help="Never use these devices.")
-        @device_option("--prefer", help="Prefer these devices where predictions are close.")
-        @functools.wraps(command)
-        def with_policy(*args: Any, only: str | None, deny: str | None, prefer: str | None, **given: Any) -> Any:
-            return command(*args, policy=policy_of(only, deny, prefer, from_env=from_env), **given)
-
-        return with_policy  # type: ignore[return-value]  # a command of the same name and options
-
-    return decorate
-
-
-def package(command: Command) -> Command:
-    """Add the argument PACKAGE, --key, --sha256 and --min-serial; the command gets the open `Package` first."""
-
-    @click.argument("package", type=PACKAGE)
-    @key
-    @click.option("--sha256", metavar="HEX", help="The digest the package must have, as `inspect` prints it.")
-    @click.option(
-        "--min-serial", default=0, type=click.IntRange(min=0), help="Refuse packages with a lower serial number."
+    only = "--only --device --devices" if device_too else "--only"
+    return joined(
+        functools.partial(policy_of, from_env=from_env),
+        only=devices(only, "Allow these devices only, as in cpu,webgpu."),
+        deny=devices("--deny", "Never use these devices."),
+        prefer=devices("--prefer", "Prefer these devices where predictions are close."),
     )
-    @functools.wraps(command)
-    def with_package(package: Path, key: Path | None, sha256: str | None, min_serial: int, **given: Any) -> Any:
-        from rlx_ort.deploy.package import Package
-
-        with Package(package, key=key, sha256=sha256, min_serial=min_serial) as opened:
-            return command(opened, **given)
-
-    return with_package  # type: ignore[return-value]  # a command of the same name and options
 
 
-def run_once(otherwise: str) -> Callable[[Command], Command]:
-    """Add the options of a command that runs a model once.
+def _package(path: Path, key: Path | None, sha256: str | None, min_serial: int) -> Package:
+    from rlx_ort.deploy.package import Package
 
-    Args:
-        otherwise: which inputs are used without --inputs.
-    """
-
-    def decorate(command: Command) -> Command:
-        inputs = f"An npz file with an array for each input; without it, {otherwise}."
-        for option in (
-            as_json,
-            dims,
-            policy(),
-            device_option("--device", metavar="DEVICE", help="Run on this device, or fail."),
-            click.option(
-                "--outputs",
-                "outputs_path",
-                type=click.Path(dir_okay=False, path_type=Path),
-                help="Write the outputs to this npz file; sequences as NAME[0] and on, maps as NAME.keys and .values.",
-            ),
-            click.option("--inputs", "inputs_path", type=FILE, help=inputs),
-        ):
-            command = option(command)
-        return command
-
-    return decorate
+    opened = Package(path, key=key, sha256=sha256, min_serial=min_serial)
+    return click.get_current_context().with_resource(opened)
 
 
-def policy_of(only: str | None, deny: str | None, prefer: str | None, *, from_env: bool = True) -> DevicePolicy:
+OPEN_PACKAGE: Any = joined(
+    _package,
+    package=argument(type=PACKAGE),
+    key=KEY,
+    sha256=option("--sha256", "The digest the package must have, as `inspect` prints it.", metavar="HEX"),
+    min_serial=whole("--min-serial", "Refuse packages with a lower serial number.", default=0),
+)
+"""A package that is open as long as the command runs; the options refuse another one than is wanted."""
+
+
+def inputs(otherwise: str) -> Any:
+    """Return the row of --inputs; `otherwise` says which inputs are used without it."""
+    return file("--inputs", f"An npz file with an array for each input; without it, {otherwise}.")
+
+
+def policy_of(
+    only: str | None, deny: str | None = None, prefer: str | None = None, *, from_env: bool = True
+) -> rlx_ort.DevicePolicy:
     """Return the policy of the RLX_* variables, or without them, narrowed by the options.
 
     `--only` replaces RLX_DEVICES; `--deny` and `--prefer` add to RLX_DENY_DEVICES and RLX_PREFER_DEVICES.
@@ -239,41 +284,39 @@ def policy_of(only: str | None, deny: str | None, prefer: str | None, *, from_en
     Raises:
         DeviceParseError: a device name, in an option or a variable, does not parse.
     """
-    from dataclasses import replace
-
-    from rlx_ort.device import parse_device_list
-    from rlx_ort.selection.policy import DevicePolicy
-
-    policy = DevicePolicy.from_env() if from_env else DevicePolicy()
+    policy = rlx_ort.DevicePolicy.from_env() if from_env else rlx_ort.DevicePolicy()
     if only:
-        policy = replace(policy, allow=tuple(parse_device_list(only)))
+        policy = dataclasses.replace(policy, allow=tuple(rlx_ort.parse_device_list(only)))
     if deny:
-        policy = policy.with_deny(parse_device_list(deny))
+        policy = policy.with_deny(rlx_ort.parse_device_list(deny))
     if prefer:
-        policy = policy.with_prefer(parse_device_list(prefer))
+        policy = policy.with_prefer(rlx_ort.parse_device_list(prefer))
     return policy
 
 
-def permitted(name: str) -> Device:
+def placement_of(strict: bool | None) -> rlx_ort.PlacementRule | None:
+    """Return the rule of `--strict/--assisted`; None where neither is given."""
+    return None if strict is None else rlx_ort.PlacementRule.STRICT if strict else rlx_ort.PlacementRule.ASSISTED
+
+
+def permitted(name: str) -> rlx_ort.Device:
     """Return the device of a name, for commands that run on just that device.
 
     Raises:
         DeviceParseError: the name, or an RLX_* variable, does not parse.
         NoViableDeviceError: the RLX_* variables deny the device.
     """
-    from rlx_ort.device import parse_device
-    from rlx_ort.errors import NoViableDeviceError
-    from rlx_ort.selection.policy import DevicePolicy
-
-    device = parse_device(name)
-    refusal = DevicePolicy.from_env().refusal(device)
+    device = rlx_ort.parse_device(name)
+    refusal = rlx_ort.DevicePolicy.from_env().refusal(device)
     if refusal is not None:
         message = "the RLX_* variables do not allow a device; choose another with --device, or change the variables:"
-        raise NoViableDeviceError(message, [(device, refusal)])
+        raise rlx_ort.NoViableDeviceError(message, [(device, refusal)])
     return device
 
 
-def each_once(devices: Iterable[Device], package: Package | None = None, *, named: bool = True) -> list[Device]:
+def each_once(
+    devices: Iterable[rlx_ort.Device], package: Package | None = None, *, named: bool = True
+) -> list[rlx_ort.Device]:
     """Return the devices without those that are another name of one before, which are printed if they were `named`.
 
     A package may run in another precision under another name, which is then another device.
@@ -285,7 +328,7 @@ def each_once(devices: Iterable[Device], package: Package | None = None, *, name
         from rlx_ort.deploy.open import options_of
 
         settings = options_of(package)
-    firsts: dict[object, Device] = {}
+    firsts: dict[object, rlx_ort.Device] = {}
     for device in devices:
         precision = None if settings is None else settings.on(device).key
         first = firsts.setdefault(((same_hardware(device) or [device])[0], precision), device)
@@ -300,15 +343,29 @@ def note_assumed(done: str, sizes: Mapping[str, int]) -> None:
         note(f"{done} with {', '.join(f'{name}={size}' for name, size in sizes.items())}; give sizes with --dim")
 
 
+def note_shipped(labels: Iterable[str], advice: str = "not measured on this machine") -> None:
+    """Print the devices that were predicted from profiles that come with the library, if there are any."""
+    if names := ", ".join(dict.fromkeys(labels)):
+        note(f"predicted from shipped default profiles, {advice}: {names}")
+
+
+def random_inputs(graph: rlx_ort.Graph, sizes: Mapping[str, int]) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """Return random inputs of a graph, and the sizes of named dims that had to be assumed."""
+    from rlx_ort import made_up
+    from rlx_ort.selection.windows import fitting_sizes
+
+    return made_up.random_inputs(graph.input_types, sizes, assume=fitting_sizes(graph, sizes))
+
+
 @contextlib.contextmanager
 def opened(
     path: Path,
-    policy: DevicePolicy,
-    compile_options: CompileOptions,
-    resilience: Resilience | None = None,
+    policy: rlx_ort.DevicePolicy,
+    compile_options: rlx_ort.CompileOptions,
+    resilience: rlx_ort.Resilience | None = None,
     *,
     admit: bool = False,
-) -> Iterator[GraphDevices]:
+) -> Iterator[rlx_ort.GraphDevices]:
     """Give a runner for a model, or for a package with its own policy, dims and precisions, narrowed by the caller's.
 
     The key of `RLX_PACKAGE_KEY` must have signed a package. With `admit` its golden cases are run where it asks for it.
@@ -318,29 +375,27 @@ def opened(
         GraphVerifyError: the graph has no dim that the options name.
         PackageError: the package cannot be opened.
     """
-    from rlx_ort.deploy.names import is_package
-    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.deploy.names import is_package, required_key
 
     with contextlib.ExitStack() as stack:
         if is_package(path):
             from rlx_ort.deploy.golden import admit_devices
-            from rlx_ort.deploy.names import required_key
             from rlx_ort.deploy.open import PackageDevices, narrowed_policy, options_of
             from rlx_ort.deploy.package import Package
 
             package = stack.enter_context(Package(path, key=required_key(None)))
             policy = narrowed_policy(package.index.policy, policy)
             settings = options_of(package, compile_options)
-            runner: GraphDevices = PackageDevices(package, policy, settings, resilience=resilience)
+            runner: rlx_ort.GraphDevices = PackageDevices(package, policy, settings, resilience=resilience)
             if admit and package.index.verify_on_first_use:
                 admit_devices(package, runner)
         else:
             graph = read_model(path, compile_options.dims)
-            runner = GraphDevices(graph, policy, compile_options, resilience=resilience)
+            runner = rlx_ort.GraphDevices(graph, policy, compile_options, resilience=resilience)
         yield stack.enter_context(runner)
 
 
-def read_model(path: Path, dims: Iterable[str] = ()) -> Graph:
+def read_model(path: Path, dims: Iterable[str] = ()) -> rlx_ort.Graph:
     """Return the graph of a model file or package, with a spinner while a large one is read.
 
     Raises:
@@ -358,7 +413,9 @@ def read_model(path: Path, dims: Iterable[str] = ()) -> Graph:
     return graph
 
 
-def read_packaged(path: Path, compile_options: CompileOptions | None = None) -> tuple[Graph, CompileOptions] | None:
+def read_packaged(
+    path: Path, compile_options: rlx_ort.CompileOptions | None = None
+) -> tuple[rlx_ort.Graph, rlx_ort.CompileOptions] | None:
     """Return the graph of a package and the options with its dims and precisions; None for anything but a package.
 
     The caller's dims and precisions come first. The key of `RLX_PACKAGE_KEY` must have signed the package.

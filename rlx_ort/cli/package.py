@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import Commands, options
 from rlx_ort.cli.run import print_run, refusals, written
 from rlx_ort.cli.show import binary_size, counted, emit, note, print_json, print_table, progress
-from rlx_ort.errors import WriteError
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.open import WarmedDevice
     from rlx_ort.deploy.package import Package
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.selection.policy import DevicePolicy
 
 _NAMES = ("create", "inspect", "verify", "run", "extract", "diff", "sign", "warm", "export")
 _FILES = dict.fromkeys(("inspect", "verify", "diff"), "package_check") | {"create": "package_create"}
@@ -34,17 +32,15 @@ def command() -> None:
     """
 
 
-@click.command("run")
-@options.package
-@options.run_once("the first golden case, or random inputs")
+@options.command("run")
 def run(
-    package: Package,
-    inputs_path: Path | None,
-    outputs_path: Path | None,
-    device: str | None,
-    policy: DevicePolicy,
-    dims: dict[str, int],
-    as_json: bool,
+    package: Package = options.OPEN_PACKAGE,
+    inputs: Path | None = options.inputs("the first golden case, or random inputs"),
+    outputs: Path | None = options.OUTPUTS,
+    device: str | None = options.device("Run on this device, or fail."),
+    policy: rlx_ort.DevicePolicy = options.policy(),
+    dims: dict[str, int] = options.DIMS,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Run a packaged model once.
 
@@ -53,14 +49,13 @@ def run(
     """
     from rlx_ort.deploy.golden import admit_devices
     from rlx_ort.deploy.open import narrowed_policy, runner_of
-    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.engine.compiled.models import watched
 
     allowed = narrowed_policy(package.index.policy, policy)
-    with runner_of(package, allowed, CompileOptions(dims=dims)) as runner, progress("running"):
+    with runner_of(package, allowed, rlx_ort.CompileOptions(dims=dims)) as runner, progress("running"):
         if package.index.verify_on_first_use:
             admit_devices(package, runner)
-        feeds, origin = _feeds(package, runner.graph, inputs_path, dims)
+        feeds, origin = _feeds(package, runner.graph, inputs, dims)
         refused = dict(runner.last_attempts)
         with watched() as from_cache:
             compiled = runner.compile_resolved_with_inputs(feeds, device)
@@ -78,7 +73,7 @@ def run(
         "weights": "compile cache" if from_cache else "package",
         **refusals(refused.items()),
         "inputs": origin,
-        **written(results, outputs_path),
+        **written(results, outputs),
     }
     facts = [("ran on", f"{document['device']} in {document['precision']}"), ("placement", f"{share:.0%} on it")]
     if from_cache:
@@ -86,30 +81,30 @@ def run(
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
-def _feeds(package: Package, graph: Graph, path: Path | None, dims: dict[str, int]) -> tuple[Mapping[str, Any], str]:
+def _feeds(
+    package: Package, graph: rlx_ort.Graph, path: Path | None, dims: dict[str, int]
+) -> tuple[Mapping[str, Any], str]:
     """Return the inputs, and where they come from."""
-    from rlx_ort import made_up
     from rlx_ort.cli.arrays import read_npz, to_model_types
-    from rlx_ort.selection.windows import fitting_sizes
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs), str(path)
     if package.cases:
         return package.arrays(package.cases[0].inputs), "golden case 0"
-    sizes = {**package.index.dims, **dims}
-    feeds, assumed = made_up.random_inputs(graph.input_types, sizes, assume=fitting_sizes(graph, sizes))
+    feeds, assumed = options.random_inputs(graph, {**package.index.dims, **dims})
     note("no --inputs and no golden case: made up random inputs")
     options.note_assumed("run", assumed)
     return feeds, "random"
 
 
-@click.command("extract")
-@options.package
-@click.option("-o", "--output", "target", required=True, type=click.Path(path_type=Path), help="Where to write it.")
-@click.option("--file", "as_file", is_flag=True, help="Write one file; the default is a folder.")
-@click.option("--force", is_flag=True, help="Replace the file if it exists. A folder is never replaced.")
-@options.as_json
-def extract(package: Package, target: Path, as_file: bool, force: bool, as_json: bool) -> None:
+@options.command("extract")
+def extract(
+    package: Package = options.OPEN_PACKAGE,
+    target: Path = options.option("-o --output", "Where to write it.", type=click.Path(path_type=Path), required=True),
+    as_file: bool = options.flag("--file", "Write one file; the default is a folder."),
+    force: bool = options.flag("--force", "Replace the file if it exists. A folder is never replaced."),
+    as_json: bool = options.AS_JSON,
+) -> None:
     """Write a package in the other form, every byte checked before; a signature stays valid.
 
     Nothing needs to be extracted to run a package: its file is read in place.
@@ -124,14 +119,15 @@ def extract(package: Package, target: Path, as_file: bool, force: bool, as_json:
     note(f"wrote {target}")
 
 
-@click.command("sign")
-@click.argument("package", type=options.PACKAGE)
-@click.option(
-    "--key", required=True, type=options.FILE, help="A PEM file with an EC private key (P-256, P-384 or P-521)."
-)
-@click.option("--password-env", metavar="NAME", help="The environment variable that holds the key's password.")
-@options.as_json
-def sign(package: Path, key: Path, password_env: str | None, as_json: bool) -> None:
+@options.command("sign")
+def sign(
+    package: Path = options.argument(type=options.PACKAGE),
+    key: Path = options.file("--key", "A PEM file with an EC private key (P-256, P-384 or P-521).", required=True),
+    password_env: str | None = options.option(
+        "--password-env", "The environment variable that holds the key's password.", metavar="NAME"
+    ),
+    as_json: bool = options.AS_JSON,
+) -> None:
     """Check every byte of a package and sign it.
 
     Needs the extra `sign`; works offline. A signature that is there is replaced.
@@ -151,29 +147,28 @@ def sign(package: Path, key: Path, password_env: str | None, as_json: bool) -> N
     note(f"signed {package}; verify it with: rlx-ort package verify {package} --key PUBLIC_KEY")
 
 
-@click.command("warm")
-@options.package
-@options.device_option(
-    "--device", "--devices", "devices", help="Warm for these devices, as in cpu,cuda; default: all that may run."
-)
-@options.as_json
-@click.pass_context
-def warm(context: click.Context, package: Package, devices: str | None, as_json: bool) -> None:
+@options.command("warm")
+def warm(
+    package: Package = options.OPEN_PACKAGE,
+    devices: str | None = options.devices(
+        "--device --devices", "Warm for these devices, as in cpu,cuda; default: all that may run."
+    ),
+    as_json: bool = options.AS_JSON,
+) -> None:
     """Compile a package ahead of its first run.
 
     Writes optimised models and what providers compile to the compile cache, where sessions that are opened later find
     it. `rlx-ort cache list` shows it. The exit code is 1 when nothing was kept for some device.
     """
     from rlx_ort.deploy.open import warm_opened
-    from rlx_ort.device import parse_device_list
 
-    chosen = None if devices is None else options.each_once(parse_device_list(devices), package)
+    chosen = None if devices is None else options.each_once(rlx_ort.parse_device_list(devices), package)
     with progress(f"warming {package.path}"):
         rows = warm_opened(package, chosen)
     document = {"package": str(package.path), "devices": [asdict(row) for row in rows]}
     emit(document, as_json, lambda document: _print_warmed(rows))
     if not rows or any(row.problem for row in rows):
-        context.exit(1)
+        click.get_current_context().exit(1)
 
 
 def _print_warmed(rows: list[WarmedDevice]) -> None:
@@ -187,44 +182,29 @@ def _print_warmed(rows: list[WarmedDevice]) -> None:
             note(f"{row.device}: {row.problem}")
 
 
-@click.command("export")
-@options.package
-@click.argument("target", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--format", "form", type=click.Choice(["triton", "onnx"]), required=True, help="What to write.")
-@click.option("--name", help="The model's name; that of the package by default.")
-@click.option(
-    "--max-batch",
-    type=click.IntRange(min=0),
-    default=8,
-    show_default=True,
-    help="Triton: the most rows that it puts together, 0 for none.",
-)
-@click.option(
-    "--instances", type=click.IntRange(min=1), default=1, show_default=True, help="Triton: instances on each processor."
-)
-@click.option(
-    "--kind",
-    type=click.Choice(["auto", "cpu", "gpu"]),
-    default="auto",
-    show_default=True,
-    help="Triton: which processors.",
-)
-@click.option(
-    "--batch-unproven",
-    is_flag=True,
-    help="Triton: batch requests although rows are not proved independent and may change each other's results.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing target.")
-@options.as_json
+@options.command("export")
 def export(
-    package: Package, target: Path, form: str, name: str | None, max_batch: int, force: bool, as_json: bool, **rest: Any
+    package: Package = options.OPEN_PACKAGE,
+    target: Path = options.argument(metavar="DIR", type=click.Path(file_okay=False, path_type=Path)),
+    form: str = options.choice("--format", "What to write.", "triton onnx", required=True),
+    name: str | None = options.option("--name", "The model's name; that of the package by default."),
+    max_batch: int = options.whole(
+        "--max-batch", "Triton: the most rows that it puts together, 0 for none.", default=8
+    ),
+    instances: int = options.whole("--instances", "Triton: instances on each processor.", least=1, default=1),
+    kind: str = options.choice("--kind", "Triton: which processors.", "auto cpu gpu", default="auto"),
+    unproven: bool = options.flag(
+        "--batch-unproven",
+        "Triton: batch requests although rows are not proved independent and may change each other's results.",
+    ),
+    force: bool = options.flag("--force", "Replace an existing target."),
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Write the model of a package for another server or tool, every byte of it checked before.
 
     `triton` makes a model of a Triton repository, with config.pbtxt and the weights once; docs/triton.md has what was
     tested. `onnx` makes NAME.onnx and NAME.onnx.data. The policy, golden cases and signature stay behind.
     """
-    from rlx_ort.converters.files import save_onnx
     from rlx_ort.deploy.names import check_model_name
     from rlx_ort.deploy.open import runner_of
     from rlx_ort.deploy.triton import batching, export_triton
@@ -236,16 +216,26 @@ def export(
         package.check_all()
         graph, given = runner.graph, runner.options
         if form == "triton":
-            made = export_triton(graph, target, called, max_batch=max_batch, options=given, force=force, **rest)
+            made = export_triton(
+                graph,
+                target,
+                called,
+                max_batch=max_batch,
+                instances=instances,
+                kind=kind,
+                options=given,
+                force=force,
+                batch_unproven=unproven,
+            )
             if max_batch:
-                dim, why = batching(graph, given, unproven=rest["batch_unproven"])
+                dim, why = batching(graph, given, unproven=unproven)
         else:
             made = target / f"{called}.onnx"
             try:
                 target.mkdir(parents=True, exist_ok=True)
             except OSError as err:
-                raise WriteError(f"{target} cannot be written: {err.strerror}; check its rights") from err
-            save_onnx(graph, made, external_data=bool(graph.params), overwrite=force, options=given)
+                raise rlx_ort.WriteError(f"{target} cannot be written: {err.strerror}; check its rights") from err
+            rlx_ort.save_onnx(graph, made, external_data=bool(graph.params), overwrite=force, options=given)
     if as_json:
         document = {"written": str(made), "format": form, "batched_along": dim}
         print_json({**document, "not_batched": why} if why else document)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, counted, emit, note, print_facts, print_table, progress
-from rlx_ort.errors import IntegrityError
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.golden import DeviceParity
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 _BY_NAME = {"files": "file", "tensors": "tensor"}
 
 
-@click.command("inspect")
-@options.package
-@options.as_json
-def inspect(package: Package, as_json: bool) -> None:
+@options.command("inspect")
+def inspect(package: Package = options.OPEN_PACKAGE, as_json: bool = options.AS_JSON) -> None:
     """Show the contents of a package.
 
     Structure, names, sizes and small files are checked; large weights are not read. `verify` reads everything.
@@ -81,11 +79,12 @@ def _print_contents(document: dict[str, Any]) -> None:
     print_table(("file", "size", "sha256"), files)
 
 
-@click.command("verify")
-@options.package
-@options.device_option("--device", "--devices", "devices", help="Run the golden cases on these devices, or on `all`.")
-@options.as_json
-def verify(package: Package, devices: str | None, as_json: bool) -> None:
+@options.command("verify")
+def verify(
+    package: Package = options.OPEN_PACKAGE,
+    devices: str | None = options.devices("--device --devices", "Run the golden cases on these devices, or on `all`."),
+    as_json: bool = options.AS_JSON,
+) -> None:
     """Check every byte of a package, its signature, and with --device the golden outputs of devices.
 
     The exit code is 7 when the package is broken, not signed by the key, or a device that runs gives wrong outputs.
@@ -105,27 +104,24 @@ def verify(package: Package, devices: str | None, as_json: bool) -> None:
     emit(document, as_json, _print_verdicts)
     wrong = [row for row in rows if row.outputs and not row.ok]
     if wrong:
-        raise IntegrityError("; ".join(f"{row.device.label}: {row.verdict}" for row in wrong))
+        raise rlx_ort.IntegrityError("; ".join(f"{row.device.label}: {row.verdict}" for row in wrong))
 
 
 def _parity(package: Package, devices: str) -> list[DeviceParity]:
     from rlx_ort.deploy.golden import check_device
     from rlx_ort.deploy.open import runner_of
-    from rlx_ort.device import parse_device_list
-    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-    from rlx_ort.providers.registry import available_devices
-    from rlx_ort.selection.policy import DevicePolicy
 
     if not package.cases:
         note("the package has no golden cases; make it with --golden")
         return []
-    policy = DevicePolicy.from_env()
+    policy = rlx_ort.DevicePolicy.from_env()
     if devices.strip().lower() == "all":
-        chosen = options.each_once(filter(policy.allows, available_devices()), package, named=False)
+        chosen = options.each_once(filter(policy.allows, rlx_ort.available_devices()), package, named=False)
     else:
-        chosen = options.each_once(parse_device_list(devices), package)
+        chosen = options.each_once(rlx_ort.parse_device_list(devices), package)
     rows = []
-    with runner_of(package, policy, CompileOptions(placement=PlacementRule.ASSISTED)) as runner:
+    assisted = rlx_ort.CompileOptions(placement=rlx_ort.PlacementRule.ASSISTED)
+    with runner_of(package, policy, assisted) as runner:
         for device in chosen:
             with progress(f"running golden cases on {device.label}"):
                 rows.append(check_device(package, runner, device))
@@ -161,12 +157,13 @@ def _print_verdicts(document: dict[str, Any]) -> None:
         print_table([column.replace("_", " ") for column in columns], rows)
 
 
-@click.command("diff")
-@click.argument("first", type=options.PACKAGE)
-@click.argument("second", type=options.PACKAGE)
-@options.key
-@options.as_json
-def diff(first: Path, second: Path, key: Path | None, as_json: bool) -> None:
+@options.command("diff")
+def diff(
+    first: Path = options.argument(type=options.PACKAGE),
+    second: Path = options.argument(type=options.PACKAGE),
+    key: Path | None = options.KEY,
+    as_json: bool = options.AS_JSON,
+) -> None:
     """Compare two packages by their indexes: settings, files, tensors, and whether they are signed.
 
     Large files are compared by the digests that the indexes promise; `verify` reads the bytes. The exit code is 1 when

@@ -5,35 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options
-from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import binary_size, counted, emit, note, print_facts
 from rlx_ort.storage import read_regular
 
-if TYPE_CHECKING:
-    from rlx_ort.options.compile_options import Precision
-    from rlx_ort.selection.policy import DevicePolicy
 
-
-def _precisions(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Precision]:
+def _precisions(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, rlx_ort.Precision]:
     """Return device label -> precision of texts such as `cuda:f16`."""
-    from rlx_ort.device import parse_device
-    from rlx_ort.options.compile_options import Precision
-
-    precisions: dict[str, Precision] = {}
+    precisions: dict[str, rlx_ort.Precision] = {}
+    names = [item.value for item in rlx_ort.Precision]
     for text in values:
         device, colon, precision = text.rpartition(":")
-        if not colon or precision not in [item.value for item in Precision]:
-            known = ", ".join(item.value for item in Precision)
-            raise click.BadParameter(f"{text!r} is not DEVICE:PRECISION with one of {known}", ctx, param)
-        label = parse_device(device).label
+        if not colon or precision not in names:
+            raise click.BadParameter(f"{text!r} is not DEVICE:PRECISION with one of {', '.join(names)}", ctx, param)
+        label = rlx_ort.parse_device(device).label
         if label in precisions:
             raise click.BadParameter(f"{label} is given twice", ctx, param)
-        precisions[label] = Precision(precision)
+        precisions[label] = rlx_ort.Precision(precision)
     return precisions
 
 
@@ -68,92 +61,79 @@ def _buckets(
     return dim, tuple((int(first), int(last)) for first, last in pairs)
 
 
-@click.command("create")
-@options.model
-@click.option("-o", "--output", "target", required=True, type=click.Path(path_type=Path), help="The package to write.")
-@click.option("--folder", is_flag=True, help="Write a folder; the default is one file.")
-@click.option("--force", is_flag=True, help="Replace the file if it exists. A folder is never replaced.")
-@click.option("--name", default="", help="The package's name; the model's by default.")
-@click.option("--version", default="", metavar="TEXT", help="The package's version.")
-@click.option("--serial", default=0, type=click.IntRange(min=0), help="A number that grows with each release.")
-@click.option(
-    "--variant",
-    "variants",
-    multiple=True,
-    metavar="DEVICE:PRECISION",
-    callback=_precisions,
-    help="Give a device its own weights in a precision, as in cuda:f16; may be repeated. Default: cpu:f32.",
-)
-@click.option(
-    "--precision",
-    "precisions",
-    multiple=True,
-    metavar="DEVICE:PRECISION",
-    callback=_precisions,
-    help="Run in a precision on a device, with weights that are rounded when they are loaded; may be repeated.",
-)
-@click.option("--golden", type=options.FILE, multiple=True, help="An npz file with inputs whose outputs are kept.")
-@click.option(
-    "--expected",
-    type=options.FILE,
-    multiple=True,
-    help="An npz file with the outputs for the --golden of the same place; by default the CPU computes them.",
-)
-@click.option(
-    "--tolerance",
-    "tolerances",
-    multiple=True,
-    metavar="PRECISION=NUMBER",
-    callback=_numbers,
-    help="The largest error of golden outputs in a precision, relative to the largest value, as in f16=0.02.",
-)
-@click.option("--verify-on-first-use", is_flag=True, help="Run the golden inputs on each new machine.")
-@options.policy(from_env=False)  # the variables of this machine are no part of a package
-@click.option(
-    "--policy",
-    "strategy",
-    type=click.Choice(["cost-model", "benchmark", "adaptive"]),
-    default="cost-model",
-    help="How a device is chosen.",
-)
-@options.dims
-@click.option(
-    "--buckets",
-    metavar="DIM=FROM:TO,...",
-    callback=_buckets,
-    help="Ranges of lengths of a named dim that share a compiled graph, ends not included, as in tokens=1:65,65:257.",
-)
-@click.option("--license", "license_id", default="", metavar="SPDX", help="The licence, as in Apache-2.0.")
-@click.option("--license-file", type=options.FILE, help="A file with the licence's text, to be packed.")
-@click.option(
-    "--provenance",
-    multiple=True,
-    metavar="KEY=TEXT",
-    callback=_pairs,
-    help="Where the model comes from; may be repeated.",
-)
-@click.option(
-    "--require",
-    multiple=True,
-    metavar="NAME=VERSION",
-    callback=_pairs,
-    help="The lowest version of rlx_ort or onnxruntime, as in onnxruntime=1.31; may be repeated.",
-)
-@options.as_json
+_SETTINGS: dict[str, Any] = {
+    "name": options.option("--name", "The package's name; the model's by default.", default=""),
+    "version": options.option("--version", "The package's version.", default="", metavar="TEXT"),
+    "serial": options.whole("--serial", "A number that grows with each release.", default=0),
+    "variants": options.option(
+        "--variant",
+        "Give a device its own weights in a precision, as in cuda:f16; may be repeated. Default: cpu:f32.",
+        multiple=True,
+        metavar="DEVICE:PRECISION",
+        callback=_precisions,
+    ),
+    "precisions": options.option(
+        "--precision",
+        "Run in a precision on a device, with weights that are rounded when they are loaded; may be repeated.",
+        multiple=True,
+        metavar="DEVICE:PRECISION",
+        callback=_precisions,
+    ),
+    "golden": options.file("--golden", "An npz file with inputs whose outputs are kept.", multiple=True),
+    "expected": options.file(
+        "--expected",
+        "An npz file with the outputs for the --golden of the same place; by default the CPU computes them.",
+        multiple=True,
+    ),
+    "tolerances": options.option(
+        "--tolerance",
+        "The largest error of golden outputs in a precision, relative to the largest value, as in f16=0.02.",
+        multiple=True,
+        metavar="PRECISION=NUMBER",
+        callback=_numbers,
+    ),
+    "verify_on_first_use": options.flag("--verify-on-first-use", "Run the golden inputs on each new machine."),
+    "policy": options.policy(from_env=False),  # the variables of this machine are no part of a package
+    "strategy": options.choice(
+        "--policy", "How a device is chosen.", "cost-model benchmark adaptive", default="cost-model"
+    ),
+    "dims": options.DIMS,
+    "buckets": options.option(
+        "--buckets",
+        "Ranges of lengths of a named dim that share a compiled graph, ends not included, as in tokens=1:65,65:257.",
+        metavar="DIM=FROM:TO,...",
+        callback=_buckets,
+    ),
+    "license": options.option("--license", "The licence, as in Apache-2.0.", default="", metavar="SPDX"),
+    "license_file": options.file("--license-file", "A file with the licence's text, to be packed."),
+    "provenance": options.option(
+        "--provenance",
+        "Where the model comes from; may be repeated.",
+        multiple=True,
+        metavar="KEY=TEXT",
+        callback=_pairs,
+    ),
+    "requires": options.option(
+        "--require",
+        "The lowest version of rlx_ort or onnxruntime, as in onnxruntime=1.31; may be repeated.",
+        multiple=True,
+        metavar="NAME=VERSION",
+        callback=_pairs,
+    ),
+    "as_json": options.AS_JSON,
+}
+"""The options, of which most are fields of `Recipe`."""
+
+
+@options.command("create", rows=_SETTINGS)
 def create(
-    model: Path,
-    target: Path,
-    folder: bool,
-    force: bool,
-    strategy: str,
-    policy: DevicePolicy,
-    golden: tuple[Path, ...],
-    expected: tuple[Path, ...],
-    license_id: str,
-    license_file: Path | None,
-    require: dict[str, str],
-    as_json: bool,
-    **rest: Any,
+    model: Path = options.model(),
+    target: Path = options.option(
+        "-o --output", "The package to write.", type=click.Path(path_type=Path), required=True
+    ),
+    folder: bool = options.flag("--folder", "Write a folder; the default is one file."),
+    force: bool = options.flag("--force", "Replace the file if it exists. A folder is never replaced."),
+    **given: Any,
 ) -> None:
     """Pack a model with its weights, policy and golden outputs.
 
@@ -164,24 +144,21 @@ def create(
     from rlx_ort.deploy.names import is_package
     from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel
 
+    golden, expected, license_file = map(given.pop, ("golden", "expected", "license_file"))
     if len(expected) > len(golden):
         raise click.UsageError("each --expected belongs to a --golden")
-    graph = read_model(model, rest["dims"])
+    graph = options.read_model(model, given["dims"])
     cases = [
         (to_model_types(read_npz(inputs), graph.inputs), None if outputs is None else read_npz(outputs))
         for inputs, outputs in zip_longest(golden, expected)
     ]
+    if not given["variants"]:
+        del given["variants"]  # the recipe has a default
+    as_json, policy, strategy = map(given.pop, ("as_json", "policy", "strategy"))
     picks = {"cost-model": CostModel(), "benchmark": Benchmark(5), "adaptive": Adaptive()}
-    if not rest["variants"]:
-        del rest["variants"]  # the recipe has a default
-    recipe = Recipe(
-        **rest,
-        policy=replace(policy, pick=picks[strategy]),
-        golden=cases,
-        license=license_id,
-        license_text="" if license_file is None else read_regular(license_file).decode("utf-8"),
-        requires=require,
-    )
+    license_text = "" if license_file is None else read_regular(license_file).decode("utf-8")
+    policy = replace(policy, pick=picks[strategy])
+    recipe = Recipe(**given, policy=policy, golden=cases, license_text=license_text)
     with counted(f"packing {target}") as progress:
         digest = create_package(graph, target, recipe, folder=folder, force=force, progress=progress)
     size = sum(file.stat().st_size for file in ([target] if target.is_file() else target.rglob("*")) if file.is_file())

@@ -7,102 +7,94 @@ import json
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+import rlx_ort
+from rlx_ort.cli import options
 from rlx_ort.cli.show import note, progress, replacing
-from rlx_ort.errors import RlxError
 
 if TYPE_CHECKING:
-    from rlx_ort.device import Device
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.report.trace import TracedRun
-    from rlx_ort.selection.policy import DevicePolicy
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
+class Page(NamedTuple):
+    """A page that is asked for: its file, and whether it is shown in the browser."""
 
-html = click.option(
-    "--html", "html_path", type=_FILE, help="Write a page with the graph, its costs and its splits; runs the model."
+    path: Path
+    show: bool
+
+
+def _page(html_path: Path | None, show: bool) -> Page | None:
+    if show and html_path is None:
+        raise click.UsageError("--open shows the page that --html writes; give --html PATH too")
+    return None if html_path is None else Page(html_path, show)
+
+
+HTML: Any = options.written("--html", "Write a page with the graph, its costs and its splits; runs the model.")
+
+HTML_AND_OPEN: Any = options.joined(
+    _page, html_path=HTML, show=options.flag("--open", "Show the page of --html in the browser.")
 )
-trace = click.option(
-    "--trace", "trace_path", type=_FILE, help="Write a trace of the run for Perfetto or chrome://tracing."
-)
+"""A `Page`, or None where none is asked for; --open alone is wrong usage."""
+
+TRACE: Any = options.written("--trace", "Write a trace of the run for Perfetto or chrome://tracing.")
 
 
-def plot(what: str) -> Callable[[Command], Command]:
-    """Return the option `--plot`, which draws this to a file."""
-    return click.option("--plot", "plot_path", type=_FILE, help=f"Draw {what}; needs the extra `plot`.")
-
-
-def html_and_open(command: Command) -> Command:
-    """Add `--html` and `--open`; the command gets the path and `show`, and `--open` alone is wrong usage."""
-
-    @html
-    @click.option("--open", "show", is_flag=True, help="Show the page of --html in the browser.")
-    @functools.wraps(command)
-    def with_page(*args: Any, html_path: Path | None, show: bool, **given: Any) -> Any:
-        if show and html_path is None:
-            raise click.UsageError("--open shows the page that --html writes; give --html PATH too")
-        return command(*args, html_path=html_path, show=show, **given)
-
-    return with_page  # type: ignore[return-value]  # a command of the same name and options
+def plot(what: str) -> Any:
+    """Return the row of --plot, which draws this to a file."""
+    return options.written("--plot", f"Draw {what}; needs the extra `plot`.")
 
 
 def views_of(
-    graph: Graph, policy: DevicePolicy, options: CompileOptions, feeds: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], list[TracedRun], dict[Device, str]]:
+    graph: rlx_ort.Graph, policy: rlx_ort.DevicePolicy, chosen: rlx_ort.CompileOptions, feeds: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[TracedRun], dict[rlx_ort.Device, str]]:
     """Run a graph on each device that may be chosen, the automatic choice first; return views, traces and failures.
 
     A device that several names stand for is run once.
     """
-    from rlx_ort.device import Device
     from rlx_ort.providers.registry import provider_of
     from rlx_ort.report.document import view_of
     from rlx_ort.selection.candidates import Candidates
     from rlx_ort.selection.predict import dims_of
 
-    candidates = Candidates(graph, policy, options, feeds)
-    dims = {**options.dims, **dims_of(graph, feeds)}
+    candidates = Candidates(graph, policy, chosen, feeds)
+    dims = {**chosen.dims, **dims_of(graph, feeds)}
     views: list[dict[str, Any]] = []
     traces: list[TracedRun] = []
 
-    def failure(choose: Callable[[], Device], name: str) -> str:
+    def failure(choose: Callable[[], rlx_ort.Device], name: str) -> str:
         try:
             with progress(f"running on {name}"):
-                view, traced = view_of(graph, choose, options, feeds, dims)
-        except RlxError as err:  # one device's failure is a row of the report
+                view, traced = view_of(graph, choose, chosen, feeds, dims)
+        except rlx_ort.RlxError as err:  # one device's failure is a row of the report
             return str(err)
         views.append(view)
         traces.append(traced)
         return ""
 
     first = failure(candidates.fastest, "the device that is chosen")  # before anything about the graph is remembered
-    failures: dict[Device, str] = {}
+    failures: dict[rlx_ort.Device, str] = {}
     seen: set[tuple[object, int]] = set()
     for device in candidates.ranked():
         provider = provider_of(device)
         place = (provider and provider.name, device.index)
         if place not in seen:
-            failures[device] = failure(functools.partial(Device, device), device.label) if seen else first
+            failures[device] = failure(functools.partial(rlx_ort.Device, device), device.label) if seen else first
             seen.add(place)
     return views, traces, {device: why for device, why in failures.items() if why}
 
 
-def write_page(
-    path: Path, show: bool, reports: Sequence[Mapping[str, Any]], comparison: Mapping[str, Any] | None = None
-) -> None:
+def write_page(page: Page, reports: Sequence[Mapping[str, Any]], comparison: Mapping[str, Any] | None = None) -> None:
     """Write the page of one report or two, and show it in the browser if that is asked for."""
     from rlx_ort.report.page import rendered
 
-    with replacing(path) as stream:
+    with replacing(page.path) as stream:
         stream.write(rendered(reports, comparison).encode("utf-8"))
-    note(f"page written to {path}")
-    if show:
-        webbrowser.open(path.resolve().as_uri())
+    note(f"page written to {page.path}")
+    if page.show:
+        webbrowser.open(page.path.resolve().as_uri())
 
 
 def write_trace(path: Path, traced: Sequence[TracedRun]) -> None:
@@ -115,60 +107,53 @@ def write_trace(path: Path, traced: Sequence[TracedRun]) -> None:
 
 
 def write_bench(
-    html_path: Path | None,
+    page: Page | None,
     trace_path: Path | None,
-    show: bool,
     title: str,
-    graph: Graph,
-    compile_options: CompileOptions,
+    graph: rlx_ort.Graph,
+    compile_options: rlx_ort.CompileOptions,
     feeds: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
     """Run each device of a benchmark once more with a profile, and write the page and the trace that are asked for."""
-    from rlx_ort.device import Device
     from rlx_ort.report.document import document, splits_of, view_of
     from rlx_ort.selection.predict import dims_of
 
     dims = dims_of(graph, feeds)
     views, traces = [], []
     for row in rows:
-        device = Device(row["device"])
         if not row["failure"]:
             with progress(f"profiling on {row['device']}"):
-                view, traced = view_of(
-                    graph, functools.partial(Device, device), compile_options, feeds, dims, measured_ns=row["p50_ns"]
-                )
+                choose = functools.partial(rlx_ort.Device, row["device"])
+                view, traced = view_of(graph, choose, compile_options, feeds, dims, measured_ns=row["p50_ns"])
             views.append(view)
             traces.append(traced)
     if trace_path is not None:
         write_trace(trace_path, traces)
-    if html_path is not None:
-        splits = splits_of(graph, (Device(row["device"]) for row in rows), compile_options, dims)
-        write_page(html_path, show, [document(title, rows, views, splits, dims=dims)])
+    if page is not None:
+        splits = splits_of(graph, (rlx_ort.Device(row["device"]) for row in rows), compile_options, dims)
+        write_page(page, [document(title, rows, views, splits, dims=dims)])
 
 
 def write_comparison(
-    path: Path,
-    show: bool,
+    page: Page,
     models: Sequence[Path],
-    devices: Sequence[Device],
-    compile_options: CompileOptions,
+    devices: Sequence[rlx_ort.Device],
+    compile_options: rlx_ort.CompileOptions,
     feeds: Mapping[str, Any],
     comparison: Mapping[str, Any],
 ) -> None:
     """Write a page with the reports of two models, or of one on two devices, side by side."""
-    from rlx_ort.cli.options import read_model, read_packaged
-    from rlx_ort.device import Device
     from rlx_ort.report.document import document, splits_of, view_of
     from rlx_ort.selection.predict import dims_of
 
     reports = []
     for model, device in zip(models, devices, strict=True):
-        graph, settings = read_packaged(model, compile_options) or (read_model(model), compile_options)
+        graph, settings = options.read_packaged(model, compile_options) or (options.read_model(model), compile_options)
         dims = {**settings.dims, **dims_of(graph, feeds)}
         with progress(f"running {model.name} on {device.label}"):
-            view, _ = view_of(graph, functools.partial(Device, device), settings, feeds, dims)
+            view, _ = view_of(graph, functools.partial(rlx_ort.Device, device), settings, feeds, dims)
         row = {"device": device.label, "predicted_ns": view["predicted_ns"], "profile_source": view["source"]}
         splits = splits_of(graph, [device], settings, dims)
         reports.append(document(f"{model.name} on {device.label}", [row], [view], splits, dims=dims))
-    write_page(path, show, reports, comparison)
+    write_page(page, reports, comparison)

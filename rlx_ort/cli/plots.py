@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli.show import duration, note, replacing
 from rlx_ort.errors import install_command
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
 
 # Okabe and Ito's colours, which are distinguishable with every form of colour vision.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
@@ -23,7 +21,9 @@ _TARGET = 1.25  # half of all predictions should be within this factor of the me
 _COLUMNS = 3
 
 
-def draw(graph: Graph, title: str, dims: Mapping[str, int], rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def draw(
+    graph: rlx_ort.Graph, title: str, dims: Mapping[str, int], rows: Sequence[Mapping[str, Any]], path: Path
+) -> None:
     """Draw the devices of `rows` that have a prediction to a file whose suffix decides the format.
 
     Rows that have a measured time, `p50_ns`, get a panel of their own. The file appears whole or not at all.
@@ -66,19 +66,17 @@ def draw(graph: Graph, title: str, dims: Mapping[str, int], rows: Sequence[Mappi
 
 
 def _roofline(
-    panel: Any, graph: Graph, row: Mapping[str, Any], dims: Mapping[str, int], colours: dict[str, str]
+    panel: Any, graph: rlx_ort.Graph, row: Mapping[str, Any], dims: Mapping[str, int], colours: dict[str, str]
 ) -> None:
     """Draw the device's rate by operations a byte, and each kind of node where it stands.
 
     A marker's area is the share of the predicted time of all nodes that its nodes take. A kind that has a colour in
     `colours` keeps it; others get the next one.
     """
-    from rlx_ort.device import Device
     from rlx_ort.report.document import OTHERS, roofline
-    from rlx_ort.selection.predict import cost_model
 
-    device = Device(row["device"])
-    model = cost_model(device)
+    device = rlx_ort.Device(row["device"])
+    model = rlx_ort.cost_model(device)
     if model is None:  # the row would have no prediction
         return
     peak, bandwidth, total_ns, kinds = roofline(graph, model, dims)

@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options, page
-from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import duration, note, print_json, print_rest, print_table, progress
-from rlx_ort.errors import RlxError
-
-if TYPE_CHECKING:
-    from rlx_ort.device import Device
-    from rlx_ort.execution.placement import KernelDispatchReport, Placement
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.selection.candidates import DeviceCandidate
-    from rlx_ort.selection.policy import DevicePolicy
 
 _COLUMNS = (
     *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
@@ -28,35 +19,21 @@ _COLUMNS = (
 )
 
 
-@click.command("report")
-@options.model
-@options.policy(device_too=True)
-@options.dims
-@click.option(
-    "--open",
-    "open_sessions",
-    is_flag=True,
-    help="Open a session on each device and read its placement; with --html, show the page in the browser.",
-)
-@page.html
-@page.trace
-@click.option("--why", is_flag=True, help="Show the parts of each predicted time, and why the choice was made.")
-@page.plot("a roofline for each device with the model's nodes on it")
-@options.all_rows
-@click.option("--ops", "with_ops", is_flag=True, help="Show how each kind of op gets to the device.")
-@options.as_json
+@options.command("report")
 def command(
-    model: Path,
-    policy: DevicePolicy,
-    dims: dict[str, int],
-    open_sessions: bool,
-    html_path: Path | None,
-    trace_path: Path | None,
-    why: bool,
-    plot_path: Path | None,
-    all_rows: bool,
-    with_ops: bool,
-    as_json: bool,
+    model: Path = options.model(),
+    policy: rlx_ort.DevicePolicy = options.policy(device_too=True),
+    dims: dict[str, int] = options.DIMS,
+    show: bool = options.flag(
+        "--open", "Open a session on each device and read its placement; with --html, show the page in the browser."
+    ),
+    html: Path | None = page.HTML,
+    trace: Path | None = page.TRACE,
+    why: bool = options.flag("--why", "Show the parts of each predicted time, and why the choice was made."),
+    plot: Path | None = page.plot("a roofline for each device with the model's nodes on it"),
+    all_rows: bool = options.ALL_ROWS,
+    with_ops: bool = options.flag("--ops", "Show how each kind of op gets to the device."),
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Show which devices can run a model.
 
@@ -66,25 +43,24 @@ def command(
     --html or --trace the model runs on such inputs.
     """
     from rlx_ort import made_up
-    from rlx_ort.execution.placement import format_dispatch_report, report_as_dict
-    from rlx_ort.options.compile_options import CompileOptions
+    from rlx_ort.execution.placement import report_as_dict
     from rlx_ort.providers.registry import availability
     from rlx_ort.report.document import document, splits_of
     from rlx_ort.selection.candidates import Candidates
     from rlx_ort.selection.predict import dims_of
     from rlx_ort.selection.windows import fitting_sizes
 
-    runner = click.get_current_context().with_resource(opened(model, policy, CompileOptions(dims=dims)))
-    graph, policy, compile_options = runner.graph, runner.policy, runner.options
-    runs = html_path is not None or trace_path is not None
-    assume = fitting_sizes(graph, compile_options.dims)
+    given = options.opened(model, policy, rlx_ort.CompileOptions(dims=dims))
+    runner = click.get_current_context().with_resource(given)
+    graph, policy, chosen = runner.graph, runner.policy, runner.options
+    opens, runs = show and html is None, html is not None or trace is not None
     if runs:
-        feeds, assumed = made_up.random_inputs(graph.input_types, compile_options.dims, assume=assume)
+        feeds, assumed = options.random_inputs(graph, chosen.dims)
     else:
-        feeds, assumed = made_up.shaped_inputs(graph.input_types, compile_options.dims, assume)
-    views, traces, failures = page.views_of(graph, policy, compile_options, feeds) if runs else ([], [], {})
+        feeds, assumed = made_up.shaped_inputs(graph.input_types, chosen.dims, fitting_sizes(graph, chosen.dims))
+    views, traces, failures = page.views_of(graph, policy, chosen, feeds) if runs else ([], [], {})
     with progress("asking each device"):
-        candidates = Candidates(graph, policy, compile_options, feeds).report()
+        candidates = Candidates(graph, policy, chosen, feeds).report()
     rows = []
     for candidate in candidates:
         row: dict[str, Any] = {
@@ -97,53 +73,52 @@ def command(
         placement = None
         if candidate.device in failures:
             row["open_error"] = failures[candidate.device]
-        elif open_sessions and html_path is None:
+        elif opens:
             error = None
             if candidate.supports_graph and policy.allows(candidate.device):
                 with progress(f"opening a session on {candidate.label}"):
-                    placement, error = _opened(graph, candidate.device, compile_options)
+                    placement, error = _opened(graph, candidate.device, chosen)
             share = None if placement is None else placement.requested_share
             row |= {"placement_share": share, "open_error": error}
         if why:
-            row |= _reasons(graph, candidate, compile_options, feeds)
+            row |= _reasons(graph, candidate, chosen, feeds)
         if with_ops:
-            row["dispatch"] = _dispatch(graph, candidate.device, compile_options, placement)
+            row["dispatch"] = _dispatch(graph, candidate.device, chosen, placement)
         rows.append(row)
     _mark_names(rows)
     shown = [row for row in rows if row["same_as"] is None]
-    if trace_path is not None:
-        page.write_trace(trace_path, traces)
-    if html_path is not None:
+    if trace is not None:
+        page.write_trace(trace, traces)
+    if html is not None:
         sizes = {**dims, **dims_of(graph, feeds)}
-        splits = splits_of(graph, (row.device for row in candidates), compile_options, sizes)
-        page.write_page(html_path, open_sessions, [document(model.name, shown, views, splits, dims=sizes)])
-    if plot_path is not None:
+        splits = splits_of(graph, (row.device for row in candidates), chosen, sizes)
+        page.write_page(page.Page(html, show), [document(model.name, shown, views, splits, dims=sizes)])
+    if plot is not None:
         from rlx_ort.cli.plots import draw
 
-        draw(graph, model.name, {**assumed, **dims}, shown, plot_path)
+        draw(graph, model.name, {**assumed, **dims}, shown, plot)
     if as_json:
         for row in rows:
             if row.get("dispatch") is not None:
                 row["dispatch"] = report_as_dict(row["dispatch"])
         print_json({"model": str(model), "dims": dims, "assumed_dims": assumed, "devices": rows})
         return
-    _print(rows, open_sessions and html_path is None, all_rows or policy.allow is not None)
+    _print(rows, opens, all_rows or policy.allow is not None)
     options.note_assumed("predicted", assumed)
     if why:
         _print_reasons(shown, policy)
     for row in shown:
         if row.get("dispatch") is not None:
-            click.echo(format_dispatch_report(row["dispatch"]))
+            click.echo(rlx_ort.format_dispatch_report(row["dispatch"]))
 
 
 def _mark_names(rows: Sequence[dict[str, Any]]) -> None:
     """Set `same_as` of each row: the device of which it is another name and which is shown for both, or None."""
-    from rlx_ort.device import Device
     from rlx_ort.providers.registry import same_hardware
 
-    groups: dict[Device, list[dict[str, Any]]] = {}
+    groups: dict[rlx_ort.Device, list[dict[str, Any]]] = {}
     for row in rows:
-        device = Device(row["device"])
+        device = rlx_ort.Device(row["device"])
         first = same_hardware(device)[0] if row["available"] else device
         groups.setdefault(first, []).append(row)
     for group in groups.values():
@@ -153,23 +128,26 @@ def _mark_names(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _reasons(
-    graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions, inputs: Mapping[str, Any]
+    graph: rlx_ort.Graph,
+    candidate: rlx_ort.DeviceCandidate,
+    compile_options: rlx_ort.CompileOptions,
+    inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the parts of a predicted time, the error to expect of it, and why it is not from a calibration."""
     from rlx_ort.calibration import store
     from rlx_ort.selection.candidates import automatic
-    from rlx_ort.selection.predict import dims_of, explain
+    from rlx_ort.selection.predict import dims_of
 
     estimate = None
     if candidate.predicted_ns is not None:
-        estimate = explain(graph, candidate.device, automatic(compile_options), dims_of(graph, inputs))
+        estimate = rlx_ort.explain(graph, candidate.device, automatic(compile_options), dims_of(graph, inputs))
     if estimate is None:
         return {"terms": [], "error": None, "uncalibrated": ""}
     why = store.find(candidate.device).reason if (candidate.profile_source or "").startswith("default") else ""
     return {"terms": [asdict(term) for term in estimate.explain()], "error": estimate.error, "uncalibrated": why}
 
 
-def _print_reasons(rows: list[dict[str, Any]], policy: DevicePolicy) -> None:
+def _print_reasons(rows: list[dict[str, Any]], policy: rlx_ort.DevicePolicy) -> None:
     priced = sorted((row for row in rows if row["terms"]), key=lambda row: row["predicted_ns"])
     for row in priced:
         total_ns = row["predicted_ns"]
@@ -186,7 +164,7 @@ def _print_reasons(rows: list[dict[str, Any]], policy: DevicePolicy) -> None:
         click.echo(_why_chosen(chosen, priced, policy))
 
 
-def _why_chosen(chosen: dict[str, Any], priced: list[dict[str, Any]], policy: DevicePolicy) -> str:
+def _why_chosen(chosen: dict[str, Any], priced: list[dict[str, Any]], policy: rlx_ort.DevicePolicy) -> str:
     """Return why the device was chosen: its prediction or a preference, and which others may be as fast."""
     from rlx_ort.selection.policy import labels
 
@@ -208,28 +186,29 @@ def _why_chosen(chosen: dict[str, Any], priced: list[dict[str, Any]], policy: De
     return text
 
 
-def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tuple[Placement | None, str | None]:
+def _opened(
+    graph: rlx_ort.Graph, device: rlx_ort.Device, compile_options: rlx_ort.CompileOptions
+) -> tuple[rlx_ort.Placement | None, str | None]:
     """Return where a session really puts the nodes, or why it does not open."""
-    from rlx_ort.execution.session import Session
-    from rlx_ort.options.compile_options import PlacementRule
-
+    assisted = compile_options.with_(placement=rlx_ort.PlacementRule.ASSISTED)
     try:
-        return Session(device, compile_options.with_(placement=PlacementRule.ASSISTED)).compile(graph).placement, None
-    except RlxError as err:  # one row's failure is a row of the report
+        return rlx_ort.Session(device, assisted).compile(graph).placement, None
+    except rlx_ort.RlxError as err:  # one row's failure is a row of the report
         return None, str(err)
 
 
 def _dispatch(
-    graph: Graph, device: Device, compile_options: CompileOptions, placement: Placement | None
-) -> KernelDispatchReport | None:
+    graph: rlx_ort.Graph,
+    device: rlx_ort.Device,
+    compile_options: rlx_ort.CompileOptions,
+    placement: rlx_ort.Placement | None,
+) -> rlx_ort.KernelDispatchReport | None:
     """Return how the ops get to the device, and where a session put them; None when nothing is known about it here."""
-    from rlx_ort.errors import DeviceUnavailableError
     from rlx_ort.execution.placement import merge_placement
-    from rlx_ort.selection.support import dispatch_report_for_device
 
     try:
-        report = dispatch_report_for_device(graph, device, compile_options)
-    except DeviceUnavailableError:
+        report = rlx_ort.dispatch_report_for_device(graph, device, compile_options)
+    except rlx_ort.DeviceUnavailableError:
         return None
     return report if placement is None else merge_placement(report, placement)
 
@@ -247,16 +226,10 @@ def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
     here = [row for row in rows if row["available"] and row["same_as"] is None]
     for row in here:
         share = row.get("placement_share")
-        table.append(
-            (
-                row["device"],
-                "yes" if row["supports_graph"] else "no",
-                *["-" if share is None else f"{share:.0%}"] * opened,
-                duration(row["predicted_ns"]),
-                "<-" if row["recommended"] else "",
-                row["blocker"] or row.get("open_error") or "",
-            )
-        )
+        placed = ["-" if share is None else f"{share:.0%}"] * opened
+        chosen = (duration(row["predicted_ns"]), "<-" if row["recommended"] else "")
+        blocker = row["blocker"] or row.get("open_error") or ""
+        table.append((row["device"], "yes" if row["supports_graph"] else "no", *placed, *chosen, blocker))
     if here:
         print_table(columns, table)
     names: dict[str, list[str]] = {}
@@ -267,9 +240,7 @@ def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
         click.echo(f"other names of {device}: {', '.join(others)}")
     away = [row for row in rows if not row["available"]]
     print_rest("not here", [(row["device"], _reason(row), row["remedy"]) for row in away], all_rows)
-    shipped = [row["device"] for row in here if (row["profile_source"] or "").startswith("default")]
-    if shipped:
-        note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")
+    options.note_shipped(row["device"] for row in here if (row["profile_source"] or "").startswith("default"))
     nameless = dict.fromkeys(name for row in rows for name in row["assumed_dims"] if name.endswith("]"))
     if nameless:
         note(f"predicted with {DEFAULT_DIM} for dims without a name: {', '.join(nameless)}")

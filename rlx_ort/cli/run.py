@@ -4,52 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import rlx_ort
 from rlx_ort.cli import options, page
-from rlx_ort.cli.options import opened
 from rlx_ort.cli.show import emit, note, print_facts, print_table, progress
 
-if TYPE_CHECKING:
-    from rlx_ort.device import Device
-    from rlx_ort.execution.placement import Placement
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.resilience.quarantine import DeviceHealth
-    from rlx_ort.selection.policy import DevicePolicy
 
-_SEED = 0
-
-
-@click.command("run")
-@options.model
-@options.device_option("--chain", help="Run on the first of these devices that works, as in cuda,webgpu,cpu.")
-@click.option(
-    "--strict/--assisted",
-    default=None,
-    help="Whether every node must be on the device, or the CPU may help. "
-    "Default: strict for a device you name, assisted for an automatic choice.",
-)
-@click.option(
-    "--resilient",
-    is_flag=True,
-    help="Let another device answer where one fails, and print the health of each. RLX_RESILIENCE has settings.",
-)
-@page.trace
-@options.run_once("random inputs are generated")
+@options.command("run")
 def command(
-    model: Path,
-    chain: str | None,
-    strict: bool | None,
-    resilient: bool,
-    trace_path: Path | None,
-    inputs_path: Path | None,
-    outputs_path: Path | None,
-    device: str | None,
-    policy: DevicePolicy,
-    dims: dict[str, int],
-    as_json: bool,
+    model: Path = options.model(),
+    chain: str | None = options.devices(
+        "--chain", "Run on the first of these devices that works, as in cuda,webgpu,cpu."
+    ),
+    strict: bool | None = options.option(
+        "--strict/--assisted",
+        "Whether every node must be on the device, or the CPU may help. "
+        "Default: strict for a device you name, assisted for an automatic choice.",
+        default=None,
+    ),
+    resilient: bool = options.flag(
+        "--resilient",
+        "Let another device answer where one fails, and print the health of each. RLX_RESILIENCE has settings.",
+    ),
+    trace: Path | None = page.TRACE,
+    inputs: Path | None = options.inputs("random inputs are generated"),
+    outputs: Path | None = options.OUTPUTS,
+    device: str | None = options.device("Run on this device, or fail."),
+    policy: rlx_ort.DevicePolicy = options.policy(),
+    dims: dict[str, int] = options.DIMS,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Run a model once, and print where it ran.
 
@@ -57,41 +43,37 @@ def command(
     """
     if (device is not None) + (chain is not None) + resilient > 1:
         raise click.UsageError("--device, --chain and --resilient exclude each other")
-    if trace_path is not None and (chain is not None or resilient):
+    if trace is not None and (chain is not None or resilient):
         raise click.UsageError("--trace is of a run on one device, without --chain and --resilient")
-    from rlx_ort.device import parse_device, parse_device_list
-    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.report.trace import traced_run
-    from rlx_ort.resilience.options import Resilience
-    from rlx_ort.selection.policy import device_chain_from_env
 
-    named = None if device is None else parse_device(device)
-    tries = device_chain_from_env() if chain is None else parse_device_list(chain)
-    rule = {None: None, True: PlacementRule.STRICT, False: PlacementRule.ASSISTED}[strict]
+    named = None if device is None else rlx_ort.parse_device(device)
+    tries = rlx_ort.device_chain_from_env() if chain is None else rlx_ort.parse_device_list(chain)
+    rule = options.placement_of(strict)
     # One run does not outlive a bridge: the device that opens would never answer.
-    resilience = Resilience.from_env() or Resilience(bridge=False) if resilient else None
-    with opened(model, policy, CompileOptions(placement=rule, dims=dims), resilience, admit=True) as runner:
+    resilience = rlx_ort.Resilience.from_env() or rlx_ort.Resilience(bridge=False) if resilient else None
+    settings = rlx_ort.CompileOptions(placement=rule, dims=dims)
+    with options.opened(model, policy, settings, resilience, admit=True) as runner:
         graph = runner.graph
-        feeds = _feeds(graph, inputs_path, runner.options.dims)
-        refused: list[tuple[Device, str]] = []
-        outputs: list[Any]
+        feeds = _feeds(graph, inputs, runner.options.dims)
+        refused: list[tuple[rlx_ort.Device, str]] = []
+        values: list[Any]
         with progress("running"):
-            if trace_path is not None:
-                kept = rule or (PlacementRule.ASSISTED if named is None else PlacementRule.STRICT)
-                how = runner.options.with_(placement=kept)
+            if trace is not None:
+                how = runner.options.with_(placement=rule or options.placement_of(named is not None))
                 traced = traced_run(graph, feeds, lambda: runner.resolve_with_inputs(feeds, named), how)
-                page.write_trace(trace_path, [traced])
-                used, outputs = traced.device, traced.outputs
+                page.write_trace(trace, [traced])
+                used, values = traced.device, traced.outputs
             elif named is not None:
-                used, outputs = named, runner.run(named, feeds)
+                used, values = named, runner.run(named, feeds)
             elif tries and not resilient:
-                used, outputs = runner.run_try(tries, feeds)
+                used, values = runner.run_try(tries, feeds)
                 refused = list(runner.last_attempts)
             else:
-                used, outputs = runner.run_chosen(feeds)
+                used, values = runner.run_chosen(feeds)
                 failed = () if runner.last_run is None else runner.last_run.attempts
                 refused = [*runner.last_attempts, *((attempt.device, attempt.reason) for attempt in failed)]
-        results = dict(zip((value.name for value in graph.outputs), outputs, strict=True))
+        results = dict(zip((value.name for value in graph.outputs), values, strict=True))
         placement = runner.placement(used)
         health = runner.health() if resilient else []
     document = {
@@ -100,8 +82,8 @@ def command(
         **refusals(refused),
         **({"health": [_health(row) for row in health]} if resilient else {}),
         "placement": _placement(placement),
-        "inputs": "random" if inputs_path is None else str(inputs_path),
-        **written(results, outputs_path),
+        "inputs": "random" if inputs is None else str(inputs),
+        **written(results, outputs),
     }
     nodes = ", ".join(f"{count} on {provider}" for provider, count in document["placement"]["nodes"].items())
     facts = [
@@ -113,25 +95,24 @@ def command(
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
-def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> Mapping[str, Any]:
-    from rlx_ort import made_up
+def _feeds(graph: rlx_ort.Graph, path: Path | None, dims: Mapping[str, int]) -> Mapping[str, Any]:
     from rlx_ort.cli.arrays import read_npz, to_model_types
-    from rlx_ort.selection.windows import fitting_sizes
+    from rlx_ort.made_up import SEED
 
     if path is not None:
         return to_model_types(read_npz(path), graph.inputs)
-    feeds, assumed = made_up.random_inputs(graph.input_types, dims, seed=_SEED, assume=fitting_sizes(graph, dims))
+    feeds, assumed = options.random_inputs(graph, dims)
     shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
-    note(f"no --inputs: made up random ones with seed {_SEED} ({shapes or 'the model takes none'})")
+    note(f"no --inputs: made up random ones with seed {SEED} ({shapes or 'the model takes none'})")
     options.note_assumed("run", assumed)
     return feeds
 
 
-def _health(row: DeviceHealth) -> dict[str, Any]:
+def _health(row: rlx_ort.DeviceHealth) -> dict[str, Any]:
     return {"device": row.device.label, "state": row.state.value, "failures": row.failures, "reason": row.reason}
 
 
-def _placement(placement: Placement) -> dict[str, Any]:
+def _placement(placement: rlx_ort.Placement) -> dict[str, Any]:
     return {
         "requested": placement.requested,
         "share": placement.requested_share,
@@ -141,7 +122,7 @@ def _placement(placement: Placement) -> dict[str, Any]:
     }
 
 
-def refusals(refused: Iterable[tuple[Device, str]]) -> dict[str, Any]:
+def refusals(refused: Iterable[tuple[rlx_ort.Device, str]]) -> dict[str, Any]:
     """Return the entry of the document that lists the devices that refused."""
     return {"refused": [{"device": tried.label, "reason": reason} for tried, reason in refused]}
 

@@ -6,13 +6,14 @@ import contextlib
 import gc
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
+import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.show import note
 from rlx_ort.errors import install_command
@@ -20,7 +21,6 @@ from rlx_ort.errors import install_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlx_ort.selection.policy import DevicePolicy
     from rlx_ort.serving.host import HostOptions
     from rlx_ort.serving.options import ServeOptions
 
@@ -40,120 +40,79 @@ def _range_of(ctx: click.Context, param: click.Parameter, text: str) -> tuple[in
     return limits
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The options of the command: one field each."""
-
-    host: str = options.field("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-    http_port: int = options.field(
-        "--http", default=8000, show_default=True, type=_PORT, help="For REST; -1: none, 0: any free port."
-    )
-    grpc_port: int = options.field(
-        "--grpc", default=8001, show_default=True, type=_PORT, help="For gRPC; -1: none, 0: any free port."
-    )
-    max_batch: int = options.field(
-        "--max-batch", default=256, show_default=True, type=click.IntRange(min=1), help="Rows that run together."
-    )
-    batch_unproven: tuple[str, ...] = options.field(
+@options.command("serve")
+def command(
+    models: tuple[Path, ...] = options.argument(nargs=-1, required=True, type=options.PACKAGE),
+    host: str = options.option("--host", "The address to listen on.", default="127.0.0.1"),
+    http_port: int = options.option("--http", "For REST; -1: none, 0: any free port.", default=8000, type=_PORT),
+    grpc_port: int = options.option("--grpc", "For gRPC; -1: none, 0: any free port.", default=8001, type=_PORT),
+    max_batch: int = options.whole("--max-batch", "Rows that run together.", least=1, default=256),
+    batch_unproven: tuple[str, ...] = options.option(
         "--batch-unproven",
+        "Batch this model though its rows are not proved independent; * for all; may be repeated.",
         multiple=True,
         metavar="NAME",
-        help="Batch this model though its rows are not proved independent; * for all; may be repeated.",
-    )
-    max_delay: float = options.field(
-        "--max-delay", default=0.0, type=click.FloatRange(min=0), help="Milliseconds to wait for more rows."
-    )
-    queue: int = options.field(
-        "--queue", default=1024, show_default=True, type=click.IntRange(min=1), help="Requests that may wait."
-    )
-    timeout: float | None = options.field(
-        "--timeout", type=click.FloatRange(min=0), help="Seconds that a request may wait."
-    )
-    precision: str = options.field(
-        "--precision",
-        default="f32",
-        show_default=True,
-        type=click.Choice(["f32", "tf32", "f16", "bf16"]),
-        help="Compute the f32 parts of ONNX files in it.",
-    )
-    signed_only: bool = options.field("--signed-only", is_flag=True, help="Serve signed packages only; needs --key.")
-    token_env: str | None = options.field(
-        "--token-env", metavar="NAME", help="The variable with the token that clients must send."
-    )
-    allow_host: tuple[str, ...] = options.field(
-        "--allow-host", multiple=True, metavar="NAME", help="Another host name of this server; may be repeated."
-    )
-    tls_cert: Path | None = options.field(
-        "--tls-cert", type=options.FILE, help="A PEM file with the certificate; needs --tls-key."
-    )
-    tls_key: Path | None = options.field(
-        "--tls-key", type=options.FILE, help="A PEM file with the private key of --tls-cert."
-    )
-    most_bytes: int = options.field(
-        "--most-bytes", default=64 << 20, show_default=True, type=click.IntRange(min=1), help="Largest request."
-    )
-    most_held_bytes: int = options.field(
-        "--most-held-bytes",
-        default=1 << 30,
-        show_default=True,
-        type=click.IntRange(min=1 << 20),
-        help="Memory of all requests and answers at a time.",
-    )
-    load_limit: float = options.field(
+    ),
+    max_delay: float = options.number("--max-delay", "Milliseconds to wait for more rows.", default=0.0),
+    queue: int = options.whole("--queue", "Requests that may wait.", least=1, default=1024),
+    timeout: float | None = options.number("--timeout", "Seconds that a request may wait."),
+    precision: str = options.choice(
+        "--precision", "Compute the f32 parts of ONNX files in it.", "f32 tf32 f16 bf16", default="f32"
+    ),
+    signed_only: bool = options.flag("--signed-only", "Serve signed packages only; needs --key."),
+    token_env: str | None = options.option(
+        "--token-env", "The variable with the token that clients must send.", metavar="NAME"
+    ),
+    allow_host: tuple[str, ...] = options.option(
+        "--allow-host", "Another host name of this server; may be repeated.", multiple=True, metavar="NAME"
+    ),
+    tls_cert: Path | None = options.file("--tls-cert", "A PEM file with the certificate; needs --tls-key."),
+    tls_key: Path | None = options.file("--tls-key", "A PEM file with the private key of --tls-cert."),
+    most_bytes: int = options.whole("--most-bytes", "Largest request.", least=1, default=64 << 20),
+    most_held_bytes: int = options.whole(
+        "--most-held-bytes", "Memory of all requests and answers at a time.", least=1 << 20, default=1 << 30
+    ),
+    load_limit: float = options.option(
         "--load-limit",
+        "Seconds that a version of a model may take to open and run.",
         default=600.0,
-        show_default=True,
         type=click.FloatRange(min=0, min_open=True),
-        help="Seconds that a version of a model may take to open and run.",
-    )
-    repository_control: bool = options.field(
-        "--repository-control", is_flag=True, help="Let clients load and unload models."
-    )
-    access_log: bool = options.field(
-        "--access-log", is_flag=True, help="Write a line of JSON on stderr for each request."
-    )
-    traces: bool = options.field(
-        "--traces", is_flag=True, help="Send spans of OpenTelemetry, to where OTEL_* variables point."
-    )
-    on_ray: bool = options.field(
-        "--ray", is_flag=True, help="Serve on the Ray cluster of RAY_ADDRESS, or on one made here."
-    )
-    replicas: tuple[int, int] = options.field(
-        "--replicas", default="1", metavar="N[-M]", callback=_range_of, help="With --ray: how many; 1-4 scales."
-    )
-    replica_cpus: float = options.field(
-        "--replica-cpus", default=1.0, type=click.FloatRange(min=0), help="With --ray: CPUs and threads of each."
-    )
-    replica_gpus: float = options.field(
-        "--replica-gpus", default=0.0, type=click.FloatRange(min=0), help="With --ray: GPUs of each."
-    )
-
-
-@click.command("serve")
-@click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@options.table(_Options)
-@options.policy(device_too=True)
-@options.key
-@click.pass_context
-def command(
-    ctx: click.Context, models: tuple[Path, ...], given: _Options, policy: DevicePolicy, key: Path | None
+    ),
+    repository_control: bool = options.flag("--repository-control", "Let clients load and unload models."),
+    access_log: bool = options.flag("--access-log", "Write a line of JSON on stderr for each request."),
+    traces: bool = options.flag("--traces", "Send spans of OpenTelemetry, to where OTEL_* variables point."),
+    on_ray: bool = options.flag("--ray", "Serve on the Ray cluster of RAY_ADDRESS, or on one made here."),
+    replicas: tuple[int, int] = options.option(
+        "--replicas",
+        "With --ray: how many; 1-4 scales.",
+        default="1",
+        show_default=False,
+        metavar="N[-M]",
+        callback=_range_of,
+    ),
+    replica_cpus: float = options.number(
+        "--replica-cpus", "With --ray: CPUs and threads of each.", default=1.0, show_default=False
+    ),
+    replica_gpus: float = options.number("--replica-gpus", "With --ray: GPUs of each.", default=0.0),
+    policy: rlx_ort.DevicePolicy = options.policy(device_too=True),
+    key: Path | None = options.KEY,
 ) -> None:
     """Serve models to clients of the Open Inference Protocol, as Triton's.
 
     MODEL is an ONNX file, a package, or a folder of them; NAME/VERSION/model.onnx in a folder is a version. Batches and
     devices are chosen by predicted times. Without --host, only this machine is answered.
     """
-    if (given.tls_cert is None) != (given.tls_key is None):
+    if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together")
-    if given.signed_only and key is None:
+    if signed_only and key is None:
         raise click.UsageError("--signed-only needs --key, the public key that signed the packages")
-    if given.http_port < 0 and given.grpc_port < 0:
+    if http_port < 0 and grpc_port < 0:
         raise click.UsageError("neither --http nor --grpc is left to listen on")
     token = None
-    if given.token_env is not None:
-        token = os.environ.get(given.token_env)
+    if token_env is not None:
+        token = os.environ.get(token_env)
         if not token:
-            raise click.UsageError(f"the variable {given.token_env} is not set, and --token-env names it")
+            raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
     sys.setswitchinterval(_SWITCH_S)
     gc.disable()  # imports create no garbage
     try:
@@ -166,52 +125,53 @@ def command(
         gc.enable()
         raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
 
-    if ctx.get_parameter_source("only") is ParameterSource.DEFAULT:
+    given = click.get_current_context().get_parameter_source
+    if given("only") is ParameterSource.DEFAULT:
         policy = _narrowed(policy)
-    batch = BatchOptions(given.max_batch, given.max_delay / 1e3, given.queue, given.timeout)
+    batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
     served = ServeOptions(
         policy,
         batch,
         None if key is None else str(key),
-        given.signed_only,
-        precision=given.precision,
-        batch_unproven=frozenset(given.batch_unproven),
-        load_limit_s=given.load_limit,
-        most_held_bytes=given.most_held_bytes,
+        signed_only,
+        precision=precision,
+        batch_unproven=frozenset(batch_unproven),
+        load_limit_s=load_limit,
+        most_held_bytes=most_held_bytes,
     )
-    hosts = frozenset(map(str.lower, given.allow_host)) or None
+    hosts = frozenset(map(str.lower, allow_host)) or None
     limits = HttpOptions(
-        given.most_bytes,
+        most_bytes,
         token,
-        given.repository_control,
+        repository_control,
         hosts=hosts,
-        access_log=given.access_log,
-        traces=given.traces,
+        access_log=access_log,
+        traces=traces,
     )
-    on_all = given.host == "0.0.0.0"  # noqa: S104  # it is compared with
-    if given.on_ray and not on_all and ctx.get_parameter_source("grpc_port") is ParameterSource.DEFAULT:
-        given = replace(given, grpc_port=-1)
+    on_all = host == "0.0.0.0"  # noqa: S104  # it is compared with
+    if on_ray and not on_all and given("grpc_port") is ParameterSource.DEFAULT:
+        grpc_port = -1
         note("no gRPC: under Ray it listens on every address; --host 0.0.0.0 allows that")
     place = hosting.HostOptions(
-        given.host,
-        None if given.http_port < 0 else given.http_port,
-        None if given.grpc_port < 0 else given.grpc_port,
-        given.tls_cert,
-        given.tls_key,
+        host,
+        None if http_port < 0 else http_port,
+        None if grpc_port < 0 else grpc_port,
+        tls_cert,
+        tls_key,
         limits,
     )
 
-    if given.on_ray:
+    if on_ray:
         gc.enable()
-        _serve_on_ray(models, served, place, given.replicas, given.replica_cpus, given.replica_gpus)
+        _serve_on_ray(models, served, place, replicas, replica_cpus, replica_gpus)
         return
-    if given.access_log:
+    if access_log:
         access.to_stderr()
-    if given.traces:
+    if traces:
         tracing.export_spans()
 
     def listening(http: str | None, rpc: str | None) -> None:
-        scheme = "https" if given.tls_cert else "http"
+        scheme = "https" if tls_cert else "http"
         note(", ".join([f"REST on {scheme}://{http}"] * bool(http) + [f"gRPC on {rpc}"] * bool(rpc)))
 
     async def run() -> None:
@@ -239,23 +199,20 @@ def command(
         gc.enable()
 
 
-def _narrowed(policy: DevicePolicy) -> DevicePolicy:
+def _narrowed(policy: rlx_ort.DevicePolicy) -> rlx_ort.DevicePolicy:
     """Return the policy with the devices of RLX_DEVICE_CHAIN, else of RLX_DEVICE, as the only ones.
 
     Raises:
         NoViableDeviceError: RLX_DEVICE names a device that the other variables or options do not allow.
     """
-    from rlx_ort.errors import NoViableDeviceError
-    from rlx_ort.selection.policy import device_chain_from_env, device_from_env
-
-    chain, device = device_chain_from_env(), device_from_env()
+    chain, device = rlx_ort.device_chain_from_env(), rlx_ort.device_from_env()
     if chain:
         return replace(policy, allow=tuple(each for each in chain if policy.allows(each))).with_prefer(chain)
     if device is None:
         return policy
     if (refusal := policy.refusal(device)) is not None:
         message = "RLX_DEVICE names a device that may not be used; change it, or give --device:"
-        raise NoViableDeviceError(message, [(device, refusal)])
+        raise rlx_ort.NoViableDeviceError(message, [(device, refusal)])
     return replace(policy, allow=(device,))
 
 

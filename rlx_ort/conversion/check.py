@@ -9,12 +9,12 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
 from rlx_ort.calibration.features import RANDOM_OPS
-from rlx_ort.conversion.options import ConvertOptions, ModelFacts
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import tensor_type
 from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
@@ -25,10 +25,9 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.parity.compare import Comparison, compare_to, reference_run
-from rlx_ort.parity.metrics import Tolerance, tolerance_for
+from rlx_ort.parity.metrics import Tolerance
 from rlx_ort.parity.opening import OrtFormatFile, as_model, open_model
 from rlx_ort.providers.engine.process import ending
-from rlx_ort.providers.engine.runtime import runtime_problem
 
 _LEAN_ABOVE_BYTES = 256 << 20
 """Models with more bytes of weights than this are run without optimisation, because folded and packed weights would be
@@ -39,29 +38,6 @@ _RUN_AS_THEY_ARE = {"Cast", "Constant", "If", "Loop", "Scan"}
 _TYPE_ATTRIBUTES = {"dtype", "output_dtype", "softmax_precision", "stash_type"}
 
 
-def default_tolerance(options: ConvertOptions, before: ModelFacts) -> Tolerance:
-    """Return the default tolerance of a conversion, by its precisions and devices; `tolerance_for` has the figures."""
-    bits = {None: None, "int4-weights": 4}.get(options.quantize, 8)
-    dtypes = {*before.weight_bytes, {"bf16": "bf16", None: "f32"}.get(options.precision, "f16")}
-    return tolerance_for(dtypes, other_device=Device(options.device or "cpu") != Device.CPU, bits=bits)
-
-
-def why_unverified(options: ConvertOptions) -> str:
-    """Return why there will be no verification, empty if there will be one.
-
-    Raises:
-        ConversionError: one was asked for by a tolerance or inputs, and no ONNX Runtime is installed.
-    """
-    if not options.verify:
-        return "asked for"
-    problem = runtime_problem()
-    if problem is None:
-        return ""
-    if options.tolerance is not None or options.verify_inputs is not None:
-        raise ConversionError(f"the conversion cannot be verified: {problem.reason}\n  {problem.remedy}")
-    return f"{problem.reason}; {problem.remedy}"
-
-
 class ConversionCheck:
     """The verification of one conversion: runs the source, and holds its answer, not the source, meanwhile.
 
@@ -69,23 +45,29 @@ class ConversionCheck:
     `ConversionError` where the engine refuses the source.
     """
 
-    def __init__(self, options: ConvertOptions, source: ModelBundle, before: ModelFacts) -> None:
-        self._options, self._before = options, before
+    def __init__(
+        self,
+        source: ModelBundle,
+        tolerance: Tolerance,
+        device: Device | None,
+        inputs: Mapping[str, Any] | None,
+        dims: Mapping[str, int],
+    ) -> None:
+        self._tolerance, self._optimized = tolerance, device is not None
+        self._device = device or Device.CPU
         self._drawn = sorted(RANDOM_OPS & {node.op_type for node in nodes_of(source.proto)})
-        self._lean = sum(before.weight_bytes.values()) > _LEAN_ABOVE_BYTES
+        self._lean = sum(data.nbytes for data in source.weights.values()) > _LEAN_ABOVE_BYTES
         self.emulated = ""
         model, how = self._runnable(source, on_cpu=True)
         with _refusing("the source itself does not run here; verify=False (--no-verify) converts it without comparing"):
-            self._reference = reference_run(model, inputs=options.verify_inputs, dims=options.dims, options=how)
+            self._reference = reference_run(model, inputs=inputs, dims=dims, options=how)
 
     def run_result(self, path: Path) -> Comparison:
         """Run the written file on its device and return the differences; raise `ParityError` beyond the tolerance."""
-        device = Device(self._options.device or "cpu")
-        tolerance = self._options.tolerance or default_tolerance(self._options, self._before)
-        optimized = self._options.device is not None
-        model, how = self._runnable(as_model(path), on_cpu=device == Device.CPU, optimized=optimized)
+        device = self._device
+        model, how = self._runnable(as_model(path), on_cpu=device == Device.CPU, optimized=self._optimized)
         with _refusing(f"the result does not run on {device.display}, and nothing was written"):
-            comparison = compare_to(self._reference, model, device, tolerance=tolerance, options=how)
+            comparison = compare_to(self._reference, model, device, tolerance=self._tolerance, options=how)
         if not comparison.ok:
             raise ParityError(self._verdict(comparison), comparison)
         return comparison
@@ -102,7 +84,7 @@ class ConversionCheck:
         inputs = dict(reference.inputs)
         for value, axis in places:
             inputs[value] = np.concatenate([inputs[value]] * 2, axis)
-        device = Device(self._options.device or "cpu")
+        device = self._device
         model, how = self._runnable(as_model(path), on_cpu=device == Device.CPU)
         refused = f"dim {name!r} cannot be opened: the graph depends on its size"
         try:
@@ -111,8 +93,7 @@ class ConversionCheck:
                     (key, np.concatenate([array] * 2) if array.ndim else array) for key, array in reference.outputs
                 ]
                 wanted = replace(reference, inputs=inputs, outputs=tuple(twice))
-                tolerance = self._options.tolerance or default_tolerance(self._options, self._before)
-                comparison = compare_to(wanted, model, device, tolerance=tolerance, options=how)
+                comparison = compare_to(wanted, model, device, tolerance=self._tolerance, options=how)
                 if not comparison.ok:
                     raise ConversionError(f"{refused}: rows in a batch of twice the size have other results")
             else:

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlx_ort.conversion.check import ConversionCheck, default_tolerance, why_unverified
-from rlx_ort.conversion.options import ConversionReport, ConvertOptions, ModelFacts, ParamsTaken, facts_of
+import numpy.typing as npt
+
+from rlx_ort.conversion.check import ConversionCheck
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph
 from rlx_ort.converters.files import refuse_existing, staging
-from rlx_ort.converters.sources import Format, apply_weights, bake, format_of, open_source, read_weights
+from rlx_ort.converters.from_onnx.tensor_files import Folders
+from rlx_ort.converters.sources import Format, Renames, apply_weights, bake, format_of, open_source, read_weights
 from rlx_ort.converters.sources.apply import listed
 from rlx_ort.converters.targets import TargetOptions, write_target
 from rlx_ort.converters.transforms.cut import cut
 from rlx_ort.converters.transforms.dims import free_dims, set_dims
-from rlx_ort.converters.transforms.half_precision import to_precision
+from rlx_ort.converters.transforms.half_precision import PrecisionKind, to_precision
 from rlx_ort.converters.transforms.opset import to_opset
-from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize
+from rlx_ort.converters.transforms.quantize import QuantizeKind, QuantizeOptions, quantize
 from rlx_ort.converters.transforms.simplify import simplify
+from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.serde import load_json
-from rlx_ort.providers.engine.runtime import quantization
+from rlx_ort.parity.compare import Comparison
+from rlx_ort.parity.metrics import Tolerance, tolerance_for
+from rlx_ort.providers.engine.runtime import quantization, runtime_problem
 from rlx_ort.providers.engine.stopping import check_stopped
 from rlx_ort.providers.ort_provider import save_optimized
 
@@ -37,6 +43,126 @@ Step = Callable[[str], None]
 
 Bytes = Callable[[int, int], None]
 """Called with the bytes of weights written so far, and their total."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """Changes of a conversion besides the format. Everything is off by default but the verification.
+
+    Attributes:
+        params: a weight file whose tensors replace the weights of the same name, or become weights in place of inputs.
+        cast: whether floats of that file may be converted to the model's float type.
+        renames: the names of the file's tensors in the model; None takes their own names.
+        inputs: values that become the inputs of the part to keep; empty keeps the model's.
+        outputs: values that become its outputs; empty keeps the model's.
+        dims: named dim -> size it is fixed at.
+        free: name -> places `input[axis]` of fixed dims that become a dim of that name; without places, the first axis
+            of every input. The result is run on twice the size as well.
+        opset: ai.onnx opset to move to.
+        ir_version: IR version to declare.
+        simplify: whether to fold constants, remove nodes without effect and infer shapes.
+        precision: `f16`, `bf16` or `mixed`.
+        keep: operators and names of nodes that stay in f32; of a quantisation, names of nodes that stay as they are.
+        quantize: `int8-dynamic`, `int8-static` or `int4-weights`.
+        calibration: input -> samples, along a new first axis or the batch axis, for `int8-static`.
+        external_data: whether weights go to a file of their own; None decides by size.
+        detach: name of a safetensors file beside an ONNX target that gets the weights.
+        device: the device an optimised target is made for.
+        overwrite: whether files that are there may be replaced.
+        verify: whether source and result are run on the same inputs and compared before the target appears.
+        verify_inputs: name -> array to verify on; random ones by default.
+        tolerance: the largest difference; None chooses it by the precision, see `default_tolerance`.
+        trusted_links: folders that links of the source's external data may lead into; see `from_onnx`.
+    """
+
+    params: Path | None = None
+    cast: bool = False
+    renames: Renames | None = None
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    dims: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    free: Mapping[str, Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
+    opset: int | None = None
+    ir_version: int | None = None
+    simplify: bool = False
+    precision: PrecisionKind | None = None
+    keep: Sequence[str] = ()
+    quantize: QuantizeKind | None = None
+    calibration: Mapping[str, npt.NDArray[Any]] | None = None
+    external_data: bool | None = None
+    detach: str | None = None
+    device: Device | str | None = None
+    overwrite: bool = False
+    verify: bool = True
+    verify_inputs: Mapping[str, npt.NDArray[Any]] | None = None
+    tolerance: Tolerance | None = None
+    trusted_links: Folders = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A summary of a model: its nodes with those of bodies, bytes of weights by element type, and bytes altogether."""
+
+    nodes: int
+    opset: int
+    ir_version: int
+    weight_bytes: Mapping[str, int]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParamsTaken:
+    """The result of reading a weight file: how many weights it gave data, and the inputs that became weights.
+
+    `missing` weights are not in the file and stay unchanged. The model has no place for `unused` tensors.
+    """
+
+    loaded: int
+    became_weights: tuple[str, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConversionReport:
+    """The result of `convert`.
+
+    Attributes:
+        files: the files of the target, the model first.
+        file_bytes: the bytes of all files together.
+        before: facts of the source, its weights already exchanged.
+        after: facts of the result.
+        steps: the report of each step that ran, by its name: `precision`, `opset`, `params`...
+        comparison: source against result; None if it was not verified.
+        unverified: why it was not; empty if it was.
+        emulated: how a side was emulated, such as bf16 on the CPU; empty if both ran as they are.
+        seconds: step -> time it took.
+    """
+
+    source: str
+    files: tuple[Path, ...]
+    file_bytes: int
+    before: ModelFacts
+    after: ModelFacts
+    steps: Mapping[str, Any]
+    comparison: Comparison | None
+    unverified: str
+    emulated: str
+    seconds: Mapping[str, float]
+
+    def __repr__(self) -> str:
+        target = self.files[0].name if self.files else "nothing"
+        verdict = "not verified" if self.comparison is None else "verified" if self.comparison.ok else "differs"
+        return f"<ConversionReport {Path(self.source).name} to {target}, {self.file_bytes} bytes, {verdict}>"
+
+
+def facts_of(bundle: ModelBundle) -> ModelFacts:
+    """Return the facts of a model; reads no weights."""
+    sizes: Counter[str] = Counter()
+    for data in bundle.weights.values():
+        sizes[data.dtype.value] += data.nbytes
+    weights = dict(sizes.most_common())
+    return ModelFacts(bundle.node_count, bundle.opset, int(bundle.proto.ir_version), weights, bundle.nbytes)
 
 
 def convert(
@@ -73,6 +199,29 @@ def convert(
     return run.convert(source, Path(target))
 
 
+def default_tolerance(options: ConvertOptions, before: ModelFacts) -> Tolerance:
+    """Return the default tolerance of a conversion, by its precisions and devices; `tolerance_for` has the figures."""
+    bits = {None: None, "int4-weights": 4}.get(options.quantize, 8)
+    dtypes = {*before.weight_bytes, {"bf16": "bf16", None: "f32"}.get(options.precision, "f16")}
+    return tolerance_for(dtypes, other_device=Device(options.device or "cpu") != Device.CPU, bits=bits)
+
+
+def why_unverified(options: ConvertOptions) -> str:
+    """Return why there will be no verification, empty if there will be one.
+
+    Raises:
+        ConversionError: one was asked for by a tolerance or inputs, and no ONNX Runtime is installed.
+    """
+    if not options.verify:
+        return "asked for"
+    problem = runtime_problem()
+    if problem is None:
+        return ""
+    if options.tolerance is not None or options.verify_inputs is not None:
+        raise ConversionError(f"the conversion cannot be verified: {problem.reason}\n  {problem.remedy}")
+    return f"{problem.reason}; {problem.remedy}"
+
+
 @dataclass
 class _Run:
     """One conversion."""
@@ -84,19 +233,22 @@ class _Run:
     _seconds: dict[str, float] = field(default_factory=dict)
 
     def convert(self, source: str | os.PathLike[str] | ModelBundle, target: Path) -> ConversionReport:
+        options = self._options
         # a graph file keeps its large tensors in a file beside it; refused before the work begins
         beside = [target.with_suffix(".safetensors")] if target.suffix.lower() == ".json" else []
-        beside += [target.with_name(self._options.detach)] if self._options.detach else []
-        refuse_existing([target, *beside], overwrite=self._options.overwrite)
+        beside += [target.with_name(options.detach)] if options.detach else []
+        refuse_existing([target, *beside], overwrite=options.overwrite)
         bundle = self._opened(source)
         before = facts_of(bundle)
-        unverified = why_unverified(self._options)
-        if unverified and self._options.free:
+        unverified = why_unverified(options)
+        if unverified and options.free:
             raise ConversionError(f"opening a dim is checked by running two sizes, and nothing runs: {unverified}")
         check = None
         if not unverified:  # first, so that a source that does not run costs no conversion
             with self._step("run source", "running the source"):
-                check = ConversionCheck(self._options, bundle, before)
+                tolerance = options.tolerance or default_tolerance(options, before)
+                device = None if options.device is None else Device(options.device)
+                check = ConversionCheck(bundle, tolerance, device, options.verify_inputs, options.dims)
         for name, text, transform, arguments in self._transforms(bundle):
             with self._step(name, text):
                 bundle, self._reports[name] = transform(bundle, *arguments)
@@ -113,7 +265,7 @@ class _Run:
                     for name, places in self._reports.get("free", {}).items():
                         check.run_freed(stage.path, name, places)
             size = sum(file.stat().st_size for file in files)
-            placed = stage.publish(files, overwrite=self._options.overwrite)
+            placed = stage.publish(files, overwrite=options.overwrite)
         emulated = "" if check is None else check.emulated
         steps, seconds = MappingProxyType(self._reports), MappingProxyType(self._seconds)
         facts = (origin, tuple(placed), size, before, after)

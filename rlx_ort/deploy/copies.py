@@ -129,7 +129,7 @@ class _EndedError(Exception):
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Return what changes when a file is written to, replaced or copied."""
+    """Return the state of a file; it changes when the file is written to, replaced or copied."""
     with suppress(OSError):
         status = os.stat(path)  # noqa: PTH116  # a plain path
         return *stamp_of(status), status.st_ctime_ns
@@ -141,6 +141,6 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
 
     def copies_of(document: dict[str, Any]) -> dict[str, dict[str, str]]:
         copies = document["copies"].items()
-        return {path: {key: str(found[key]) for key in ("stamp", "damage")} for path, found in copies}
+        return {path: {key: str(entry[key]) for key in ("stamp", "damage")} for path, entry in copies}
 
     return kept.read(path, _SCHEMA, copies_of) or {}

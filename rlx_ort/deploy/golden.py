@@ -1,7 +1,7 @@
 """The golden check: the stored inputs, run on a device, must give the stored outputs within a stated error.
 
 A package may ask for the check before its first use: a device with wrong outputs is then not chosen. The verdict is
-kept in the cache folder for the package, the device, and every version that affects what the device computes. The check
+kept in the cache folder for the package, the device, and every version that affects its results. The check
 therefore runs once per machine, and again after an update of ONNX Runtime, a provider or a driver.
 """
 

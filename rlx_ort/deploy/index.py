@@ -34,7 +34,7 @@ _KEYS = (
 
 
 class FileEntry(NamedTuple):
-    """A file of the package: its size in bytes, SHA-256 and CRC-32. The last is what a zip archive repeats."""
+    """A file of the package: its size in bytes, SHA-256 and CRC-32. A zip archive repeats the CRC-32."""
 
     size: int
     sha256: str

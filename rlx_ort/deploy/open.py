@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
-    from rlx_ort.ir.types import ValueType
     from rlx_ort.providers.engine.compiled.models import Opening
-    from rlx_ort.providers.engine.compiled.starts import Interface, SavedSession
+    from rlx_ort.providers.engine.compiled.starts import SavedSession
     from rlx_ort.resilience.options import Resilience
 
 
@@ -198,14 +197,14 @@ def open_package(
         policy: which devices may be chosen, in place of the `RLX_*` variables. Either narrows the package's own
             policy: a device needs the consent of both. `set_policy` of the result replaces both.
         options: how to compile; its dims and precisions come before those of the package.
-        require_signature: PEM file of the public key that must have signed the package; by default what
-            `RLX_PACKAGE_KEY` names, if it is set. Either being empty is an error.
+        require_signature: PEM file of the public key that must have signed the package; by default the
+            one that `RLX_PACKAGE_KEY` names, if it is set. Either being empty is an error.
         sha256: the digest of the index that is wanted, hexadecimal, as `rlx-ort package inspect` prints it.
         min_serial: the lowest serial number to accept.
         private: whether weights are copied into memory of this process, which a later write to a file cannot reach. So
             no session is opened from the compile cache, whose files are mapped, and none is kept there.
         verify_on_first_use: whether to run the golden cases on a new machine, in place of the package's setting.
-        resilience: how to react to devices that fail; by default what `RLX_RESILIENCE` asks for.
+        resilience: how to react to devices that fail; by default as `RLX_RESILIENCE` says.
 
     Raises:
         PackageError: there is no package, it needs newer versions, or `options` ask for the cache beside `private`.
@@ -215,7 +214,7 @@ def open_package(
     """
     resilience = resilience_from_env() if resilience is None else resilience
     if policy is None:
-        policy = DevicePolicy.from_env()  # before anything is read: a typo must not widen what may run
+        policy = DevicePolicy.from_env()  # before anything is read: a typo must not allow more devices
     key = required_key(require_signature)
     package = Package(path, key=key, sha256=sha256, min_serial=min_serial, private=private)
     wanted = package.index.verify_on_first_use if verify_on_first_use is None else verify_on_first_use
@@ -247,7 +246,7 @@ def runner_of(
 def buckets_of(
     package: Package, device: Device | str = "cpu", options: CompileOptions | None = None, *, unproven: bool = False
 ) -> tuple[BucketedCompileCache, Callable[[int], Graph]]:
-    """Return an empty cache for the package's ranges of lengths, and what builds the graph of a range.
+    """Return an empty cache for the package's ranges of lengths, and the builder of the graph of a range.
 
     Pass the second to `get_or_compile` or `run_padded` of the first. The graphs share the weights of the package.
     `unproven` is that of `BucketedCompileCache`.
@@ -279,7 +278,7 @@ def options_of(package: Package, options: CompileOptions | None = None) -> Compi
 
 
 def narrowed_policy(package: DevicePolicy, caller: DevicePolicy) -> DevicePolicy:
-    """Return what both policies allow; the caller's preferences and strategy come first."""
+    """Return the policy that allows the devices of both; the caller's preferences and strategy come first."""
     allow = caller.allow if package.allow is None else package.allow
     if package.allow is not None and caller.allow is not None:
         allow = tuple(device for device in caller.allow if device in package.allow)
@@ -353,7 +352,7 @@ def warm_package(
 
     Args:
         path: the package, a folder or a file.
-        devices: what to compile for; each must take every node. By default all that may run, helped by the CPU.
+        devices: the targets; each must take every node. By default all that may run, helped by the CPU.
         progress: called with each device before its turn.
         require_signature: as in `open_package`.
         sha256: as in `open_package`.
@@ -386,29 +385,34 @@ def warm_opened(
     for device in devices:
         if progress is not None:
             progress(device)
-        began = time.perf_counter()
+        row, began = WarmedDevice(device.label), time.perf_counter()
         try:
             with watched() as openings, opened() as runner:
                 compiled = runner.compile(device)
-                seconds = time.perf_counter() - began
+                row = replace(row, seconds=time.perf_counter() - began)
                 if openings:
                     entry, starts = openings[-1].entry, _note(package, compiled, openings[-1])
-                    rows.append(WarmedDevice(device.label, entry.digest, entry.nbytes, seconds, starts))
+                    row = replace(row, entry=entry.digest, nbytes=entry.nbytes, starts=starts)
                 else:
                     problem = f"nothing of {device.display} can be kept, or the cache is not writable"
-                    problem += "; see the log of rlx_ort.cache"
-                    rows.append(WarmedDevice(device.label, seconds=seconds, problem=problem))
+                    row = replace(row, problem=f"{problem}; see the log of rlx_ort.cache")
         except RlxError as err:
-            rows.append(WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err)))
+            row = WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err))
+        rows.append(row)
     return rows
 
 
 def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     """Record the quick start of the package if it can start without the graph, and return whether it can."""
-    from rlx_ort.providers.engine.compiled.starts import Start, note_start
+    from rlx_ort.ir.types import TensorType
+    from rlx_ort.providers.engine.compiled.starts import Interface, Start, note_start
 
     inputs, outputs = (
-        tuple(found for name, kind in specs.items() if (found := _interface(name, kind)) is not None)
+        tuple(
+            Interface(name, kind.dtype.numpy.name, tuple(kind.shape))
+            for name, kind in specs.items()
+            if isinstance(kind, TensorType) and kind.shape is not None and kind.dtype.numpy.isbuiltin == 1
+        )
         for specs in (compiled.input_specs, compiled.output_specs)
     )
     if (
@@ -423,13 +427,3 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
         return False
     package.copy.check()
     return note_start(package.sha256, Start(opening.entry, inputs, outputs))
-
-
-def _interface(name: str, kind: ValueType) -> Interface | None:
-    """Return the name, numpy dtype and shape of an input or output, or None for types that numpy lacks."""
-    from rlx_ort.ir.types import TensorType
-    from rlx_ort.providers.engine.compiled.starts import Interface
-
-    if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype.numpy.isbuiltin != 1:
-        return None
-    return Interface(name, kind.dtype.numpy.name, tuple(kind.shape))

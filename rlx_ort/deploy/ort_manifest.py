@@ -41,7 +41,7 @@ def asset_path(digest: str) -> str:
 
 
 def execution_provider(device: Device) -> str:
-    """Return ONNX Runtime's name for what runs a device.
+    """Return ONNX Runtime's name for the provider of a device.
 
     Raises:
         PackageError: nothing of ONNX Runtime does.

@@ -442,7 +442,7 @@ def check_signature(package: Package, public_key: Path) -> None:
     verifying = _library().verifying
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    except Exception as err:  # the library raises what its own libraries raise
+    except Exception as err:  # the library raises the errors of its own libraries
         raise PackageError(f"{public_key} is no public key that verifies packages: {err}") from err
     raw = package.signature
     with temporary_folder() as folder:
@@ -453,7 +453,7 @@ def check_signature(package: Package, public_key: Path) -> None:
                 # The library accepts it with a warning on stdout.
                 raise ValueError("it does not name the key that made it; sign the package again")
             config.set_hashing_config(_listed(package)).verify(package.path.absolute(), path)
-        except Exception as err:  # the library raises what its own libraries raise
+        except Exception as err:  # the library raises the errors of its own libraries
             detail = str(err) or type(err).__name__
             raise IntegrityError(
                 f"{SIGNATURE} of {package.path} is no signature by {public_key} of what is there: {detail}"
@@ -477,7 +477,7 @@ def _listed(package: Package) -> Any:
         """Returns the list; the library's own class reads the files of a folder."""
 
         def __init__(self) -> None:
-            pass  # what the base sets up is how to read files
+            pass  # the base would set up how to read files
 
         def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:
             """Leave it: the list has no ignored paths."""

@@ -37,7 +37,7 @@ def start_package(
     sha256: str | None = None,
     min_serial: int = 0,
 ) -> StartedPackage:
-    """Return a package ready to run on a device, from what `rlx-ort package warm` left in the compile cache.
+    """Return a package ready to run on a device, from the entry that `rlx-ort package warm` left in the compile cache.
 
     A package that was not warmed here, or for another device than the CPU, is opened in full; see `SavedSession` for
     the first runs of the others.
@@ -96,44 +96,26 @@ def quick_start(
 
     if environment.get("DEVICES") or environment.get("DENY_DEVICES"):
         return None
-    collecting = gc.isenabled()
+    collecting, path = gc.isenabled(), Path(path)
     gc.disable()  # imports create no garbage
-    try:
-        start = _quick_session(Path(path), sha256, min_serial)
-        if start is None or not start[0].open():
-            return None
-    finally:
-        if collecting:
-            gc.enable()
-    quick, index, digest = start
-    quick.packs = pack
-    return StartedPackage(Path(path), "cpu", quick, index, opens, sha256=digest, min_serial=min_serial)
-
-
-def _quick_session(
-    path: Path, sha256: str | None, min_serial: int
-) -> tuple[SavedSession, Mapping[str, Any], str] | None:
-    """Return the start of a package, its index and the digest of that; None if it must be opened in full.
-
-    Raises:
-        PackageError: there is no package at the path.
-        IntegrityError: it breaks a rule of the format, or its files are not those that its index lists.
-    """
     container = open_container(path)
     try:
         raw = read_index(container)
         digest = hashlib.sha256(raw).hexdigest()
-        if sha256 is not None and digest != sha256.lower():
-            return None  # opening it in full raises the error
-        quick = find_quick(digest)
-        if quick is None:
+        quick = find_quick(digest) if sha256 is None or digest == sha256.lower() else None
+        if quick is None:  # opening another package than was asked for in full raises the error
             return None
         index = json.loads(raw)  # the package with this very index was verified when it was warmed
         compare_files(container, {name: (entry["size"], entry["crc32"]) for name, entry in index["files"].items()})
         PackageCopy(container, digest).watch(quick)
-        return (quick, index, digest) if index["serial"] >= min_serial else None
+        if index["serial"] < min_serial or not quick.open():
+            return None
     finally:
         container.close()
+        if collecting:
+            gc.enable()
+    quick.packs = pack
+    return StartedPackage(path, "cpu", quick, index, opens, sha256=digest, min_serial=min_serial)
 
 
 class StartedPackage:

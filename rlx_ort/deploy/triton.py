@@ -34,12 +34,19 @@ NO_BATCH_DIM = "inputs and outputs have no open first dim in common; that of sev
 
 _MODEL_FILE = "model.onnx"
 _VERSION = "1"
-# https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/model_configuration.html
 _KINDS = {"u": ("UINT", (8, 16, 32, 64)), "i": ("INT", (8, 16, 32, 64)), "f": ("FP", (16, 32, 64))}
-_TYPES: Mapping[DType, str] = MappingProxyType(
-    {DType(f"{ours}{bits}"): f"TYPE_{theirs}{bits}" for ours, (theirs, sizes) in _KINDS.items() for bits in sizes}
-    | {DType.BOOL: "TYPE_BOOL", DType.BF16: "TYPE_BF16", DType.STRING: "TYPE_STRING"}
+DATATYPES: Mapping[DType, str] = MappingProxyType(
+    {DType.BOOL: "BOOL"}
+    | {DType(f"{ours}{bits}"): f"{theirs}{bits}" for ours, (theirs, sizes) in _KINDS.items() for bits in sizes}
+    | {DType.BF16: "BF16", DType.STRING: "BYTES"}
 )
+"""Our dtype -> its name in the inference protocol, whose tensors have no other types."""
+
+
+def configured_type(datatype: str) -> str:
+    """Return the name that a model's configuration has for a type of the protocol."""
+    # https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/model_configuration.html
+    return f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}"
 
 
 class _Word(str):
@@ -81,7 +88,7 @@ def export_triton(
     folder = target / name
     if folder.exists() and not force:
         raise PackageError(f"{folder} exists and was left as it is; {advice('force=True', '--force')} replaces it")
-    config_text(graph, name, max_batch=0)  # what Triton has no type for is refused before anything is written
+    config_text(graph, name, max_batch=0)  # types that Triton lacks are refused before anything is written
     partial, old = partial_path(folder), partial_path(folder)
     model = partial / _VERSION / _MODEL_FILE
     clear_unfinished(target)
@@ -192,10 +199,10 @@ def _first_dim(kind: ValueType) -> int | str | None:
 
 
 def _tensor(name: str, kind: ValueType, batched: bool) -> dict[str, _Field]:
-    if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype not in _TYPES:
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype not in DATATYPES:
         raise PackageError(f"Triton has no type for {name!r}, which is {kind}; cast it, or make it a tensor")
     dims: list[_Field] = [dim if isinstance(dim, int) else -1 for dim in kind.shape[1 if batched else 0 :]]
-    fields: dict[str, _Field] = {"name": name, "data_type": _Word(_TYPES[kind.dtype])}
+    fields: dict[str, _Field] = {"name": name, "data_type": _Word(configured_type(DATATYPES[kind.dtype]))}
     if not dims:  # Triton has no scalars: one element is reshaped to rank 0
         return {**fields, "dims": [1], "reshape": {"shape": []}}
     return {**fields, "dims": dims}

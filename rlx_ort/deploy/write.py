@@ -41,8 +41,8 @@ def write_package(
     """Write the files as a package beside its place, flush it to the disk, and move it there.
 
     A file may replace a file. A folder replaces nothing, since no system exchanges two folders at once. `progress` is
-    called with the bytes written since the last call, and `before_move` once all is written, to close what is about to
-    be replaced.
+    called with the bytes written since the last call, and `before_move` once all is written, to close the
+    package that is about to be replaced.
 
     Raises:
         PackageError: something is there already, cannot be written, or changed while it was packed.

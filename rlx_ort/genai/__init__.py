@@ -49,7 +49,7 @@ def open(
         options: how to compile. onnxruntime-genai takes threads, provider options and session config.
         device: the device to use, or fail; by default that of `RLX_DEVICE`, else the best.
         engine: `genai` for onnxruntime-genai alone, `rlx_ort` for the decode loop alone, `auto` for either.
-        prompt_tokens: how many tokens of prompt to rank for; by default 256, or what the model's context allows.
+        prompt_tokens: how many tokens of prompt to rank for; by default 256, or as many as the context allows.
         new_tokens: how many tokens of answer to rank for; by default 128.
         max_length: how many tokens the cache holds, at most the context of the model; see `LanguageModel.cache_bytes`.
         trusted_links: folders that links of the model's files may lead into; see `from_onnx`.

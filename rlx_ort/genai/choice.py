@@ -88,7 +88,7 @@ class GenaiCandidate:
         nodes: how many nodes the model has.
         cpu_nodes: how many of them the CPU would take.
         cpu_compute: the names of those of them that compute with floats: products, attention, norms.
-        engines: what can run it, the preferred one first: `genai` for onnxruntime-genai, `rlx_ort` for the decode loop.
+        engines: those that can, the preferred one first: `genai` for onnxruntime-genai, `rlx_ort` for the decode loop.
         not_genai: why onnxruntime-genai cannot.
         profile_source: the source of the figures of the prediction.
         cache_bytes: the bytes of the cache of one token.
@@ -198,7 +198,7 @@ def rank(
     new_tokens: int | None = None,
     trusted_links: Folders = (),
 ) -> Choice:
-    """Return what `open` would choose from, without opening a session of the model; see there for the arguments.
+    """Return the ranking that `open` chooses from, without a session of the model; see there for the arguments.
 
     Raises:
         ConversionError: a config or model cannot be read.

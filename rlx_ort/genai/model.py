@@ -70,7 +70,7 @@ class LanguageModel:
 
     @property
     def og_model(self) -> Any:
-        """The `onnxruntime_genai.Model`, for what this class does not do, such as sampling; None in the decode loop."""
+        """The `onnxruntime_genai.Model`, for other features, such as sampling; None in the decode loop."""
         return self._engine.model
 
     @property

@@ -96,7 +96,7 @@ class GenaiEngine:
         """None, as onnxruntime-genai does not report where nodes are."""
 
     def generate(self, prompt: Sequence[int]) -> Iterator[int]:
-        """Yield the tokens after a prompt, the best each time; what the last text has in common is not run again."""
+        """Yield the tokens after a prompt, the best each time; tokens that the last text begins with too are kept."""
         try:
             with self._turn():
                 kept = common_length(self._text[: self._in_cache], prompt)

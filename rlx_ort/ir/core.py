@@ -1,4 +1,4 @@
-"""Nodes, values and the append-only list that holds them. `rlx_ort.ir.graph.Graph` adds the builders.
+"""Nodes, values and graphs, the append-only lists that hold them. `rlx_ort.ir.graph` brings the builders.
 
 A node refers only to earlier nodes, so insertion order is a topological order and a cycle cannot be written.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, TypeAlias, TypedDict
+
+import numpy as np
+import numpy.typing as npt
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.builders import Builders
+from rlx_ort.ir.dtype import DType, promote
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import Shape, TensorType, ValueType
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, fits, refined
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,25 +58,20 @@ def _operator(function: str, *, swapped: bool = False) -> Callable[[Value, Any],
 
 
 class Value:
-    """A handle to one result of a node, with its type, the arithmetic operators and the common methods."""
+    """A handle to one result of a node of a graph, with its type, the arithmetic operators and the common methods."""
 
-    __slots__ = ("_graph", "ref")
+    __slots__ = ("graph", "ref")
     __array_priority__ = 1000  # numpy then leaves `array + value` to `__radd__`
     __array_ufunc__ = None
 
-    def __init__(self, graph: GraphCore, ref: Ref) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, ref: Ref) -> None:
+        self.graph = graph
         self.ref = ref
-
-    @property
-    def graph(self) -> Graph:
-        """The graph the value belongs to."""
-        return cast("Graph", self._graph)
 
     @property
     def node(self) -> Node:
         """The node that computes the value."""
-        return self._graph.nodes[self.ref.node]
+        return self.graph.nodes[self.ref.node]
 
     @property
     def type(self) -> ValueType:
@@ -157,19 +153,42 @@ class Value:
         return self.graph.softmax(self, axis)
 
     def __repr__(self) -> str:
-        return f"<Value {self.name!r} {self.type} of {self._graph.name!r}>"
+        return f"<Value {self.name!r} {self.type} of {self.graph.name!r}>"
 
 
-@dataclass(slots=True, eq=False)
-class GraphCore:
-    """The nodes, the outputs, and the initial data of parameters.
+Operand: TypeAlias = Value | npt.ArrayLike
+"""An operand for the builders: a value, or a number or array that becomes a constant."""
+
+
+class NodeArgs(TypedDict, total=False):
+    """Keywords of every builder that adds one value.
+
+    `name` is the node's, by default the op's kind in lower case; a number is added if it is taken. `shape` is a
+    declared shape, checked against the inferred one; names and sizes that it adds are kept.
+    """
+
+    name: str | None
+    shape: Iterable[Dim] | None
+
+
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
+class Graph(Builders):
+    """A computation: inputs and weights, ops in topological order, and outputs.
+
+    Each op has a builder, a method that adds a node and returns its value. Builders take values, and numbers and
+    arrays, which become constants. The node's `name` and a declared `shape` are keywords of every builder of one value.
+    A builder raises `GraphVerifyError` if its arguments do not fit the op or each other.
 
     `weights` maps parameter names to their initial data; a parameter without an entry must be set before a run.
     `metadata` and `doc` travel with an imported model. `revision` grows with each change, for caches.
+
+    Example:
+        >>> g = Graph("mlp")
+        >>> x = g.input("x", ["batch", 4])
+        >>> w = g.param("w", [4, 2])
+        >>> g.outputs = [g.relu(x @ w)]
     """
 
-    graph_class: ClassVar[type[Graph]]
-    """The class with every builder, of which bodies are made; `rlx_ort.ir.graph` sets it."""
     name: str = "graph"
     nodes: list[Node] = field(default_factory=list)
     weights: dict[str, TensorData] = field(default_factory=dict)
@@ -256,10 +275,28 @@ class GraphCore:
         if len(chosen) != len(values) or len(set(chosen)) != len(chosen):
             raise GraphVerifyError(f"{len(values)} outputs need as many different names, got {chosen}")
         for value in values:
-            if value._graph is not self:
-                raise GraphVerifyError(f"output {value.name!r} belongs to graph {value._graph.name!r}")
+            if value.graph is not self:
+                raise GraphVerifyError(f"output {value.name!r} belongs to graph {value.graph.name!r}")
         self._outputs = [(name, value.ref) for name, value in zip(chosen, values, strict=True)]
         self.revision += 1
+
+    @property
+    def input_types(self) -> dict[str, ValueType]:
+        """Input name -> type, in order."""
+        return {value.name: value.type for value in self.inputs}
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The inputs, in the order they were added."""
+        return self._leaves("Input")
+
+    @property
+    def params(self) -> list[Value]:
+        """The parameters, in the order they were added."""
+        return self._leaves("Param")
+
+    def _leaves(self, kind: str) -> list[Value]:
+        return [self.value(node.id) for node in self.nodes if node.op.kind == kind]
 
     def users(self, ref: Ref) -> list[Node]:
         """Return the nodes that read a value, in order; walks every node."""
@@ -268,11 +305,64 @@ class GraphCore:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def __repr__(self) -> str:
+        outputs = f"{len(self.inputs)} inputs, {len(self._outputs)} outputs"
+        return f"<{type(self).__name__} {self.name!r}, {len(self.nodes)} nodes, {outputs}>"
+
+    def _add(
+        self,
+        op: Op,
+        *operands: Operand | None,
+        shape: Iterable[Dim] | None = None,
+        dtype: DType | str | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Append a node with one result; operands that are None are left out.
+
+        A declared shape or dtype is checked against the inferred one, and the shape may add names and sizes to it.
+        """
+        inputs = [self._as_value(item) for item in operands if item is not None]
+        name = name or getattr(op, "function", None)  # an activation is named `gelu`, not `activation`
+        if shape is None and dtype is None:
+            return self.append(op, *inputs, name=name)
+        (inferred,) = op.infer([value.type for value in inputs])
+        return self.add_node(op, inputs, name=name, types=[_declared(op, inferred, shape, dtype)])[0]
+
+    def _like(self, first: Operand, *rest: Operand | None) -> list[Value]:
+        """Return operands as values: numbers and lists take the dtype of the first one, None is left out."""
+        value = self._as_value(first)
+        return [value, *(self._as_value(item, value) for item in rest if item is not None)]
+
+    def _pair(self, lhs: Any, rhs: Any) -> tuple[Value, Value]:
+        """Return two operands as values of one dtype; adds casts where needed."""
+        left = self._as_value(lhs, rhs if isinstance(rhs, Value) else None)
+        right = self._as_value(rhs, left)
+        try:
+            dtype = promote(left.dtype, right.dtype)
+        except ValueError as err:
+            raise GraphVerifyError(str(err)) from err
+        return left.cast(dtype), right.cast(dtype)
+
+    def _as_value(self, item: Any, like: Value | None = None) -> Value:
+        """Return `item` as a value: numbers and arrays become constants.
+
+        An array keeps its dtype. Plain numbers and lists of them take the dtype of `like`; fractions become f32 if
+        there is no `like` or it is an integer.
+        """
+        if isinstance(item, Value):
+            return item
+        if isinstance(item, (np.ndarray, np.generic, TensorData)):
+            return self.constant(item)
+        array = np.asarray(item)
+        if like is not None and (array.dtype.kind != "f" or like.dtype.is_float or like.dtype.is_complex):
+            return self.constant(array, like.dtype)
+        return self.constant(array, DType.F32 if array.dtype.kind == "f" else None)
+
     def _own(self, op: Op, value: Value) -> Ref:
         if not isinstance(value, Value):
             raise GraphVerifyError(f"{op.kind} takes values of the graph, got {type(value).__name__}")
-        if value._graph is not self:
-            raise GraphVerifyError(f"{op.kind} got {value.name!r} of graph {value._graph.name!r}, not of {self.name!r}")
+        if value.graph is not self:
+            raise GraphVerifyError(f"{op.kind} got {value.name!r} of graph {value.graph.name!r}, not of {self.name!r}")
         return value.ref
 
     def _free_results(self, wanted: Sequence[str]) -> list[str]:
@@ -306,7 +396,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
     return result
 
 
-def format_graph(graph: GraphCore, indent: str = "") -> str:
+def format_graph(graph: Graph, indent: str = "") -> str:
     """Return a listing of a graph: each node with its result names, op, inputs and types, bodies indented below it.
 
     Data of weights and constants is left out.
@@ -325,6 +415,20 @@ def format_graph(graph: GraphCore, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def _value_name(graph: GraphCore, ref: Ref) -> str:
+def _value_name(graph: Graph, ref: Ref) -> str:
     known = 0 <= ref.node < len(graph.nodes) and 0 <= ref.output < len(graph.nodes[ref.node].output_names)
     return (graph.nodes[ref.node].output_names[ref.output] if known else "") or f"%{ref.node}.{ref.output}"
+
+
+def _declared(op: Op, inferred: ValueType, shape: Iterable[Dim] | None, dtype: DType | str | None) -> ValueType:
+    """Return the inferred type with the declared sizes and names."""
+    if not isinstance(inferred, TensorType):
+        raise GraphVerifyError(f"{op.kind} gives no tensor, so it takes no declared shape")
+    wanted = None if shape is None else Shape(shape)
+    if dtype is not None and DType.parse(dtype) is not inferred.dtype:
+        raise GraphVerifyError(f"{op.kind} is declared {DType.parse(dtype).value} and gives {inferred.dtype.value}")
+    if wanted is None or inferred.shape is None:
+        return TensorType(inferred.dtype, inferred.shape if wanted is None else wanted)
+    if not fits(inferred.shape, wanted):
+        raise GraphVerifyError(f"{op.kind} is declared with shape {wanted} and gives {inferred.shape}")
+    return TensorType(inferred.dtype, refined(wanted, inferred.shape))

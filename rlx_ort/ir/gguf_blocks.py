@@ -4,7 +4,7 @@ A row of k weights is k / elements blocks, one after the other. The layouts are 
 https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 
 Each layout is written once, for bytes `(blocks, bytes)` with numpy's operators and the methods of `_Rows`: numpy arrays
-here, values of an ONNX graph in `rlx_ort.converters.to_onnx.gguf`.
+here, values of an ONNX graph in `rlx_ort.converters.to_onnx.quant`.
 """
 
 from __future__ import annotations

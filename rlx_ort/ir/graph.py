@@ -1,29 +1,31 @@
-"""`Graph`: values and nodes, its named dims, and changes to whole graphs. Each op family brings its builders."""
+"""`Graph` with the builders of all op families, its named dims, and changes to whole graphs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rlx_ort.errors import GraphVerifyError, near_names
-from rlx_ort.ir.core import GraphCore, Node, Ref, Value
-from rlx_ort.ir.op import Op, op_kinds
-from rlx_ort.ir.ops.attention import AttentionBuilders
-from rlx_ort.ir.ops.blocks import BlockBuilders
-from rlx_ort.ir.ops.control import ControlBuilders
-from rlx_ort.ir.ops.conv import ConvBuilders
-from rlx_ort.ir.ops.dequant import DequantBuilders
-from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
+from rlx_ort.ir.building import add_builders, builder
+from rlx_ort.ir.core import Graph, Node, Ref, Value
+from rlx_ort.ir.op import Op, op_class, op_kinds
+from rlx_ort.ir.ops import (  # noqa: F401  # each brings its ops and builders
+    attention,
+    blocks,
+    control,
+    conv,
+    dequant,
+    elementwise,
+    linalg,
+    norm,
+    quant,
+    sequence,
+    signal,
+)
 from rlx_ort.ir.ops.leaf import Input, Param
-from rlx_ort.ir.ops.linalg import LinalgBuilders
-from rlx_ort.ir.ops.norm import NormBuilders
-from rlx_ort.ir.ops.onnx import OnnxBuilders
-from rlx_ort.ir.ops.quant import QuantBuilders
-from rlx_ort.ir.ops.sequence import SequenceBuilders
-from rlx_ort.ir.ops.shape import Expand, Reshape, ShapeBuilders
-from rlx_ort.ir.ops.signal import SignalBuilders
+from rlx_ort.ir.ops.shape import Expand, Reshape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType, refined
 
 __all__ = [
@@ -33,56 +35,22 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Graph(
-    SignalBuilders,
-    ElementwiseBuilders,
-    LinalgBuilders,
-    ShapeBuilders,
-    NormBuilders,
-    ConvBuilders,
-    AttentionBuilders,
-    ControlBuilders,
-    SequenceBuilders,
-    QuantBuilders,
-    DequantBuilders,
-    BlockBuilders,
-    OnnxBuilders,
-):
-    """A computation: inputs and weights, ops in topological order, and outputs.
+add_builders(*map(op_class, op_kinds()))
 
-    Each op has a builder, a method that adds a node and returns its value. Builders take values, and numbers and
-    arrays, which become constants. The node's `name` and a declared `shape` are keywords of every builder of one value.
-    A builder raises `GraphVerifyError` if its arguments do not fit the op or each other.
 
-    Example:
-        >>> g = Graph("mlp")
-        >>> x = g.input("x", ["batch", 4])
-        >>> w = g.param("w", [4, 2])
-        >>> g.outputs = [g.relu(x @ w)]
+@builder
+def bind(graph: Graph, sizes: Mapping[str, int]) -> Graph:
+    """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids stay.
+
+    Raises:
+        GraphVerifyError: the graph has no such dim, or the sizes do not fit it.
     """
-
-    __slots__ = ("__weakref__",)
-
-    def __repr__(self) -> str:
-        outputs = f"{len(self.inputs)} inputs, {len(self._outputs)} outputs"
-        return f"<{type(self).__name__} {self.name!r}, {len(self.nodes)} nodes, {outputs}>"
-
-    def bind(self, sizes: Mapping[str, int]) -> Graph:
-        """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids stay.
-
-        Raises:
-            GraphVerifyError: the graph has no such dim, or the sizes do not fit it.
-        """
-        if sizes:
-            check_dims(self, sizes)
-        return bind_dims(self, sizes)
+    if sizes:
+        check_dims(graph, sizes)
+    return bind_dims(graph, sizes)
 
 
-GraphCore.graph_class = Graph
-GraphT = TypeVar("GraphT", bound=GraphCore)
-
-
-def bind_dims(graph: GraphT, sizes: Mapping[str, int]) -> GraphT:
+def bind_dims(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids and names stay.
 
     Types are inferred again, so dimensions that follow from the bound ones get sizes too. Weights are shared.
@@ -105,7 +73,7 @@ def bind_dims(graph: GraphT, sizes: Mapping[str, int]) -> GraphT:
     return result
 
 
-def live_nodes(graph: GraphCore) -> set[int]:
+def live_nodes(graph: Graph) -> set[int]:
     """Return the ids of the nodes that an output needs."""
     live = {ref.node for _, ref in graph._outputs}
     for node in reversed(graph.nodes):
@@ -114,7 +82,7 @@ def live_nodes(graph: GraphCore) -> set[int]:
     return live
 
 
-def eliminate_dead_code(graph: GraphT) -> GraphT:
+def eliminate_dead_code(graph: Graph) -> Graph:
     """Return a copy without the nodes that no output needs; inputs of the graph stay, nodes are renumbered."""
     live = live_nodes(graph)
     kept = [node for node in graph.nodes if node.id in live or isinstance(node.op, Input)]
@@ -129,7 +97,7 @@ def eliminate_dead_code(graph: GraphT) -> GraphT:
     return result
 
 
-def empty_like(graph: GraphT) -> GraphT:
+def empty_like(graph: Graph) -> Graph:
     """Return a graph with the weights, metadata and taken names of another, and no nodes."""
     result = type(graph)(graph.name)
     result.weights = dict(graph.weights)
@@ -155,11 +123,11 @@ def _bind_op(op: Op, sizes: Mapping[str, int]) -> Op:
 
 
 def _bind_field(value: Any, sizes: Mapping[str, int]) -> Any:
-    if isinstance(value, GraphCore):
+    if isinstance(value, Graph):
         return bind_dims(value, sizes)
-    if isinstance(value, tuple) and any(isinstance(item, GraphCore) for item in value):
+    if isinstance(value, tuple) and any(isinstance(item, Graph) for item in value):
         return tuple(_bind_field(item, sizes) for item in value)
-    if isinstance(value, Mapping) and any(isinstance(item, (GraphCore, tuple)) for item in value.values()):
+    if isinstance(value, Mapping) and any(isinstance(item, (Graph, tuple)) for item in value.values()):
         return {name: _bind_field(item, sizes) for name, item in value.items()}
     return _bind_type(value, sizes) if isinstance(value, ValueType) else value
 

@@ -1,6 +1,6 @@
 """The base of ops, and the checks that ops share. Families live in `rlx_ort.ir.ops`.
 
-To add an op: write its dataclass and its builder in a family file, and one lowering in `rlx_ort.converters.to_onnx`.
+To add an op: write its class in a family file, with its builder, and one lowering in `rlx_ort.converters.to_onnx`.
 
 The checks of `Op` raise `GraphVerifyError` with the op's kind, the wanted and the given.
 """
@@ -19,7 +19,6 @@ from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, broadcast_shapes
 
 if TYPE_CHECKING:
     from rlx_ort.ir.dtype import DType
-    from rlx_ort.ir.graph import Graph
 
 OpTypes: TypeAlias = Sequence["ValueType | None"]
 """Types of an op's inputs; None stands for an optional input that is absent."""
@@ -59,9 +58,11 @@ class Op(metaclass=_OpType):
               def _result(self, table: TensorType, indices: TensorType) -> TensorType: ...
 
       A name may have a rule for the dtype, checked by the methods below: `x:float`, `x:number`, `x:indices`, or a
-      dtype as in `x:i8`. A `?` at the end marks an input that may be left out. `_result` checks the types of the inputs
-      and returns that of the result, None for the type of the first input.
+      dtype as in `x:i8`; `own` and `cast` are for the builder. A `?` at the end marks an input that may be left out.
+      `_result` checks the types of the inputs and returns that of the result, None for the type of the first input.
     - Any other op sets `arity` and defines `infer`.
+
+    With `builder` in the class line, graphs get a method that adds the op; see `rlx_ort.ir.building`.
     """
 
     kind: ClassVar[str] = ""
@@ -69,13 +70,17 @@ class Op(metaclass=_OpType):
     """Smallest and largest number of inputs; None for no limit."""
     operands: ClassVar[tuple[str, ...]] = ()
     """Names of the inputs, as messages print them."""
+    builders: ClassVar[str] = ""
+    """The builders of the op, as the class line declares them."""
+    promotes: ClassVar[bool] = False
+    """Whether its builder casts both operands to the dtype that `promote` names."""
     is_leaf: ClassVar[bool] = False
     """Whether the op only names data: inputs, parameters, constants and captures cost nothing."""
     _rules: ClassVar[tuple[tuple[int, str], ...]] = ()
     _named: ClassVar[tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...]] = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
-    def __init_subclass__(cls, operands: str = "") -> None:
+    def __init_subclass__(cls, operands: str = "", builder: str = "") -> None:
         """Register the op by its kind. A second class replaces the first, since dataclass slots make a new class."""
         if "kind" not in cls.__dict__:
             cls.kind = "" if cls.__name__.startswith("_") else cls.__name__
@@ -85,6 +90,8 @@ class Op(metaclass=_OpType):
             cls.operands = tuple(name for name, _, _ in pairs)
             cls._rules = tuple((place, rule) for place, (_, _, rule) in enumerate(pairs) if rule)
             cls.arity = (sum(not name.endswith("?") for name in names), len(names))
+        if builder:
+            cls.builders = builder
         if cls.kind:  # bases have none
             _classes[cls.kind] = cls
 
@@ -125,14 +132,14 @@ class Op(metaclass=_OpType):
             self.expect_number(value, name if len(self.operands) > 1 else "the input")
         elif rule == "indices":
             self.expect_indices(value, name)
-        elif value.dtype.value != rule:
+        elif rule not in ("own", "cast", value.dtype.value):
             raise GraphVerifyError(f"{self.kind} needs {name} as {rule}, got {value.dtype.value}; cast it first")
 
     def _result(self, *operands: Any, **options: Any) -> TensorType | None:
         """Check the types of the operands and return that of the result; None stands for that of the first operand."""
         return None
 
-    def bodies(self) -> tuple[Graph, ...]:
+    def bodies(self) -> tuple[Any, ...]:
         """Return the subgraphs the op carries, in the order of its fields."""
         return ()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import GraphCore, Node, Ref
+from rlx_ort.ir.core import Graph, Node, Ref
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode, Refused
@@ -25,12 +25,12 @@ class Problem:
         return f"{self.message}; {self.remedy}"
 
 
-def verify(graph: GraphCore) -> list[Problem]:
+def verify(graph: Graph) -> list[Problem]:
     """Return every problem of a graph and of the bodies in it, in node order; none if it is valid."""
     return list(_problems(graph, ""))
 
 
-def check(graph: GraphCore) -> None:
+def check(graph: Graph) -> None:
     """Raise if a graph has problems.
 
     Raises:
@@ -42,7 +42,7 @@ def check(graph: GraphCore) -> None:
         raise GraphVerifyError("\n".join(lines + [f"  {problem}" for problem in problems]))
 
 
-def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
+def _problems(graph: Graph, owner: str) -> Iterator[Problem]:
     yield from _name_problems(graph, owner)
     kinds = {type(node.op) for node in graph.nodes}
     unsure = _unsure_places(graph, kinds)
@@ -57,7 +57,7 @@ def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
     yield from _output_problems(graph, owner)
 
 
-def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[int]:
+def _unsure_places(graph: Graph, kinds: Collection[type[Op]]) -> Collection[int]:
     """Return the places of the nodes to check: those whose types were not inferred when they were added.
 
     `add_node` has checked the others. If any node was changed or put in by hand, every node is checked, because the
@@ -81,7 +81,7 @@ def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[
     return places
 
 
-def _node_problems(graph: GraphCore, node: Node, place: int, owner: str) -> list[Problem]:
+def _node_problems(graph: Graph, node: Node, place: int, owner: str) -> list[Problem]:
     problems: list[Problem] = []
 
     def report(message: str, remedy: str) -> None:
@@ -125,7 +125,7 @@ def _check_types(node: Node, inputs: Sequence[ValueType | None], report: Callabl
             report(message, "correct the declared type, or rebuild the node after changing its inputs")
 
 
-def _name_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
+def _name_problems(graph: Graph, owner: str) -> Iterator[Problem]:
     where = f"{owner}graph {graph.name!r}"
     yield from _clashes(graph, where)
     params = {node.op.name: node for node in graph.nodes if isinstance(node.op, Param)} if graph.weights else {}
@@ -140,7 +140,7 @@ def _name_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
             yield Problem(message, "give it data of the declared type", params[name].id)
 
 
-def _clashes(graph: GraphCore, where: str) -> Iterator[Problem]:
+def _clashes(graph: Graph, where: str) -> Iterator[Problem]:
     """Yield a problem for each name that two nodes, two results, or two inputs or parameters have."""
     nodes: dict[str, int] = {}
     values: dict[str, int] = {}
@@ -160,7 +160,7 @@ def _clashes(graph: GraphCore, where: str) -> Iterator[Problem]:
             yield Problem(message, "rename one of them", node.id)
 
 
-def _ref_trouble(graph: GraphCore, ref: Ref, before: int) -> str:
+def _ref_trouble(graph: Graph, ref: Ref, before: int) -> str:
     if not 0 <= ref.node < len(graph.nodes):
         return f"is node {ref.node}, which does not exist"
     if ref.node >= before:
@@ -182,7 +182,7 @@ def _agree(inferred: ValueType, declared: ValueType) -> bool:
     return {tuple(inferred.shape), tuple(declared.shape)} == {(), (1,)}
 
 
-def _capture_problems(node: Node, body: GraphCore, label: str) -> Iterator[Problem]:
+def _capture_problems(node: Node, body: Graph, label: str) -> Iterator[Problem]:
     first = node.op.formal_inputs if isinstance(node.op, OnnxNode) else 0
     for inner in body.nodes:
         if not isinstance(inner.op, Capture):
@@ -193,7 +193,7 @@ def _capture_problems(node: Node, body: GraphCore, label: str) -> Iterator[Probl
             yield Problem(message, "append the captured value to the node's inputs", node.id)
 
 
-def _output_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
+def _output_problems(graph: Graph, owner: str) -> Iterator[Problem]:
     where = f"{owner}graph {graph.name!r}"
     if not graph._outputs:
         yield Problem(f"{where} has no outputs", "set graph.outputs to the values it should return")

@@ -1,7 +1,7 @@
 """The document that the page shows: a graph on the devices of this machine, as values of JSON.
 
-Nothing is judged, predicted or placed here: the document joins what selection predicts, what sessions report and what
-a traced run measured, node by node.
+Nothing is judged, predicted or placed here: the document joins predictions, the reports of sessions and the
+measurements of a traced run, node by node.
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ def _look(kind: ValueType | None) -> object:
 def groups_of(codes: np.ndarray[Any, np.dtype[np.int64]]) -> list[Group]:
     """Return the groups of nodes that are alike where their codes are equal, in order.
 
-    The longest stretch that repeats itself becomes groups of one repetition, or several where that is short; then what
-    is before and behind it. Long stretches without a repetition are cut into pieces.
+    The longest stretch that repeats itself becomes groups of one repetition, or several where that is short; then the
+    nodes before and behind it. Long stretches without a repetition are cut into pieces.
     """
     groups: list[Group] = []
     least = max(_SMALLEST_GROUP, len(codes) // _MOST_GROUPS)

@@ -58,7 +58,7 @@ class HostOptions:
         http_port: the port for REST; 0 takes a free one, None leaves REST out.
         grpc_port: the port for gRPC; 0 takes a free one, None leaves gRPC out.
         certificate, private_key: PEM files for TLS on both.
-        http: what clients may do. On loopback, requests are answered only if they name this machine as their host.
+        http: the rights of clients. On loopback, requests are answered only if they name this machine as their host.
         connections: limits of each HTTP connection.
         drain_s: how long accepted requests may take once the server ends, in seconds.
     """
@@ -74,7 +74,7 @@ class HostOptions:
 
     @property
     def guarded(self) -> HttpOptions:
-        """What clients may do, with the host names of a server that only this machine reaches."""
+        """The rights of clients, with the host names of a server that only this machine reaches."""
         if self.host not in _LOOPBACK:
             return self.http
         return replace(self.http, hosts=frozenset(_LOOPBACK) | (self.http.hosts or frozenset()))

@@ -165,7 +165,7 @@ def _predictor(
 
 def _padding(runner: GraphDevices, device: Device) -> Padding:
     """Return which batches are padded: all if the device compiles each size, joined ones if it records launches."""
-    from rlx_ort.providers.registry import provider_of  # the server is ready sooner without what this imports
+    from rlx_ort.providers.registry import provider_of  # the server is ready sooner without these imports
 
     provider = provider_of(device)
     if provider is not None and provider.compiles_per_shape:

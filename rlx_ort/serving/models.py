@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx_ort.deploy.start import StartedPackage
+from rlx_ort.deploy.triton import configured_type
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError, ServingError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType
+from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.serving import tracing
 from rlx_ort.serving.lanes import Answer, Times, octave_of
 from rlx_ort.serving.model_devices import ModelDevices, started_devices, tried_devices
-from rlx_ort.serving.opening import Opening
+from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
 from rlx_ort.serving.scheduler import Scheduler
@@ -115,7 +117,7 @@ class ServedModel:
         self.statistics = Statistics()
         self._opened, self._options = opened, options
         self._completing: asyncio.Task[None] | None = None
-        self._opening = Opening()
+        self._opening = CancelToken()
         self.inputs: Mapping[str, ValueType]
         self.outputs: Mapping[str, ValueType]
         if isinstance(opened, StartedPackage):
@@ -151,12 +153,13 @@ class ServedModel:
 
     async def _completed(self, package: StartedPackage, on_error: Callable[[Exception], object]) -> None:
         try:
-            devices = await self._opening.run(
+            devices = await opened_in_time(
                 lambda: tried_devices(self.name, package.runner, self._options),
                 self._options.load_limit_s,
+                self._opening,
                 _closed_lanes,
             )
-        except Exception as err:  # whatever it is, the model is not what its package is said to be
+        except Exception as err:  # whatever it is, the package is not the one that was started
             on_error(err)
             return
         self.left_out, self.batched_along = devices.left_out, devices.batched_along
@@ -223,16 +226,9 @@ class ServedModel:
         await self.completed()
         batched = self.batched_along is not None
 
-        def tensors(kinds: Mapping[str, Any], types: Mapping[str, str]) -> list[dict[str, Any]]:
-            names = {"BYTES": "STRING"}
-            return [
-                {
-                    "name": name,
-                    "data_type": f"TYPE_{names.get(types[name], types[name])}",
-                    "dims": _open_shape(kind)[1 if batched else 0 :],
-                }
-                for name, kind in kinds.items()
-            ]
+        def tensors(kinds: Mapping[str, ValueType], types: Mapping[str, str]) -> list[dict[str, Any]]:
+            dims = {name: _open_shape(kind)[1 if batched else 0 :] for name, kind in kinds.items()}
+            return [{"name": name, "data_type": configured_type(types[name]), "dims": dims[name]} for name in kinds]
 
         return {
             "name": self.name,
@@ -259,7 +255,7 @@ class ServedModel:
     async def close(self) -> None:
         """Answer the requests that were accepted, then close the sessions."""
         await self.scheduler.close()
-        self._opening.end()
+        self._opening.cancel()
         await self.completed()
         await asyncio.to_thread(self._opened.close)
 

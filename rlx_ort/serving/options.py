@@ -1,4 +1,4 @@
-"""The options of the server as values: how models are served, what a client may do, and what it may take."""
+"""The options of the server as values: how models are served, and the rights and limits of clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServeOptions:
         batch_unproven: names of models that are batched although their rows are not proved independent; "*" for all.
             Rows of different clients then may influence each other.
         most_held_bytes: the most bytes that the requests of all clients take at a time, over REST and gRPC together:
-            what has arrived, what is made of it, and answers until they are read; see `Budget`.
+            bytes as they arrive, decoded inputs, and answers until they are read; see `Budget`.
         precision: in which the f32 parts of ONNX files are computed, as `Precision` names it; packages have their own.
     """
 
@@ -54,11 +54,11 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """What a client may do.
+    """The rights of a client.
 
     Attributes:
         most_bytes: the largest body, before and after it is decompressed.
-        token: what `Authorization: Bearer` must hold, in every request but those for health; None asks for none.
+        token: asked for in `Authorization: Bearer` of every request but those for health; None for no token.
         repository_control: whether clients may load and unload models.
         most_json_bytes: the most JSON of a request, which takes up to 24 times its size in memory.
         hosts: the host names that `Host` and `Origin` may have, against web pages that reach into a private network;
@@ -86,7 +86,7 @@ class HttpOptions:
             raise ServingError("this server asks for a token: Authorization: Bearer TOKEN", 401)
 
     def check_change(self, parameters: Mapping[str, Any]) -> None:
-        """Check that models may be loaded and unloaded, and with what.
+        """Check that models may be loaded and unloaded, with these parameters.
 
         Raises:
             ServingError: clients may not (403), or the model itself is in the request (400).
@@ -99,7 +99,7 @@ class HttpOptions:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What a client may take of the server before its request is complete.
+    """The limits of a client whose request is not complete yet.
 
     Attributes:
         most: open connections; beyond it, the one that has been idle longest is closed, else the one whose client

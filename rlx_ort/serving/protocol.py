@@ -12,38 +12,18 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.deploy.triton import DATATYPES
 from rlx_ort.errors import ServingError
 from rlx_ort.fields import unique_keys
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 
 Array: TypeAlias = npt.NDArray[Any]
-
-DATATYPES: Mapping[DType, str] = MappingProxyType(
-    {
-        DType.BOOL: "BOOL",
-        DType.U8: "UINT8",
-        DType.U16: "UINT16",
-        DType.U32: "UINT32",
-        DType.U64: "UINT64",
-        DType.I8: "INT8",
-        DType.I16: "INT16",
-        DType.I32: "INT32",
-        DType.I64: "INT64",
-        DType.F16: "FP16",
-        DType.BF16: "BF16",
-        DType.F32: "FP32",
-        DType.F64: "FP64",
-        DType.STRING: "BYTES",
-    }
-)
-"""Our dtype -> the protocol's name."""
 
 _DTYPES = {name: dtype for dtype, name in DATATYPES.items()}
 _NUMBERS = "biuf"  # numpy's kinds of what JSON numbers and booleans become

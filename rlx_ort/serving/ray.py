@@ -48,7 +48,7 @@ _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  # compared with, not listened on
 
 @dataclass(frozen=True)
 class RayOptions:
-    """How many replicas there are, and what each gets.
+    """How many replicas there are, and the share of each.
 
     Attributes:
         replicas: the fewest and the most replicas.
@@ -75,9 +75,9 @@ class Replica:
     """A process that Ray starts: the models, on the devices that Ray gave it, behind HTTP and gRPC.
 
     Args:
-        sources: what the `Repository` is made of.
+        sources: those of the `Repository`.
         options: how the models are served.
-        http: what clients may do.
+        http: the rights of clients.
 
     Raises:
         ServingError: no model can be loaded.
@@ -116,8 +116,8 @@ class Replica:
         return await self._guard.intercept_service(self._found, details)
 
     async def _found(self, details: _Details) -> Any:
-        found = (handler.service(details) for handler in self._handlers)
-        return next(handler for handler in found if handler is not None)
+        methods = (handler.service(details) for handler in self._handlers)
+        return next(method for method in methods if method is not None)
 
     async def ModelStreamInfer(self, requests: Any, grpc_context: Any) -> AsyncIterator[Any]:  # noqa: N802  # gRPC's name
         """Answer the requests of a gRPC stream."""
@@ -233,9 +233,9 @@ def build(
     Args:
         sources: model files, packages and folders of them; paths on each node, or in `scale.archive`.
         options: how the models are served.
-        http: what clients may do. Clients cannot load and unload models, since one replica would do it: run the
+        http: the rights of clients. They cannot load and unload models, since one replica would do it: run the
             application again instead, which replaces the replicas one after the other.
-        scale: how many replicas there are, and what each gets.
+        scale: how many replicas there are, and the share of each.
         drain_s: how long accepted requests may take once a replica ends, in seconds.
 
     Raises:
@@ -287,7 +287,7 @@ def run(
         sources: model files, packages and folders of them.
         options: how the models are served.
         place: where Ray's proxies listen. Their gRPC side has no TLS and listens on every address.
-        scale: how many replicas there are, and what each gets.
+        scale: how many replicas there are, and the share of each.
         on_ready: called with the REST and the gRPC address once the first replicas have loaded their models.
         stop: ends it when it is set.
 
@@ -343,7 +343,7 @@ def run(
 
 
 def _reason(serve: Any) -> str:
-    """Return the last line of what Ray has to report of the application's replicas."""
+    """Return the last line of Ray's report of the application's replicas."""
     deployments = serve.status().applications[NAME].deployments.values()
     lines = [line for deployment in deployments for line in deployment.message.splitlines() if line.strip()]
     return lines[-1] if lines else ""

@@ -1,7 +1,7 @@
 """The models that a server holds by name: finding, opening, loading and unloading them.
 
 A warmed package answers from the compile cache first, on the CPU and one request at a time. Meanwhile it is opened in
-full: what that imports is imported then, since the process has to wait for every import before it is ready.
+full; its imports happen then, since the process has to wait for every import before it is ready.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.start import StartedPackage, quick_start
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, RlxError, ServingError
+from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.serving.budget import Budget
 from rlx_ort.serving.models import ServedModel
-from rlx_ort.serving.opening import Opening
+from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
 
 if TYPE_CHECKING:
@@ -43,19 +44,19 @@ class Entry:
         loaded: version -> the model that answers.
         reason: why it is not loaded, empty if it is.
         changing: held while it is loaded or unloaded.
-        openings: what is being opened now.
+        openings: the calls that open its versions now.
     """
 
     paths: dict[str, Path]
     loaded: dict[str, ServedModel] = field(default_factory=dict)
     reason: str = ""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    openings: set[Opening] = field(default_factory=set)
+    openings: set[CancelToken] = field(default_factory=set)
 
     def end_openings(self) -> None:
-        """Give up what is being opened."""
+        """Give up all calls that open it."""
         for opening in self.openings:
-            opening.end()
+            opening.cancel()
 
 
 class Repository:
@@ -183,11 +184,10 @@ class Repository:
         return paths
 
     async def _opened_in_time(self, entry: Entry, name: str, version: str, path: Path) -> ServedModel:
-        entry.openings.add(opening := Opening())
+        entry.openings.add(opening := CancelToken())
+        call = functools.partial(self._opened, name, version, path)
         try:
-            return await opening.run(
-                functools.partial(self._opened, name, version, path), self.options.load_limit_s, ServedModel.discard
-            )
+            return await opened_in_time(call, self.options.load_limit_s, opening, ServedModel.discard)
         finally:
             entry.openings.discard(opening)
 
@@ -256,7 +256,7 @@ class Repository:
             yield from entry.loaded.values()
 
     def _found(self) -> Iterator[tuple[str, str, Path]]:
-        """Yield name, version and path of every model of the sources; what cannot be served is logged once."""
+        """Yield name, version and path of every model of the sources; other files are logged once."""
         for source in self._sources:
             named = _is_named_model(source)
             for path in (source,) if named else self._listed(source):

@@ -60,7 +60,7 @@ def export_spans(service: str = "rlx_ort") -> None:
 
 @contextlib.contextmanager
 def request_span(name: str, carrier: Mapping[str, str], attributes: Mapping[str, Any]) -> Iterator[Any]:
-    """Make the span of a request current; its parent is what the headers or metadata of `carrier` name."""
+    """Make the span of a request current; the headers or metadata of `carrier` name its parent."""
     trace, propagate = _api()
     tracer = trace.get_tracer("rlx_ort.serving")
     parent = propagate.extract(carrier)

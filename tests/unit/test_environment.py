@@ -58,67 +58,31 @@ def test_a_lookup_is_literal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.get("MYAPP_THING") is None
 
 
-@pytest.mark.parametrize("value", ["", "0", "false", "FALSE", "off", "Off", "no", " no "])
-def test_a_flag_is_off_for_the_words_that_say_so(value: str) -> None:
-    """Empty, 0, false, off and no are off."""
-    environment.set_override("THING", value)
-    assert not environment.flag("THING")
+@pytest.mark.parametrize("on", ["1", "2", "00", "10", "true", "yes", "on", "anything"])
+@pytest.mark.parametrize("off", [None, "", "0", "false", "FALSE", "off", "Off", "no", " no "])
+def test_a_flag_is_off_for_the_words_that_say_so(on: str, off: str | None) -> None:
+    """Where it is not set, and for empty, 0, false, off and no; it is on for every other text."""
+    with environment.override({"THING": on}):
+        assert environment.flag("THING")
+    with environment.override({} if off is None else {"THING": off}):
+        assert not environment.flag("THING")
 
 
-@pytest.mark.parametrize("value", ["1", "2", "00", "10", "true", "yes", "on", "anything"])
-def test_a_flag_is_on_for_everything_else(value: str) -> None:
-    """Digits other than 0 and any other text are on."""
-    environment.set_override("THING", value)
-    assert environment.flag("THING")
-
-
-def test_an_unset_flag_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag nobody set is off."""
-    monkeypatch.delenv("RLX_THING", raising=False)
-    assert not environment.flag("THING")
-
-
-def test_a_value_is_parsed() -> None:
-    """`parse_or` returns what the parser makes of the variable."""
-    environment.set_override("THING", "12")
-    assert environment.parse_or("THING", 7, int) == 12
-
-
-@pytest.mark.parametrize("value", ["", "twelve", "1.5"])
-def test_a_value_that_does_not_parse_gives_the_default(value: str) -> None:
-    """A ValueError of the parser means the default."""
-    environment.set_override("THING", value)
-    assert environment.parse_or("THING", 7, int) == 7
-
-
-def test_an_unset_value_gives_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing to parse means the default."""
-    monkeypatch.delenv("RLX_THING", raising=False)
-    assert environment.parse_or("THING", 7, int) == 7
+@pytest.mark.parametrize(("value", "parsed"), [("12", 12), ("", 7), ("twelve", 7), ("1.5", 7), (None, 7)])
+def test_a_value_that_does_not_parse_gives_the_default(value: str | None, parsed: int) -> None:
+    """Neither does one that is not set."""
+    with environment.override({} if value is None else {"THING": value}):
+        assert environment.parse_or("THING", 7, int) == parsed
 
 
 def test_the_guard_restores_what_was_overridden_before() -> None:
-    """After the block, old overrides are back and new ones gone."""
+    """After the block, also one that fails, old overrides are back and new ones gone; blocks nest."""
     environment.set_override("A", "old")
     with environment.override({"A": "new", "RLX_B": "1"}):
+        with pytest.raises(KeyError), environment.override({"A": "inner"}):
+            raise KeyError(environment.get("A"))
         assert (environment.get("A"), environment.get("B")) == ("new", "1")
-    assert environment.get("A") == "old"
-    assert environment.get("B") is None
-
-
-def test_the_guard_restores_after_an_exception() -> None:
-    """A failing block leaves nothing behind."""
-    with pytest.raises(KeyError), environment.override({"A": "1"}):
-        raise KeyError
-    assert environment.get("A") is None
-
-
-def test_guards_nest() -> None:
-    """The inner block gives way to the outer one."""
-    with environment.override({"A": "outer"}):
-        with environment.override({"A": "inner"}):
-            assert environment.get("A") == "inner"
-        assert environment.get("A") == "outer"
+    assert (environment.get("A"), environment.get("B")) == ("old", None)
 
 
 def test_the_bulk_builder_sets_nothing_before_it_is_applied() -> None:

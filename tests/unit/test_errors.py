@@ -2,7 +2,6 @@
 
 import inspect
 import pickle
-import re
 
 import pytest
 
@@ -64,20 +63,6 @@ def test_each_error_has_its_place_and_exit_code(name: str) -> None:
     """Bases and exit codes are those of the design."""
     error = getattr(errors, name)
     assert ([base.__name__ for base in error.__bases__], error.exit_code) == TREE[name]
-
-
-def test_the_drawing_of_the_tree_names_every_error_under_its_parent() -> None:
-    """The tree at the top of the file is the tree that is coded."""
-    drawing = re.search(r"```\n(.*?)```", errors.__doc__ or "", re.S)
-    assert drawing is not None
-    path: list[str] = []
-    drawn = {}
-    for line in drawing[1].splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        name = re.split(r"[ (]", line.strip())[0]
-        path[depth:] = [name]
-        drawn[name] = path[depth - 1] if depth else "Exception"
-    assert drawn == {name: bases[0] for name, (bases, _) in TREE.items()}
 
 
 @pytest.mark.parametrize("error", INSTANCES, ids=lambda error: type(error).__name__)

@@ -17,17 +17,16 @@ from typing import Any
 
 import psutil
 import pytest
-from sample_models.source_files import SOURCES, damaged, write_gguf, write_source
+from sample_models.source_files import SOURCES, damaged, write_source
 from sample_packages.packages import flip, make
 
 from rlx_ort.converters.bundle import graph_from_bundle
-from rlx_ort.converters.files import load_graph
 from rlx_ort.converters.onnx_ir_bridge import foreign_errors
 from rlx_ort.converters.sources import open_source, read_weights
 from rlx_ort.deploy.package import Package
-from rlx_ort.errors import ConversionError, IntegrityError, RlxError, let_go
+from rlx_ort.errors import ConversionError, IntegrityError, let_go
 from rlx_ort.execution import background
-from rlx_ort.resilience.limits import limited
+from rlx_ort.resilience.limits import CancelToken, limited
 
 
 @pytest.fixture(autouse=True)
@@ -76,10 +75,10 @@ def _awaited(call: Callable[[], Any]) -> None:
 
 def _opening(call: Callable[[], Any]) -> None:
     pytest.importorskip("httptools")
-    from rlx_ort.serving.opening import Opening
+    from rlx_ort.serving.opening import opened_in_time
 
     async def opened() -> None:
-        await _failed(Opening().run(call, 60.0, discard=print))
+        await _failed(opened_in_time(call, 60.0, CancelToken(), print))
 
     asyncio.run(opened())
 
@@ -170,27 +169,6 @@ def test_a_damaged_file_is_not_in_use_once_it_was_refused(kind: str, tmp_path: P
                 del data
     assert len(refused) > 20
     assert _in_use(tmp_path) & refused == set()
-
-
-def test_a_gguf_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
-    """The message has the name; the package's reader would fail in the middle."""
-    pytest.importorskip("gguf")
-    path = tmp_path / "w.gguf"
-    write_gguf(path)
-    content = path.read_bytes()
-    at = content.index(b"general.")
-    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
-    with pytest.raises(ConversionError, match=r"the name before byte \d+, b'\\xffeneral.*', is no UTF-8"):
-        read_weights(path)
-
-
-def test_a_model_that_was_refused_is_not_in_use(tmp_path: Path) -> None:
-    """`load_graph` keeps the first refusal, while it looks for another format."""
-    path = write_source("onnx", tmp_path)
-    path.write_bytes(path.read_bytes()[:-40])
-    with contextlib.suppress(RlxError):
-        load_graph(path)
-    assert _in_use(tmp_path) == set()
 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])

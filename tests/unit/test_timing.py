@@ -28,16 +28,6 @@ def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], str]]:
     return make
 
 
-def test_a_call_is_timed_with_its_result(takes: Callable[..., Callable[[], str]]) -> None:
-    """The result is not lost."""
-    assert timing.timed(takes("a", 7)) == ("a", 7)
-
-
-def test_warm_up_calls_do_not_count(takes: Callable[..., Callable[[], str]]) -> None:
-    """They are made first."""
-    assert timing.in_row(takes("a", 100, 50, 3, 4), 2, 2) == [3, 4]
-
-
 def test_the_least_time_of_each_call_counts(takes: Callable[..., Callable[[], str]]) -> None:
     """Of the rounds, whichever it was."""
     assert timing.least_in_turns(takes("a", 9, 5, 8), takes("b", 2, 6, 3), rounds=3) == [5, 2]

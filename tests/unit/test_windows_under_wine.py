@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -69,24 +68,6 @@ def test_what_is_missing_is_said_in_a_line(script: ModuleType, tmp_path, monkeyp
     assert "\n" not in str(caught.value)
 
 
-def test_another_file_than_the_pinned_one_is_refused(script: ModuleType) -> None:
-    """Nothing of it is unpacked or run."""
-    with pytest.raises(script.SetupError, match="SHA-256 differs"):
-        script.checked(b"other", script.PYTHON_SHA256, "Python")
-
-
-def test_a_step_is_done_again_when_its_inputs_change(script: ModuleType, tmp_path: Path) -> None:
-    """And a step that failed is."""
-    made: list[str] = []
-    for version in ("1", "1", "2"):
-        script.once(tmp_path / "ready", [version], lambda version=version: made.append(version))
-    assert made == ["1", "2"]
-    with pytest.raises(ZeroDivisionError):
-        script.once(tmp_path / "ready", ["3"], lambda: made.append(str(1 / 0)))
-    script.once(tmp_path / "ready", ["2"], lambda: made.append("again"))
-    assert made == ["1", "2", "again"]
-
-
 @pytest.mark.parametrize("at_most", [0, 2])
 def test_a_test_that_ends_its_process_fails_and_the_others_run(script: ModuleType, tmp_path, monkeypatch, at_most):
     """Each test has one outcome, whichever process it had it in."""
@@ -111,12 +92,3 @@ def test_a_test_that_ends_its_process_fails_and_the_others_run(script: ModuleTyp
     assert failed["test_ends_the_process"] == "ends the process"
     assert "assert False" in failed["test_fails"]
     assert found["skipped"] == {"not here": 1}
-
-
-def test_failures_that_the_shim_lists_are_those_of_vkd3d(script: ModuleType, tmp_path: Path) -> None:
-    """Beside them a failure has no cause yet, and counts as unexpected."""
-    lines = [{"test": f"t.py::{name}", "outcome": "failed", "why": "x"} for name in "ab"]
-    (tmp_path / "outcomes.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    (tmp_path / script.DXIL).write_text("t.py::a\nt.py::a\n", encoding="utf-8")
-    causes = {each["test"]: each["cause"] for each in script.summary(tmp_path / "outcomes.jsonl")["failures"]}
-    assert causes == {"t.py::a": "vkd3d", "t.py::b": ""}

@@ -11,16 +11,16 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.building import builder
+from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, join_dims, named, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.shape import Gather
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 MASK_KINDS = ("none", "causal", "sliding", "custom", "bias")
-"""Names of the mask kinds; `sliding` is written `sliding:N` in the builders."""
+"""Names of the mask kinds; `sliding:N` is `sliding` with a window of N."""
 
 
 class HeadLayout(NamedTuple):
@@ -43,8 +43,8 @@ def head_layout(op: Op, shape: Shape, num_heads: int, head_dim: int, name: str) 
     return HeadLayout(shape[0] if shape.rank == 3 else 1, shape[-2], heads_first=False)
 
 
-def parse_mask_kind(text: str) -> tuple[str, int | None]:
-    """Return (kind, window) of a mask kind as the builders take it, `sliding:N` for a sliding one."""
+def _parsed_mask(text: str) -> tuple[str, int | None]:
+    """Return (kind, window) of a mask kind with its window, `sliding:N` for a sliding one."""
     kind, colon, number = text.strip().partition(":")
     window = int(number) if number.strip().isdecimal() else None
     if bool(colon) != (kind.strip().lower() == "sliding") or (colon and window is None):
@@ -52,7 +52,12 @@ def parse_mask_kind(text: str) -> tuple[str, int | None]:
     return kind, window
 
 
-class Attention(Op, operands="q:float k v mask?"):
+class Attention(
+    Op,
+    operands="q:float k v mask:own?",
+    builder="attention q k v mask! num_heads head_dim * scale softcap mask_kind=custom; "
+    "attention_kind q k v num_heads head_dim mask_kind! * scale softcap",
+):
     """softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
 
     Query i stands at position `i + max(K - Q, 0)` of the K keys. A masked score is replaced by the most negative
@@ -74,6 +79,9 @@ class Attention(Op, operands="q:float k v mask?"):
     softcap: float | None = None
 
     def __post_init__(self) -> None:
+        if self.window is None:
+            for name, value in zip(("mask_kind", "window"), _parsed_mask(self.mask_kind), strict=True):
+                object.__setattr__(self, name, value)
         Op.__post_init__(self)
         if self.num_heads < 1 or self.head_dim < 1:
             raise GraphVerifyError(f"Attention needs heads and a head size, got {self.num_heads} and {self.head_dim}")
@@ -116,7 +124,11 @@ class Attention(Op, operands="q:float k v mask?"):
             self.expect_dim(dim, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
 
 
-class Rope(Op, operands="x:float cos sin"):
+class Rope(
+    Op,
+    operands="x:float cos:cast sin:cast",
+    builder="rope x cos sin head_dim * interleaved; rope_n x cos sin head_dim n_rot! * interleaved",
+):
     """Rotary position embedding of each head of x by cos and sin tables of head_dim / 2 columns.
 
     x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to position s of the sequence; tables of rank 3 `(B,
@@ -154,155 +166,90 @@ class Rope(Op, operands="x:float cos sin"):
                 self.expect_dim(join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
 
 
-class AttentionBuilders(LeafBuilders):
-    """Builders of attention and rotary embedding."""
+@builder
+def attention_bias(
+    graph: Graph,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    bias: Operand,
+    num_heads: int,
+    head_dim: int,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    """Attend with a bias added to the scaled scores; it broadcasts to `(B, H, Q, K)`."""
+    query, key, value, addend = (graph._as_value(item) for item in (q, k, v, bias))
+    op = Attention(num_heads, head_dim, "bias", None, scale, softcap)
+    return graph._add(op, query, key, value, addend.cast(query.dtype), **node)
 
-    __slots__ = ()
 
-    def attention(
-        self,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        mask: Operand,
-        num_heads: int,
-        head_dim: int,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Attend to the keys that a `(B, K)` mask keeps; below 0.5 is masked."""
-        op = Attention(num_heads, head_dim, "custom", None, scale, softcap)
-        return self._add(op, q, k, v, mask, **node)
+@builder
+def cached_attention(  # noqa: D417  # the graph goes without saying
+    graph: Graph,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    past: tuple[Value, Value],
+    past_length: Operand,
+    num_heads: int,
+    *,
+    rotation: tuple[Operand, Operand] | None = None,
+    scale: float | None = None,
+    name: str | None = None,
+) -> tuple[Value, Value, Value]:
+    """Attend causally to new tokens and those of a cache of a fixed length; return the result, new keys and values.
 
-    def attention_kind(
-        self,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        num_heads: int,
-        head_dim: int,
-        mask_kind: str,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Attend under a mask kind that needs no tensor: `none`, `causal` or `sliding:N`."""
-        op = Attention(num_heads, head_dim, *parse_mask_kind(mask_kind), scale, softcap)
-        return self._add(op, q, k, v, **node)
+    The new keys and values are the past ones with those of the new tokens behind them. Given to a graph as inputs
+    and outputs, they may be the same memory, which `DecodeLoop` makes use of. The operator is ONNX Runtime's
+    GroupQueryAttention; devices without a kernel of it refuse the graph.
 
-    def attention_bias(
-        self,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        bias: Operand,
-        num_heads: int,
-        head_dim: int,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Attend with a bias added to the scaled scores; it broadcasts to `(B, H, Q, K)`."""
-        query, key, value, addend = (self._as_value(item) for item in (q, k, v, bias))
-        op = Attention(num_heads, head_dim, "bias", None, scale, softcap)
-        return self._add(op, query, key, value, addend.cast(query.dtype), **node)
+    Args:
+        q: `(B, S, num_heads * D)`.
+        k: `(B, S, H * D)`, where H heads are shared by `num_heads / H` heads of q each.
+        v: `(B, S, H * D)`.
+        past: keys and values `(B, H, longest, D)`, of which the first `past_length` tokens count.
+        past_length: the number of tokens before, i32 `(B,)`, the same for every sequence.
+        num_heads: the heads of q.
+        rotation: tables `(longest, D / 2)` of cosines and sines, which rotate q and k by their positions.
+        scale: multiplies the scores; 1 / sqrt(D) by default.
+        name: the name of the node.
 
-    def rope(
-        self,
-        x: Operand,
-        cos: Operand,
-        sin: Operand,
-        head_dim: int,
-        *,
-        interleaved: bool = False,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Rotate each head of x by tables of head_dim / 2 columns."""
-        return self.rope_n(x, cos, sin, head_dim, head_dim, interleaved=interleaved, **node)
-
-    def rope_n(
-        self,
-        x: Operand,
-        cos: Operand,
-        sin: Operand,
-        head_dim: int,
-        n_rot: int,
-        *,
-        interleaved: bool = False,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Rotate the first `n_rot` elements of each head of x."""
-        value = self._as_value(x)
-        tables = (self._as_value(table, value).cast(value.dtype) for table in (cos, sin))
-        return self._add(Rope(head_dim, n_rot, interleaved), value, *tables, **node)
-
-    def cached_attention(
-        self,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        past: tuple[Value, Value],
-        past_length: Operand,
-        num_heads: int,
-        *,
-        rotation: tuple[Operand, Operand] | None = None,
-        scale: float | None = None,
-        name: str | None = None,
-    ) -> tuple[Value, Value, Value]:
-        """Attend causally to new tokens and those of a cache of a fixed length; return the result, new keys and values.
-
-        The new keys and values are the past ones with those of the new tokens behind them. Given to a graph as inputs
-        and outputs, they may be the same memory, which `DecodeLoop` makes use of. The operator is ONNX Runtime's
-        GroupQueryAttention; devices without a kernel of it refuse the graph.
-
-        Args:
-            q: `(B, S, num_heads * D)`.
-            k: `(B, S, H * D)`, where H heads are shared by `num_heads / H` heads of q each.
-            v: `(B, S, H * D)`.
-            past: keys and values `(B, H, longest, D)`, of which the first `past_length` tokens count.
-            past_length: the number of tokens before, i32 `(B,)`, the same for every sequence.
-            num_heads: the heads of q.
-            rotation: tables `(longest, D / 2)` of cosines and sines, which rotate q and k by their positions.
-            scale: multiplies the scores; 1 / sqrt(D) by default.
-            name: the name of the node.
-
-        Raises:
-            GraphVerifyError: the cache has another rank, or heads that are no multiple of 8, with a rotation of 16.
-        """
-        query, length = self._as_value(q), self._as_value(past_length)
-        kind = past[0].type
-        dims = list(kind.shape or ()) if isinstance(kind, TensorType) else []
-        if len(dims) != 4 or not isinstance(dims[1], int):
-            raise GraphVerifyError(f"cached_attention: past keys are (batch, heads, longest, head size), got {kind}")
-        multiple = 8 if rotation is None else 16  # ONNX Runtime 1.31 checks this in a run only
-        if isinstance(dims[3], int) and dims[3] % multiple:
-            with_it = "" if rotation is None else " with a rotation"
-            raise GraphVerifyError(
-                f"cached_attention{with_it}: a head has a multiple of {multiple} elements, not {dims[3]}"
-            )
-        bounds = {"start": 1, "end": 2}
-        (count,) = self.add_node(
-            OnnxNode("Shape", attributes=bounds, formal_inputs=1), [query], types=[TensorType(DType.I64, Shape([1]))]
+    Raises:
+        GraphVerifyError: the cache has another rank, or heads that are no multiple of 8, with a rotation of 16.
+    """
+    query, length = graph._as_value(q), graph._as_value(past_length)
+    kind = past[0].type
+    dims = list(kind.shape or ()) if isinstance(kind, TensorType) else []
+    if len(dims) != 4 or not isinstance(dims[1], int):
+        raise GraphVerifyError(f"cached_attention: past keys are (batch, heads, longest, head size), got {kind}")
+    multiple = 8 if rotation is None else 16  # ONNX Runtime 1.31 checks this in a run only
+    if isinstance(dims[3], int) and dims[3] % multiple:
+        with_it = "" if rotation is None else " with a rotation"
+        raise GraphVerifyError(
+            f"cached_attention{with_it}: a head has a multiple of {multiple} elements, not {dims[3]}"
         )
-        new = count.cast("i32")
-        last = length.cast("i32") + new - np.array([1], np.int32)
-        total = self._add(Gather(0), last + np.array([1], np.int32), np.array(0, np.int32))
-        attributes = {"num_heads": num_heads, "kv_num_heads": dims[1], "do_rotary": int(rotation is not None)}
-        op = OnnxNode(
-            "GroupQueryAttention",
-            "com.microsoft",
-            1,
-            attributes=attributes if scale is None else {**attributes, "scale": float(scale)},
-            formal_inputs=7 if rotation is None else 9,
-            output_count=3,
-        )
-        inputs = [query, *(self._as_value(item, query) for item in (k, v)), *past, last, total]
-        inputs += [self._as_value(table, query) for table in rotation or ()]
-        results = self.add_node(
-            op, inputs, name=name or "cached_attention", types=[query.type, past[0].type, past[1].type]
-        )
-        return results[0], results[1], results[2]
+    bounds = {"start": 1, "end": 2}
+    (count,) = graph.add_node(
+        OnnxNode("Shape", attributes=bounds, formal_inputs=1), [query], types=[TensorType(DType.I64, Shape([1]))]
+    )
+    new = count.cast("i32")
+    last = length.cast("i32") + new - np.array([1], np.int32)
+    total = graph._add(Gather(0), last + np.array([1], np.int32), np.array(0, np.int32))
+    attributes = {"num_heads": num_heads, "kv_num_heads": dims[1], "do_rotary": int(rotation is not None)}
+    op = OnnxNode(
+        "GroupQueryAttention",
+        "com.microsoft",
+        1,
+        attributes=attributes if scale is None else {**attributes, "scale": float(scale)},
+        formal_inputs=7 if rotation is None else 9,
+        output_count=3,
+    )
+    inputs = [query, *(graph._as_value(item, query) for item in (k, v)), *past, last, total]
+    inputs += [graph._as_value(table, query) for table in rotation or ()]
+    results = graph.add_node(
+        op, inputs, name=name or "cached_attention", types=[query.type, past[0].type, past[1].type]
+    )
+    return results[0], results[1], results[2]

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.building import builder
+from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, Sizes, known_shape, named, tensor_input
-from rlx_ort.ir.ops.attention import Attention, head_layout, parse_mask_kind
+from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
+from rlx_ort.ir.ops.attention import Attention, head_layout
 from rlx_ort.ir.ops.control import as_body, tensor_types
-from rlx_ort.ir.ops.conv import Conv2d, window
+from rlx_ort.ir.ops.conv import Conv2d
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct, MatMul
 from rlx_ort.ir.ops.norm import FusedSwiGLU
 from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
 
 
 class Composite(Op):
@@ -54,7 +51,9 @@ class Composite(Op):
         return tuple(value.type for value in self.expand(inputs).outputs)
 
 
-class GroupedQueryAttention(Composite):
+class GroupedQueryAttention(
+    Composite, builder="gqa q k v num_heads num_kv_heads head_dim mask_kind mask * scale softcap"
+):
     """Attention in which `num_heads / num_kv_heads` query heads share a head of k and v.
 
     Layouts and the other attributes are those of `Attention`, with `num_kv_heads` heads in k and v. Without a mask,
@@ -75,7 +74,9 @@ class GroupedQueryAttention(Composite):
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise GraphVerifyError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} heads of k and v")
-        object.__setattr__(self, "mask_kind", self._attention(self.num_heads).mask_kind)
+        attention = self._attention(self.num_heads)
+        object.__setattr__(self, "mask_kind", attention.mask_kind)
+        object.__setattr__(self, "window", attention.window)
 
     def _attention(self, heads: int, mask_kind: str | None = None) -> Attention:
         kind = self.mask_kind if mask_kind is None else mask_kind
@@ -204,7 +205,7 @@ class FusedTransformerLayer(Composite):
         return hidden
 
 
-class AxialRope2d(Composite, operands="x:float"):
+class AxialRope2d(Composite, operands="x:float", builder="axial_rope2d"):
     """Rotary embedding of a grid of tokens: the first half of each head by the column, the second by the row.
 
     Token t has position p = t // repeat_factor, in column p % end_x and row p // end_x. Neighbours (2c, 2c + 1) are
@@ -247,7 +248,7 @@ class AxialRope2d(Composite, operands="x:float"):
         return graph.rope(x, cos, sin, self.head_dim, interleaved=True)
 
 
-class FusedConvBiasAct(Composite, operands="x weight bias"):
+class FusedConvBiasAct(Composite, operands="x weight bias", builder="fused_conv_bias_act"):
     """activation(conv2d(x, weight) + bias): x `(N, C, H, W)`, weight `(C_out, C / groups, kH, kW)`, bias `(C_out,)`.
 
     The attributes are those of `Conv2d`, and the name of the activation, None for none.
@@ -264,7 +265,7 @@ class FusedConvBiasAct(Composite, operands="x weight bias"):
         return result if self.activation is None else graph.activation(self.activation, result)
 
 
-class AdaLayerNorm(Composite, operands="x:float scale shift"):
+class AdaLayerNorm(Composite, operands="x:float scale shift", builder="ada_layer_norm"):
     """Layer normalisation along the last axis, then `* (1 + scale) + shift`; inputs x, scale and shift.
 
     Scale and shift are computed from a condition, such as a time step; they broadcast to x.
@@ -284,7 +285,7 @@ class AdaLayerNorm(Composite, operands="x:float scale shift"):
         return graph.fma(graph.layer_norm(x, ones, zeros, eps=self.eps), scale + 1.0, shift)
 
 
-class GatedResidual(Composite, operands="x gate y"):
+class GatedResidual(Composite, operands="x gate y", builder="gated_residual"):
     """x + gate * y, broadcast."""
 
     def _build(self, graph: Graph, *values: Value) -> Value:
@@ -292,7 +293,9 @@ class GatedResidual(Composite, operands="x gate y"):
         return x + gate * y
 
 
-class SoftmaxCrossEntropyWithLogits(Composite, operands="logits:float labels"):
+class SoftmaxCrossEntropyWithLogits(
+    Composite, operands="logits:float labels:own", builder="softmax_cross_entropy_with_logits"
+):
     """The loss of each row of logits `(N, C)` for a label `(N,)`: log(sum(exp(row))) - row[label].
 
     Float labels drop their fraction. Good for scoring; rlx_ort computes no gradients.
@@ -324,131 +327,50 @@ def _linear(graph: Graph, x: Value, weight: Value, bias: Value | None, activatio
     return product if activation is None else graph.activation(activation, product)
 
 
-class BlockBuilders(LeafBuilders):
-    """Builders of the blocks."""
+@builder
+def fused_attention_block(
+    graph: Graph,
+    hidden: Operand,
+    qkv_weight: Operand,
+    out_weight: Operand,
+    mask: Operand,
+    num_heads: int,
+    head_dim: int,
+    qkv_bias: Operand | None = None,
+    out_bias: Operand | None = None,
+    cos: Operand | None = None,
+    sin: Operand | None = None,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    """Project, rotate if tables are given, attend, and project back; biases and tables come in pairs."""
+    pairs = ((qkv_bias, out_bias), (cos, sin))
+    if any((first is None) != (second is None) for first, second in pairs):
+        raise GraphVerifyError("fused_attention_block takes both biases or none, and both tables or none")
+    op = FusedAttentionBlock(num_heads, head_dim, qkv_bias is not None, cos is not None)
+    return graph._add(op, *graph._like(hidden, qkv_weight, out_weight, mask, qkv_bias, out_bias, cos, sin), **node)
 
-    __slots__ = ()
 
-    def gqa(
-        self,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        mask_kind: str = "none",
-        mask: Operand | None = None,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Attend with query heads that share heads of k and v; `mask` is for the kinds `custom` and `bias`."""
-        op = GroupedQueryAttention(num_heads, num_kv_heads, head_dim, *parse_mask_kind(mask_kind), scale, softcap)
-        return self._add(op, *self._like(q, k, v, mask), **node)
+@builder
+def shared_matmul_pair(graph: Graph, x: Operand, first: Operand, second: Operand) -> tuple[Value, Value]:
+    """Return x @ first and x @ second.
 
-    def fused_attention_block(
-        self,
-        hidden: Operand,
-        qkv_weight: Operand,
-        out_weight: Operand,
-        mask: Operand,
-        num_heads: int,
-        head_dim: int,
-        qkv_bias: Operand | None = None,
-        out_bias: Operand | None = None,
-        cos: Operand | None = None,
-        sin: Operand | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Project, rotate if tables are given, attend, and project back; biases and tables come in pairs."""
-        pairs = ((qkv_bias, out_bias), (cos, sin))
-        if any((first is None) != (second is None) for first, second in pairs):
-            raise GraphVerifyError("fused_attention_block takes both biases or none, and both tables or none")
-        op = FusedAttentionBlock(num_heads, head_dim, qkv_bias is not None, cos is not None)
-        return self._add(op, *self._like(hidden, qkv_weight, out_weight, mask, qkv_bias, out_bias, cos, sin), **node)
+    They stay two products, because one product with joined weights would keep a second copy of both.
+    """
+    value = graph._as_value(x)
+    left, right = (graph._add(MatMul(), *graph._pair(value, weight)) for weight in (first, second))
+    return left, right
 
-    def axial_rope2d(
-        self,
-        x: Operand,
-        end_x: int,
-        end_y: int,
-        head_dim: int,
-        num_heads: int,
-        theta: float = 10000.0,
-        repeat_factor: int = 1,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Rotate the heads of a grid of tokens, half of each by the column and half by the row."""
-        op = AxialRope2d(end_x, end_y, head_dim, num_heads, float(theta), repeat_factor)
-        return self._add(op, x, **node)
 
-    def linear_bias(self, x: Operand, weight: Operand, bias: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Return x @ weight + bias."""
-        return self.linear_fused(x, weight, bias, **node)
+@builder
+def swiglu_ffn(graph: Graph, x: Operand, up: Operand, gate: Operand, down: Operand) -> Value:
+    """Return ((x @ up) * silu(x @ gate)) @ down."""
+    raised, gated = graph.shared_matmul_pair(x, up, gate)
+    mixed = graph._add(Binary("mul"), raised, graph._add(Activation("silu"), gated))
+    return graph._add(MatMul(), *graph._pair(mixed, down))
 
-    def linear_bias_act(
-        self, x: Operand, weight: Operand, bias: Operand, activation: str, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Return activation(x @ weight + bias)."""
-        return self.linear_fused(x, weight, bias, activation, **node)
 
-    def linear_fused(
-        self, x: Operand, weight: Operand, bias: Operand, activation: str | None = None, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Return activation(x @ weight + bias) as one op."""
-        return self._add(FusedMatMulBiasAct(activation), *self._like(x, weight, bias), **node)
-
-    def shared_matmul_pair(self, x: Operand, first: Operand, second: Operand) -> tuple[Value, Value]:
-        """Return x @ first and x @ second.
-
-        They stay two products, because one product with joined weights would keep a second copy of both.
-        """
-        value = self._as_value(x)
-        left, right = (self._add(MatMul(), *self._pair(value, weight)) for weight in (first, second))
-        return left, right
-
-    def swiglu_ffn(self, x: Operand, up: Operand, gate: Operand, down: Operand) -> Value:
-        """Return ((x @ up) * silu(x @ gate)) @ down."""
-        raised, gated = self.shared_matmul_pair(x, up, gate)
-        mixed = self._add(Binary("mul"), raised, self._add(Activation("silu"), gated))
-        return self._add(MatMul(), *self._pair(mixed, down))
-
-    def fused_swiglu_ffn(self, x: Operand, up_gate: Operand, down: Operand, gate_first: bool = False) -> Value:
-        """Return (up * silu(gate)) @ down, where up and gate are the halves of x @ up_gate."""
-        both = self._add(MatMul(), *self._pair(self._as_value(x), up_gate))
-        return self._add(MatMul(), *self._pair(self._add(FusedSwiGLU(gate_first), both), down))
-
-    def fused_conv_bias_act(
-        self,
-        x: Operand,
-        weight: Operand,
-        bias: Operand,
-        activation: str | None = None,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Return activation(conv2d(x, weight) + bias) as one op."""
-        return self._add(
-            FusedConvBiasAct(activation, *window(stride, padding, dilation), groups),
-            *self._like(x, weight, bias),
-            **node,
-        )
-
-    def ada_layer_norm(
-        self, x: Operand, scale: Operand, shift: Operand, eps: float = 1e-5, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Normalise along the last axis, then multiply by 1 + scale and add shift."""
-        return self._add(AdaLayerNorm(eps), *self._like(x, scale, shift), **node)
-
-    def gated_residual(self, x: Operand, gate: Operand, y: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Return x + gate * y."""
-        return self._add(GatedResidual(), *self._like(x, gate, y), **node)
-
-    def softmax_cross_entropy_with_logits(self, logits: Operand, labels: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Return the loss of each row of logits for its label."""
-        return self._add(SoftmaxCrossEntropyWithLogits(), logits, labels, **node)
+@builder
+def fused_swiglu_ffn(graph: Graph, x: Operand, up_gate: Operand, down: Operand, gate_first: bool = False) -> Value:
+    """Return (up * silu(gate)) @ down, where up and gate are the halves of x @ up_gate."""
+    both = graph._add(MatMul(), *graph._pair(graph._as_value(x), up_gate))
+    return graph._add(MatMul(), *graph._pair(graph._add(FusedSwiGLU(gate_first), both), down))

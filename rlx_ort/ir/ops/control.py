@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields
-from typing import TYPE_CHECKING, TypeAlias, Unpack
+from typing import TypeAlias, Unpack
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import GraphCore, Value
+from rlx_ort.ir.building import builder
+from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, tensor_input
-from rlx_ort.ir.ops.leaf import Input, LeafBuilders, NodeArgs, Operand, Param
+from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.ops.onnx import AttributeValue
 from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
 
 Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
 """A body for the builders: a graph, or a function `(graph, *inputs)` that builds one and returns results."""
@@ -27,9 +25,9 @@ Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
 
 def as_body(body: Body, inputs: Iterable[tuple[str, ValueType]], name: str) -> Graph:
     """Return a body as a graph; a function is called with a new graph that has the named inputs."""
-    if isinstance(body, GraphCore):
+    if isinstance(body, Graph):
         return body
-    graph = GraphCore.graph_class(name)
+    graph = Graph(name)
     leaves = [graph.add_node(Input(label, kind), (), name=label)[0] for label, kind in inputs]
     results = body(graph, *leaves)
     graph.outputs = [results] if isinstance(results, Value) else list(results)
@@ -83,7 +81,7 @@ class _Owner(Op):
     def bodies(self) -> tuple[Graph, ...]:
         """Return the bodies, in the order of the fields."""
         values = (getattr(self, item.name) for item in fields(self))
-        return tuple(value for value in values if isinstance(value, GraphCore.graph_class))
+        return tuple(value for value in values if isinstance(value, Graph))
 
 
 class If(_Owner):
@@ -270,133 +268,149 @@ class CustomFn(_Owner):
         return f"CustomFn({self.fwd.name!r})"
 
 
-class ControlBuilders(LeafBuilders):
-    """Builders of control flow. A body is a `Graph`, or a function `(graph, *inputs)` that builds one."""
+@builder
+def if_(
+    graph: Graph,
+    predicate: Operand,
+    then_body: Body,
+    else_body: Body,
+    captures: Sequence[Operand] = (),
+    *,
+    name: str | None = None,
+) -> Value:
+    """Return the result of `then_body` where the predicate holds, else of `else_body`; both get the captures.
 
-    __slots__ = ()
+    A predicate that may have more than one element chooses element by element, and both bodies run.
+    """
+    results = graph.if_multi(predicate, then_body, else_body, captures, name=name)
+    return _only(results, "the bodies return", "if_multi")
 
-    def if_(
-        self,
-        predicate: Operand,
-        then_body: Body,
-        else_body: Body,
-        captures: Sequence[Operand] = (),
-        *,
-        name: str | None = None,
-    ) -> Value:
-        """Return the result of `then_body` where the predicate holds, else of `else_body`; both get the captures.
 
-        A predicate that may have more than one element chooses element by element, and both bodies run.
-        """
-        results = self.if_multi(predicate, then_body, else_body, captures, name=name)
-        return _only(results, "the bodies return", "if_multi")
+@builder
+def if_multi(
+    graph: Graph,
+    predicate: Operand,
+    then_body: Body,
+    else_body: Body,
+    captures: Sequence[Operand] = (),
+    *,
+    name: str | None = None,
+) -> tuple[Value, ...]:
+    """Return the results of one of two bodies; see `if_`."""
+    values = [graph._as_value(item) for item in captures]
+    labels = _labelled("capture", values)
+    op = If(as_body(then_body, labels, "then"), as_body(else_body, labels, "else"))
+    test = graph._as_value(predicate).cast(DType.BOOL)
+    return graph.add_node(op, (test, *values), name=name)
 
-    def if_multi(
-        self,
-        predicate: Operand,
-        then_body: Body,
-        else_body: Body,
-        captures: Sequence[Operand] = (),
-        *,
-        name: str | None = None,
-    ) -> tuple[Value, ...]:
-        """Return the results of one of two bodies; see `if_`."""
-        values = [self._as_value(item) for item in captures]
-        labels = _labelled("capture", values)
-        op = If(as_body(then_body, labels, "then"), as_body(else_body, labels, "else"))
-        test = self._as_value(predicate).cast(DType.BOOL)
-        return self.add_node(op, (test, *values), name=name)
 
-    def while_(
-        self,
-        carries: Sequence[Operand],
-        cond: Body,
-        body: Body,
-        captures: Sequence[Operand] = (),
-        max_iterations: int | None = None,
-        *,
-        name: str | None = None,
-    ) -> tuple[Value, ...]:
-        """Repeat `body` while `cond` holds and return the carried values; both get the carries, then the captures."""
-        moving, fixed = [self._as_value(item) for item in carries], [self._as_value(item) for item in captures]
-        labels = [*_labelled("carry", moving), *_labelled("capture", fixed)]
-        op = While(as_body(cond, labels, "cond"), as_body(body, labels, "body"), len(moving), max_iterations)
-        return self.add_node(op, (*moving, *fixed), name=name)
+@builder
+def while_(
+    graph: Graph,
+    carries: Sequence[Operand],
+    cond: Body,
+    body: Body,
+    captures: Sequence[Operand] = (),
+    max_iterations: int | None = None,
+    *,
+    name: str | None = None,
+) -> tuple[Value, ...]:
+    """Repeat `body` while `cond` holds and return the carried values; both get the carries, then the captures."""
+    moving, fixed = [graph._as_value(item) for item in carries], [graph._as_value(item) for item in captures]
+    labels = [*_labelled("carry", moving), *_labelled("capture", fixed)]
+    op = While(as_body(cond, labels, "cond"), as_body(body, labels, "body"), len(moving), max_iterations)
+    return graph.add_node(op, (*moving, *fixed), name=name)
 
-    def scan(self, init: Operand, body: Body, length: int, **node: Unpack[NodeArgs]) -> Value:
-        """Apply `body` `length` times to `init` and return the last carried value."""
-        return self.scan_with_bcasts_and_xs(init, (), (), body, length, **node)
 
-    def scan_trajectory(self, init: Operand, body: Body, length: int, **node: Unpack[NodeArgs]) -> Value:
-        """Apply `body` `length` times and return every carried value `(length, ...)`, the first step's first."""
-        return self.scan_with_bcasts_and_xs(init, (), (), body, length, save_trajectory=True, **node)
+@builder
+def scan(graph: Graph, init: Operand, body: Body, length: int, **node: Unpack[NodeArgs]) -> Value:
+    """Apply `body` `length` times to `init` and return the last carried value."""
+    return graph.scan_with_bcasts_and_xs(init, (), (), body, length, **node)
 
-    def scan_checkpointed(
-        self, init: Operand, body: Body, length: int, num_checkpoints: int, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Apply `body` `length` times and return K rows of the trajectory, those at floor(t * length / K)."""
-        if num_checkpoints < 1:
-            raise GraphVerifyError(f"scan_checkpointed saves at least 1 row, got {num_checkpoints}")
-        return self.scan_with_bcasts_and_xs(init, (), (), body, length, num_checkpoints=num_checkpoints, **node)
 
-    def scan_with_xs(
-        self,
-        init: Operand,
-        xs: Sequence[Operand],
-        body: Body,
-        length: int,
-        save_trajectory: bool = False,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Apply `body` to the carried value and the rows of sequences `(length, ...)`, one row a step."""
-        return self.scan_with_bcasts_and_xs(init, (), xs, body, length, save_trajectory, **node)
+@builder
+def scan_trajectory(graph: Graph, init: Operand, body: Body, length: int, **node: Unpack[NodeArgs]) -> Value:
+    """Apply `body` `length` times and return every carried value `(length, ...)`, the first step's first."""
+    return graph.scan_with_bcasts_and_xs(init, (), (), body, length, save_trajectory=True, **node)
 
-    def scan_with_bcasts_and_xs(
-        self,
-        init: Operand,
-        bcasts: Sequence[Operand],
-        xs: Sequence[Operand],
-        body: Body,
-        length: int,
-        save_trajectory: bool = False,
-        num_checkpoints: int = 0,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Apply `body` to the carried value, values that stay the same, and rows of sequences; see `Scan`."""
-        carry = self._as_value(init)
-        whole, rows = [self._as_value(item) for item in bcasts], [self._as_value(item) for item in xs]
-        labels = [*_labelled("carry", [carry]), *_labelled("bcast", whole)]
-        labels += [(label, _row(kind)) for label, kind in _labelled("x", rows)]
-        graph = as_body(body, labels, "step")
-        op = Scan(graph, length, save_trajectory, len(whole), len(rows), num_checkpoints)
-        return self._add(op, carry, *whole, *rows, **node)
 
-    def custom_op(
-        self,
-        op_name: str,
-        inputs: Sequence[Operand],
-        types: Sequence[TensorType],
-        *,
-        domain: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
-        version: int = 1,
-        name: str | None = None,
-    ) -> tuple[Value, ...]:
-        """Add a kernel of a custom-op library and return its results, whose types are given."""
-        op = Custom(op_name, domain, tuple(types), dict(attributes or {}), version)
-        return self.add_node(op, [self._as_value(item) for item in inputs], name=name or op_name.lower())
+@builder
+def scan_checkpointed(
+    graph: Graph, init: Operand, body: Body, length: int, num_checkpoints: int, **node: Unpack[NodeArgs]
+) -> Value:
+    """Apply `body` `length` times and return K rows of the trajectory, those at floor(t * length / K)."""
+    if num_checkpoints < 1:
+        raise GraphVerifyError(f"scan_checkpointed saves at least 1 row, got {num_checkpoints}")
+    return graph.scan_with_bcasts_and_xs(init, (), (), body, length, num_checkpoints=num_checkpoints, **node)
 
-    def custom_fn(self, inputs: Sequence[Operand], fwd_body: Body, *, name: str | None = None) -> Value:
-        """Apply a function with one result: a graph, or a Python function `(graph, *inputs)` that builds one."""
-        return _only(self.custom_fn_multi(inputs, fwd_body, name=name), "the function returns", "custom_fn_multi")
 
-    def custom_fn_multi(
-        self, inputs: Sequence[Operand], fwd_body: Body, *, name: str | None = None
-    ) -> tuple[Value, ...]:
-        """Apply a function and return all its results; see `custom_fn`."""
-        values = [self._as_value(item) for item in inputs]
-        labels: list[tuple[str, ValueType]] = [(f"x{index}", value.type) for index, value in enumerate(values)]
-        return self.add_node(CustomFn(as_body(fwd_body, labels, "fn")), values, name=name)
+@builder
+def scan_with_xs(
+    graph: Graph,
+    init: Operand,
+    xs: Sequence[Operand],
+    body: Body,
+    length: int,
+    save_trajectory: bool = False,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    """Apply `body` to the carried value and the rows of sequences `(length, ...)`, one row a step."""
+    return graph.scan_with_bcasts_and_xs(init, (), xs, body, length, save_trajectory, **node)
+
+
+@builder
+def scan_with_bcasts_and_xs(
+    graph: Graph,
+    init: Operand,
+    bcasts: Sequence[Operand],
+    xs: Sequence[Operand],
+    body: Body,
+    length: int,
+    save_trajectory: bool = False,
+    num_checkpoints: int = 0,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    """Apply `body` to the carried value, values that stay the same, and rows of sequences; see `Scan`."""
+    carry = graph._as_value(init)
+    whole, rows = [graph._as_value(item) for item in bcasts], [graph._as_value(item) for item in xs]
+    labels = [*_labelled("carry", [carry]), *_labelled("bcast", whole)]
+    labels += [(label, _row(kind)) for label, kind in _labelled("x", rows)]
+    step = as_body(body, labels, "step")
+    op = Scan(step, length, save_trajectory, len(whole), len(rows), num_checkpoints)
+    return graph._add(op, carry, *whole, *rows, **node)
+
+
+@builder
+def custom_op(
+    graph: Graph,
+    op_name: str,
+    inputs: Sequence[Operand],
+    types: Sequence[TensorType],
+    *,
+    domain: str,
+    attributes: Mapping[str, AttributeValue] | None = None,
+    version: int = 1,
+    name: str | None = None,
+) -> tuple[Value, ...]:
+    """Add a kernel of a custom-op library and return its results, whose types are given."""
+    op = Custom(op_name, domain, tuple(types), dict(attributes or {}), version)
+    return graph.add_node(op, [graph._as_value(item) for item in inputs], name=name or op_name.lower())
+
+
+@builder
+def custom_fn(graph: Graph, inputs: Sequence[Operand], fwd_body: Body, *, name: str | None = None) -> Value:
+    """Apply a function with one result: a graph, or a Python function `(graph, *inputs)` that builds one."""
+    return _only(graph.custom_fn_multi(inputs, fwd_body, name=name), "the function returns", "custom_fn_multi")
+
+
+@builder
+def custom_fn_multi(
+    graph: Graph, inputs: Sequence[Operand], fwd_body: Body, *, name: str | None = None
+) -> tuple[Value, ...]:
+    """Apply a function and return all its results; see `custom_fn`."""
+    values = [graph._as_value(item) for item in inputs]
+    labels: list[tuple[str, ValueType]] = [(f"x{index}", value.type) for index, value in enumerate(values)]
+    return graph.add_node(CustomFn(as_body(fwd_body, labels, "fn")), values, name=name)
 
 
 def _labelled(label: str, values: Sequence[Value]) -> list[tuple[str, ValueType]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
-from rlx_ort.ir.op import Op, Sizes, counts, named, pair
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.op import Op, Sizes, named, pair
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 POOLS = ("max", "mean", "sum", "min")
@@ -27,7 +25,7 @@ class _Conv(Op, operands="x:float weight bias?"):
         return TensorType(self.same_dtype(x, weight, *bias), shape)
 
 
-class Conv2d(_Conv):
+class Conv2d(_Conv, builder="conv2d x weight bias stride padding dilation groups * kernel"):
     """A cross-correlation with a weight `(C_out, C_in / groups, kH, kW)` and perhaps a bias `(C_out,)`.
 
     `stride`, `padding` and `dilation` are for height and width; the padding is zeros on both sides, and the dilation is
@@ -40,19 +38,23 @@ class Conv2d(_Conv):
     groups: int = 1
 
 
-class Conv3d(_Conv):
+class Conv3d(_Conv, builder="conv3d"):
     """A cross-correlation of a volume with a weight `(C_out, C_in / groups, kD, kH, kW)` and perhaps a bias.
 
     The attributes are those of `Conv2d`, with one number each for depth, height and width.
     """
 
-    stride: tuple[int, ...] = (1, 1, 1)
-    padding: tuple[int, ...] = (0, 0, 0)
-    dilation: tuple[int, ...] = (1, 1, 1)
+    stride: tuple[int, int, int] = (1, 1, 1)
+    padding: tuple[int, int, int] = (0, 0, 0)
+    dilation: tuple[int, int, int] = (1, 1, 1)
     groups: int = 1
 
 
-class ConvTranspose2d(Op, operands="x:float weight bias?"):
+class ConvTranspose2d(
+    Op,
+    operands="x:float weight bias?",
+    builder="conv_transpose2d x weight bias stride padding output_padding dilation groups * kernel",
+):
     """The transpose of a convolution, with a weight `(C_in, C_out / groups, kH, kW)` and perhaps a bias.
 
     The attributes are those of the convolution, whose padding is cut off here; `output_padding` is how many rows and
@@ -69,6 +71,11 @@ class ConvTranspose2d(Op, operands="x:float weight bias?"):
         image, taps = self.expect_rank(x, (4,), "x"), self.expect_rank(weight, (4,), "weight")
         self.expect_dim(image[1], taps[0], "the number of input channels")
         _check_groups(self, taps[0], self.groups)
+        if any(more >= max(pair) for more, *pair in zip(self.output_padding, self.stride, self.dilation, strict=True)):
+            raise GraphVerifyError(
+                f"ConvTranspose2d needs an output_padding below its stride {self.stride} or dilation {self.dilation}, "
+                f"got {self.output_padding}"
+            )
         channels = taps[1] * self.groups if isinstance(taps[1], int) else None
         expect_bias(self, bias, channels)
         dtype = self.same_dtype(x, weight, *bias)
@@ -82,7 +89,7 @@ class ConvTranspose2d(Op, operands="x:float weight bias?"):
         return TensorType(dtype, Shape((image[0], channels, *sizes)))
 
 
-class Pool(Op, operands="x:float"):
+class Pool(Op, operands="x:float", builder="pool kind:function x kernel stride padding"):
     """The largest, mean, sum or smallest element of each window.
 
     `max` and `min` ignore padding; `mean` counts it as zeros and divides by the whole window.
@@ -101,7 +108,7 @@ class Pool(Op, operands="x:float"):
         return TensorType(x.dtype, Shape((*shape[:2], *sizes)))
 
 
-class ResizeNearest2x(Op, operands="x"):
+class ResizeNearest2x(Op, operands="x", builder="resize_nearest_2x"):
     """Each pixel doubled in height and width."""
 
     def _result(self, x: TensorType) -> TensorType:
@@ -110,7 +117,7 @@ class ResizeNearest2x(Op, operands="x"):
         return TensorType(x.dtype, Shape((*shape[:2], *doubled)))
 
 
-class Im2Col(Op, operands="x:float"):
+class Im2Col(Op, operands="x:float", builder="im2col"):
     """The windows of an `(N, C, H, W)` image as columns, `(N, C * kH * kW, windows)`, zeros in the padding.
 
     `kernel` is the height and width of a window; the other attributes are those of `Conv2d`.
@@ -137,7 +144,7 @@ class Im2Col(Op, operands="x:float"):
         return TensorType(x.dtype, Shape((shape[0], channels * math.prod(self.kernel), rows * columns)))
 
 
-class Interpolate(Op, operands="x:float"):
+class Interpolate(Op, operands="x:float", builder="interpolate"):
     """An `(N, C, ...)` tensor resized to other spatial sizes.
 
     `nearest` takes element floor(i * old / new). `linear` and `cubic` (coefficient -0.75) treat elements as areas
@@ -217,104 +224,3 @@ def _positive(op: Op, size: int) -> int:
 def window(stride: Sizes, padding: Sizes, dilation: Sizes) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
     """Return stride, padding and dilation of an image window, each as (height, width)."""
     return pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)
-
-
-class ConvBuilders(LeafBuilders):
-    """Builders of the ops on images and volumes. Window attributes take one number, or one for each axis."""
-
-    __slots__ = ()
-
-    def conv2d(
-        self,
-        x: Operand,
-        weight: Operand,
-        bias: Operand | None = None,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        *,
-        kernel: Sizes | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Convolve `(N, C, H, W)` with a weight `(C_out, C / groups, kH, kW)`; `kernel`, if given, is checked."""
-        return self._conv(Conv2d(*window(stride, padding, dilation), groups), x, weight, bias, kernel, **node)
-
-    def conv_transpose2d(
-        self,
-        x: Operand,
-        weight: Operand,
-        bias: Operand | None = None,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        output_padding: Sizes = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        *,
-        kernel: Sizes | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Apply the transpose of a convolution, with a weight `(C, C_out / groups, kH, kW)`."""
-        step, pad, gap = window(stride, padding, dilation)
-        op = ConvTranspose2d(step, pad, pair("output_padding", output_padding), gap, groups)
-        return self._conv(op, x, weight, bias, kernel, **node)
-
-    def pool(
-        self, kind: str, x: Operand, kernel: Sizes, stride: Sizes = 1, padding: Sizes = 0, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Pool windows by name (`POOLS`)."""
-        op = Pool(kind, pair("kernel", kernel, 1), pair("stride", stride, 1), pair("padding", padding))
-        return self._add(op, x, **node)
-
-    def resize_nearest_2x(self, x: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Double each pixel in height and width."""
-        return self._add(ResizeNearest2x(), x, **node)
-
-    def _conv(
-        self, op: Op, x: Operand, weight: Operand, bias: Operand | None, kernel: Sizes | None, **node: Unpack[NodeArgs]
-    ) -> Value:
-        values = self._like(x, weight, bias)
-        if kernel is not None and tuple(values[1].shape[2:]) != pair("kernel", kernel, 1):
-            raise GraphVerifyError(
-                f"{op.kind} is declared with kernel {kernel}, its weight has shape {values[1].shape}"
-            )
-        return self._add(op, *values, **node)
-
-    def conv3d(
-        self,
-        x: Operand,
-        weight: Operand,
-        bias: Operand | None = None,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Convolve `(N, C, D, H, W)` with a weight `(C_out, C / groups, kD, kH, kW)`."""
-        step, pad = counts("stride", stride, 3, 1), counts("padding", padding, 3)
-        op = Conv3d(step, pad, counts("dilation", dilation, 3, 1), groups)
-        return self._add(op, *self._like(x, weight, bias), **node)
-
-    def im2col(
-        self,
-        x: Operand,
-        kernel: Sizes,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Return the windows of an image as columns."""
-        return self._add(Im2Col(pair("kernel", kernel, 1), *window(stride, padding, dilation)), x, **node)
-
-    def interpolate(
-        self,
-        x: Operand,
-        sizes: Sequence[int],
-        mode: str = "nearest",
-        align_corners: bool = False,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Resize the dimensions after the channels (`RESIZE_MODES`)."""
-        return self._add(Interpolate(tuple(sizes), mode, align_corners), x, **node)

@@ -22,14 +22,11 @@ half first. In `nvfp4_block` column 2j is the low half.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat
 from rlx_ort.ir.op import Op, OpTypes, known_shape, named
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _BLOCK_SCHEMES = ("int8_block", "int8_block_asym", "int4_block")
@@ -48,7 +45,13 @@ _ROLES = {
 }
 
 
-class DequantMatMul(Op, operands="x:float w scale? extra?"):
+class DequantMatMul(
+    Op,
+    operands="x:float w:own scale:own? extra:own?",
+    builder="dequant_matmul x w_q scale! zero_point scheme block * packed; "
+    "dequant_matmul_nvfp4 x w_q scale! global_scale! scheme=nvfp4_block; "
+    "dequant_matmul_packed x data scheme * packed",
+):
     """x times a packed weight; see the table of schemes.
 
     `block` is the number of rows of the weight that share a scale, for the block schemes; None for the others. If
@@ -146,7 +149,9 @@ class DequantMatMul(Op, operands="x:float w scale? extra?"):
         return TensorType(x.dtype, Shape((*known_shape(self, x, "x")[:-1], n)))
 
 
-class DequantGroupedMatMul(Op, operands="x:float bytes experts:indices"):
+class DequantGroupedMatMul(
+    Op, operands="x:float bytes:own experts:indices", builder="dequant_grouped_matmul x data experts scheme"
+):
     """Row i of x times the packed weight of expert `experts[i]`: x `(M, K)`, bytes, experts `(M,)`.
 
     The bytes are u8 `(E, N, row bytes)` or `(E, N * row bytes)`, in a GGUF format. With up to E rows,
@@ -174,7 +179,7 @@ class DequantGroupedMatMul(Op, operands="x:float bytes experts:indices"):
         return TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n)))
 
 
-class DequantMoEWeights(Op, operands="bytes"):
+class DequantMoEWeights(Op, operands="bytes", builder="dequant_moe_weights data scheme"):
     """The packed weights of all experts as f32 `(E, K, N)`, from bytes u8 `(E, N, row bytes)` in a GGUF format."""
 
     scheme: str = named("GGUF format", GGUF_FORMATS)
@@ -219,7 +224,7 @@ def _rows(op: Op, kind: BlockFormat, k: int, dims: Sequence[Dim], where: str) ->
     return total // row
 
 
-class GroupedMatMul(Op, operands="x w experts:indices"):
+class GroupedMatMul(Op, operands="x w experts:indices", builder="grouped_matmul"):
     """Row i of x `(M, K)` times matrix `experts[i]` of w `(E, K, N)`; experts `(M,)` are 0 to E - 1.
 
     If M is known and at most E, each row gets a copy of its matrix: M * K * N elements of memory. Otherwise a loop
@@ -235,7 +240,7 @@ class GroupedMatMul(Op, operands="x w experts:indices"):
         return TensorType(dtype, Shape((rows, n)))
 
 
-class ScatterAdd(Op, operands="updates indices:indices"):
+class ScatterAdd(Op, operands="updates indices:indices", builder="scatter_add"):
     """Zeros with `rows` rows, with `updates[i]` added to row `indices[i]`: updates `(U, ...)`, indices `(U,)`."""
 
     rows: Dim
@@ -252,54 +257,3 @@ class ScatterAdd(Op, operands="updates indices:indices"):
 def _expect_places(op: Op, places: TensorType, name: str, count: Dim) -> None:
     (size,) = op.expect_rank(places, (1,), name)
     op.expect_dim(size, count, f"the number of {name}, one for each row,")
-
-
-class DequantBuilders(LeafBuilders):
-    """Builders of the products with packed weights, and of mixtures of experts."""
-
-    __slots__ = ()
-
-    def dequant_matmul(
-        self,
-        x: Operand,
-        w_q: Operand,
-        scale: Operand,
-        zero_point: Operand | None,
-        scheme: str,
-        block: int | None = None,
-        *,
-        packed: bool = False,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Multiply by a weight that is packed with scales; see the table of schemes."""
-        return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, **node)
-
-    def dequant_matmul_nvfp4(
-        self, x: Operand, w_q: Operand, scale: Operand, global_scale: Operand, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Multiply by a weight of 4-bit floats with a scale for 16 rows and one for all."""
-        return self._add(DequantMatMul("nvfp4_block"), x, w_q, scale, global_scale, **node)
-
-    def dequant_matmul_packed(
-        self, x: Operand, data: Operand, scheme: str, *, packed: bool = False, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Multiply by a weight whose rows, one for each column of the result, are GGUF blocks."""
-        return self._add(DequantMatMul(scheme, None, packed), x, data, **node)
-
-    def dequant_grouped_matmul(
-        self, x: Operand, data: Operand, experts: Operand, scheme: str, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Multiply each row by the packed weight of its expert."""
-        return self._add(DequantGroupedMatMul(scheme), x, data, experts, **node)
-
-    def dequant_moe_weights(self, data: Operand, scheme: str, **node: Unpack[NodeArgs]) -> Value:
-        """Return the packed weights of all experts as f32 `(E, K, N)`."""
-        return self._add(DequantMoEWeights(scheme), data, **node)
-
-    def grouped_matmul(self, x: Operand, w: Operand, experts: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Multiply each row of x by the matrix of its expert; float experts drop their fraction."""
-        return self._add(GroupedMatMul(), *self._like(x, w), experts, **node)
-
-    def scatter_add(self, updates: Operand, indices: Operand, rows: Dim, **node: Unpack[NodeArgs]) -> Value:
-        """Return zeros with each row added at its index; float indices drop their fraction."""
-        return self._add(ScatterAdd(rows), updates, indices, **node)

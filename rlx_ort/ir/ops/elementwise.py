@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.building import add_builders, builder, preset
+from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, named
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.types import TensorType
 
 ACTIVATIONS = (
@@ -32,7 +32,7 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 """Names of the comparisons; `== != < <= > >=` are accepted as well."""
 
 
-class Activation(Op, operands="x"):
+class Activation(Op, operands="x", builder="activation kind:function x"):
     """A function of each element.
 
     `gelu` is the exact form with erf, `gelu_approx` the tanh form, `round` rounds half to even, `hard_sigmoid` is
@@ -47,11 +47,13 @@ class Activation(Op, operands="x"):
             self.expect_float(x, "x")
 
 
-class Binary(Op, operands="lhs rhs"):
+class Binary(Op, operands="lhs rhs", builder="binary op:function lhs rhs"):
     """A function of two elements of one dtype.
 
     Integer `div` drops the fraction, `mod` has the sign of the dividend, `shr` of a signed integer keeps its sign.
     """
+
+    promotes = True
 
     function: str = named("binary op", BINARIES, aliases=_SYMBOLS)
 
@@ -71,8 +73,10 @@ class Binary(Op, operands="lhs rhs"):
         return result
 
 
-class Compare(Op, operands="lhs rhs"):
+class Compare(Op, operands="lhs rhs", builder="compare op:function lhs rhs"):
     """A comparison of two elements of one dtype; the result is bool."""
+
+    promotes = True
 
     function: str = named("comparison", COMPARISONS, aliases=_SYMBOLS)
 
@@ -99,7 +103,7 @@ class Cast(Op, operands="x"):
         return TensorType(self.to, x.shape)
 
 
-class Clamp(Op, operands="x:number"):
+class Clamp(Op, operands="x:number", builder="clamp x low high"):
     """Each element clamped to bounds; None for no bound."""
 
     low: float | None = None
@@ -113,7 +117,7 @@ class Fma(Op, operands="a b c"):
         return _broadcast_type(self, a, b, c)
 
 
-class StopGradient(Op, operands="x"):
+class StopGradient(Op, operands="x", builder="stop_gradient"):
     """The input unchanged; a marker for training frameworks."""
 
 
@@ -121,69 +125,50 @@ def _broadcast_type(op: Op, *operands: TensorType) -> TensorType:
     return TensorType(op.same_dtype(*operands), op.broadcast([value.shape for value in operands]))
 
 
-class ElementwiseBuilders(LeafBuilders):
-    """Builders of the elementwise ops. Operands of two dtypes are cast to the one `promote` names."""
+@builder
+def where_(graph: Graph, condition: Operand, then: Operand, otherwise: Operand, **node: Unpack[NodeArgs]) -> Value:
+    """Return `then` where the condition is not zero, `otherwise` elsewhere."""
+    chosen = graph._as_value(condition).cast(DType.BOOL)
+    return graph._add(Where(), chosen, *graph._pair(then, otherwise), **node)
 
-    __slots__ = ()
 
-    def activation(self, kind: str, x: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Apply an activation by name (`ACTIVATIONS`)."""
-        return self._add(Activation(kind), x, **node)
+@builder
+def cast(graph: Graph, x: Operand, to: DType | str, **node: Unpack[NodeArgs]) -> Value:
+    """Convert to a dtype; a value that already has it is returned unchanged."""
+    value, dtype = graph._as_value(x), DType.parse(to)
+    return value if value.dtype is dtype else graph._add(Cast(dtype), value, **node)
 
-    def binary(self, op: str, lhs: Operand, rhs: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Apply a binary op by name or symbol (`BINARIES`)."""
-        return self._add(Binary(op), *self._pair(lhs, rhs), **node)
 
-    def compare(self, op: str, lhs: Operand, rhs: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Compare by name or symbol (`COMPARISONS`); the result is bool."""
-        return self._add(Compare(op), *self._pair(lhs, rhs), **node)
+@builder
+def fma(graph: Graph, a: Operand, b: Operand, c: Operand, **node: Unpack[NodeArgs]) -> Value:
+    """Return a * b + c."""
+    left, right = graph._pair(a, b)
+    left, addend = graph._pair(left, c)
+    return graph._add(Fma(), left, right.cast(left.dtype), addend, **node)
 
-    def where_(self, condition: Operand, then: Operand, otherwise: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Return `then` where the condition is not zero, `otherwise` elsewhere."""
-        chosen = self._as_value(condition).cast(DType.BOOL)
-        return self._add(Where(), chosen, *self._pair(then, otherwise), **node)
 
-    def cast(self, x: Operand, to: DType | str, **node: Unpack[NodeArgs]) -> Value:
-        """Convert to a dtype; a value that already has it is returned unchanged."""
-        value, dtype = self._as_value(x), DType.parse(to)
-        return value if value.dtype is dtype else self._add(Cast(dtype), value, **node)
-
-    def clamp(self, x: Operand, low: float | None = None, high: float | None = None, **node: Unpack[NodeArgs]) -> Value:
-        """Clamp each element to bounds."""
-        return self._add(Clamp(low, high), x, **node)
-
-    def fma(self, a: Operand, b: Operand, c: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Return a * b + c."""
-        left, right = self._pair(a, b)
-        left, addend = self._pair(left, c)
-        return self._add(Fma(), left, right.cast(left.dtype), addend, **node)
-
-    def stop_gradient(self, x: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Return the value unchanged, marked for training frameworks."""
-        return self._add(StopGradient(), x, **node)
-
-    add = preset(binary, "add", "Return lhs + rhs.")
-    sub = preset(binary, "sub", "Return lhs - rhs.")
-    mul = preset(binary, "mul", "Return lhs * rhs.")
-    div = preset(binary, "div", "Return lhs / rhs; integers drop the fraction.")
-    maximum = preset(binary, "max", "Return the larger element.")
-    minimum = preset(binary, "min", "Return the smaller element.")
-    pow = preset(binary, "pow", "Return lhs to the power of rhs.")
-    eq_ = preset(compare, "eq", "Return lhs == rhs.")
-    ne_ = preset(compare, "ne", "Return lhs != rhs.")
-    lt_ = preset(compare, "lt", "Return lhs < rhs.")
-    le_ = preset(compare, "le", "Return lhs <= rhs.")
-    gt_ = preset(compare, "gt", "Return lhs > rhs.")
-    ge_ = preset(compare, "ge", "Return lhs >= rhs.")
-    gelu = preset(activation, "gelu", "Apply GELU, exact form.")
-    gelu_approx = preset(activation, "gelu_approx", "Apply GELU, tanh form.")
-    silu = preset(activation, "silu", "Return x * sigmoid(x).")
-    relu = preset(activation, "relu", "Return max(x, 0).")
-    sigmoid = preset(activation, "sigmoid", "Return 1 / (1 + exp(-x)).")
-    tanh = preset(activation, "tanh", "Return the hyperbolic tangent.")
-    exp = preset(activation, "exp", "Return e to the power of x.")
-    log = preset(activation, "log", "Return the natural logarithm.")
-    sqrt = preset(activation, "sqrt", "Return the square root.")
-    rsqrt = preset(activation, "rsqrt", "Return 1 / sqrt(x).")
-    neg = preset(activation, "neg", "Return -x.")
-    abs = preset(activation, "abs", "Return the absolute value.")
+add_builders(Activation, Binary, Compare)
+preset(Graph.binary, "add", add="Return lhs + rhs.")
+preset(Graph.binary, "sub", sub="Return lhs - rhs.")
+preset(Graph.binary, "mul", mul="Return lhs * rhs.")
+preset(Graph.binary, "div", div="Return lhs / rhs; integers drop the fraction.")
+preset(Graph.binary, "max", maximum="Return the larger element.")
+preset(Graph.binary, "min", minimum="Return the smaller element.")
+preset(Graph.binary, "pow", pow="Return lhs to the power of rhs.")
+for _name, _symbol in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
+    preset(Graph.compare, _name, **{f"{_name}_": f"Return lhs {_symbol} rhs."})
+for _name, _doc in {
+    "gelu": "Apply GELU, exact form.",
+    "gelu_approx": "Apply GELU, tanh form.",
+    "silu": "Return x * sigmoid(x).",
+    "relu": "Return max(x, 0).",
+    "sigmoid": "Return 1 / (1 + exp(-x)).",
+    "tanh": "Return the hyperbolic tangent.",
+    "exp": "Return e to the power of x.",
+    "log": "Return the natural logarithm.",
+    "sqrt": "Return the square root.",
+    "rsqrt": "Return 1 / sqrt(x).",
+    "neg": "Return -x.",
+    "abs": "Return the absolute value.",
+}.items():
+    preset(Graph.activation, _name, **{_name: _doc})

@@ -7,30 +7,29 @@ NaN, because ONNX cannot raise an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Unpack
-
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, join_dims, known_shape, named
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
-from rlx_ort.ir.types import Dim, Shape, TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 
-class MatMul(Op, operands="lhs rhs"):
+class MatMul(Op, operands="lhs rhs", builder="matmul; matmul_with_shape lhs rhs out_shape! dtype!"):
     """`[..., M, K] @ [..., K, N]`, leading dimensions broadcast."""
+
+    promotes = True
 
     def _result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         return _product(self, lhs, rhs, ("lhs", "rhs"))
 
 
-class DotGeneral(Op, operands="lhs rhs"):
+class DotGeneral(Op, operands="lhs rhs", builder="dot_general"):
     """A contraction over any axes: the result has the batch axes, the other axes of lhs, then those of rhs.
 
     Contracting axes are summed over, batch axes are kept side by side; those of lhs and rhs are paired in order.
     """
+
+    promotes = True
 
     lhs_contracting: tuple[int, ...]
     rhs_contracting: tuple[int, ...]
@@ -63,7 +62,12 @@ class DotGeneral(Op, operands="lhs rhs"):
         return TensorType(dtype, Shape([*batch, *(left[i] for i in left_free), *(right[j] for j in right_free)]))
 
 
-class FusedMatMulBiasAct(Op, operands="x weight bias"):
+class FusedMatMulBiasAct(
+    Op,
+    operands="x weight bias",
+    builder="linear_fused; linear_bias x weight bias; linear_bias_act x weight bias activation!; "
+    "fused_matmul_bias_act input weight bias out_shape dtype activation",
+):
     """act(x @ w + bias); the bias runs along the last dimension."""
 
     activation: str | None = named("activation", ACTIVATIONS, default=None)
@@ -79,7 +83,7 @@ class FusedMatMulBiasAct(Op, operands="x weight bias"):
         return result
 
 
-class LoraMatMul(Op, operands="x:float w a b"):
+class LoraMatMul(Op, operands="x:float w a b", builder="lora_matmul x w a b scale out_shape dtype"):
     """x @ w + scale * ((x @ a) @ b): a weight with a low-rank correction."""
 
     scale: float = 1.0
@@ -113,6 +117,8 @@ def _product(op: Op, lhs: TensorType, rhs: TensorType, names: tuple[str, str]) -
 class _Solve(Op, operands="a:float b"):
     """Base of the solvers of A x = b; x has the type of b."""
 
+    promotes = True
+
     batched = False
 
     def _result(self, a: TensorType, b: TensorType) -> TensorType:
@@ -135,88 +141,14 @@ class _Solve(Op, operands="a:float b"):
         return b
 
 
-class DenseSolve(_Solve):
+class DenseSolve(_Solve, builder="dense_solve a b out_shape dtype"):
     """The x of A x = b, for A `(N, N)` and b `(N,)` or `(N, K)`."""
 
 
-class BatchedDenseSolve(_Solve):
+class BatchedDenseSolve(_Solve, builder="batched_dense_solve a b out_shape dtype"):
     """The x of A x = b for each of a batch, for A `(..., N, N)` and b `(..., N)` or `(..., N, K)`.
 
     b of the rank of A is `(..., N, K)`, b of one rank less is `(..., N)`; the batch is the same on both sides.
     """
 
     batched = True
-
-
-def _solved(
-    self: LinalgBuilders,
-    op: _Solve,
-    a: Operand,
-    b: Operand,
-    out_shape: Iterable[Dim] | None = None,
-    dtype: DType | str | None = None,
-    *,
-    name: str | None = None,
-) -> Value:
-    return self._add(op, *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)
-
-
-class LinalgBuilders(LeafBuilders):
-    """Builders of matrix products and solvers."""
-
-    __slots__ = ()
-
-    def matmul(self, lhs: Operand, rhs: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Multiply matrices, `[..., M, K] @ [..., K, N]`."""
-        return self._add(MatMul(), *self._pair(lhs, rhs), **node)
-
-    def matmul_with_shape(self, lhs: Operand, rhs: Operand, out_shape: Iterable[Dim], dtype: DType | str) -> Value:
-        """Multiply matrices and check the result against a declared shape and dtype."""
-        return self._add(MatMul(), *self._pair(lhs, rhs), shape=out_shape, dtype=dtype)
-
-    def dot_general(
-        self,
-        lhs: Operand,
-        rhs: Operand,
-        lhs_contracting: Sequence[int],
-        rhs_contracting: Sequence[int],
-        lhs_batch: Sequence[int] = (),
-        rhs_batch: Sequence[int] = (),
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Contract any axes; see `DotGeneral` for the order of the result's."""
-        op = DotGeneral(tuple(lhs_contracting), tuple(rhs_contracting), tuple(lhs_batch), tuple(rhs_batch))
-        return self._add(op, *self._pair(lhs, rhs), **node)
-
-    def fused_matmul_bias_act(
-        self,
-        input: Operand,
-        weight: Operand,
-        bias: Operand,
-        out_shape: Iterable[Dim] | None = None,
-        dtype: DType | str | None = None,
-        activation: str | None = None,
-        *,
-        name: str | None = None,
-    ) -> Value:
-        """Return activation(input @ weight + bias)."""
-        op = FusedMatMulBiasAct(activation)
-        return self._add(op, *self._like(input, weight, bias), shape=out_shape, dtype=dtype, name=name)
-
-    def lora_matmul(
-        self,
-        x: Operand,
-        w: Operand,
-        a: Operand,
-        b: Operand,
-        scale: float = 1.0,
-        out_shape: Iterable[Dim] | None = None,
-        dtype: DType | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> Value:
-        """Return x @ w + scale * ((x @ a) @ b)."""
-        return self._add(LoraMatMul(scale), *self._like(x, w, a, b), shape=out_shape, dtype=dtype, name=name)
-
-    dense_solve = preset(_solved, DenseSolve(), "Solve a x = b for one matrix.")
-    batched_dense_solve = preset(_solved, BatchedDenseSolve(), "Solve a x = b for each matrix of a batch.")

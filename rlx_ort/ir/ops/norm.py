@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.building import builder, preset
+from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
-from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 """Names of the reductions."""
@@ -37,7 +37,7 @@ class Reduce(Op, operands="x:number"):
         return TensorType(x.dtype, _reduced(self, x, self.axes, self.keep_dim))
 
 
-class Softmax(Op, operands="x:float"):
+class Softmax(Op, operands="x:float", builder="softmax input axis"):
     """exp(x) along an axis, scaled to the sum 1."""
 
     axis: int = -1
@@ -47,7 +47,7 @@ class Softmax(Op, operands="x:float"):
             self.normal_axis(self.axis, x.shape.rank)
 
 
-class Cumsum(Op, operands="x:number"):
+class Cumsum(Op, operands="x:number", builder="cumsum input axis exclusive reverse"):
     """The running sum along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
 
     axis: int
@@ -59,7 +59,7 @@ class Cumsum(Op, operands="x:number"):
             self.normal_axis(self.axis, x.shape.rank)
 
 
-class TopK(Op, operands="x:number"):
+class TopK(Op, operands="x:number", builder="topk"):
     """Indices of the k largest elements along the last axis, largest first; equal elements in order of index."""
 
     k: int
@@ -83,11 +83,11 @@ class _Extremum(Op, operands="x:number"):
         return TensorType(DType.I64, _reduced(self, x, (self.axis,), self.keep_dim))
 
 
-class ArgMax(_Extremum):
+class ArgMax(_Extremum, builder="argmax"):
     """The index (i64) of the largest element along an axis, the first one of equals."""
 
 
-class ArgMin(_Extremum):
+class ArgMin(_Extremum, builder="argmin"):
     """The index (i64) of the smallest element along an axis, the first one of equals."""
 
 
@@ -108,21 +108,21 @@ class _Norm(Op, operands="x gamma beta"):
         _along_axis(self, x, vectors, self.axis)
 
 
-class LayerNorm(_Norm):
+class LayerNorm(_Norm, builder="layer_norm input gamma beta axis eps"):
     """(x - mean) / sqrt(variance + eps) * gamma + beta along one axis, with the biased variance."""
 
     axis: int = -1
     eps: float = 1e-5
 
 
-class RmsNorm(_Norm):
+class RmsNorm(_Norm, builder="rms_norm input gamma beta:zeros eps axis"):
     """x / sqrt(mean(x * x) + eps) * gamma + beta along one axis."""
 
     axis: int = -1
     eps: float = 1e-5
 
 
-class LayerNorm2d(_Norm):
+class LayerNorm2d(_Norm, builder="layer_norm2d input gamma beta eps"):
     """Layer normalisation over the channels of each pixel of an `(N, C, H, W)` image."""
 
     eps: float = 1e-5
@@ -132,7 +132,7 @@ class LayerNorm2d(_Norm):
         _along_axis(self, x, vectors, 1)
 
 
-class GroupNorm(_Norm):
+class GroupNorm(_Norm, builder="group_norm input gamma beta num_groups eps"):
     """Normalisation over groups of channels of an `(N, C, ...)` tensor, then gamma and beta a channel."""
 
     num_groups: int
@@ -145,7 +145,9 @@ class GroupNorm(_Norm):
         _along_axis(self, x, vectors, 1)
 
 
-class BatchNormInference(_Norm, operands="x scale bias mean variance"):
+class BatchNormInference(
+    _Norm, operands="x scale bias mean variance", builder="batch_norm_inference input scale bias mean variance eps"
+):
     """(x - mean) / sqrt(variance + eps) * scale + bias a channel, with given statistics, of `(N, C, ...)`."""
 
     eps: float = 1e-5
@@ -171,15 +173,15 @@ class _ResidualNorm(Op):
         return (total,)
 
 
-class FusedResidualLN(_ResidualNorm):
+class FusedResidualLN(_ResidualNorm, builder="fused_residual_ln x residual bias? gamma beta! eps"):
     """LayerNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
 
-class FusedResidualRmsNorm(_ResidualNorm):
+class FusedResidualRmsNorm(_ResidualNorm, builder="fused_residual_rms_norm x residual bias? gamma beta:zeros eps"):
     """RmsNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
 
-class FusedSwiGLU(Op, operands="x:float"):
+class FusedSwiGLU(Op, operands="x:float", builder="fused_swiglu"):
     """up * silu(gate), where the last dimension holds up then gate, or gate then up.
 
     `cast_to` is the dtype of the result, None for that of the input.
@@ -210,7 +212,7 @@ def _along_axis(
         op.expect_dim(length, size, f"the size of {name}")
 
 
-class Sample(Op, operands="logits:float"):
+class Sample(Op, operands="logits:float", builder="sample logits top_k top_p temperature seed output_shape dtype"):
     """One token of each row of logits `(B, V)` or `(V,)`, drawn by the seed: the same seed gives the same tokens.
 
     The logits are divided by the temperature (1e-6 at least). Those below the k-th largest are dropped; ties with it
@@ -272,165 +274,36 @@ def uniforms(seed: int, count: int) -> npt.NDArray[np.float32]:
 
 
 def _reduction(
-    self: NormBuilders,
+    graph: Graph,
     function: str,
     x: Operand,
     axes: int | Sequence[int] | None = None,
     keep_dim: bool = False,
     **node: Unpack[NodeArgs],
 ) -> Value:
-    return self.reduce(x, function, axes, keep_dim, **node)
+    return graph.reduce(x, function, axes, keep_dim, **node)
 
 
-class NormBuilders(LeafBuilders):
-    """Builders of the reductions, normalisations and sampling."""
+@builder
+def reduce(
+    graph: Graph,
+    input: Operand,
+    op: str,
+    axes: int | Sequence[int] | None,
+    keep_dim: bool = False,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    """Reduce over axes by name (`REDUCTIONS`); None means all axes, an empty list none."""
+    x = graph._as_value(input)
+    chosen = range(x.rank) if axes is None else (axes,) if isinstance(axes, int) else axes
+    return graph._add(Reduce(op, tuple(chosen), keep_dim), x, **node)
 
-    __slots__ = ()
 
-    def reduce(
-        self,
-        input: Operand,
-        op: str,
-        axes: int | Sequence[int] | None,
-        keep_dim: bool = False,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Reduce over axes by name (`REDUCTIONS`); None means all axes, an empty list none."""
-        x = self._as_value(input)
-        chosen = range(x.rank) if axes is None else (axes,) if isinstance(axes, int) else axes
-        return self._add(Reduce(op, tuple(chosen), keep_dim), x, **node)
-
-    sum = preset(_reduction, "sum", "Return the sum over axes.")
-    mean = preset(_reduction, "mean", "Return the mean over axes; integers drop the fraction.")
-    max = preset(_reduction, "max", "Return the largest element over axes.")
-    min = preset(_reduction, "min", "Return the smallest element over axes.")
-    prod = preset(_reduction, "prod", "Return the product over axes.")
-
-    def softmax(self, input: Operand, axis: int = -1, **node: Unpack[NodeArgs]) -> Value:
-        """Return the softmax along an axis."""
-        return self._add(Softmax(axis), input, **node)
-
-    def cumsum(
-        self, input: Operand, axis: int, exclusive: bool = False, reverse: bool = False, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Return the running sum along an axis."""
-        return self._add(Cumsum(axis, exclusive, reverse), input, **node)
-
-    def topk(self, x: Operand, k: int, dtype: DType | str = DType.I64, **node: Unpack[NodeArgs]) -> Value:
-        """Return the indices of the k largest elements along the last axis, largest first."""
-        return self._add(TopK(k, DType.parse(dtype)), x, **node)
-
-    def argmax(self, x: Operand, axis: int = -1, keep_dim: bool = False, **node: Unpack[NodeArgs]) -> Value:
-        """Return the index of the largest element along an axis, the first one of equals."""
-        return self._add(ArgMax(axis, keep_dim), x, **node)
-
-    def argmin(self, x: Operand, axis: int = -1, keep_dim: bool = False, **node: Unpack[NodeArgs]) -> Value:
-        """Return the index of the smallest element along an axis, the first one of equals."""
-        return self._add(ArgMin(axis, keep_dim), x, **node)
-
-    def layer_norm(
-        self, input: Operand, gamma: Operand, beta: Operand, axis: int = -1, eps: float = 1e-5, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Normalise along one axis to mean 0 and variance 1, then scale and shift."""
-        return self._add(LayerNorm(axis, eps), *self._like(input, gamma, beta), **node)
-
-    def rms_norm(
-        self,
-        input: Operand,
-        gamma: Operand,
-        beta: Operand | None = None,
-        eps: float = 1e-5,
-        axis: int = -1,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Divide by the root of the mean square along one axis, then scale and shift; no beta means zeros."""
-        return self._add(RmsNorm(axis, eps), *self._scaling(input, gamma, beta), **node)
-
-    def layer_norm2d(
-        self, input: Operand, gamma: Operand, beta: Operand, eps: float = 1e-5, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Normalise the channels of each pixel of an `(N, C, H, W)` image."""
-        return self._add(LayerNorm2d(eps), *self._like(input, gamma, beta), **node)
-
-    def group_norm(
-        self,
-        input: Operand,
-        gamma: Operand,
-        beta: Operand,
-        num_groups: int,
-        eps: float = 1e-5,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Normalise groups of channels of an `(N, C, ...)` tensor."""
-        return self._add(GroupNorm(num_groups, eps), *self._like(input, gamma, beta), **node)
-
-    def batch_norm_inference(
-        self,
-        input: Operand,
-        scale: Operand,
-        bias: Operand,
-        mean: Operand,
-        variance: Operand,
-        eps: float = 1e-5,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Normalise each channel of an `(N, C, ...)` tensor with given statistics."""
-        return self._add(BatchNormInference(eps), *self._like(input, scale, bias, mean, variance), **node)
-
-    def fused_residual_ln(
-        self,
-        x: Operand,
-        residual: Operand,
-        bias: Operand | None,
-        gamma: Operand,
-        beta: Operand,
-        eps: float = 1e-5,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Return the layer normalisation of x + residual [+ bias] along the last axis."""
-        op = FusedResidualLN(bias is not None, eps)
-        return self._add(op, *self._like(x, residual, bias, gamma, beta), **node)
-
-    def fused_residual_rms_norm(
-        self,
-        x: Operand,
-        residual: Operand,
-        bias: Operand | None,
-        gamma: Operand,
-        beta: Operand | None = None,
-        eps: float = 1e-5,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Return the RMS normalisation of x + residual [+ bias] along the last axis; no beta means zeros."""
-        first, scale, shift = self._scaling(x, gamma, beta)
-        op = FusedResidualRmsNorm(bias is not None, eps)
-        return self._add(op, *self._like(first, residual, bias, scale, shift), **node)
-
-    def fused_swiglu(
-        self, x: Operand, gate_first: bool = False, cast_to: DType | str | None = None, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Return up * silu(gate) of the two halves of the last dimension."""
-        op = FusedSwiGLU(gate_first, None if cast_to is None else DType.parse(cast_to))
-        return self._add(op, x, **node)
-
-    def _scaling(self, x: Operand, gamma: Operand, beta: Operand | None) -> list[Value]:
-        """Return x, gamma, and beta or zeros."""
-        first, scale = self._like(x, gamma)
-        zeros = self.constant(np.zeros(scale.shape.static()), scale.dtype) if beta is None else beta
-        return self._like(first, scale, zeros)
-
-    def sample(
-        self,
-        logits: Operand,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        temperature: float = 1.0,
-        seed: int = 0,
-        output_shape: Iterable[Dim] | None = None,
-        dtype: DType | str = DType.I32,
-        *,
-        name: str | None = None,
-    ) -> Value:
-        """Draw one token id from each row of logits `(B, V)`; the same seed draws the same ids in every run."""
-        op = Sample(top_k, top_p, temperature, seed, DType.parse(dtype))
-        return self._add(op, logits, shape=output_shape, name=name)
+for _name, _doc in {
+    "sum": "Return the sum over axes.",
+    "mean": "Return the mean over axes; integers drop the fraction.",
+    "max": "Return the largest element over axes.",
+    "min": "Return the smallest element over axes.",
+    "prod": "Return the product over axes.",
+}.items():
+    preset(_reduction, _name, **{_name: _doc})

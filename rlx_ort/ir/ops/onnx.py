@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import GraphCore, Value
+from rlx_ort.ir.building import builder
+from rlx_ort.ir.core import Graph, Value
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType, UnknownType, ValueType
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
 
 AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one text in two lines
     "int | float | str | bytes | TensorData | Graph | ValueType "
@@ -65,9 +63,7 @@ class OnnxNode(Op):
         """Return the subgraphs among the attributes."""
         bodies: list[Any] = []
         for value in self.attributes.values():
-            bodies += [
-                item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)
-            ]
+            bodies += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Graph)]
         return tuple(bodies)
 
     def describe(self) -> str:
@@ -86,14 +82,28 @@ def convolution_problem(op: OnnxNode, inputs: Sequence[ValueType | None]) -> str
     taps, transposed = weight[2:], op.op_type == "ConvTranspose"
     if not _may_equal(kernel := _numbers(op, "kernel_shape", taps), taps):
         return f"has a kernel_shape of {list(kernel)}; its weights, {list(weight)}, have another one"
-    channels = weight[1] if transposed else weight[0]
+    groups = op.integer("group", 1)
+    channels, read = (weight[1], weight[0]) if transposed else (weight[0], weight[1])
     if transposed and isinstance(channels, int):
-        channels *= op.integer("group", 1)
+        channels *= groups
+    if not transposed and isinstance(read, int):
+        read *= groups
+    if x is not None and len(x) > 1 and not _may_equal(x[1:2], (read,)):
+        return f"has an input of {x[1]} channels, {list(x)}; its weights, {list(weight)}, read {read}"
+    if isinstance(channels, int) and channels % groups:
+        return f"has {channels} output channels in {groups} groups"
     if bias is not None and not _may_equal(bias, (channels,)):
         return (
             f"has a bias of shape {list(bias)}; its weights, {list(weight)}, need one element for each output channel"
         )
-    if x is None or transposed or op.attributes.get("auto_pad", "NOTSET") != "NOTSET":
+    if transposed:
+        ones = (1,) * len(taps)
+        steps, holes = _numbers(op, "strides", ones), _numbers(op, "dilations", ones)
+        more = _numbers(op, "output_padding", (0,) * len(taps))
+        if any(extra >= max(pair) for extra, *pair in zip(more, steps, holes, strict=True)):
+            return f"has an output_padding of {list(more)}, which its strides or dilations must exceed"
+        return ""
+    if x is None or op.attributes.get("auto_pad", "NOTSET") != "NOTSET":
         return ""
     pads, steps = _numbers(op, "pads", (0,) * 2 * len(taps)), _numbers(op, "dilations", (1,) * len(taps))
     for axis, (size, count) in enumerate(zip(x[2:], taps, strict=False)):
@@ -117,27 +127,23 @@ def _may_equal(dims: Sequence[Dim], others: Sequence[Dim]) -> bool:
     return all(one == other for one, other in pairs if isinstance(one, int) and isinstance(other, int))
 
 
-class OnnxBuilders(GraphCore):
-    """Builder of ONNX nodes."""
-
-    __slots__ = ()
-
-    def onnx_node(
-        self,
-        op_type: str,
-        inputs: Sequence[Value | None],
-        attributes: Mapping[str, AttributeValue] | None = None,
-        *,
-        types: Sequence[ValueType],
-        domain: str = "",
-        version: int = 21,
-        name: str | None = None,
-    ) -> tuple[Value, ...]:
-        """Add an ONNX node that has no IR op and return its results; `types` are the types of the results."""
-        if not types:
-            raise GraphVerifyError(f"onnx node {op_type} needs the type of each result")
-        op = OnnxNode(op_type, domain, version, "", dict(attributes or {}), {}, len(inputs), len(types))
-        return self.add_node(op, inputs, name=name or op_type.lower(), types=types)
+@builder
+def onnx_node(
+    graph: Graph,
+    op_type: str,
+    inputs: Sequence[Value | None],
+    attributes: Mapping[str, AttributeValue] | None = None,
+    *,
+    types: Sequence[ValueType],
+    domain: str = "",
+    version: int = 21,
+    name: str | None = None,
+) -> tuple[Value, ...]:
+    """Add an ONNX node that has no IR op and return its results; `types` are the types of the results."""
+    if not types:
+        raise GraphVerifyError(f"onnx node {op_type} needs the type of each result")
+    op = OnnxNode(op_type, domain, version, "", dict(attributes or {}), {}, len(inputs), len(types))
+    return graph.add_node(op, inputs, name=name or op_type.lower(), types=types)
 
 
 _NO_OP = "there is no IR op of it yet"

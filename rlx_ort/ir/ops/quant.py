@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.building import builder
+from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, Sizes, known_shape, named
-from rlx_ort.ir.ops.conv import conv_shape, expect_bias, window
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.op import Op, known_shape, named
+from rlx_ort.ir.ops.conv import conv_shape, expect_bias
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 QMAX = {8: 127, 4: 7, 2: 1}
@@ -28,7 +28,7 @@ class _Scaled(Op):
     """Base of quantising and its inverse, with one scale and zero point, or one for each index along the axis."""
 
     scales: tuple[float, ...]
-    zero_points: tuple[int, ...]
+    zero_points: tuple[int, ...] = (0,)
     axis: int | None = None
 
     to = DType.F32
@@ -53,13 +53,21 @@ class _Scaled(Op):
         return TensorType(self.to, x.shape)
 
 
-class Quantize(_Scaled, operands="x:float"):
+class Quantize(
+    _Scaled,
+    operands="x:float",
+    builder="quantize x scale:scales zero_point:zero_points; quantize_per_channel x axis! scales zero_points!",
+):
     """clamp(round(x / scale) + zero_point, -128, 127) as i8."""
 
     to = DType.I8
 
 
-class Dequantize(_Scaled, operands="q:i8"):
+class Dequantize(
+    _Scaled,
+    operands="q:i8",
+    builder="dequantize q scale:scales zero_point:zero_points; dequantize_per_channel q axis! scales zero_points!",
+):
     """(q - zero_point) * scale of i8 as f32."""
 
 
@@ -102,7 +110,7 @@ class FakeQuantize(_Simulated, operands="x:float scale:float?"):
         _Simulated._result(self, x, *scale)
 
 
-class FakeQuantizeLSQ(_Simulated):
+class FakeQuantizeLSQ(_Simulated, builder="fake_quantize_lsq"):
     """clamp(round(x / scale), -qmax, qmax) * scale, with a learned scale as second input."""
 
 
@@ -118,7 +126,7 @@ class _Requantized(Op, operands="x:i8 w:i8 bias:i32?"):
         _check_zero_points(self, (self.x_zp, self.w_zp, self.out_zp))
 
 
-class QMatMul(_Requantized):
+class QMatMul(_Requantized, builder="q_matmul"):
     """A product of i8 with an i8 result: clamp(round(acc * mult) + out_zp, -128, 127).
 
     acc is the i32 sum of (x - x_zp) * (w - w_zp) over K, plus an i32 bias; it wraps around if it leaves 32 bits,
@@ -136,7 +144,7 @@ class QMatMul(_Requantized):
         return TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1])))
 
 
-class QConv2d(_Requantized):
+class QConv2d(_Requantized, builder="q_conv2d"):
     """A convolution of i8 with an i8 result, scaled like `QMatMul`; taps in the padding contribute nothing.
 
     The other attributes are those of `Conv2d`.
@@ -163,82 +171,16 @@ def _check_zero_points(op: Op, numbers: Sequence[int]) -> None:
         raise GraphVerifyError(f"{op.kind} needs every zero point between -128 and 127")
 
 
-class QuantBuilders(LeafBuilders):
-    """Builders of the quantised ops."""
-
-    __slots__ = ()
-
-    def quantize(self, x: Operand, scale: float, zero_point: int = 0, **node: Unpack[NodeArgs]) -> Value:
-        """Return x as i8: clamp(round(x / scale) + zero_point, -128, 127)."""
-        return self._add(Quantize((float(scale),), (int(zero_point),)), x, **node)
-
-    def quantize_per_channel(
-        self, x: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Return x as i8, with a scale and a zero point for each index along an axis."""
-        op = Quantize(tuple(map(float, scales)), tuple(map(int, zero_points)), axis)
-        return self._add(op, x, **node)
-
-    def dequantize(self, q: Operand, scale: float, zero_point: int = 0, **node: Unpack[NodeArgs]) -> Value:
-        """Return (q - zero_point) * scale of i8 as f32."""
-        return self._add(Dequantize((float(scale),), (int(zero_point),)), q, **node)
-
-    def dequantize_per_channel(
-        self, q: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Return i8 as f32, with a scale and a zero point for each index along an axis."""
-        op = Dequantize(tuple(map(float, scales)), tuple(map(int, zero_points)), axis)
-        return self._add(op, q, **node)
-
-    def fake_quantize(
-        self,
-        x: Operand,
-        bits: int = 8,
-        axis: int | None = None,
-        state: Operand | None = None,
-        scale_mode: str | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Quantise and dequantise by the scale `state`; without one, the scale is computed from x."""
-        mode = scale_mode or ("per_batch" if state is None else "fixed")
-        return self._add(FakeQuantize(bits, axis, mode), *self._like(x, state), **node)
-
-    def fake_quantize_lsq(
-        self, x: Operand, scale: Operand, bits: int = 8, axis: int | None = None, **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Quantise and dequantise by a learned scale."""
-        return self._add(FakeQuantizeLSQ(bits, axis), *self._like(x, scale), **node)
-
-    def q_matmul(
-        self,
-        x: Operand,
-        w: Operand,
-        bias: Operand | None,
-        x_zp: int,
-        w_zp: int,
-        out_zp: int,
-        mult: float,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Multiply i8 matrices to an i8 result; see `QMatMul` for the arithmetic."""
-        op = QMatMul(x_zp, w_zp, out_zp, float(mult))
-        return self._add(op, x, w, bias, **node)
-
-    def q_conv2d(
-        self,
-        x: Operand,
-        w: Operand,
-        bias: Operand | None,
-        x_zp: int,
-        w_zp: int,
-        out_zp: int,
-        mult: float,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Convolve i8 images with an i8 weight to an i8 result; see `QConv2d`."""
-        op = QConv2d(x_zp, w_zp, out_zp, float(mult), *window(stride, padding, dilation), groups)
-        return self._add(op, x, w, bias, **node)
+@builder
+def fake_quantize(
+    graph: Graph,
+    x: Operand,
+    bits: int = 8,
+    axis: int | None = None,
+    state: Operand | None = None,
+    scale_mode: str | None = None,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    """Quantise and dequantise by the scale `state`; without one, the scale is computed from x."""
+    mode = scale_mode or ("per_batch" if state is None else "fixed")
+    return graph._add(FakeQuantize(bits, axis, mode), *graph._like(x, state), **node)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.building import builder
+from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
 from rlx_ort.ir.op import Op, OpTypes, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 
@@ -69,59 +69,59 @@ def _expect_shape(op: Op, value: TensorType, name: str, wanted: tuple[Dim, ...])
     op.expect_dims(shape, wanted, f"{name} {shape}")
 
 
-class SequenceBuilders(LeafBuilders):
-    """Builders of recurrent layers."""
+@builder
+def selective_scan(
+    graph: Graph,
+    x: Operand,
+    delta: Operand,
+    a: Operand,
+    b: Operand,
+    c: Operand,
+    n: int | None = None,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    """Return the selective scan of x `(B, S, H)`; n is the number of states, the columns of a when left out."""
+    values = graph._like(x, delta, a, b, c)
+    return graph._add(SelectiveScan(_size(values[2]) if n is None else n), *values, **node)
 
-    __slots__ = ()
 
-    def selective_scan(
-        self,
-        x: Operand,
-        delta: Operand,
-        a: Operand,
-        b: Operand,
-        c: Operand,
-        n: int | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Return the selective scan of x `(B, S, H)`; n is the number of states, the columns of a when left out."""
-        values = self._like(x, delta, a, b, c)
-        return self._add(SelectiveScan(_size(values[2]) if n is None else n), *values, **node)
+@builder
+def gated_delta_net(
+    graph: Graph,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    g: Operand,
+    beta: Operand,
+    n: int | None = None,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    """Return the gated delta rule's results `(B, S, H, n)` from an empty state."""
+    values = graph._like(q, k, v, g, beta)
+    return graph._add(GatedDeltaNet(_size(values[0]) if n is None else n), *values, **node)
 
-    def gated_delta_net(
-        self,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        g: Operand,
-        beta: Operand,
-        n: int | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Return the gated delta rule's results `(B, S, H, n)` from an empty state."""
-        values = self._like(q, k, v, g, beta)
-        return self._add(GatedDeltaNet(_size(values[0]) if n is None else n), *values, **node)
 
-    def gated_delta_net_carry(
-        self,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        g: Operand,
-        beta: Operand,
-        state: Operand,
-        n: int | None = None,
-        *,
-        name: str | None = None,
-    ) -> tuple[Value, Value]:
-        """Return the gated delta rule's results from a given state `(B, H, n, n)`, and the last state.
+@builder
+def gated_delta_net_carry(
+    graph: Graph,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    g: Operand,
+    beta: Operand,
+    state: Operand,
+    n: int | None = None,
+    *,
+    name: str | None = None,
+) -> tuple[Value, Value]:
+    """Return the gated delta rule's results from a given state `(B, H, n, n)`, and the last state.
 
-        The given state is not changed; feed the second result back to continue.
-        """
-        values = self._like(q, k, v, g, beta, state)
-        op = GatedDeltaNet(_size(values[0]) if n is None else n, carry_state=True)
-        result, last = self.add_node(op, values, name=name)
-        return result, last
+    The given state is not changed; feed the second result back to continue.
+    """
+    values = graph._like(q, k, v, g, beta, state)
+    op = GatedDeltaNet(_size(values[0]) if n is None else n, carry_state=True)
+    result, last = graph.add_node(op, values, name=name)
+    return result, last
 
 
 def _size(value: Value) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.building import builder
+from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
 from rlx_ort.ir.dtype import DType, promote
 from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, named, reshaped, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 SCATTER_MODES = ("set", "add", "mul", "max", "min")
@@ -17,7 +17,7 @@ SCATTER_MODES = ("set", "add", "mul", "max", "min")
 _PAD_MODES = ("constant", "reflect", "edge")
 
 
-class Reshape(Op, operands="x"):
+class Reshape(Op, operands="x", builder="reshape x new_shape:dims"):
     """The same elements with other dimensions; one may be -1. A size 0 means 0, not "as it was"."""
 
     dims: tuple[Dim, ...]
@@ -26,7 +26,7 @@ class Reshape(Op, operands="x"):
         return TensorType(x.dtype, reshaped(self, x.shape, self.dims))
 
 
-class Transpose(Op, operands="x"):
+class Transpose(Op, operands="x", builder="transpose"):
     """The axes in another order: axis i of the result is axis `perm[i]` of the input."""
 
     perm: tuple[int, ...]
@@ -39,7 +39,7 @@ class Transpose(Op, operands="x"):
         return TensorType(x.dtype, Shape(shape[axis] for axis in perm))
 
 
-class Expand(Op, operands="x"):
+class Expand(Op, operands="x", builder="expand x shape:dims"):
     """The input repeated along dimensions of size 1, by numpy's rules; -1 keeps a dimension."""
 
     dims: tuple[Dim, ...]
@@ -88,7 +88,7 @@ class Concat(Op):
         return (TensorType(dtype, Shape(dims)),)
 
 
-class Narrow(Op, operands="x"):
+class Narrow(Op, operands="x", builder="narrow"):
     """`length` elements from `start` along one axis."""
 
     axis: int
@@ -129,13 +129,13 @@ class Slice(Op, operands="x"):
         ):
             size = dims[axis]
             if isinstance(size, int):
-                dims[axis] = len(range(*slice(start, end, step).indices(size)))
+                dims[axis] = len(range(size)[start:end:step])
             elif abs(step) != 1 or start not in (None, 0 if step > 0 else -1) or end is not None:
                 dims[axis] = None
         return TensorType(x.dtype, Shape(dims))
 
 
-class Gather(Op, operands="table indices:indices"):
+class Gather(Op, operands="table indices:indices", builder="gather"):
     """Entries of a table along an axis, picked by integer indices; negative ones count from the end.
 
     The result has the table's dimensions before the axis, those of the indices, then the table's after the axis.
@@ -149,7 +149,7 @@ class Gather(Op, operands="table indices:indices"):
         return TensorType(table.dtype, Shape((*shape[:axis], *picked, *shape[axis + 1 :])))
 
 
-class Pad(Op, operands="x"):
+class Pad(Op, operands="x", builder="pad"):
     """Elements added before and after each axis.
 
     The modes are `constant`, `reflect` (mirrored without the edge) and `edge` (the edge repeated).
@@ -169,7 +169,7 @@ class Pad(Op, operands="x"):
         return TensorType(x.dtype, Shape(dims))
 
 
-class Tile(Op, operands="x"):
+class Tile(Op, operands="x", builder="tile"):
     """The whole input repeated along each axis."""
 
     repeats: tuple[int, ...]
@@ -195,13 +195,13 @@ class Ordered(Op, operands="x:number"):
         return x
 
 
-class Sort(Ordered):
+class Sort(Ordered, builder="sort"):
     """The elements along an axis in order, the smallest first unless `descending`."""
 
     descending: bool = False
 
 
-class ArgSort(Ordered):
+class ArgSort(Ordered, builder="argsort"):
     """The indices (i64) that sort the elements along an axis; equal elements in order of index."""
 
     descending: bool = False
@@ -222,15 +222,15 @@ class _Running(Ordered):
         return x
 
 
-class CumProd(_Running):
+class CumProd(_Running, builder="cumprod"):
     """The running product along an axis, which needs a size; written as log2(size) products of the whole."""
 
 
-class CumMax(_Running):
+class CumMax(_Running, builder="cummax"):
     """The largest element so far along an axis, which needs a size."""
 
 
-class Reverse(Op, operands="x"):
+class Reverse(Op, operands="x", builder="reverse"):
     """The elements in reverse order along axes."""
 
     axes: tuple[int, ...]
@@ -239,7 +239,7 @@ class Reverse(Op, operands="x"):
         self.axis_tuple(self.axes, known_shape(self, x, "x").rank)
 
 
-class Trilu(Op, operands="x"):
+class Trilu(Op, operands="x", builder="trilu"):
     """The upper or lower triangle of the last two dimensions; zeros elsewhere.
 
     The triangle begins at a diagonal: 0 is the main one, above 0 lie those to the right of it.
@@ -254,7 +254,7 @@ class Trilu(Op, operands="x"):
             raise GraphVerifyError(f"Trilu needs matrices, x is {shape}; reshape it to rank 2 or more")
 
 
-class GatherElements(Op, operands="x indices:indices"):
+class GatherElements(Op, operands="x indices:indices", builder="gather_elements"):
     """One element for each index: `out[i][j] = x[index[i][j]][j]` for axis 0, and so on for other axes."""
 
     axis: int = 0
@@ -264,7 +264,7 @@ class GatherElements(Op, operands="x indices:indices"):
         return TensorType(x.dtype, indices.shape)
 
 
-class GatherNd(Op, operands="x indices:indices"):
+class GatherNd(Op, operands="x indices:indices", builder="gather_nd"):
     """Slices at positions given by the last dimension of the indices.
 
     `batch_dims` leading dimensions are shared by x and the indices.
@@ -279,7 +279,7 @@ class GatherNd(Op, operands="x indices:indices"):
         return TensorType(x.dtype, Shape((*picked[:-1], *shape[self.batch_dims + depth :])))
 
 
-class ScatterElements(Op, operands="x indices:indices updates"):
+class ScatterElements(Op, operands="x indices:indices updates", builder="scatter_elements"):
     """x with one element changed for each index; the updates have the indices' shape."""
 
     axis: int = 0
@@ -291,7 +291,7 @@ class ScatterElements(Op, operands="x indices:indices updates"):
         self.expect_dims(_expect_same_rank(self, x, updates, "updates"), wanted, "the updates")
 
 
-class ScatterNd(Op, operands="x indices:indices updates"):
+class ScatterNd(Op, operands="x indices:indices updates", builder="scatter_nd"):
     """x with slices changed at positions given by the last dimension of the indices."""
 
     mode: str = named("scatter mode", SCATTER_MODES, default="set")
@@ -334,116 +334,28 @@ def _check_updates(op: ScatterElements | ScatterNd, x: TensorType, updates: Tens
         op.expect_number(x, "x")
 
 
-class ShapeBuilders(LeafBuilders):
-    """Builders of the ops that move, sort, look up and update data."""
+@builder
+def concat(graph: Graph, inputs: Sequence[Operand], axis: int, **node: Unpack[NodeArgs]) -> Value:
+    """Join tensors along an axis."""
+    if not inputs:
+        raise GraphVerifyError("Concat takes at least 1 inputs, got 0")
+    values = [graph._as_value(item) for item in inputs]
+    dtype = values[0].dtype
+    for value in values[1:]:
+        dtype = promote(dtype, value.dtype)
+    return graph._add(Concat(axis), *(value.cast(dtype) for value in values), **node)
 
-    __slots__ = ()
 
-    def reshape(self, x: Operand, new_shape: Iterable[Dim], **node: Unpack[NodeArgs]) -> Value:
-        """Give the elements other dimensions; one may be -1, and dims may be named."""
-        return self._add(Reshape(tuple(new_shape)), x, **node)
-
-    def transpose(self, x: Operand, perm: Iterable[int], **node: Unpack[NodeArgs]) -> Value:
-        """Put the axes in another order."""
-        return self._add(Transpose(tuple(perm)), x, **node)
-
-    def expand(self, x: Operand, shape: Iterable[Dim], *, name: str | None = None) -> Value:
-        """Repeat the input along dimensions of size 1; -1 keeps a dimension."""
-        return self._add(Expand(tuple(shape)), x, name=name)
-
-    def concat(self, inputs: Sequence[Operand], axis: int, **node: Unpack[NodeArgs]) -> Value:
-        """Join tensors along an axis."""
-        if not inputs:
-            raise GraphVerifyError("Concat takes at least 1 inputs, got 0")
-        values = [self._as_value(item) for item in inputs]
-        dtype = values[0].dtype
-        for value in values[1:]:
-            dtype = promote(dtype, value.dtype)
-        return self._add(Concat(axis), *(value.cast(dtype) for value in values), **node)
-
-    def narrow(self, x: Operand, axis: int, start: int, length: int, **node: Unpack[NodeArgs]) -> Value:
-        """Take `length` elements from `start` along an axis."""
-        return self._add(Narrow(axis, start, length), x, **node)
-
-    def slice(
-        self,
-        x: Operand,
-        axes: Sequence[int],
-        starts: Sequence[int | None],
-        ends: Sequence[int | None],
-        steps: Sequence[int] | None = None,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Take `x[start:end:step]` along axes, by Python's rules."""
-        op = Slice(tuple(axes), tuple(starts), tuple(ends), tuple(steps or (1,) * len(axes)))
-        return self._add(op, x, **node)
-
-    def gather(self, table: Operand, indices: Operand, axis: int = 0, **node: Unpack[NodeArgs]) -> Value:
-        """Pick entries of a table along an axis; float indices drop their fraction.
-
-        An index out of range is an error on the CPU; docs/ops.md has the behaviour of other devices.
-        """
-        return self._add(Gather(axis), table, indices, **node)
-
-    def pad(
-        self,
-        x: Operand,
-        before: Sequence[int],
-        after: Sequence[int],
-        mode: str = "constant",
-        value: float = 0.0,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
-        """Add elements before and after each axis."""
-        return self._add(Pad(tuple(before), tuple(after), mode, value), x, **node)
-
-    def tile(self, x: Operand, repeats: Sequence[int], **node: Unpack[NodeArgs]) -> Value:
-        """Repeat the whole input along each axis."""
-        return self._add(Tile(tuple(repeats)), x, **node)
-
-    def sort(self, x: Operand, axis: int = -1, descending: bool = False, **node: Unpack[NodeArgs]) -> Value:
-        """Put the elements along an axis in order."""
-        return self._add(Sort(axis, descending), x, **node)
-
-    def argsort(self, x: Operand, axis: int = -1, descending: bool = False, **node: Unpack[NodeArgs]) -> Value:
-        """Return the indices that sort the elements along an axis; equal elements in order of index."""
-        return self._add(ArgSort(axis, descending), x, **node)
-
-    def cumprod(self, x: Operand, axis: int = -1, **node: Unpack[NodeArgs]) -> Value:
-        """Return the running product along an axis of known size."""
-        return self._add(CumProd(axis), x, **node)
-
-    def cummax(self, x: Operand, axis: int = -1, **node: Unpack[NodeArgs]) -> Value:
-        """Return the largest element so far along an axis of known size."""
-        return self._add(CumMax(axis), x, **node)
-
-    def reverse(self, x: Operand, axes: int | Sequence[int], **node: Unpack[NodeArgs]) -> Value:
-        """Reverse the elements along axes."""
-        op = Reverse((axes,) if isinstance(axes, int) else tuple(axes))
-        return self._add(op, x, **node)
-
-    def trilu(self, x: Operand, upper: bool = False, diagonal: int = 0, **node: Unpack[NodeArgs]) -> Value:
-        """Keep a triangle of the last two dimensions and put zeros elsewhere."""
-        return self._add(Trilu(upper, diagonal), x, **node)
-
-    def gather_elements(self, x: Operand, indices: Operand, axis: int = 0, **node: Unpack[NodeArgs]) -> Value:
-        """Pick one element for each index along an axis; float indices drop their fraction."""
-        return self._add(GatherElements(axis), x, indices, **node)
-
-    def gather_nd(self, x: Operand, indices: Operand, batch_dims: int = 0, **node: Unpack[NodeArgs]) -> Value:
-        """Pick slices at positions given by the last dimension of the indices."""
-        return self._add(GatherNd(batch_dims), x, indices, **node)
-
-    def scatter_elements(
-        self, x: Operand, indices: Operand, updates: Operand, axis: int = 0, mode: str = "set", **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Change one element for each index along an axis (`SCATTER_MODES`)."""
-        value, changes = self._like(x, updates)
-        return self._add(ScatterElements(axis, mode), value, indices, changes, **node)
-
-    def scatter_nd(
-        self, x: Operand, indices: Operand, updates: Operand, mode: str = "set", **node: Unpack[NodeArgs]
-    ) -> Value:
-        """Change slices at positions given by the last dimension of the indices (`SCATTER_MODES`)."""
-        value, changes = self._like(x, updates)
-        return self._add(ScatterNd(mode), value, indices, changes, **node)
+@builder
+def slice(
+    graph: Graph,
+    x: Operand,
+    axes: Sequence[int],
+    starts: Sequence[int | None],
+    ends: Sequence[int | None],
+    steps: Sequence[int] | None = None,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    """Take `x[start:end:step]` along axes, by Python's rules."""
+    op = Slice(tuple(axes), tuple(starts), tuple(ends), tuple(steps or (1,) * len(axes)))
+    return graph._add(op, x, **node)

@@ -10,14 +10,16 @@ from collections import Counter
 from damaged_models.files import KINDS, damaged_file
 from damaged_models.pool import judged, sample
 
-FILES = 8
-OPERATORS = 120
+FILES = 8  # of each kind
+FIELDS = 100  # more files with changed fields, of which there are the most
+OPERATORS = 160
 
 
 def test_damaged_models_end_in_a_typed_error_or_a_right_answer() -> None:
     """None ends or blocks its process, takes gigabytes, raises another error or answers with other numbers."""
-    verdicts = list(judged(sample([*KINDS], FILES, OPERATORS)))
-    assert len(verdicts) == FILES * len(KINDS) + OPERATORS
+    tasks = sample([*KINDS], FILES, OPERATORS) + sample(["fields"], FIELDS, 0, start=FILES)
+    verdicts = list(judged(tasks))
+    assert len(verdicts) == len(tasks)
     defects = [str(verdict) for verdict in verdicts if verdict.is_defect]
     assert not defects, "\n".join(defects)
     found = Counter(verdict.outcome for verdict in verdicts)

@@ -1,10 +1,13 @@
-"""What kills a process that uses ONNX Runtime from Python is refused or guarded here, each in a process of its own."""
+"""What kills a process that uses ONNX Runtime from Python is refused or guarded here, in processes beside this one."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,7 +56,7 @@ def endless():
 """
 
 
-def _python(code: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def _python(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter and return how it ended."""
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-P", "-c", HEAD + code],
@@ -61,20 +64,64 @@ def _python(code: str, *, timeout: float = 60) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=timeout,
+        timeout=60,
         check=False,
     )
 
 
-def _fine(code: str, expected: str = "fine", **options: float) -> None:
-    done = _python(code, **options)
-    assert (done.returncode, done.stdout.strip()) == (0, expected), f"{done.returncode}: {done.stdout}{done.stderr}"
+def _fine(code: str) -> None:
+    done = _python(code)
+    assert (done.returncode, done.stdout.strip()) == (0, "fine"), f"{done.returncode}: {done.stdout}{done.stderr}"
+
+
+IN_TURN = """
+import contextlib, io, json, traceback
+fresh = dict(globals())
+for line in sys.stdin:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        try:
+            exec(json.loads(line), dict(fresh))
+        except (Exception, SystemExit):
+            traceback.print_exc(file=said)
+    print(json.dumps(said.getvalue().strip()), flush=True)
+"""
+_interpreters: list[subprocess.Popen[str]] = []
+
+
+def _fine_in_turn(code: str) -> None:
+    """Run code in an interpreter that others use before and after it, until one of them ends it."""
+    if not _interpreters or _interpreters[-1].poll() is not None:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-X", "faulthandler", "-P", "-c", HEAD + IN_TURN]
+        _interpreters.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8"))
+    child = _interpreters[-1]
+    assert child.stdin is not None
+    assert child.stdout is not None
+    patience = threading.Timer(120, child.kill)
+    patience.start()
+    child.stdin.write(json.dumps(code) + "\n")
+    child.stdin.flush()
+    said = child.stdout.readline()
+    patience.cancel()
+    assert said, f"it ended the process: {child.wait()}"
+    assert json.loads(said) == "fine"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ended() -> Iterator[None]:
+    """Have the interpreters end with the tests."""
+    yield
+    while _interpreters:
+        with _interpreters.pop() as child:
+            assert child.stdin is not None
+            child.stdin.close()
 
 
 @pytest.mark.parametrize("sharing", ["PRIVATE", "RAW"])
 def test_weights_outlive_everybody_who_brought_them(sharing: str) -> None:
     """1: the graph, the store's arrays and the session's maker are gone, and the session still has its weights."""
-    _fine(
+    _fine_in_turn(
         f"""
 compiled = Session("cpu", CompileOptions(sharing=WeightSharing.{sharing})).compile(matmul(512))
 compiled.weights.set("w", np.eye(512, dtype=np.float32) * 2)
@@ -93,7 +140,7 @@ print("fine" if (out == 2).all() else out)
 
 def test_a_device_tensor_outlives_its_session() -> None:
     """1: an output that stayed on the device is readable after its graph was closed and forgotten."""
-    _fine(
+    _fine_in_turn(
         """
 compiled = Session("cpu").compile(matmul())
 tensor = compiled.run_dlpack({"x": np.ones((2, 64), np.float32)})[0]
@@ -112,7 +159,7 @@ print("fine" if ok and (view == 1).all() else "wrong")
 
 def test_slot_buffers_outlive_the_graph() -> None:
     """1: the arrays that `run_slots` returned are memory of their own."""
-    _fine(
+    _fine_in_turn(
         """
 compiled = Session("cpu").compile(matmul())
 for _ in range(3):
@@ -127,7 +174,7 @@ print("fine" if (view == 1).all() else "wrong")
 
 def test_memory_shared_through_dlpack_outlives_its_maker() -> None:
     """1: an array that a handle took without a copy, and one that a run was fed, may be forgotten by who made it."""
-    _fine(
+    _fine_in_turn(
         """
 class Maker:
     def __init__(self, array): self.array = array
@@ -150,7 +197,7 @@ print("fine" if all((out == 1).all() for out in outs) else "wrong")
 
 def test_what_a_loop_returned_outlives_the_graph() -> None:
     """1: outputs of a loop over handles, and a tensor that was its state, stay when the loop goes on and is closed."""
-    _fine(
+    _fine_in_turn(
         """
 compiled = Session("cpu").compile(matmul())
 compiled.bind_gpu_handle("x", np.ones((2, 64), np.float32))
@@ -170,7 +217,7 @@ print("fine" if all((out == 1).all() for out in outs) else "wrong")
 
 def test_trailing_empty_inputs_are_left_out() -> None:
     """2: a layer norm with an empty optional at its end is a valid model and runs."""
-    _fine(
+    _fine_in_turn(
         """
 proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g '
     '(float[2,4] x, float[2,4] r) => (float[2,4] y) <float[4] s = {1,1,1,1}> '
@@ -185,7 +232,7 @@ print("fine" if abs(out.mean()) < 1e-6 else out)
 
 def test_trailing_empty_outputs_are_left_out() -> None:
     """2: a batch norm with empty optional outputs at its end, in inference, is a valid model and runs."""
-    _fine(
+    _fine_in_turn(
         """
 proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 15]> g '
     '(float[2,3,4] x) => (float[2,3,4] y) <float[3] s = {1,1,1}, float[3] z = {0,0,0}> '
@@ -205,7 +252,7 @@ def test_the_least_integer_over_minus_one_is_guarded(op: str, imported: bool) ->
     make = f'imported(f"({{name}}[4] a, {{name}}[4] b) => ({{name}}[4] y) {{{{ y = {op}(a, b) }}}}")'
     # C's quotient and ONNX's remainder, which has the sign of the divisor; the built one has that of the dividend.
     expected = "[least, -7, 3, -4]" if op == "Div" else str([0, 0, 1, -1 if imported else 1])
-    _fine(
+    _fine_in_turn(
         f"""
 def built():
     graph = Graph("g")
@@ -224,7 +271,7 @@ print(wrong or "fine")
 
 def test_a_weights_file_that_shrinks_under_a_session_is_an_error(tmp_path: Path) -> None:
     """4: reading a mapped file beyond its new end would be a bus error; the run is refused instead."""
-    _fine(
+    _fine_in_turn(
         f"""
 compiled = mapped({str(tmp_path / "m.onnx")!r})
 first = compiled.run({{"i": np.array([1])}})[0]
@@ -244,7 +291,7 @@ print("fine")
 
 def test_a_safetensors_file_that_shrinks_under_a_session_is_an_error(tmp_path: Path) -> None:
     """4: the same for a store that maps a safetensors file, on the runs of a loop over handles as well."""
-    _fine(
+    _fine_in_turn(
         f"""
 from safetensors.numpy import save_file
 path = {str(tmp_path / "w.safetensors")!r}
@@ -271,7 +318,7 @@ print("fine")
 
 def test_a_weights_file_that_is_replaced_is_harmless(tmp_path: Path) -> None:
     """4: a new file under the old name leaves the mapping of the old one alone."""
-    _fine(
+    _fine_in_turn(
         f"""
 compiled = mapped({str(tmp_path / "m.onnx")!r})
 compiled.run({{"i": np.array([1])}})
@@ -285,7 +332,7 @@ print("fine" if compiled.run({{"i": np.array([4000])}})[0][0, 0] == 4000 * 1024 
 
 def test_no_call_takes_an_address() -> None:
     """5: wrong shapes, dtypes and things that are no arrays are InputErrors on every path that binds memory."""
-    _fine(
+    _fine_in_turn(
         """
 compiled = Session("cpu").compile(matmul())
 good = np.ones((2, 64), np.float32)
@@ -337,7 +384,7 @@ def test_calls_that_crash_are_made_nowhere(name: str) -> None:
 @pytest.mark.webgpu
 def test_webgpu_sessions_run_in_many_threads() -> None:
     """8: two sessions in two threads take turns, and plain runs, slots and device tensors may be mixed."""
-    _fine(
+    _fine_in_turn(
         """
 graphs = [Session("webgpu").compile(matmul(8)) for _ in range(2)]
 wrong = []
@@ -352,15 +399,14 @@ threads = [threading.Thread(target=work, args=(graphs[index % 2],)) for index in
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 print("fine" if not wrong else wrong[0])
-""",
-        timeout=120,
+"""
     )
 
 
 @pytest.mark.webgpu
 def test_webgpu_tensors_move_between_sessions_that_come_and_go() -> None:
     """8: memory of a session that another one has read is not freed under it."""
-    _fine(
+    _fine_in_turn(
         """
 compiled = Session("webgpu").compile(matmul(8))
 compiled.bind_gpu_handle("x", np.ones((1, 8), np.float32))
@@ -507,7 +553,7 @@ print("fine")
 
 def test_bad_indices_and_sizes_are_typed_errors() -> None:
     """Kernels that refuse data leave the graph usable."""
-    _fine(
+    _fine_in_turn(
         """
 compiled = Session("cpu").compile(imported("(float[4] t, int64[1] i) => (float[1] y) { y = Gather(t, i) }"))
 t = np.arange(4, dtype=np.float32)

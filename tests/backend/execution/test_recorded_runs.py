@@ -45,7 +45,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[FakeRecorder]:
             return made[-1]
 
         recording = Recording(opened, options.device_graph is True) if options.device_graph else None
-        return dataclasses.replace(original(self, device, options), recording=recording)
+        return dataclasses.replace(original(self, device, options), recording=recording, ordered=opened)
 
     monkeypatch.setattr(CpuProvider, "recipe", recipe)
     monkeypatch.setattr(replays, "WORTH", 1e9)
@@ -65,6 +65,26 @@ def test_every_path_replays_what_plain_runs_give(recorders: list[FakeRecorder]) 
     assert recorders[0].replays > 8
     assert compiled.device_graph_report().recorded
     assert plain.device_graph_report().recorded == ()
+
+
+@pytest.mark.parametrize("device_graph", ["auto", False])
+def test_a_graph_with_a_branch_runs_on_a_stream_that_records_nothing(
+    recorders: list[FakeRecorder], device_graph: Any
+) -> None:
+    """CUDA's copies wait for that stream; it is there without recordings as well, and goes with the session."""
+    graph = Graph("branch")
+    x, flag = graph.input("x", [3]), graph.input("flag", [], "bool")
+    graph.outputs = [graph.if_(flag, lambda b, v: b.neg(v), lambda b, v: v, [x])]
+    compiled = Session("cpu", CompileOptions(device_graph=device_graph)).compile(graph)
+    for value in (True, False) * 6:
+        (got,) = compiled.run({"x": np.arange(3, dtype=np.float32), "flag": np.array(value)})
+        np.testing.assert_array_equal(got, [0, -1, -2] if value else [0, 1, 2])
+    assert "control flow" in compiled.device_graph_report().reason
+    (stream,) = recorders
+    assert stream.replays == 0
+    compiled.close()
+    gc.collect()
+    assert stream.closed
 
 
 def test_a_changed_parameter_opens_a_session_that_records_anew(recorders: list[FakeRecorder]) -> None:

@@ -11,6 +11,8 @@ import pytest
 from op_tests.harness import Array, check, rand
 
 from rlx_ort.device import Device
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.graph import Graph
 
 CPU = Device.CPU
 
@@ -124,6 +126,14 @@ def test_conv_transpose2d(
         rand(4, 3, 3, 3),
         rand(3 * groups),
     )
+
+
+def test_an_output_padding_of_a_whole_step_is_refused() -> None:
+    """As in PyTorch and by the definition of ONNX; CUDA's kernel ends the process."""
+    g = Graph("g")
+    x, w = g.input("x", [1, 4, 3, 3]), g.input("w", [4, 3, 3, 3])
+    with pytest.raises(GraphVerifyError, match="output_padding"):
+        g.conv_transpose2d(x, w, stride=(3, 1), output_padding=1)
 
 
 @pytest.mark.parametrize(

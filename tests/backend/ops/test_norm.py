@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from interpreter import layers
 from op_tests.harness import Array, check, rand, run
@@ -18,7 +19,10 @@ from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.execution.session import Session
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.providers.claims import kernel_set
+from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.support import support_of
 
 EPS = 1e-3
@@ -247,6 +251,24 @@ def test_sums_and_products_of_integers_wrap_around(name: str, dtype: type) -> No
         for dims in (list(shape), [f"d{axis}" for axis in range(len(shape))]):
             (got,) = run(Device.CPU, lambda g, x, axes=axes: g.reduce(x, name, axes), x, shapes=[dims])
             np.testing.assert_array_equal(got, FUNCTIONS[name](x, axis=axes, dtype=dtype), strict=True)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_64_bit_reductions_for_cuda_do_not_depend_on_kernels_that_compute_in_f64(name: str, dtype: type) -> None:
+    """What is written for CUDA, run on the CPU, whose sums of i64 are computed in f64 as well."""
+    info = np.iinfo(dtype)
+    near = [info.min, info.max, info.max - 1, info.max // 2 + 1, 2**53 + 1, 2**53 + 3]
+    x = np.random.default_rng(1).permutation(np.array(near * 4, dtype)).reshape(2, 3, 4)
+    for axes, keep in (((1,), False), ((0, 2), True), ((0, 1, 2), False)):
+        g = Graph("reduced")
+        g.outputs = [g.reduce(g.input("x", [2, "n", 4], DType.from_numpy(x.dtype)), name, axes, keep)]
+        cuda = provider_of(Device.CUDA)
+        assert cuda is not None
+        written = export_model(g, None, kernel_set(cuda, g)).model.SerializeToString()
+        (got,) = ort.InferenceSession(written, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+        extra = {"dtype": dtype} if name == "sum" else {}
+        np.testing.assert_array_equal(got, FUNCTIONS[name](x, axis=axes, keepdims=keep, **extra), strict=True)
 
 
 @pytest.mark.parametrize("name", ["max", "min"])

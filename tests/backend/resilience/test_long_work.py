@@ -14,8 +14,7 @@ from fault_provider import until
 from sample_packages.packages import make
 
 from rlx_ort.calibration import store
-from rlx_ort.conversion.convert import convert
-from rlx_ort.conversion.options import ConvertOptions
+from rlx_ort.conversion.convert import ConvertOptions, convert
 from rlx_ort.converters.files import save_onnx
 from rlx_ort.deploy.golden import check_device
 from rlx_ort.deploy.open import runner_of

@@ -57,7 +57,7 @@ def test_a_real_run_is_stopped_at_its_limit_and_the_session_stays_usable() -> No
     assert runner.health()[0].state is HealthState.READY
 
 
-LONG = {
+LONG: dict[str, Any] = {
     "run": lambda compiled, x: compiled.run({"x": x}),
     "run_read_outputs": lambda compiled, x: compiled.run_read_outputs({"x": x}, [0]),
     "run_slots": lambda compiled, x: compiled.run_slots([x]),
@@ -73,10 +73,13 @@ LONG = {
 """Ways of running a compiled graph of one square input."""
 
 
-@pytest.mark.parametrize("way", LONG.values(), ids=LONG)
-@pytest.mark.parametrize("ended_by", ["limit", "token", "task"])
-def test_a_minute_of_work_ends_soon_after_it_is_stopped(way: Any, ended_by: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "ended_by"),
+    [*((name, "limit") for name in LONG), ("run", "token"), ("committed", "token"), ("run", "task")],
+)
+def test_a_minute_of_work_ends_soon_after_it_is_stopped(name: str, ended_by: str) -> None:
     """However it is run and stopped; the same session then runs to its end."""
+    way = LONG[name]
     graph = Graph("long")
     first = value = graph.input("x", ["n", "n"])
     for _ in range(3000):

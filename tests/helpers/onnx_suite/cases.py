@@ -42,12 +42,8 @@ class Case:
 @functools.cache
 def all_cases() -> tuple[Case, ...]:
     """Every case; building the node cases runs their Python sources, which takes a few seconds."""
-    return (*_node_cases(), *stored_cases(), *_light_cases())
-
-
-def stored_cases() -> tuple[Case, ...]:
-    """The cases whose models lie in the wheel as files."""
-    return tuple(case for kind in ("simple", "pytorch-converted", "pytorch-operator") for case in _stored_cases(kind))
+    stored = [case for kind in ("simple", "pytorch-converted", "pytorch-operator") for case in _stored_cases(kind)]
+    return (*_node_cases(), *stored, *_light_cases())
 
 
 def _node_cases() -> list[Case]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
+from rlx_ort.calibration.features import DEFAULT_DIM, Workload, workload_of
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
@@ -171,8 +171,3 @@ def test_control_flow_keeps_runs_from_being_recorded() -> None:
     (noise,) = random.onnx_node("RandomNormal", [], {"shape": np.array([4])}, types=[kind])
     random.outputs = [noise + random.input("x", [4])]
     assert (workload(graph).host_decides, workload(random).host_decides) == (False, True)
-
-
-def test_kernels_differ_by_every_field() -> None:
-    """Two kernels of another type or size are not one."""
-    assert Kernel("Add", (4,)) != Kernel("Add", (4,), dtype="f16")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
-from rlx_ort.calibration.kernels import KERNELS, QUICK_PRIORITY, Kernel, KernelGraph, Point, RandomData
+from rlx_ort.calibration.kernels import KERNELS, Kernel, KernelGraph, Point, RandomData
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.verify import verify
 
@@ -41,32 +40,6 @@ def test_no_size_of_a_kernel_is_measured_twice() -> None:
         assert len(points) == len(set(points)), kernel.name
 
 
-def test_a_quick_calibration_has_what_every_prediction_needs() -> None:
-    """Whole runs, transfers, products at three sides and three numbers of rows, and five operators."""
-    quick = {
-        kernel.name: {point for priority, points in kernel.groups if priority <= QUICK_PRIORITY for point in points}
-        for kernel in KERNELS
-        if kernel.dtype == "f32"
-    }
-    assert all(quick[name] for name in ("run", "launch", "input", "output", "upload", "readback"))
-    assert quick["MatMul"] == {*((m, side) for m in (1, 32, 512) for side in (64, 512, 2048)), (4096, 2048)}
-    assert sum(len(quick[name]) == 2 for name in ("Tanh", "Softmax", "LayerNormalization", "Gather", "ReduceMean")) >= 4
-
-
-def test_a_quick_calibration_begins_with_what_saturates_a_device() -> None:
-    """An addition of 200 MB and a product of 34 GFLOP are among what is measured first, and so are convolutions."""
-    first = {
-        (kernel.name, point)
-        for kernel in KERNELS
-        for priority, points in kernel.groups
-        for point in points
-        if priority <= 1
-    }
-    assert {("Add", (1 << 24, 256)), ("MatMul", (4096, 2048))} <= first
-    assert {name for name, _ in first} >= {"run", "launch", "upload", "readback", "Conv3x3", "Conv1x1"}
-    assert len(first) < 40
-
-
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: f"{kernel.name}-{kernel.dtype}")
 def test_each_copy_adds_the_same_nodes_to_a_correct_graph(kernel: Kernel) -> None:
     """Three copies have three times as many nodes more than the base as one copy has, at every size."""
@@ -84,11 +57,3 @@ def test_each_copy_adds_the_same_nodes_to_a_correct_graph(kernel: Kernel) -> Non
 
 
 _DATA = RandomData()
-
-
-def test_large_tensors_share_one_buffer() -> None:
-    """Two tensors of one dtype cost the memory of the larger one."""
-    data = RandomData()
-    large, small = data.tensor((1 << 20,), DType.F32), data.tensor((1 << 10,), DType.F32)
-    assert np.shares_memory(large.buffer, small.buffer)
-    assert 0 < large.numpy().min() < large.numpy().max() < 1

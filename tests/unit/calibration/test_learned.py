@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import weakref
 
 import pytest
@@ -51,24 +50,28 @@ def test_a_first_prediction_is_untouched(learned: Learned, graph: Graph) -> None
     assert learned.corrected(graph, CPU, SMALL, PREDICTED) == PREDICTED
 
 
-def test_a_run_just_now_counts_in_full(learned: Learned, graph: Graph) -> None:
-    """The prediction becomes what was measured."""
-    learned.note(graph, CPU, SMALL, 4000, PREDICTED)
-    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(4000)
+Run = tuple[float, tuple[tuple[str, int], ...], float]
+RUNS: dict[str, tuple[list[Run], float, float]] = {  # seconds before a run, its size, and how long it took
+    "a run just now counts in full": ([(0, SMALL, 4000)], 0, 4000),
+    "half of the correction is left after three seconds": ([(0, SMALL, 4000)], 3, 2000),
+    "none is left after nine": ([(0, SMALL, 1e6)], 9, PREDICTED),
+    "a run of no time says nothing": ([(0, SMALL, 0)], 0, PREDICTED),
+    "a run of another size counts half": ([(0, LARGE, 4000)], 0, 2000),
+    "runs before a pause do not count": ([*[(0, SMALL, 1000)] * 8, (4, SMALL, 5000)], 0, 5000),
+    "a new run of another size counts more than an old one": ([(0, SMALL, 1000), (6, LARGE, 4000)], 0, 2000),
+}
 
 
-def test_after_three_seconds_half_the_correction_is_left(learned: Learned, graph: Graph, clock: Clock) -> None:
-    """Half of the logarithm: four times as slow becomes twice."""
-    learned.note(graph, CPU, SMALL, 4000, PREDICTED)
-    clock.now += 3
-    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(2000)
-
-
-def test_after_nine_seconds_a_run_is_forgotten(learned: Learned, graph: Graph, clock: Clock) -> None:
-    """However slow it was."""
-    learned.note(graph, CPU, SMALL, 1e6, PREDICTED)
-    clock.now += 9
-    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == PREDICTED
+@pytest.mark.parametrize(("runs", "later_s", "expected"), RUNS.values(), ids=RUNS)
+def test_runs_correct_a_prediction_for_a_while(
+    learned: Learned, graph: Graph, clock: Clock, runs: list[Run], later_s: float, expected: float
+) -> None:
+    """The logarithm of how far it was off fades."""
+    for after_s, size, took_ns in runs:
+        clock.now += after_s
+        learned.note(graph, CPU, size, took_ns, PREDICTED)
+    clock.now += later_s
+    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(expected)
 
 
 def test_a_long_run_is_remembered_for_longer(learned: Learned, graph: Graph, clock: Clock) -> None:
@@ -76,6 +79,14 @@ def test_a_long_run_is_remembered_for_longer(learned: Learned, graph: Graph, clo
     learned.note(graph, CPU, SMALL, 1e9, 1e7)
     clock.now += 20
     assert learned.corrected(graph, CPU, SMALL, 1e7) == pytest.approx(1e8)
+
+
+def test_runs_of_before_do_not_count_beside_a_fresh_one(learned: Learned, graph: Graph) -> None:
+    """A device that is tried again keeps or loses its place by that one run."""
+    for _ in range(8):
+        learned.note(graph, CPU, SMALL, 1000, PREDICTED)
+    learned.note(graph, CPU, SMALL, 5000, PREDICTED, fresh=True)
+    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(5000)
 
 
 def test_the_median_of_the_last_runs_counts(learned: Learned, graph: Graph) -> None:
@@ -89,58 +100,11 @@ def test_the_median_of_the_last_runs_counts(learned: Learned, graph: Graph) -> N
     assert found == [1000, 1000, 1000, 1000, 7000]
 
 
-def test_runs_of_before_do_not_count_beside_a_fresh_one(learned: Learned, graph: Graph) -> None:
-    """A device that is tried again keeps or loses its place by that one run."""
-    for _ in range(8):
-        learned.note(graph, CPU, SMALL, 1000, PREDICTED)
-    learned.note(graph, CPU, SMALL, 5000, PREDICTED, fresh=True)
-    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(5000)
-
-
-def test_runs_before_a_pause_do_not_count_beside_a_new_one(learned: Learned, graph: Graph, clock: Clock) -> None:
-    """After three seconds a device may be another."""
-    for _ in range(8):
-        learned.note(graph, CPU, SMALL, 1000, PREDICTED)
-    clock.now += 4
-    learned.note(graph, CPU, SMALL, 5000, PREDICTED)
-    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(5000)
-
-
-def test_a_clock_that_stands_still_says_nothing(learned: Learned, graph: Graph) -> None:
-    """A run of 0 ns is no measurement."""
-    learned.note(graph, CPU, SMALL, 0, PREDICTED)
-    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == PREDICTED
-
-
-def test_runs_of_another_size_count_half(learned: Learned, graph: Graph) -> None:
-    """By how much they were off their own prediction."""
-    learned.note(graph, CPU, LARGE, 40_000, 10_000)
-    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(2000)
-
-
-def test_a_new_run_of_another_size_counts_more_than_an_old_one_of_the_same(
-    learned: Learned, graph: Graph, clock: Clock
-) -> None:
-    """After six seconds a quarter of the old one is left."""
-    learned.note(graph, CPU, SMALL, 1000, PREDICTED)
-    clock.now += 6
-    learned.note(graph, CPU, LARGE, 40_000, 10_000)
-    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(2000)
-
-
 def test_runs_of_the_graph_as_it_was_before_it_grew_do_not_count(learned: Learned, graph: Graph) -> None:
     """It is another graph now."""
     learned.note(graph, CPU, SMALL, 4000, PREDICTED)
     graph.input("x", ["n"])
     assert learned.corrected(graph, CPU, SMALL, PREDICTED) == PREDICTED
-
-
-def test_memory_is_bounded(learned: Learned, graph: Graph) -> None:
-    """The oldest of many sizes is forgotten, the newest is not."""
-    for n in range(1000):
-        learned.note(graph, CPU, (("n", n),), 4000, PREDICTED)
-    assert sum(len(records) for records in learned._graphs.values()) <= 128
-    assert learned.corrected(graph, CPU, (("n", 999),), PREDICTED) == pytest.approx(4000)
 
 
 def test_a_graph_is_not_kept_alive(learned: Learned) -> None:
@@ -151,10 +115,3 @@ def test_a_graph_is_not_kept_alive(learned: Learned) -> None:
     del graph
     gc.collect()
     assert alive() is None
-
-
-def test_a_clock_that_goes_back_is_no_error(learned: Learned, graph: Graph, clock: Clock) -> None:
-    """The run counts as new."""
-    learned.note(graph, CPU, SMALL, 4000, PREDICTED)
-    clock.now -= 50
-    assert math.isclose(learned.corrected(graph, CPU, SMALL, PREDICTED), 4000)

@@ -114,14 +114,6 @@ def test_the_limit_is_kept(machine: Arithmetic) -> None:
     assert {"run", "launch", "MatMul"} <= {kernel for kernel, _, _ in bench.rows}
 
 
-def test_devices_are_interleaved_kernel_by_kernel(machine: Arithmetic) -> None:
-    """Neither device is left alone with what the machine does meanwhile."""
-    measure_kernels([machine.bench(Device.CUDA), machine.bench(Device("cuda", 1))], quick=True)
-    kernels = [name for at, (_, name) in enumerate(machine.order) if not at or machine.order[at - 1][1] != name]
-    assert len(kernels) < len(machine.order) / 2
-    assert {label for label, _ in machine.order} == {Device.CUDA, Device("cuda", 1)}
-
-
 def test_the_quicker_visit_counts_and_their_difference_is_the_spread(machine: Arithmetic) -> None:
     """A visit that was disturbed by half makes the row noisy."""
     bench, kernel = machine.bench(), _named("Tanh")
@@ -175,13 +167,6 @@ def test_single_nodes_are_measured_in_order_until_the_limit(machine: Arithmetic)
     assert list(reasons) == ["Elu"]
 
 
-def test_a_node_of_which_nothing_is_known_is_not_run_many_times_at_once(machine: Arithmetic) -> None:
-    """One copy of a node of 50 ms is run three times."""
-    machine.node_ns |= {"Mish": 5e7}
-    measure.measure_nodes(Device.CUDA, [measure.Node("m", "Mish", (KIND,), (KIND,))], clock=lambda: machine.now)
-    assert machine.now < (10 + 10 + 1 + 0.2) * 5e7
-
-
 class Recorder:
     """Stands for the bench of a device, and keeps what it was asked to measure."""
 
@@ -209,16 +194,3 @@ def test_what_every_prediction_needs_is_measured_at_two_moments(quick: bool) -> 
         others = [at for at, (other, needed) in enumerate(bench.visits) if not needed]
         assert first < min(others)
         assert second > len(bench.visits) / 2 - 1
-
-
-@pytest.mark.parametrize("quick", [False, True])
-def test_the_least_work_of_a_kernel_is_measured_first(quick: bool) -> None:
-    """On a slow device, a large product that comes first would leave no time for any other."""
-    bench = Recorder()
-    measure_kernels([bench], quick=quick)  # type: ignore[list-item]  # it has what is used
-    once = bench.points[: len(bench.points) // 2]  # all are visited twice
-    for kernel in {id(kernel): kernel for kernel, _ in once}.values():
-        mine = [points for other, points in once if other is kernel]
-        priorities = [next(at for at, points in kernel.groups if points is own) for own in mine]
-        places = [(at, min(map(kernel.work, own))) for at, own in zip(priorities, mine, strict=True)]
-        assert places == sorted(places), kernel.name

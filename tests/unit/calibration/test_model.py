@@ -38,49 +38,37 @@ def add(elements: int, nbytes: float = 0.0) -> Kernel:
     return Kernel("Add", (elements,), "f32", float(elements), nbytes or 12.0 * elements)
 
 
-def test_a_measured_size_has_its_measured_time() -> None:
-    """Nothing is smoothed away."""
-    assert model().price(Kernel("MatMul", (64, 64, 64))).ns == pytest.approx(4000.0)
+ON_DEMAND = Row("?Novel-1", (10_000,), 77_000.0)
+NOVEL = Kernel("Novel-1", (10_000,), "f32", 10_000.0, 120_000.0)
+PRICES: dict[str, tuple[tuple[Row, ...], Kernel, float, str]] = {
+    "a measured size has its measured time": ((), Kernel("MatMul", (64, 64, 64)), 4000.0, "interpolated"),
+    "between sizes the time is a power of the size": ((), add(10_000), 2000.0, "interpolated"),
+    "a weight of any shape goes by its elements": ((), Kernel("MatMul", (1, 128, 512)), 16_000.0, "interpolated"),
+    "beyond its largest size an addition grows with its elements": ((), add(1_000_000), 200_000.0, "extrapolated"),
+    "another operator grows there as the addition does": (
+        (Row("Exp", (1000,), 600.0),),
+        Kernel("Exp", (100_000,)),
+        60_000.0,
+        "extrapolated",
+    ),
+    "nothing takes less than most of a launch": ((), add(1), 80.0, "extrapolated"),
+    "but views, which need none": ((Row("Reshape", (1024,), 20.0),), Kernel("View"), 20.0, "interpolated"),
+    "what the table lacks goes by its bytes": ((), NOVEL, (20_000.0 - 100.0) / 10, "assumed"),
+    "what was measured on demand comes first": ((ON_DEMAND,), NOVEL, 77_000.0, "measured"),
+    "a body counts eight times where nothing is known": ((), add(1000)._replace(times=8), 1600.0, "interpolated"),
+}
 
 
-def test_between_sizes_the_time_is_a_power_of_the_size() -> None:
-    """Half way between the logarithms of 200 and 20,000 is 2,000."""
-    assert model().price(add(10_000)).ns == pytest.approx(2000.0)
+@pytest.mark.parametrize(("rows", "kernel", "ns", "how"), PRICES.values(), ids=PRICES)
+def test_a_kernel_has_a_price(rows: tuple[Row, ...], kernel: Kernel, ns: float, how: str) -> None:
+    """From rows of its size, from those beside it, or from what was measured of other operators."""
+    price = model(*rows).price(kernel)
+    assert (price.ns, price.how) == (pytest.approx(ns), how)
 
 
-def test_a_weight_of_any_shape_is_priced_by_its_elements() -> None:
-    """(128, 512) has as many as (256, 256)."""
-    assert model().price(Kernel("MatMul", (1, 128, 512))).ns == pytest.approx(16_000.0)
-
-
-def test_beyond_the_largest_size_the_addition_grows_with_its_elements() -> None:
-    """Ten times the elements take ten times as long, since the grid grows like that already."""
-    assert model().price(add(1_000_000)).ns == pytest.approx(200_000.0)
-
-
-def test_an_operator_beyond_its_sizes_goes_as_the_addition_does() -> None:
-    """It was measured once, at 1,000 elements, three times as slow as the addition."""
-    price = model(Row("Exp", (1000,), 600.0)).price(Kernel("Exp", (100_000,)))
-    assert price.ns == pytest.approx(60_000.0)
-    assert price.how == "extrapolated"
-
-
-def test_nothing_takes_less_than_most_of_a_launch() -> None:
-    """A tiny tensor is launched as a large one is."""
-    assert model().price(add(1)).ns == pytest.approx(80.0)
-
-
-def test_a_kernel_that_was_measured_to_need_no_launch_takes_its_own_time() -> None:
-    """Views of memory cost next to nothing."""
-    assert model(Row("Reshape", (1024,), 20.0)).price(Kernel("View")).ns == pytest.approx(20.0)
-
-
-def test_what_the_table_lacks_is_assumed_by_the_roofline() -> None:
-    """10,000 elements are a tenth of the bytes of the largest addition, whose launch apart; the error is wide."""
-    price = model().price(Kernel("Novel-1", (10_000,), "f32", 10_000.0, 120_000.0))
-    assert price.ns == pytest.approx((20_000.0 - 100.0) / 10)
-    assert price.how == "assumed"
-    assert ERRORS["assumed"] >= 2.0
+def test_a_size_far_from_what_was_measured_on_demand_is_an_extrapolation() -> None:
+    """A hundred times the elements were never seen."""
+    assert model(ON_DEMAND).price(Kernel("Novel-1", (1_000_000,))).how == "extrapolated"
 
 
 SHIPPED = CostProfile(
@@ -106,14 +94,18 @@ TINY = (Row("MatMul", (1, 64 * 64), 4500.0), Row("Add", (1024,), 4200.0))
 """Rows whose time is all launch."""
 
 
-def test_rows_that_are_all_launch_say_nothing_about_the_rates() -> None:
-    """Those that are shipped for the device stand; 12 KB in 4 us would be 3 bytes per ns."""
-    assert few(*TINY).memory_bw() == 1000.0
-
-
-def test_a_row_that_saturates_the_device_replaces_the_shipped_rate() -> None:
-    """16 M elements in 104 us, of which a launch takes 4."""
-    assert few(*TINY, Row("Add", (1 << 24,), 104_000.0)).memory_bw() == pytest.approx(12 * (1 << 24) / 100_000)
+@pytest.mark.parametrize(
+    ("rows", "rate"),
+    [
+        ((), 1000.0),
+        ((Row("Add", (1 << 24,), 104_000.0),), 12 * (1 << 24) / 100_000),
+        ((Row("Add", (1 << 20,), 8000.0),), 12 * (1 << 20) / 8000),
+    ],
+    ids=["rows of launches say nothing", "a row that saturates the device replaces it", "no row may be quicker"],
+)
+def test_the_memory_rate_is_what_rows_show(rows: tuple[Row, ...], rate: float) -> None:
+    """Otherwise the one that is shipped for the device stands, in bytes per ns."""
+    assert few(*TINY, *rows).memory_bw() == pytest.approx(rate)
 
 
 def test_a_small_product_that_is_slow_says_nothing_about_the_rates() -> None:
@@ -123,11 +115,6 @@ def test_a_small_product_that_is_slow_says_nothing_about_the_rates() -> None:
     assert large == pytest.approx(1e10 / 10_000)
 
 
-def test_a_rate_that_a_row_shows_to_be_possible_is_never_priced_below() -> None:
-    """1 M elements in 8 us are more than the shipped rate, with the launch included."""
-    assert few(*TINY, Row("Add", (1 << 20,), 8000.0)).memory_bw() == pytest.approx(12 * (1 << 20) / 8000)
-
-
 def test_a_large_kernel_beyond_rows_that_are_all_launch_is_priced_by_the_known_rates() -> None:
     """A product of 2 * 512 * 2048 * 2048 flops takes 430 us at 10,000 a ns, and 16 M elements 201 us."""
     price = few(*TINY).price(Kernel("MatMul", (512, 2048, 2048), "f32", 2.0 * 512 * 2048**2, 4.0 * 2048**2)).ns
@@ -135,29 +122,9 @@ def test_a_large_kernel_beyond_rows_that_are_all_launch_is_priced_by_the_known_r
     assert few(*TINY).price(add(1 << 24)).ns == pytest.approx(4200 + 12 * (1 << 24) / 1000, rel=0.01)
 
 
-def test_what_was_measured_on_demand_comes_before_the_assumption() -> None:
-    """The row is of the graph's own size."""
-    price = model(Row("?Novel-1", (10_000,), 77_000.0)).price(Kernel("Novel-1", (10_000,), "f32", 1e4, 12e4))
-    assert price == (77_000.0, "measured")
-
-
-def test_a_size_far_from_what_was_measured_on_demand_is_an_extrapolation() -> None:
-    """A hundred times the elements were never seen."""
-    assert model(Row("?Novel-1", (10_000,), 77_000.0)).price(Kernel("Novel-1", (1_000_000,))).how == "extrapolated"
-
-
-def test_a_loop_s_body_counts_as_often_as_it_runs() -> None:
-    """Eight times, where nothing is known."""
-    assert model().price(add(1000)._replace(times=8)).ns == pytest.approx(1600.0)
-
-
-def test_a_round_trip_is_what_is_left_of_a_run() -> None:
-    """Without its node, its input and its output."""
+def test_transfers_and_round_trips_have_a_price() -> None:
+    """A run without its node, input and output; a small input's time, and what its bytes take beyond."""
     assert model().roundtrip_overhead_ns() == pytest.approx(10_000.0 - 100.0 - 1000.0 - 2000.0)
-
-
-def test_an_upload_takes_its_latency_and_its_bytes() -> None:
-    """A small input's time, and what its bytes take beyond."""
     assert model().upload_ns(10_000) == pytest.approx(1000.0 + 1000.0)
 
 

@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
 
-from rlx_ort.calibration.profile import CalibrationProfile, Row
+from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.errors import CalibrationError
-
-
-def test_a_row_is_a_list_on_a_line_of_its_own(here: Any) -> None:
-    """Kernel, size, ns, dtype, spread and repeats, in this order."""
-    text = here.profile(rows=(Row("MatMul", (64, 4096), 5100.0, "f16", 0.03, 9),)).to_json()
-    assert json.loads(text)["rows"] == [["MatMul", [64, 4096], 5100.0, "f16", 0.03, 9]]
-    assert '["MatMul", [64, 4096], 5100.0, "f16", 0.03, 9]' in text.splitlines()
-
-
-def test_four_hundred_rows_are_read_in_five_milliseconds(here: Any) -> None:
-    """The quickest of ten readings."""
-    rows = tuple(Row("Softmax", (at, 256), at * 1.5, "f32", 0.01, 500) for at in range(1, 401))
-    text, times = here.profile(rows=rows).to_json(), []
-    for _ in range(10):
-        start = time.perf_counter()
-        assert CalibrationProfile.from_json(text).rows == rows
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.005
 
 
 def test_another_schema_is_measured_again(here: Any) -> None:

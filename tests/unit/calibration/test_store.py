@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import logging
 from typing import Any
 
@@ -78,21 +77,6 @@ def test_a_new_profile_replaces_the_old_one_in_a_running_process(here: Any) -> N
     assert store.find(Device.CUDA).profile == newer
 
 
-def test_a_full_disk_costs_the_file_and_not_the_profile(
-    here: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The measurement counts for this process, with a warning."""
-
-    def full(*arguments: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(store, "write_atomic", full)
-    with caplog.at_level(logging.WARNING):
-        assert store.keep(Device.CUDA, here.profile()) is None
-    assert "No space left" in caplog.text
-    assert store.find(Device.CUDA).profile == here.profile()
-
-
 def test_a_cache_folder_that_cannot_be_made_costs_the_file_and_not_the_profile(
     here: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,19 +89,6 @@ def test_a_cache_folder_that_cannot_be_made_costs_the_file_and_not_the_profile(
     assert not waited
     assert "cannot be kept" in caplog.text
     assert store.find(Device.CUDA).profile == here.profile()
-
-
-def test_writing_leaves_nothing_but_the_profile(here: Any) -> None:
-    """The file appears under its name in one step, and no part of it is left over."""
-    store.keep(Device.CUDA, here.profile())
-    assert list(here.file.parent.iterdir()) == [here.file]
-
-
-def test_the_date_of_a_profile_does_not_matter(here: Any) -> None:
-    """A wall clock that jumped makes no profile invalid."""
-    store.keep(Device.CUDA, here.profile(measured="2099-01-01T00:00:00+00:00"))
-    store.forget()
-    assert store.find(Device.CUDA).profile is not None
 
 
 def test_a_profile_survives_the_way_to_json_and_back(here: Any) -> None:

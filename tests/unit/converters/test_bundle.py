@@ -68,14 +68,6 @@ def test_constants_stay_nodes_where_every_initializer_must_be_an_input() -> None
     assert bundle.weights == {}
 
 
-def test_the_given_model_is_left_as_it_is() -> None:
-    """Taking the weights out happens on a copy."""
-    model = model_with_bodies()
-    before = model.SerializeToString(deterministic=True)
-    bundle_of(model)
-    assert model.SerializeToString(deterministic=True) == before
-
-
 def test_external_tensors_of_attributes_are_brought_inside(tmp_path: Path) -> None:
     """No pass looks for data of an attribute outside the model."""
     (tmp_path / "data").write_bytes(SMALL.tobytes())

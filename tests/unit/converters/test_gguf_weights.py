@@ -14,7 +14,7 @@ from sample_models.source_files import write_gguf
 from rlx_ort.converters.sources import WeightFile, read_weights
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, dequantize_blocks
+from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
 
 gguf = pytest.importorskip("gguf")
 
@@ -44,16 +44,6 @@ def write(path: Path, tensors: dict[str, tuple[str, npt.NDArray[Any]]]) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-@pytest.mark.parametrize("kind", SCALES)
-def test_blocks_of_the_ir_are_unpacked_bit_for_bit_as_gguf_does(kind: str) -> None:
-    """So that a packed product computes with the very weights that a dequantised one has."""
-    raw = blocks(kind, 64, 1024)
-    expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
-    found = dequantize_blocks(kind, raw)
-    assert found.dtype == expected.dtype == np.float32
-    assert found.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("kind", ISSUED)

@@ -11,7 +11,7 @@ from onnx import parser
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.converters.to_onnx.opset import BREAKS, NodeForm, obstacle
+from rlx_ort.converters.to_onnx.opset import BREAKS, NodeForm, obsolete_attributes, obstacle
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -124,6 +124,11 @@ def floats(*dims: int | str) -> TensorType:
     [
         (form("Neg"), 13, 21, ""),
         (form("Neg"), 6, 13, ""),
+        (form("Relu", __note=1), 14, 21, ""),  # of whoever wrote the model
+        (form("Cast", to=1), 13, 21, ""),  # 19 added saturate, which only float8 looks at
+        (form("Softmax"), 11, 13, "flattened"),
+        (form("Squeeze", axes=(0,)), 11, 13, "no attribute axes"),  # the axes became an input
+        (form("GroupNormalization", num_groups=1), 18, 20, ""),  # as little in force there as here
         (form("Nothing"), 13, 21, "no Nothing"),
         (form("Swish"), 24, 21, "no Swish"),
         (form("Clip", min=0.0), 6, 21, "no attribute min"),
@@ -160,6 +165,11 @@ def test_why_a_node_may_not_move(node: NodeForm, written: int, target: int, reas
         assert re.search(reason, found), found
     else:
         assert found == ""
+
+
+def test_notes_at_a_node_stay() -> None:
+    """Attributes that an opset lacks go, and those that no opset has are not the operator's."""
+    assert obsolete_attributes("Relu", ["__note", "consumed_inputs"], 1, 21) == ["consumed_inputs"]
 
 
 def test_moving_is_judged_the_same_in_both_directions() -> None:

@@ -85,6 +85,23 @@ def refused(proto: onnx.ModelProto | bytes, message: str) -> None:
             "{ y = ConvTranspose <group = 2> (x, w, b) }",
             r"bias of shape \[3\]",
         ),
+        (
+            "g (float[1, 4, 4, 4] x, float[2, 2, 2, 2] w) => (float[p, q, r, s] y) { y = Conv (x, w) }",
+            "input of 4 channels.*read 2",
+        ),
+        (
+            "g (float[1, 3, 4, 4] x, float[4, 3, 2, 2] w) => (float[p, q, r, s] y) { y = ConvTranspose (x, w) }",
+            "input of 3 channels.*read 4",
+        ),
+        (
+            "g (float[1, 4, 4, 4] x, float[3, 2, 2, 2] w) => (float[p, q, r, s] y) { y = Conv <group = 2> (x, w) }",
+            "3 output channels in 2 groups",
+        ),
+        (
+            "g (float[1, 4, 4, 4] x, float[4, 3, 2, 2] w) => (float[p, q, r, s] y) "
+            "{ y = ConvTranspose <strides = [3, 1], output_padding = [1, 1]> (x, w) }",
+            r"output_padding of \[1, 1\]",
+        ),
     ],
 )  # fmt: skip
 def test_a_node_that_breaks_its_schema_is_refused(graph: str, message: str) -> None:

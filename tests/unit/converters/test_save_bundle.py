@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from sample_models.source_files import LARGE, model_with_bodies, small_graph
@@ -70,39 +68,3 @@ def test_a_source_that_was_written_to_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="was written to since"):
         save_bundle(bundle, tmp_path / "out.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses to replace a file that is mapped")
-def test_a_source_may_be_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
-    """The map keeps the old file until the new one is whole."""
-    source = tmp_path / "model.onnx"
-    save_onnx(small_graph(), source, external_data=True)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    save_bundle(open_source(source), source, external_data=True, overwrite=True)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_an_existing_data_file_is_not_overwritten_unasked(tmp_path: Path) -> None:
-    """Also where the model itself is new."""
-    (tmp_path / "model.onnx.data").write_bytes(b"precious")
-    with pytest.raises(ConversionError, match="exists"):
-        save_bundle(bundle_from_graph(small_graph()), tmp_path / "model.onnx", external_data=True)
-    assert (tmp_path / "model.onnx.data").read_bytes() == b"precious"
-
-
-def test_a_failure_while_the_data_is_written_keeps_both_old_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The model and its data are replaced together, when both are whole."""
-    path = tmp_path / "model.onnx"
-    save_onnx(small_graph(), path, external_data=True)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    bundle = bundle_from_graph(small_graph())
-    changed = bundle.with_weights({**bundle.weights, "w": type(bundle.weights["w"]).from_array(np.ones((16, 8), "f"))})
-
-    def full(count: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(ConversionError, match="No space left"):
-        save_bundle(changed, path, external_data=True, overwrite=True, progress=full)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

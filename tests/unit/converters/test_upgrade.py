@@ -95,11 +95,6 @@ def test_an_old_dropout_whose_mask_nobody_reads_is_an_identity() -> None:
     assert [node.op_type for node in to_onnx(graph).graph.node] == ["Dropout"]
 
 
-def test_softmax_before_13_that_flattens_keeps_the_model() -> None:
-    """It is another function, though its attributes look alike."""
-    assert opset(read(f"({X}) => (float[2,3] y)", "y = Softmax <axis = 0> (x)", 11)[1]) == 11
-
-
 def test_one_node_that_cannot_leave_its_opset_keeps_the_whole_model() -> None:
     """A model has one opset, so its other nodes keep the form that they have there."""
     body = 'a = Clip <min = 0.0> (x) y = Upsample <mode = "nearest", scales = [1.0, 2.0]> (a)'

@@ -16,7 +16,7 @@ from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.write import Content, write_package
 from rlx_ort.errors import PackageError
 from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort.options.compile_options import Precision
 
 
 def test_an_existing_package_is_left_alone(tmp_path: Path) -> None:
@@ -136,13 +136,3 @@ def test_opening_loads_no_engine(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", check=True
     )
     assert result.stdout.strip() == ""
-
-
-def test_the_entry_of_a_device_comes_before_that_of_its_kind() -> None:
-    """`cuda:1` has its own precision, other CUDA devices that of the kind, and all others the general one."""
-    from rlx_ort.device import Device
-
-    precisions = {"cuda": Precision.F16, "cuda:1": Precision.BF16}
-    options = CompileOptions(precision=Precision.TF32, precisions=precisions)
-    found = [options.on(Device(name)).precision for name in ("cuda", "cuda:1", "cuda:2", "cpu")]
-    assert found == [Precision.F16, Precision.BF16, Precision.F16, Precision.TF32]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sample_packages.packages import SIZE, files_of, flip, make, rebuilt, repacked
+from sample_packages.packages import SIZE, files_of, flip, make, repacked
 
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.write import write_package
@@ -160,15 +159,6 @@ def test_another_package_is_found_by_its_digest(originals: dict[bool, Path], tmp
     Package(originals[True], sha256=digest).close()
     with pytest.raises(IntegrityError, match="another package"):
         Package(make(tmp_path / "other.ortpackage", seed=1), sha256=digest)
-
-
-def test_a_consistent_lie_about_a_tensor_is_found(originals: dict[bool, Path], tmp_path: Path) -> None:
-    """A tensor that reaches beyond its file is refused though all digests are right."""
-    files = files_of(originals[False])
-    index = json.loads(files["rlx.json"])
-    index["tensors"]["tensor0"]["offset"] = 1 << 40
-    with pytest.raises(IntegrityError, match="tensor0"):
-        Package(repacked(tmp_path / "lie.ortpackage", rebuilt(files, index)))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")

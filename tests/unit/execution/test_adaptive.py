@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from rlx_ort.providers import plugins
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine import runtime
 from rlx_ort.selection.policy import Adaptive, DevicePickStrategy, DevicePolicy
-from rlx_ort.selection.predict import dims_of
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -138,17 +135,6 @@ def test_another_question_is_measured_again(
     assert set(timed["asked"]) == {CUDA, WEBGPU}
 
 
-def test_a_damaged_file_is_measured_again(providers: Any, matmul_graph: Build, timed: Any, stored: Path) -> None:
-    """What cannot be read is no answer and no error."""
-    close_together(providers)
-    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
-    [file] = stored.iterdir()
-    file.write_text('{"device": "cuda"', encoding="utf-8")
-    timed["asked"].clear()
-    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
-    assert set(timed["asked"]) == {CUDA, WEBGPU}
-
-
 def test_a_device_that_fails_is_passed_over_and_not_remembered(
     providers: Any, matmul_graph: Build, timed: Any, stored: Path
 ) -> None:
@@ -216,18 +202,6 @@ def test_a_policy_that_leaves_nothing_says_why(providers: Any, matmul_graph: Bui
         GraphDevices(matmul_graph(WEIGHTS), policy).resolve_with_inputs(INPUTS)
 
 
-def test_a_folder_that_cannot_be_written_costs_only_the_memory(
-    providers: Any, matmul_graph: Build, timed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The choice is made all the same."""
-    blocked = tmp_path / "file"
-    blocked.write_text("", encoding="utf-8")
-    monkeypatch.setenv("RLX_CACHE_DIR", str(blocked))
-    close_together(providers)
-    timed["times"] = {"cuda": 9000, "webgpu": 5000}
-    assert GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS) == WEBGPU
-
-
 def test_the_measured_device_is_the_one_that_runs(providers: Any, matmul_graph: Build, timed: Any) -> None:
     """`compile_resolved_with_inputs` takes what the strategy chose."""
     close_together(providers)
@@ -235,18 +209,6 @@ def test_the_measured_device_is_the_one_that_runs(providers: Any, matmul_graph: 
     compiled = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).compile_resolved_with_inputs(INPUTS)
     assert compiled.device == WEBGPU
     np.testing.assert_array_equal(compiled.run(INPUTS)[0], INPUTS["x"] @ WEIGHTS)
-
-
-def test_races_of_a_process_share_what_they_know_of_the_host(providers: Any, matmul_graph: Build, timed: Any) -> None:
-    """Also the race of what is left where all close devices failed; without calibrations nothing is known before."""
-    close_together(providers)
-    timed["times"] = {"cuda": "lost", "webgpu": "lost", "cpu": 70_000}
-    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
-    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
-    first, *others = timed["paces"]
-    assert len(others) == 3
-    assert all(pace is first for pace in others)
-    assert first.limit_ns == math.inf
 
 
 def test_what_is_unknown_is_measured_before_devices_are_compared(
@@ -265,26 +227,3 @@ def test_what_is_unknown_is_measured_before_devices_are_compared(
     assert GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS) == WEBGPU
     assert {device for device, _ in asked} == {CPU, CUDA, WEBGPU}
     assert all(dims == {"n": 2} for _, dims in asked)
-
-
-def test_a_choice_of_one_device_measures_nothing(
-    providers: Any, matmul_graph: Build, timed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is nothing to compare."""
-    monkeypatch.setattr(adaptive, "measure_unknown", lambda *given: pytest.fail("something was measured"))
-    policy = dataclasses.replace(ADAPTIVE, allow=(CUDA,))
-    assert GraphDevices(matmul_graph(WEIGHTS), policy).resolve_with_inputs(INPUTS) == CUDA
-
-
-def test_the_inputs_decide_the_sizes_of_named_dims(matmul_graph: Build) -> None:
-    """What does not fit is left for the run to refuse."""
-    graph = matmul_graph(WEIGHTS)
-    assert dims_of(graph, INPUTS) == {"n": 2}
-    assert dims_of(graph, {"x": np.ones(4)}) == {}
-    assert dims_of(graph, {}) == {}
-
-
-def test_fewer_than_one_run_counts_as_one() -> None:
-    """As for the benchmark strategy."""
-    assert Adaptive(0) == Adaptive(1)
-    assert DevicePolicy().with_adaptive_pick(7).pick_strategy() == Adaptive(7)

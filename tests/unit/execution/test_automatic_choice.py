@@ -231,12 +231,6 @@ def test_rlx_device_is_strict_and_the_ranking_after_it_is_assisted(providers: An
     assert (compiled.device, compiled.rule) == (CUDA, PlacementRule.ASSISTED)
 
 
-def test_a_flexible_session_passes_over_a_device_that_refuses(providers: Any, matmul_graph: Build) -> None:
-    """It walks the same ranking."""
-    providers["cuda"].refuses["cuda"] = FULL
-    assert FlexibleSession().compile_resolved(matmul_graph(ONES)).device == WEBGPU
-
-
 @pytest.mark.parametrize("error", [FULL, MemoryError()], ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("pick", [DevicePolicy().with_benchmark_pick(1), DevicePolicy().with_adaptive_pick(1)])
 def test_the_measuring_picks_pass_over_a_device_that_refuses(
@@ -356,13 +350,3 @@ def test_a_router_whose_parameters_are_not_set_raises(providers: Any, matmul_gra
     """It promises warm devices."""
     with pytest.raises(ParamError):
         DeviceRouter(matmul_graph())
-
-
-def test_a_chain_without_any_device_to_try_puts_the_reason_down_to_the_cpu(providers: Any, matmul_graph: Build) -> None:
-    """A failure that belongs to no device is one attempt of the CPU, as RLX makes of a text."""
-    runner = GraphDevices(matmul_graph(ONES), DevicePolicy(deny=list(Device.all())))
-    with pytest.raises(DeviceFallbackError) as raised:
-        runner.run_chain(INPUTS)
-    ((device, reason),) = raised.value.attempts
-    assert device == CPU
-    assert str(raised.value.__cause__) == reason

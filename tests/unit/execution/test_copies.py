@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, RunError
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.selection.cost import BackendCostModel, completed
 from rlx_ort.selection.policy import DevicePolicy
 
 COPIES = [copy.copy, copy.deepcopy, pickle.dumps]
@@ -60,34 +58,3 @@ def test_the_two_names_of_amd_hardware_deny_each_other() -> None:
     """A denied card is not reached under its other name."""
     assert not DevicePolicy(deny=("rocm",)).allows("amdgpu")  # type: ignore[arg-type]  # names are taken
     assert not DevicePolicy(deny=("amdgpu",)).allows("rocm")  # type: ignore[arg-type]  # names are taken
-
-
-class SixRates(BackendCostModel):
-    """A model that derives from the protocol and gives rates alone."""
-
-    device = Device.CPU  # type: ignore[assignment]  # an attribute serves as well
-
-    def sgemm_gflops(self, m: int, k: int, n: int) -> float:
-        """Return 100 GFLOP/s."""
-        return 100.0
-
-    def memory_bw(self) -> float:
-        """Return 10 bytes per ns."""
-        return 10.0
-
-    def dispatch_overhead_ns(self) -> float:
-        """Return a microsecond."""
-        return 1000.0
-
-    def roundtrip_overhead_ns(self) -> float:
-        """Return five microseconds."""
-        return 5000.0
-
-    def num_threads(self) -> int:
-        """Return one."""
-        return 1
-
-
-def test_a_cost_model_that_derives_from_the_protocol_is_completed() -> None:
-    """What the protocol only declares is made from the rates."""
-    assert completed(SixRates()).source == "given: SixRates"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlx_ort import adaptive, graph_devices
-from rlx_ort.adaptive import Choice, Follower
+from rlx_ort.adaptive import Choice
 from rlx_ort.calibration import learned as learning
 from rlx_ort.calibration import store
 from rlx_ort.calibration.learned import Learned
@@ -124,18 +124,6 @@ def test_a_device_that_is_slower_by_less_than_a_tenth_keeps_its_place(runner: Gr
     assert set(run_for(runner, machine, 1.0)) == {"cpu"}
     machine.run_ns["cpu"] = round(3.4 * MS)
     assert run_for(runner, machine, 0.05)[-1] == "cuda"
-
-
-def test_the_chosen_device_gets_its_place_back_when_it_is_as_fast(machine: Machine, matmul_graph: Build) -> None:
-    """No tenth is asked for on the way back: else a choice by preference would be lost for good."""
-    learned = Learned(lambda: machine.now_ns / 1e9)
-    choice = Choice(CPU, "measured", {}, {"cpu": 2.9 * MS, "cuda": 3.0 * MS})
-    follower = Follower(matmul_graph(), choice, (), learned)
-    for _ in range(5):
-        follower.note(CPU, 20 * MS)
-    assert follower.device() == CUDA
-    machine.now_ns += 10_000_000_000
-    assert follower.device() == CPU
 
 
 def test_the_first_run_on_a_device_does_not_count(runner: GraphDevices, machine: Machine) -> None:

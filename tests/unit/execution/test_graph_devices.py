@@ -244,15 +244,6 @@ def test_a_device_that_does_not_work_never_answers_from_another(providers: Any, 
     assert (providers["cpu"].opened, providers["webgpu"].opened) == (0, 0)
 
 
-def test_an_empty_allow_list_leaves_nothing(runner: GraphDevices) -> None:
-    """With no device allowed there is no fastest one, not even the CPU."""
-    runner.set_policy(DevicePolicy.only([]))
-    assert runner.devices() == []
-    for ask in (runner.fastest, runner.resolve, runner.compile_fastest, lambda: runner.run_resolved(INPUTS)):
-        with pytest.raises(NoViableDeviceError):
-            ask()
-
-
 def test_every_way_to_run_gives_the_same_answer(runner: GraphDevices) -> None:
     """Named, resolved, fastest, chosen with inputs, tried and chained runs agree."""
     answers = [

@@ -206,10 +206,3 @@ def test_sequences_optionals_and_maps_are_looked_into() -> None:
         plan.feeds({"s": [[1.0], np.ones(1)], "m": {}})
     with pytest.raises(InputError, match="give a dict"):
         plan.feeds({"s": [], "m": [1]})
-
-
-def test_the_callers_dict_is_left_alone() -> None:
-    """Converted arrays do not appear in the caller's dict."""
-    mine = {"x": [[1.0, 2.0]]}
-    _plan().feeds(mine)
-    assert mine == {"x": [[1.0, 2.0]]}

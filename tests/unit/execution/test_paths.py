@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlx_ort.errors import EngineError, InputError
-from rlx_ort.execution.background import BackgroundRuns, Workers
+from rlx_ort.errors import InputError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers.engine.binding import DeviceTensor, HostTensor
+from rlx_ort.providers.engine.binding import HostTensor
 
 ONES = np.ones((4, 3), np.float32)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -27,17 +25,6 @@ Build = Callable[..., Graph]
 def compiled(providers: Any, matmul_graph: Build) -> CompiledGraph:
     """Return `y = x @ w` compiled on a provider without device memory."""
     return Session("cpu").compile(matmul_graph(ONES))
-
-
-def test_slots_work_through_any_engine(compiled: CompiledGraph) -> None:
-    """The first run, bound runs and one of another shape return the product, in one buffer for each shape."""
-    first = compiled.run_slots([X])[0]
-    np.testing.assert_array_equal(first, Y)
-    second = compiled.run_slots([X + 1])[0]
-    assert second is first
-    np.testing.assert_array_equal(second, (X + 1) @ ONES)
-    np.testing.assert_array_equal(compiled.run_slots([X[:1]])[0], Y[:1])
-    np.testing.assert_array_equal(compiled.run_raw({"x": X})[0], Y)
 
 
 def test_a_handle_is_the_value_of_its_input(compiled: CompiledGraph) -> None:
@@ -173,17 +160,6 @@ def test_handles_survive_a_new_session(compiled: CompiledGraph) -> None:
         np.testing.assert_array_equal(compiled.run({})[0], Y * 3)
 
 
-def test_a_run_that_fails_changes_no_handle(providers: Any, compiled: CompiledGraph) -> None:
-    """The engine's failure leaves the values as they were."""
-    compiled.bind_handle("out0", np.zeros((2, 3), np.float32))
-    providers["cpu"].run_failure = "out of memory"
-    with pytest.raises(EngineError, match="out of memory"):
-        compiled.run({"x": X})
-    np.testing.assert_array_equal(compiled.read_handle("out0"), np.zeros((2, 3)))
-    providers["cpu"].run_failure = ""
-    np.testing.assert_array_equal(compiled.run({"x": X})[0], Y)
-
-
 def test_committed_runs_are_in_order_and_copy_their_inputs(compiled: CompiledGraph) -> None:
     """The last one's output is in the handle, and arrays may be reused at once."""
     compiled.bind_handle("out0", np.zeros((2, 3), np.float32))
@@ -193,47 +169,6 @@ def test_committed_runs_are_in_order_and_copy_their_inputs(compiled: CompiledGra
         compiled.commit_no_wait({"x": reused})
     np.testing.assert_array_equal(compiled.read_handle("out0"), Y * 5)
     compiled.sync_pending()
-
-
-def test_the_first_error_of_committed_runs_comes_once(compiled: CompiledGraph) -> None:
-    """`sync_pending` waits for all of them first, and forgets them."""
-    compiled.commit_no_wait({})
-    compiled.commit_no_wait({"x": X})
-    with pytest.raises(InputError, match="'x'"):
-        compiled.sync_pending()
-    compiled.sync_pending()
-
-
-def test_pipelined_runs_come_in_order(compiled: CompiledGraph) -> None:
-    """Each set of inputs has its outputs at its place."""
-    found = compiled.run_pipelined([{"x": X * scale} for scale in range(5)])
-    for scale, (output,) in enumerate(found):
-        np.testing.assert_array_equal(output, Y * scale)
-    assert compiled.run_pipelined([]) == []
-
-
-def test_awaited_runs_give_outputs_and_typed_errors(compiled: CompiledGraph) -> None:
-    """Side by side, and with handles one after the other."""
-
-    async def both() -> list[list[Any]]:
-        return await asyncio.gather(*(compiled.run_async({"x": X * scale}) for scale in (1, 2)))
-
-    for scale, (output,) in enumerate(asyncio.run(both()), start=1):
-        np.testing.assert_array_equal(output, Y * scale)
-    with pytest.raises(InputError):
-        asyncio.run(compiled.run_async({}))
-    compiled.bind_handle("x", X)
-    np.testing.assert_array_equal(asyncio.run(compiled.run_async({}))[0], Y)
-
-
-def test_outputs_stay_where_the_engine_made_them(compiled: CompiledGraph) -> None:
-    """`run_dlpack` gives tensors that are inputs again, and that numpy shares."""
-    (tensor,) = compiled.run_dlpack({"x": X})
-    assert isinstance(tensor, DeviceTensor)
-    np.testing.assert_array_equal(np.from_dlpack(tensor), Y)
-    assert tensor.shape == (2, 3)
-    assert "float32" in repr(tensor)
-    np.testing.assert_array_equal(compiled.run({"x": HostTensor(X)})[0], Y)
 
 
 def test_a_tensor_of_another_dtype_is_refused(compiled: CompiledGraph) -> None:
@@ -291,45 +226,6 @@ def test_inputs_that_change_in_kind_are_checked_again(compiled: CompiledGraph) -
         compiled.run({})
 
 
-def test_workers_run_side_by_side_up_to_their_number() -> None:
-    """Two workers have two calls in them at a time, and no third."""
-    workers = Workers(2, "test")
-    inside = threading.Barrier(2)
-    most = []
-    lock = threading.Lock()
-    current = 0
-
-    def work() -> int:
-        nonlocal current
-        with lock:
-            current += 1
-            most.append(current)
-        inside.wait(5)
-        with lock:
-            current -= 1
-        return 7
-
-    assert [future.result(5) for future in [workers.submit(work) for _ in range(4)]] == [7] * 4
-    assert max(most) == 2
-    workers.close()
-
-
-def test_errors_in_a_pipeline_do_not_stop_what_comes_after() -> None:
-    """Each committed call runs, the first error is raised, and the memory of successful calls is freed."""
-    pipeline = BackgroundRuns()
-    ran = []
-
-    def fail() -> None:
-        raise EngineError("first")
-
-    for call in (lambda: ran.append(1), fail, lambda: ran.append(2)):
-        pipeline.commit(call)
-    with pytest.raises(EngineError, match="first"):
-        pipeline.sync()
-    assert ran == [1, 2]
-    pipeline.close()
-
-
 @pytest.mark.parametrize(
     "run",
     [
@@ -362,18 +258,6 @@ def test_inputs_that_are_no_dict_are_refused_with_an_extent_too(compiled: Compil
     compiled.set_active_extent((1, 2))
     with pytest.raises(InputError, match="takes a dict"):
         compiled.run([X])  # type: ignore[arg-type]  # that is the point
-
-
-def test_committed_runs_return_the_outputs_they_were_asked_for(compiled: CompiledGraph) -> None:
-    """`sync_pending` returns them in the order of the runs, and those of runs asked for none not at all."""
-    compiled.commit_no_wait({"x": X}, None)
-    compiled.commit_no_wait({"x": X * 2})
-    compiled.commit_no_wait({"x": X * 3}, [0, 0])
-    found = compiled.sync_pending()
-    assert [len(outputs) for outputs in found] == [1, 2]
-    np.testing.assert_array_equal(found[0][0], Y)
-    np.testing.assert_array_equal(found[1], [Y * 3, Y * 3])
-    assert compiled.sync_pending() == []
 
 
 def test_an_output_that_is_not_there_cannot_be_committed(compiled: CompiledGraph) -> None:

@@ -154,22 +154,6 @@ def test_inputs_that_do_not_fit_are_the_callers_mistake(monkeypatch: pytest.Monk
         race([CPU, CUDA], compile_on, {}, 2)
 
 
-@pytest.mark.parametrize(("run_ns", "count", "warm"), [(100_000, 30, 20), (10_000_000, 1, 1), (100, 200, 200)])
-def test_short_runs_are_timed_in_longer_blocks(
-    monkeypatch: pytest.MonkeyPatch, run_ns: int, count: int, warm: int
-) -> None:
-    """Runs of 100 us come 30 to a block of 3 ms, after 20 that do not count; runs of 10 ms come alone, after one."""
-    found: list[tuple[int, int]] = []
-
-    def block(runner: _Runner, inputs: object, count: int, warm: int) -> list[int]:
-        found.append((count, warm))
-        return [run_ns] * count
-
-    monkeypatch.setattr(racing, "timed_block", block)
-    race([CPU, CUDA], _Runner, {}, 3)  # type: ignore[arg-type]  # only `run` is needed
-    assert set(found[2:]) == {(count, warm)}
-
-
 def test_a_round_begins_when_the_host_is_calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pauses, and then every block."""
     track = Track(monkeypatch, {CPU: steady(100), CUDA: steady(110)})
@@ -185,14 +169,6 @@ def test_a_disturbed_round_is_measured_again_and_does_not_count(monkeypatch: pyt
     rows = race([CPU, CUDA], track.compile_on, {}, 1, pace=host)
     assert [(row.device, row.median_exec_ns) for row in rows] == [(CPU, 100), (CUDA, 110)]
     assert track.log == [CPU, CUDA, CPU, CUDA]
-
-
-def test_a_disturbed_block_ends_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks after it would be taken back as well."""
-    track = Track(monkeypatch, {CPU: [700, *steady(100)], CUDA: steady(110)})
-    host = Host(monkeypatch, track, then_calm(50, 150))
-    race([CPU, CUDA], track.compile_on, {}, 1, pace=host)
-    assert track.log == [CPU, CPU, CUDA]
 
 
 def test_a_device_that_fails_in_a_disturbed_round_stays_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,11 +211,3 @@ def test_what_a_disturbance_takes_is_not_of_the_budget(monkeypatch: pytest.Monke
         race([CPU, CUDA], track.compile_on, {}, 5, 0.5, pace=host)
         found.append((track.log.count("pause"), track.log.count(CPU)))
     assert found == [(0, 3), (45, 3)]
-
-
-def test_without_a_pace_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the host is."""
-    track = Track(monkeypatch, {CPU: steady(100), CUDA: steady(110)})
-    Host(monkeypatch, track, itertools.repeat(150))
-    race([CPU, CUDA], track.compile_on, {}, 2)
-    assert track.log == [CPU, CUDA, CUDA, CPU]

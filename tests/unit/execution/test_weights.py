@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -193,21 +191,6 @@ def test_missing_names_what_is_not_set() -> None:
         store.snapshot(["w", "bias"])
 
 
-def test_an_update_block_is_one_version() -> None:
-    """Changes in a block are seen all at once, at its end."""
-    store = _store()
-    store.set("w", VALUES)
-    before = store.version
-    with store.update():
-        store.set("w", VALUES + 1)
-        store.set("bias", [1, 2, 3])
-        assert store.missing() == ["bias"]
-        assert store.version == before
-    assert store.version == before + 1
-    np.testing.assert_array_equal(_numpy(store), VALUES + 1)
-    assert store.missing() == []
-
-
 def test_an_update_block_that_raises_changes_nothing() -> None:
     """A block that ends with an error leaves every value as it was."""
     store = _store()
@@ -218,35 +201,6 @@ def test_an_update_block_that_raises_changes_nothing() -> None:
         store.set("bias", [1, 2])
     assert store.version == before
     np.testing.assert_array_equal(_numpy(store), VALUES)
-
-
-def test_snapshots_under_threads_never_mix_versions() -> None:
-    """A reader sees both values of an update or neither."""
-    store = _store()
-    with store.update():
-        store.set("w", np.zeros((2, 3), np.float32))
-        store.set("bias", np.zeros(3, np.float32))
-    stop = threading.Event()
-    mixed = []
-
-    def read() -> None:
-        while not stop.is_set():
-            _, seen = store.snapshot(["w", "bias"])
-            values = set(seen["w"].numpy().ravel()) | set(seen["bias"].numpy())
-            if len(values) != 1:
-                mixed.append(values)
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for step in range(200):
-        with store.update():
-            store.set("w", np.full((2, 3), step, np.float32))
-            store.set("bias", np.full(3, step, np.float32))
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert mixed == []
 
 
 def test_release_frees_what_no_session_uses() -> None:

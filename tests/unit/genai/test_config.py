@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +124,6 @@ def test_links_of_the_config_are_followed_into_trusted_folders_only(tmp_path: Pa
         read_config(snapshot)
     config = read_config(snapshot, (blobs.resolve(),))
     assert config.model == snapshot / "model.onnx"
-
-
-def test_numbers_of_the_file_size_the_cache(tmp_path: Path) -> None:
-    """The document of the builder has the widths that its graph leaves open."""
-    document = json.loads((write_folder(tmp_path) / "genai_config.json").read_text(encoding="utf-8"))
-    decoder = document["model"]["decoder"]
-    config = read_config(tmp_path)
-    assert (config.head_size, config.heads) == (decoder["head_size"], decoder["num_key_value_heads"])
 
 
 @pytest.mark.parametrize(

@@ -27,25 +27,6 @@ def test_q8_k_blocks_are_an_f32_scale_and_signed_bytes() -> None:
     np.testing.assert_array_equal(dequantize_blocks("q8_k", raw), codes * np.float32(0.375))
 
 
-@pytest.mark.parametrize(
-    ("name", "elements", "size"),
-    [
-        ("q4_0", 32, 18),
-        ("q8_0", 32, 34),
-        ("q2_k", 256, 84),
-        ("q3_k", 256, 110),
-        ("q4_k", 256, 144),
-        ("q5_k", 256, 176),
-        ("q6_k", 256, 210),
-        ("q8_k", 256, 292),
-    ],
-)
-def test_block_sizes(name: str, elements: int, size: int) -> None:
-    """Sizes are those of the file format."""
-    kind = block_format(name)
-    assert (kind.elements, kind.bytes, kind.row_bytes(3 * elements)) == (elements, size, 3 * size)
-
-
 @pytest.mark.parametrize("spelling", ["Q4_K", "q4k", " Q4-K ", "q4_k"])
 def test_formats_are_found_by_several_spellings(spelling: str) -> None:
     """The name in a file, and the short one."""

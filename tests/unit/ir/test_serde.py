@@ -10,14 +10,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.core import GraphCore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.ops.elementwise import ACTIVATIONS, BINARIES
 from rlx_ort.ir.ops.leaf import Capture
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.serde import SCHEMA, from_json, load_json, save_json, to_json
@@ -26,7 +22,7 @@ from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorT
 from rlx_ort.ir.verify import verify
 
 
-def assert_same(left: GraphCore, right: GraphCore) -> None:
+def assert_same(left: Graph, right: Graph) -> None:
     assert (left.name, left.doc, left.metadata) == (right.name, right.doc, right.metadata)
     assert left.nodes == right.nodes
     assert left._outputs == right._outputs
@@ -129,28 +125,6 @@ def test_onnx_nodes_round_trip_with_tensors_bodies_and_other_types() -> None:
     assert_same(g, back)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["act", "bin", "reshape", "reduce"]), st.integers(0, 99)), max_size=12))
-def test_any_graph_of_these_ops_round_trips(steps: list[tuple[str, int]]) -> None:
-    """Random chains of ops keep their text through a second encoding."""
-    g = Graph("g")
-    values = [g.input("x", ["n", 6])]
-    for kind, number in steps:
-        value = values[number % len(values)]
-        if kind == "act":
-            value = g.activation(ACTIVATIONS[number % len(ACTIVATIONS)], value)
-        elif kind == "bin":
-            value = g.binary(BINARIES[number % 7], value, float(number))
-        elif kind == "reshape":
-            value = g.reshape(value, [-1, 1 + number % 3])
-        else:
-            value = g.reduce(value, "sum", [number % value.rank], keep_dim=True)
-        values.append(value)
-    g.outputs = values
-    text, tensors = to_json(g)
-    assert to_json(from_json(text, tensors))[0] == text
-
-
 def broken(path: str, value: object) -> str:
     """Return the JSON of a two-node graph with the entry at a dotted path replaced."""
     g = Graph("g")
@@ -197,12 +171,6 @@ def test_text_that_is_no_json_is_reported_with_its_line() -> None:
     """The error of a truncated file has line and column."""
     with pytest.raises(ConversionError, match="line 2, column"):
         from_json('{"format":\n  oops')
-
-
-def test_deeply_nested_text_is_refused() -> None:
-    """A hostile file does not end the process."""
-    with pytest.raises(ConversionError):
-        from_json("[" * 100_000)
 
 
 def test_missing_file_is_a_conversion_error(tmp_path: Path) -> None:

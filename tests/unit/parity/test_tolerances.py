@@ -5,8 +5,7 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from rlx_ort.conversion.convert import ConvertOptions, default_tolerance
-from rlx_ort.conversion.options import ModelFacts
+from rlx_ort.conversion.convert import ConvertOptions, ModelFacts, default_tolerance
 from rlx_ort.converters.bundle import bundle_of
 from rlx_ort.parity.metrics import Tolerance, dtypes_of, tolerance_for
 

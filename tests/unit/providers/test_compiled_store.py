@@ -141,46 +141,6 @@ def test_an_entry_that_windows_keeps_open_is_not_evicted(store, monkeypatch):
     assert (freed, kept) == (0, [key(model="a").digest])
 
 
-def test_a_scanner_that_holds_a_new_file_delays_an_entry(store, monkeypatch):
-    """A rename that Windows refuses for a moment is tried again."""
-    replace, refusals = os.replace, [PermissionError(13, "in use")] * 2
-
-    def hesitant(source, target):
-        if refusals:
-            raise refusals.pop()
-        replace(source, target)
-
-    monkeypatch.setattr(store_module.os, "replace", hesitant)
-    monkeypatch.setattr(store_module.time, "sleep", lambda seconds: None)
-    assert store.make(key(), "a model", filler()).problem() == ""
-    assert refusals == []
-
-
-def test_a_rename_that_stays_refused_leaves_nothing(store, monkeypatch):
-    """The caller gets the error, and no part of an entry stays."""
-
-    def refusing(source, target):
-        raise PermissionError(13, "in use")
-
-    monkeypatch.setattr(store_module.os, "replace", refusing)
-    monkeypatch.setattr(store_module.time, "sleep", lambda seconds: None)
-    with pytest.raises(PermissionError):
-        store.make(key(), "a model", filler())
-    assert [path.name for path in store.root.iterdir()] == ["locks"]
-
-
-def test_a_failure_while_filling_leaves_nothing(store):
-    """An entry appears whole or not at all."""
-
-    def fill(folder: Path) -> None:
-        (folder / "half").write_bytes(b"x")
-        raise OSError(28, "no space left on device")
-
-    with pytest.raises(OSError, match="no space"):
-        store.make(key(), "a model", fill)
-    assert [path.name for path in store.root.iterdir()] == ["locks"]
-
-
 def test_what_dead_processes_left_is_deleted_and_what_is_made_now_is_not(store):
     """A part belongs to whoever holds the lock of its key."""
     store.make(key(), "a model", filler())

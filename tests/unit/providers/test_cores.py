@@ -18,55 +18,37 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def quota(root: Path, membership: str) -> float | None:
-    write(root / "self", membership)
-    return cgroup_quota_cores(root / "fs", root / "self")
-
-
-def test_version_2_is_read_from_the_groups_own_folder(tmp_path):
-    """cpu.max holds quota and period."""
-    write(tmp_path / "fs/a/b/cpu.max", "150000 100000\n")
-    assert quota(tmp_path, "0::/a/b\n") == 1.5
-
-
-def test_the_tightest_group_up_to_the_root_counts(tmp_path):
-    """A parent's smaller quota throttles its children."""
-    write(tmp_path / "fs/a/b/cpu.max", "800000 100000\n")
-    write(tmp_path / "fs/a/cpu.max", "200000 100000\n")
-    write(tmp_path / "fs/cpu.max", "max 100000\n")
-    assert quota(tmp_path, "0::/a/b\n") == 2
-
-
-def test_a_path_of_the_host_falls_back_to_the_containers_root(tmp_path):
-    """In a container the host's path is not mounted, the group's own files lie at the root."""
-    write(tmp_path / "fs/cpu.max", "50000 100000\n")
-    assert quota(tmp_path, "0::/docker/0123abcd\n") == 0.5
-
-
-def test_version_1_is_read_from_the_cpu_controller(tmp_path):
-    """cfs_quota_us over cfs_period_us."""
-    write(tmp_path / "fs/cpu,cpuacct/g/cpu.cfs_quota_us", "300000\n")
-    write(tmp_path / "fs/cpu,cpuacct/g/cpu.cfs_period_us", "100000\n")
-    assert quota(tmp_path, "4:memory:/g\n3:cpu,cpuacct:/g\n0::/\n") == 3
-
-
-@pytest.mark.parametrize("text", ["max 100000\n", "", "garbage", "100000 0\n", "-1 100000\n"])
-def test_no_limit_or_nonsense_is_no_quota(tmp_path, text):
-    """Anything but two positive numbers limits nothing."""
-    write(tmp_path / "fs/cpu.max", text)
-    assert quota(tmp_path, "0::/\n") is None
-
-
-def test_a_version_1_quota_of_minus_one_is_no_limit(tmp_path):
-    """-1 is how version 1 spells unlimited."""
-    write(tmp_path / "fs/cpu/cpu.cfs_quota_us", "-1\n")
-    write(tmp_path / "fs/cpu/cpu.cfs_period_us", "100000\n")
-    assert quota(tmp_path, "1:cpu:/\n") is None
-
-
-def test_a_system_without_control_groups_has_no_quota(tmp_path):
-    """Windows and macOS have no such file."""
-    assert cgroup_quota_cores(tmp_path / "fs", tmp_path / "absent") is None
+@pytest.mark.parametrize(
+    ("files", "membership", "cores"),
+    [
+        ({"a/b/cpu.max": "150000 100000"}, "0::/a/b\n", 1.5),
+        ({"a/b/cpu.max": "800000 100000", "a/cpu.max": "200000 100000", "cpu.max": "max 100000"}, "0::/a/b\n", 2),
+        ({"cpu.max": "50000 100000"}, "0::/docker/0123abcd\n", 0.5),
+        (
+            {"cpu,cpuacct/g/cpu.cfs_quota_us": "300000", "cpu,cpuacct/g/cpu.cfs_period_us": "100000"},
+            "4:memory:/g\n3:cpu,cpuacct:/g\n0::/\n",
+            3,
+        ),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "1:cpu:/\n", None),
+        ({"cpu.max": "max 100000"}, "0::/\n", None),
+        ({"cpu.max": ""}, "0::/\n", None),
+        ({"cpu.max": "garbage"}, "0::/\n", None),
+        ({"cpu.max": "100000 0"}, "0::/\n", None),
+        ({"cpu.max": "-1 100000"}, "0::/\n", None),
+        ({}, None, None),
+    ],
+    ids=[
+        "version 2", "a parent is tighter", "the path of a host", "version 1", "unlimited in version 1",
+        "unlimited in version 2", "empty", "garbage", "no period", "negative", "no control groups",
+    ],
+)  # fmt: skip
+def test_the_quota_of_a_control_group_limits_the_cores(tmp_path, files, membership, cores):
+    """Both versions, each up to the root; anything but two positive numbers limits nothing."""
+    for name, text in files.items():
+        write(tmp_path / "fs" / name, f"{text}\n")
+    if membership is not None:
+        write(tmp_path / "self", membership)
+    assert cgroup_quota_cores(tmp_path / "fs", tmp_path / "self") == cores
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,6 @@ def test_a_line_is_a_kernel(line: str, wanted: KernelClaim) -> None:
     assert list(parse_list(line)) == [wanted]
 
 
-def test_comments_and_empty_lines_are_skipped() -> None:
-    """A header of comments is no kernel, and kernels keep their order."""
-    text = "# CUDAExecutionProvider\n\nai.onnx Relu 14+ T=f32\n# more\nai.onnx Abs 13+ T=f32\n"
-    assert [claim.op_type for claim in parse_list(text)] == ["Relu", "Abs"]
-
-
 @pytest.mark.parametrize(
     "line", ["ai.onnx Abs", "ai.onnx Abs six T=f32", "ai.onnx Abs 13+ T=float", "ai.onnx Abs 13+ T="]
 )
@@ -155,108 +149,13 @@ def test_a_shipped_list_is_found_by_its_name_and_holds_a_provider(path: Path) ->
     assert len(found.claims) > 100
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_shipped_list_names_its_provider_version_and_source(path: Path) -> None:
-    """The header says where the facts come from and when they were read, without an address."""
-    ep_name, _, version = path.stem.rpartition("-")
-    title, source = path.read_text(encoding="utf-8").splitlines()[:2]
-    assert title == f"# {ep_name}, ONNX Runtime {version}"
-    assert source.startswith("# source: ")
-    assert "2026-11-22" in source
-    assert "//" not in source
-
-
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_list_read_through_the_ones_before_it_is_the_one_that_was_recorded(name: str) -> None:
     """Differences add up to the kernel registry of each version, comments and order included."""
     assert hashlib.sha256(whole(name).encode()).hexdigest()[:16] == WHOLE[name]
 
 
-def test_the_lists_are_what_the_script_writes(script: ModuleType) -> None:
-    """Every file is in the script's form, and none repeats the version before it."""
-    assert list(script.check()) == []
-
-
-def test_the_lists_are_small() -> None:
-    """They are part of every installation."""
-    assert sum(path.stat().st_size for path in FILES) < 70_000
-
-
-@pytest.mark.parametrize("path", CUDA, ids=lambda path: path.stem)
-def test_cuda_lacks_what_an_nvidia_gpu_refused(path: Path) -> None:
-    """Strict sessions on an H200 refused Acos, Atan and Celu, and docs/OperatorKernels.md has no CUDA row for them."""
-    found = operators(path.stem)
-    assert not {"Acos", "Atan", "Celu"} & found.keys()
-    assert {"Add", "Conv", "Einsum", "Elu", "Erf"} <= found.keys()
-
-
-@pytest.mark.parametrize("path", CUDA, ids=lambda path: path.stem)
-def test_cuda_kernels_take_the_documented_versions_and_types(path: Path) -> None:
-    """The rows of Einsum and CumSum are those of ONNX Runtime's docs/OperatorKernels.md."""
-    found = operators(path.stem)
-    numbers = frozenset({F32, F64, DType.I32, I64, DType.U32, DType.U64})
-    axes = frozenset({DType.I32, I64})
-    assert found["Einsum"] == [KernelClaim("", "Einsum", 12, None, {"T": frozenset({DType.F16, F32, F64})})]
-    assert found["CumSum"] == [
-        KernelClaim("", "CumSum", 11, 13, {"T": numbers, "T2": axes}),
-        KernelClaim("", "CumSum", 14, None, {"T": numbers | {DType.F16}, "T2": axes}),
-    ]
-
-
-@pytest.mark.parametrize("name", ["DmlExecutionProvider-1.24", "WebGpuExecutionProvider-1.31"])
-def test_directml_and_webgpu_have_what_cuda_lacks(name: str) -> None:
-    """Both have kernels for the inverse trigonometric functions, in f32 at least."""
-    found = operators(name)
-    for operator in ("Acos", "Asin", "Atan", "Tan"):
-        assert all(F32 in claim.dtypes["T"] for claim in found[operator])
-
-
 # --- the script
-
-
-def test_joining_kernels_adds_no_combination_of_types(script: ModuleType) -> None:
-    """Kernels that differ in one parameter share a line; those that differ in two do not."""
-
-    def kernel(values: DType, indices: DType) -> KernelClaim:
-        return KernelClaim("", "Op", 7, 12, {"T": frozenset({values}), "I": frozenset({indices})})
-
-    assert script.render([kernel(F32, I64), kernel(F64, I64)]) == ["ai.onnx Op 7-12 I=i64 T=f32,f64"]
-    assert script.render([kernel(F32, I64), kernel(F64, DType.I32)]) == [
-        "ai.onnx Op 7-12 I=i32 T=f64",
-        "ai.onnx Op 7-12 I=i64 T=f32",
-    ]
-
-
-def test_a_version_without_a_change_gets_no_file(
-    script: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The list of the version before serves it."""
-    monkeypatch.setattr(script, "FOLDER", folder)
-    old, new = (KernelClaim("", "Op", first, None, {}) for first in (7, 13))
-    script.write("SomeProvider", "1.9.1", [old], "a test")
-    script.write("SomeProvider", "1.10.0", [old], "a test")
-    script.write("SomeProvider", "1.11.0", [old, new], "a test")
-    assert sorted(path.name for path in folder.iterdir()) == ["SomeProvider-1.11.txt", "SomeProvider-1.9.txt"]
-
-
-def test_a_list_is_stored_as_its_differences_from_the_one_before(
-    script: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A list written between two others changes what the later one stores, and not what it holds."""
-    monkeypatch.setattr(script, "FOLDER", folder)
-    a, b, c = (KernelClaim("", op_type, 7, None, {}) for op_type in "ABC")
-    script.write("SomeProvider", "1.9", [a, b], "a test")
-    script.write("SomeProvider", "1.11", [b, c], "a test")
-    script.write("SomeProvider", "1.10", [c], "a test")
-    stored = {path.stem: script.body(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
-    assert stored == {
-        "SomeProvider-1.9": ["ai.onnx A 7+", "ai.onnx B 7+"],
-        "SomeProvider-1.10": ["- ai.onnx A 7+", "- ai.onnx B 7+", "+ ai.onnx C 7+"],
-        "SomeProvider-1.11": ["+ ai.onnx B 7+"],
-    }
-    whole_lists = script.whole_lists("SomeProvider")
-    assert [list(parse_list(text)) for text in whole_lists.values()] == [[a, b], [c], [b, c]]
-    assert all(list_text("SomeProvider", version) == text for version, text in whole_lists.items())
 
 
 def test_versions_that_take_the_same_types_share_a_line(script: ModuleType) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions
@@ -45,33 +44,3 @@ def test_nodes_it_does_not_take_are_on_the_cpu(request_null):
     """`takes` plays a provider without some kernels."""
     session = NullProvider(takes=lambda node: node.op_type == "Add").open(request_null)
     assert [node.provider for node in session.assignments] == ["NullExecutionProvider", "CPUExecutionProvider"]
-
-
-def test_it_fails_where_it_is_told_to(request_null):
-    """Each of the three failures is of the type a real provider would raise."""
-    provider = NullProvider(probe_failure="no hardware")
-    assert not provider.probe(Device("null")).available
-    with pytest.raises(DeviceUnavailableError, match="no hardware"):
-        provider.open(request_null)
-    with pytest.raises(EngineError, match="no memory"):
-        NullProvider(open_failure="no memory").open(request_null)
-    provider = NullProvider()
-    session = provider.open(request_null)
-    provider.run_failure = "device lost"
-    with pytest.raises(EngineError, match="device lost"):
-        session.run(["y"], {})
-    provider.run_failure = ""
-    session.run(["y"], {"x": np.ones((1, 3), np.float32)})
-    assert session.runs == 1
-
-
-def test_open_sessions_are_counted(request_null):
-    """Tests can see leaks; closing twice counts once."""
-    provider = NullProvider()
-    session = provider.open(request_null)
-    assert provider.sessions == 1
-    session.close()
-    session.close()
-    assert provider.sessions == 0
-    with pytest.raises(EngineError, match="closed"):
-        session.run(["y"], {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -322,8 +321,3 @@ def test_a_machine_without_the_driver_records_nothing(monkeypatch):
     monkeypatch.setattr(cuda_driver, "_context", cuda_driver._context.__wrapped__)
     with pytest.raises(NotRecordedError, match=r"no-such-driver\.so"):
         cuda_driver.open_recorder(0)
-
-
-def test_a_memcpy_node_has_the_size_of_the_driver_s_structure():
-    """CUDA_MEMCPY3D has 200 bytes on 64-bit systems; a wrong layout would misread captured copies."""
-    assert ctypes.sizeof(cuda_driver._Memcpy3D) == 200

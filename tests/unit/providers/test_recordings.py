@@ -273,14 +273,6 @@ def test_a_refused_signature_leaves_the_others_alone() -> None:
     assert report.refused == {"x float32[4]": "not this one"}
 
 
-def test_when_required_the_third_run_is_recorded_too() -> None:
-    """`device_graph=True` waits until the plain runs have allocated and tuned what they do once."""
-    found, _, driver = made(required=True)
-    for made_so_far in (0, 0, 1):
-        run(found, 4)
-        assert driver.made == made_so_far
-
-
 def test_when_required_a_refusal_is_an_error_from_then_on() -> None:
     """The error has the reason and what to do."""
     found, _, driver = made(required=True)
@@ -369,18 +361,6 @@ def test_recording_ends_where_sizes_take_turns_and_spoil_each_other() -> None:
             run(found, rows)
     assert driver.made == recordings.MOST_CHANGES
     assert found.report().reason == "its sizes take turns, and each change plans convolutions anew"
-
-
-def test_two_dozen_signatures_are_all_recorded() -> None:
-    """Pictures of text come in many widths."""
-    found, session, driver = made()
-    for _ in range(3):
-        for rows in range(1, 25):
-            run(found, rows)
-    before = session.runs
-    for rows in range(1, 25):
-        run(found, rows)
-    assert (driver.made, session.runs) == (24, before)
 
 
 def test_signatures_that_take_turns_are_seldom_recorded_until_one_of_them_stays(

@@ -159,14 +159,6 @@ def test_a_device_whose_session_was_dropped_opens_behind_another_one(runner: Any
     assert health(runner).state is HealthState.OPENING
 
 
-def test_a_session_in_the_compile_cache_is_not_bridged(runner: Any, fault: Any, monkeypatch: Any) -> None:
-    """It opens quickly, and was compiled before."""
-    monkeypatch.setattr("rlx_ort.resilience.failover.in_cache", lambda runner, device: device == Device("fault"))
-    fault.open_now.set()
-    runner.fastest(INPUTS)
-    assert answered_by(runner) == "fault"
-
-
 def test_the_device_that_opens_answers_when_no_other_can(runner: Any, fault: Any) -> None:
     """The run waits for it then."""
     from rlx_ort.providers import registry

@@ -25,7 +25,6 @@ from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.resilience.options import Resilience
-from rlx_ort.routes import FASTEST, Pick
 from rlx_ort.selection.policy import DevicePolicy
 
 CPU, FAULT = Device.CPU, "fault"
@@ -35,13 +34,6 @@ INPUTS = {"x": X}
 
 def right(outputs: list[Any]) -> bool:
     return bool(np.array_equal(outputs[0], X + X))
-
-
-def test_the_best_device_answers_while_it_works(make: Any, fault: Any) -> None:
-    """Nothing changes where nothing fails."""
-    runner = make()
-    assert right(runner.run_fastest(INPUTS))
-    assert (runner.last_run.device.label, runner.last_run.attempts) == (FAULT, ())
 
 
 def test_a_run_that_runs_out_of_memory_is_answered_by_the_next_device(make: Any, fault: Any) -> None:
@@ -263,40 +255,6 @@ def test_sizes_have_choices_of_their_own(make: Any, fault: Any) -> None:
     for size in (1, 2, 1, 2, 3, 1):
         x = np.ones(size, np.float32)
         assert runner.run_fastest({"x": x})[0].tolist() == [2.0] * size
-
-
-def test_each_run_takes_the_choice_of_its_sizes_and_of_its_call(
-    make: Any, fault: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the runs before it were alike, had another dtype, or were asked for in another way."""
-    runner = make(doubled(["n"]))
-
-    def pick(goal: Any, inputs: Any) -> Pick:
-        return Pick(Device(FAULT) if (inputs["x"].size == 1) is (goal is FASTEST) else CPU, named=False)
-
-    def chosen(size: int, key: str, dtype: Any = np.float32) -> str:
-        run = runner.run_fastest if key == "fastest" else runner.run_resolved
-        assert run({"x": np.ones(size, dtype)})[0].tolist() == [2.0] * size
-        return str(runner.last_run.device.label)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(runner._sessions, "pick", pick)
-        for size, key, wanted in 2 * ((1, "fastest", FAULT), (2, "fastest", "cpu"), (1, "resolved", "cpu")):
-            assert [chosen(size, key) for _ in range(4)] == [wanted] * 4
-        assert chosen(1, "fastest", np.float16) == FAULT
-    runner.compile(FAULT).bind_handle("x", np.full(1, 3, np.float32))
-    assert [runner.run_fastest({})[0].tolist() for _ in range(4)] == [[6.0]] * 4
-
-
-def test_a_graph_that_grows_is_compiled_anew(make: Any, fault: Any) -> None:
-    """No run is answered with the outputs of the old graph."""
-    graph = doubled()
-    runner = make(graph)
-    assert len(runner.run_fastest(INPUTS)) == 1
-    graph.outputs = [graph.outputs[0], graph.outputs[0] + graph.outputs[0]]
-    assert len(runner.run_fastest(INPUTS)) == 2
-    graph.set_outputs(graph.outputs, ["double", "fourfold"])
-    assert list(runner.run_fastest(INPUTS).keys()) == ["double", "fourfold"]
 
 
 def test_a_compiled_graph_that_the_caller_closed_is_lent_anew(make: Any, fault: Any) -> None:

@@ -21,7 +21,6 @@ from rlx_ort.device import Device
 from rlx_ort.errors import (
     CancelledRunError,
     DeviceUnavailableError,
-    InputError,
     StateLossError,
     TimeLimitError,
 )
@@ -229,18 +228,6 @@ def test_a_check_that_hangs_ends_at_the_limit(make: Any, fault: Any, clock: Any)
     until(lambda: not fault.inside)
 
 
-def test_cancelling_ends_a_run_at_once(runner: Any, fault: Any) -> None:
-    """The run does not move to another device, and none is quarantined."""
-    hang(fault)
-    token = CancelToken()
-    threading.Timer(0.05, token.cancel).start()
-    begun = time.perf_counter()
-    with pytest.raises(CancelledRunError):
-        runner.run_fastest(INPUTS, cancel=token)
-    assert time.perf_counter() - begun < 5.0
-    assert state(runner) is HealthState.READY
-
-
 def test_a_run_that_is_cancelled_before_it_begins_does_not_begin(runner: Any, fault: Any) -> None:
     """A token stays cancelled."""
     token = CancelToken()
@@ -272,24 +259,6 @@ def test_cancelling_answers_although_the_engine_is_stuck(runner: Any, fault: Any
     assert state(runner) is HealthState.STUCK
 
 
-def test_a_thousand_cancelled_runs_leave_nothing_behind(make: Any, fault: Any) -> None:
-    """Each is cancelled within the engine. No thread stays, the session is the same, and the next run is right."""
-    runner = make(grace_s=10.0)
-    runner.run_fastest(INPUTS)
-    hang(fault)
-    opened, threads = fault.opened, threading.active_count()
-    for _ in range(1000):
-        token = CancelToken()
-        fault.script = lambda _, token=token: token.cancel()
-        with pytest.raises(CancelledRunError, match=r"the run was cancelled$"):
-            runner.run_fastest(INPUTS, cancel=token)
-    until(lambda: fault.inside == 0)
-    assert threading.active_count() <= threads + 2
-    fault.recover()
-    np.testing.assert_array_equal(runner.run_fastest(INPUTS)[0], X + X)
-    assert fault.opened == opened
-
-
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Let SIGINT raise `KeyboardInterrupt`; a shell's background jobs inherit that it is ignored."""
@@ -311,32 +280,12 @@ def test_ctrl_c_stops_the_run(runner: Any, fault: Any) -> None:
     assert state(runner) is HealthState.READY
 
 
-def test_wrong_inputs_are_an_input_error_within_limits_too(runner: Any) -> None:
-    """The worker's error is the caller's."""
-    with pytest.raises(InputError, match="'x'"):
-        runner.run_fastest({"x": X[:2]}, timeout_s=5.0)
-
-
-def test_a_named_device_keeps_the_limit(runner: Any, fault: Any) -> None:
-    """Its time limit is raised, and no other device answers."""
-    hang(fault)
-    with pytest.raises(TimeLimitError):
-        runner.run("fault", INPUTS, timeout_s=0.02)
-
-
 def test_a_run_with_handles_that_takes_too_long_does_not_move(runner: Any, fault: Any) -> None:
     """It goes on to its end, so that its handles are whole, and the caller is answered."""
     runner.compile_fastest().bind_handle("x", X)
     hang(fault, stubborn=True)
     with pytest.raises(StateLossError, match="cannot move"):
         runner.run_fastest(INPUTS, timeout_s=0.02)
-
-
-@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_limit_that_makes_no_sense_is_refused(limit: float, runner: Any) -> None:
-    """It must be a finite number above 0."""
-    with pytest.raises(ValueError, match="timeout_s"):
-        runner.run_fastest(INPUTS, timeout_s=limit)
 
 
 def test_workers_that_are_stuck_do_not_keep_others_waiting(fault: Any) -> None:
@@ -507,14 +456,6 @@ def test_a_call_within_another_ends_with_it(runner: Any, fault: Any) -> None:
     hang(fault)
     with pytest.raises(TimeLimitError, match=r"0\.1 s"):
         limited(lambda: limited(lambda: compiled.run(INPUTS), timeout_s=30.0), timeout_s=0.1, grace_s=10.0)
-
-
-def test_errors_and_results_of_a_call_are_the_callers() -> None:
-    """Whatever it does."""
-    assert limited(lambda: 7, timeout_s=5.0) == 7
-    with pytest.raises(ZeroDivisionError):
-        limited(lambda: 1 // 0)
-    assert asyncio.run(limited_async(lambda: 7)) == 7
 
 
 def _settle(compiled: Any) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
-from fault_provider import FaultProvider, _FaultSession, doubled, until
+from fault_provider import FaultProvider, doubled, until
 
 from rlx_ort import CompileOptions, Resilience, environment, memory_use
 from rlx_ort.device import Device
@@ -23,7 +21,7 @@ from rlx_ort.errors import (
     NoViableDeviceError,
     TimeLimitError,
 )
-from rlx_ort.execution import residency, resident
+from rlx_ort.execution import residency
 from rlx_ort.execution.residency import Residency, budget_of, parse_budgets
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
@@ -35,7 +33,6 @@ from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection import graph_cache
 from rlx_ort.selection.policy import DevicePolicy
 
-FAULT = Device("fault") if "fault" in Device.all() else "fault"
 INPUT = {"x": np.arange(4, dtype=np.float32)}
 
 
@@ -103,17 +100,6 @@ def test_a_device_without_an_entry_has_that_of_its_kind(
     """A size alone is for every device but the CPU."""
     budget("cuda=8,cuda:1=4,2")
     assert budget_of(Device(device)) == nbytes
-
-
-def test_without_a_budget_runs_take_no_step_more(fault: FaultProvider) -> None:
-    """The engine runs its session directly, and nothing is measured."""
-    runner = models(fault, {"a": (100, 0)})["a"]
-    run(runner)
-    slot = runner.compile("fault")._slot
-    assert slot.current is not None
-    assert slot.current.run == slot.current.session.run
-    (found,) = memory_use()
-    assert (found.budget_bytes, found.used_bytes, found.models[0].nbytes) == (None, None, None)
 
 
 def test_room_is_made_for_what_opening_takes_for_a_moment(fault: FaultProvider, budget: Callable[[str], None]) -> None:
@@ -355,22 +341,6 @@ def test_an_idle_arena_is_shrunk(fault: FaultProvider, sessions: Residency, budg
     until(lambda: sessions._sweeper is None)
 
 
-def test_what_the_heap_keeps_of_a_shrunk_arena_is_given_back(
-    fault: FaultProvider, sessions: Residency, budget: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The C library may keep freed blocks for later allocations: it does where a larger block was freed before."""
-    kept: list[Callable[[], object]] = []
-    shrink = _FaultSession.shrink_arena
-    monkeypatch.setattr(_FaultSession, "shrink_arena", lambda session: kept.append(lambda: shrink(session)) or True)
-    monkeypatch.setattr(resident, "release_free_heap", lambda: [kept.pop()() for _ in kept.copy()])
-    budget("fault=250")
-    runner = models(fault, {"a": (100, 100)})["a"]
-    run(runner)
-    (found,) = sessions.residents()
-    assert found.shrink()
-    assert (found.freed, memory_use()[0].used_bytes) == (100, 100)
-
-
 def test_without_a_reading_weights_are_counted(fault: FaultProvider, budget: Callable[[str], None]) -> None:
     """Their bytes are known, and the source says so."""
     budget("fault=60")
@@ -483,47 +453,3 @@ def test_health_has_the_memory_of_each_device(fault: FaultProvider, make: Callab
     assert first.memory is not None
     assert (first.device, first.memory.budget_bytes, first.memory.used_bytes) == (Device("fault"), 1024, 120)
     assert [each.model for each in first.memory.models] == ["doubled"]
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_ten_models_share_a_third_of_the_memory_they_need(
-    whole: bool,
-    fault: FaultProvider,
-    sessions: Residency,
-    budget: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Random requests of four threads stay within it, also where arenas are shrunk, and every result is right."""
-    sessions.longest_wait_s = 30.0
-    monkeypatch.setattr(residency, "_PATIENCE_S", 30.0)
-    fault.whole = whole
-    names = [f"m{number}" for number in range(10)]
-    runners = models(fault, {name: (80 + 5 * number, 60) for number, name in enumerate(names)})
-    budget("fault=1G")
-    for runner in runners.values():
-        run(runner)  # from here on their sizes are known
-    total = sum(fault.taken.values())
-    for runner in runners.values():
-        runner.close()
-    fault.peak = 0
-    budget(f"fault={total // 3}")
-    wrong: list[Any] = []
-
-    def requests(seed: int) -> None:
-        draw = random.Random(seed)
-        for number in range(250):
-            x = np.full(4, number, np.float32)
-            (result,) = runners[draw.choice(names)].run("fault", {"x": x})
-            if not np.array_equal(result, x * 2):
-                wrong.append(result)
-
-    threads = [threading.Thread(target=requests, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    (found,) = memory_use()
-    assert found.budget_bytes is not None
-    assert sum(each.evictions for each in found.models) > 20
-    assert fault.peak <= found.budget_bytes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
+from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.providers.registry import (
     availability,
     available_apple_devices,
@@ -18,7 +18,6 @@ from rlx_ort.providers.registry import (
     full_name,
     is_available,
     known_devices,
-    require_available,
     supports_run_slots,
 )
 
@@ -65,20 +64,6 @@ def test_available_devices_come_in_the_order_of_the_table(machine: Any) -> None:
     machine.add("cuda", answer=machine.away)
     machine.add("cpu")
     assert available_devices() == [Device.CPU, Device.GPU, Device.WEBGPU]
-
-
-def test_requiring_a_device_that_works_is_silent(machine: Any) -> None:
-    """Nothing is raised for a device that is here."""
-    machine.add("cpu")
-    require_available(Device.CPU)
-
-
-def test_requiring_a_device_that_is_away_raises_with_reason_and_remedy(machine: Any) -> None:
-    """The error carries what the probe said."""
-    machine.add("cuda", answer=machine.away)
-    with pytest.raises(DeviceUnavailableError) as caught:
-        require_available(Device.CUDA)
-    assert (caught.value.reason, caught.value.remedy) == ("libfake.so is missing", "install libfake")
 
 
 def test_apple_devices_are_listed_on_macos_in_their_order(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

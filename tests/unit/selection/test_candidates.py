@@ -67,22 +67,6 @@ def test_a_denied_device_is_not_even_probed(machine: Any) -> None:
     assert provider.probes == 0
 
 
-def test_every_index_that_is_seen_is_viable(machine: Any) -> None:
-    """In the order of the index; the policy may name one that discovery does not see."""
-    add(machine, "cuda", devices=lambda self: (CUDA, Device("cuda:1")))
-    graph = machine.chain("Erf")
-    assert devices_for(graph) == [CUDA, Device("cuda:1")]
-    assert devices_for(graph, DevicePolicy(deny="cuda:1")) == [CUDA]
-    assert devices_for(graph, DevicePolicy.only(["cuda:2"])) == [Device("cuda:2")]
-
-
-def test_the_report_has_a_row_for_every_index(machine: Any) -> None:
-    """The second card has its own, right after the first."""
-    add(machine, "cuda", devices=lambda self: (CUDA, Device("cuda:1")))
-    labels = [row.label for row in device_report(machine.chain("Erf"))]
-    assert labels[labels.index("cuda") + 1] == "cuda:1"
-
-
 def test_a_test_provider_is_blocked_in_the_ranking_unless_it_is_named(machine: Any) -> None:
     """With the reason."""
     add(machine, "null", selectable=False)
@@ -90,15 +74,6 @@ def test_a_test_provider_is_blocked_in_the_ranking_unless_it_is_named(machine: A
     row = rows(rank(graph))["null"]
     assert row.blocker == "only runs when it is asked for by name"
     assert rank(graph, policy=DevicePolicy.only("null"))[0].blocker is None
-
-
-def test_a_test_provider_is_viable_only_when_the_policy_names_it(machine: Any) -> None:
-    """Automatic choice leaves it alone."""
-    add(machine, "cuda", selectable=False)
-    add(machine, "cpu")
-    graph = machine.chain("Erf")
-    assert devices_for(graph) == [CPU]
-    assert devices_for(graph, DevicePolicy.only(["cuda", "cpu"])) == [CUDA, CPU]
 
 
 def test_the_cpu_may_help_in_an_automatic_choice_unless_it_is_strict(machine: Any) -> None:
@@ -117,17 +92,6 @@ def test_the_fastest_device_has_the_smallest_prediction(machine: Any) -> None:
     assert fastest_device_for(machine.chain("Erf")) == CPU
 
 
-def test_copies_to_a_helping_cpu_are_charged(machine: Any) -> None:
-    """A device that needs the CPU pays for the way there and back."""
-    copies = machine.profile(
-        gemm_gflops=1e12, memory_bytes_per_ns=1e12, roundtrip_ns=100.0, upload_latency_ns=50.0, readback_latency_ns=50.0
-    )
-    add(machine, "gpu", profile=copies)
-    add(machine, "cpu", 250.0, kernels=machine.kernels("Erf", "Cos"))
-    assert fastest_device_for(machine.chain("Erf", "Erf", "Erf")) == GPU  # 200 against 250
-    assert fastest_device_for(machine.chain("Erf", "Cos", "Erf")) == CPU  # 300 against 250
-
-
 def test_a_preference_wins_within_five_percent_of_the_best(machine: Any) -> None:
     """104 is as good as 100 when it is preferred."""
     add(machine, "cuda", 100.0)
@@ -135,13 +99,6 @@ def test_a_preference_wins_within_five_percent_of_the_best(machine: Any) -> None
     graph = machine.chain("Erf")
     assert fastest_device_for(graph, DevicePolicy()) == CUDA
     assert fastest_device_for(graph, DevicePolicy().with_prefer(["cpu"])) == CPU
-
-
-def test_a_preference_does_not_win_beyond_five_percent(machine: Any) -> None:
-    """106 is not as good as 100."""
-    add(machine, "cuda", 100.0)
-    add(machine, "cpu", 106.0)
-    assert fastest_device_for(machine.chain("Erf"), DevicePolicy().with_prefer(["cpu"])) == CUDA
 
 
 def test_without_predictions_the_preference_and_then_the_priority_decide(machine: Any) -> None:
@@ -312,13 +269,6 @@ def test_a_row_names_the_dims_whose_size_was_assumed(machine: Any) -> None:
     graph = machine.chain("Erf", shape=("batch", "width", None, 3))
     (row,) = device_report(graph, DevicePolicy.only(["cpu"]), CompileOptions(dims={"width": 7}))
     assert row.assumed_dims == ("batch", "x[2]")
-
-
-def test_a_row_without_a_prediction_assumes_nothing(machine: Any) -> None:
-    """There is no figure that an assumption could have spoiled."""
-    add(machine, "cpu")
-    (row,) = device_report(machine.chain("Erf", shape=("batch",)), DevicePolicy.only(["cuda"]))
-    assert (row.predicted_ns, row.assumed_dims) == (None, ())
 
 
 def test_rows_are_values() -> None:

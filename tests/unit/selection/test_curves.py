@@ -81,20 +81,6 @@ def test_a_curve_is_close_between_its_points(predict: Any, most: float) -> None:
         assert curve.ns(size) == pytest.approx(predict(size), rel=most + 1e-9)
 
 
-def test_a_smooth_octave_costs_three_predictions() -> None:
-    """However many of its sizes are asked for."""
-    sizes: list[int] = []
-
-    def predict(size: int) -> float:
-        sizes.append(size)
-        return 5000.0 + 300 * size
-
-    curve = BatchCurve(predict)
-    for size in range(64, 128):
-        curve.ns(size)
-    assert len(sizes) == 3
-
-
 def test_a_curve_of_a_device_without_a_profile_has_no_times() -> None:
     """As its predictions."""
     assert BatchCurve(lambda size: None).ns(5) is None
@@ -147,15 +133,6 @@ def test_the_choice_is_the_same_as_without_the_curve(two: Machine) -> None:
         if not 1 / 1.05 <= cpu / cuda <= 1.05:
             assert device == (CPU if cpu < cuda else CUDA)
     assert chosen == {CPU, CUDA}
-
-
-def test_a_size_that_differs_in_two_dims_is_predicted(two: Machine, asked: list[Any]) -> None:
-    """A curve has one dim."""
-    graph = mlp()
-    fastest_device_for(graph, inputs=feeds(5, 4))
-    asked.clear()
-    fastest_device_for(graph, inputs=feeds(6, 7))
-    assert sorted(asked, key=str) == [(CPU, 6), (CUDA, 6)]
 
 
 def test_a_preference_counts_with_curves_as_well(two: Machine) -> None:

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from rlx_ort.calibration import store
-from rlx_ort.calibration.features import workload_of
 from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.candidates import device_report, fastest_device_for
-from rlx_ort.selection.cost import ProfileCostModel, estimate_workload, total_ns
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import cost_model, explain
 
@@ -65,11 +63,6 @@ def test_a_preference_counts_within_five_percent_of_a_measured_best(calibrated: 
     assert fastest_device_for(dense(16), policy) == Device.CPU
 
 
-def test_a_denied_device_is_not_chosen_however_fast_it_was_measured(calibrated: None) -> None:
-    """The policy comes before the figures."""
-    assert fastest_device_for(dense(1024), DevicePolicy().with_deny(["cuda"])) == Device.CPU
-
-
 def test_the_report_says_where_the_figures_come_from(calibrated: None) -> None:
     """A calibration says so, and what it was of."""
     row = next(row for row in device_report(dense(8)) if row.device == Device.CUDA)
@@ -102,16 +95,6 @@ def test_what_is_beyond_the_top_is_one_part(machine: Any) -> None:
     parts = estimate.explain(1)
     assert parts[-1].name == "everything else"
     assert sum(part.ns for part in parts) == pytest.approx(estimate.total_ns)
-
-
-def test_the_quick_sum_is_that_of_the_parts(machine: Any) -> None:
-    """Choosing and explaining give one figure."""
-    from rlx_ort.converters.to_onnx.exporter import export_model
-
-    profile = machine.profile(dispatch_ns=3.0, roundtrip_ns=7.0, upload_bytes_per_ns=2.0, readback_latency_ns=11.0)
-    model = ProfileCostModel(Device.CUDA, profile)
-    workload = workload_of(export_model(machine.chain("Erf", "Cos", "Sin")))
-    assert total_ns(workload, model) == pytest.approx(estimate_workload(workload, model).total_ns)
 
 
 def test_a_choice_is_made_anew_when_the_graph_grows(calibrated: None) -> None:

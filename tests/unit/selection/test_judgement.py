@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.calibration.features import Kernel, Workload, workload_of
 from rlx_ort.converters.to_onnx.exported import Outline
-from rlx_ort.converters.to_onnx.exporter import Draft, draft
+from rlx_ort.converters.to_onnx.exporter import draft
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -98,39 +97,12 @@ def description(outline: Outline) -> tuple[Any, ...]:
     return nodes, outline.input_types, outline.output_types
 
 
-def plain(kernel: Kernel | None) -> Kernel | None:
-    """Return a kernel without the digest of attributes, of which an exported model keeps no list."""
-    return kernel and kernel._replace(name=kernel.name.partition("-")[0])
-
-
-def figures(workload: Workload) -> tuple[Any, ...]:
-    """Return all that a workload says."""
-    kernels = [(node.name, plain(kernel)) for node, kernel in zip(workload.nodes, workload.kernels, strict=True)]
-    counts = [(plain(kernel), count) for kernel, count in workload.counts.items()]
-    return kernels, counts, workload.nbytes, workload.assumed, workload.inputs, workload.outputs
-
-
 @pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
 def test_the_outline_says_what_the_model_says(build: Callable[[], Graph]) -> None:
     """Nodes with types, names and origin, and the interface are the same before the model is made and after."""
     before = draft(build())
     outline = before.outline
     assert description(outline) == description(Outline.of_model(before.finished()))
-
-
-def test_the_outline_tells_nodes_that_only_compute_shapes() -> None:
-    """They are those that ONNX Runtime keeps on the CPU: what reads sizes, and what follows from it."""
-    nodes = draft(shapes()).outline.nodes
-    assert {node.op_type for node in nodes if node.pattern.shape_only} == {"Shape", "Concat"}
-    assert {node.op_type for node in nodes if not node.pattern.shape_only} == {"Sigmoid", "Expand", "Mul"}
-
-
-@pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
-def test_the_work_is_that_of_the_model(build: Callable[[], Graph]) -> None:
-    """Kernels, counts in their order, sizes and assumed dims are equal."""
-    before = draft(build())
-    work = workload_of(before.outline, {"batch": 3})
-    assert figures(work) == figures(workload_of(before.finished(), {"batch": 3}))
 
 
 @pytest.mark.parametrize("rule", list(PlacementRule))
@@ -155,12 +127,3 @@ def test_support_and_prediction_are_those_of_the_model(
         assert predicted_ns(early, device, options) == predicted_ns(late, device, options)
     assert support_of(Device("cpu"), early, options).supported
     assert support_of(Device("gpu"), early, options).cpu_nodes or rule is PlacementRule.STRICT
-
-
-def test_judging_makes_no_model(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph whose types are known is judged and priced without a protobuf."""
-    monkeypatch.setattr(Draft, "finished", lambda self: pytest.fail("the model was made"))
-    machine.add("gpu", kernels=machine.kernels("Relu"), profile=machine.profile())
-    graph = machine.chain("Relu")
-    assert support_of(Device("gpu"), graph).supported
-    assert predicted_ns(graph, Device("gpu"), CompileOptions()) is not None

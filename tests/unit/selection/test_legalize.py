@@ -130,16 +130,6 @@ def test_nodes_that_the_cpu_takes_over_are_shown_as_its_own(machine: Any) -> Non
     }
 
 
-def test_a_graph_of_which_nothing_would_run_on_the_device_is_refused(machine: Any) -> None:
-    """The CPU may help, not replace the device."""
-    machine.add("gpu", kernels=machine.kernels("Erf"))
-    machine.add("cpu", kernels=machine.kernels("Cos"))
-    report = dispatch_report_for_device(machine.chain("Cos"), "gpu", ASSISTED)
-    assert not report.compile_ready
-    with pytest.raises(LegalizeError, match="none of the graph's nodes"):
-        legalize_graph_for_device(machine.chain("Cos"), "gpu", ASSISTED)
-
-
 def test_the_text_has_a_header_a_line_a_kind_and_the_leftovers(machine: Any) -> None:
     """The report can be read as text."""
     machine.add("webgpu", kernels=machine.kernels("Erf"))

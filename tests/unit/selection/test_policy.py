@@ -11,7 +11,6 @@ from rlx_ort.selection.policy import (
     Adaptive,
     Benchmark,
     CostModel,
-    DevicePickStrategy,
     DevicePolicy,
     device_chain_from_env,
     device_from_env,
@@ -27,45 +26,67 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_default_restricts_nothing_and_picks_by_cost() -> None:
-    """`all()` is the default policy."""
-    assert DevicePolicy.all() == DevicePolicy()
-    assert DevicePolicy().pick_strategy() == CostModel()
+DENIED, ALL = DevicePolicy().with_deny(["cuda"]), DevicePolicy.all()
+EQUAL = {
+    "all restricts nothing": (ALL, DevicePolicy()),
+    "the pick is by cost": (DevicePolicy().pick_strategy(), CostModel()),
+    "a builder leaves the original alone": (ALL.with_deny(["cuda"]) and ALL, DevicePolicy()),
+    "only keeps order and duplicates": (DevicePolicy.only(["cpu", "cuda", "cpu"]).allow, (CPU, CUDA, CPU)),
+    "denials accumulate": (DENIED.with_deny([GPU]).deny, (CUDA, GPU)),
+    "preferences accumulate": (
+        DevicePolicy().with_prefer(["cpu", "gpu"]),
+        DevicePolicy().with_prefer(["cpu"]).with_prefer(["gpu"]),
+    ),
+    "denied devices are probed, so that a report can name them": (DENIED.probe_set(), Device.all()),
+    "the allow list is probed as given": (
+        DevicePolicy.only(["gpu", "cpu", "gpu"]).with_deny(["gpu"]).probe_set(),
+        [GPU, CPU, GPU],
+    ),
+}
 
 
-def test_only_keeps_order_and_duplicates() -> None:
-    """The allow list is exactly what was given."""
-    assert DevicePolicy.only(["cpu", "cuda", "cpu"]).allow == (CPU, CUDA, CPU)
-
-
-def test_only_nothing_means_that_nothing_is_viable() -> None:
-    """An empty allow list is not the same as no allow list."""
-    assert DevicePolicy.only([]).apply([CPU, CUDA]) == []
-    assert DevicePolicy.only([]) != DevicePolicy.all()
-
-
-def test_denials_accumulate() -> None:
-    """A second `with_deny` adds to the first."""
-    assert DevicePolicy.all().with_deny(["cuda"]).with_deny([GPU]).deny == (CUDA, GPU)
-
-
-def test_preferences_accumulate_behind_earlier_ones() -> None:
-    """A second `with_prefer` ranks after the first."""
-    policy = DevicePolicy.all().with_prefer(["cpu"]).with_prefer(["gpu"])
-    assert policy.apply([CUDA, GPU, CPU]) == [CPU, GPU, CUDA]
-
-
-def test_a_builder_leaves_the_original_alone() -> None:
-    """A policy is a value."""
-    policy = DevicePolicy.all()
-    policy.with_deny(["cuda"])
-    assert policy == DevicePolicy()
-
-
-def test_the_order_of_the_lists_matters_for_equality() -> None:
-    """Two policies that prefer in another order are different policies."""
+@pytest.mark.parametrize(("made", "expected"), EQUAL.values(), ids=EQUAL)
+def test_policies_that_are_made_alike_are_equal(made: Any, expected: Any) -> None:
+    """A policy is a value, and so is a way to pick; the order of preference counts."""
+    assert made == expected
     assert DevicePolicy().with_prefer(["cpu", "gpu"]) != DevicePolicy().with_prefer(["gpu", "cpu"])
-    assert DevicePolicy().with_prefer(["cpu", "gpu"]) == DevicePolicy().with_prefer(["cpu"]).with_prefer(["gpu"])
+    assert Benchmark(2) != Benchmark(3)
+
+
+APPLIED: dict[str, tuple[DevicePolicy, list[str], list[str]]] = {
+    "nothing is allowed": (DevicePolicy.only([]), ["cpu", "cuda"], []),
+    "by platform priority": (DevicePolicy(), ["cpu", "metal", "cuda"], ["cuda", "metal", "cpu"]),
+    "a preference comes first": (DevicePolicy(prefer=["cpu"]), ["metal", "cuda", "cpu"], ["cpu", "cuda", "metal"]),
+    "a later preference comes after": (
+        DevicePolicy(prefer=["cpu"]).with_prefer(["gpu"]),
+        ["cuda", "gpu", "cpu"],
+        ["cpu", "gpu", "cuda"],
+    ),
+    "a preference adds no device": (DevicePolicy(prefer=["cuda"]), ["cpu"], ["cpu"]),
+    "denial beats allowance": (DevicePolicy.only(["cpu", "cuda"]).with_deny(["cuda"]), ["cuda", "cpu"], ["cpu"]),
+    "equal ranks stay in order": (
+        DevicePolicy(),
+        ["cpu", "cuda:2", "cuda:1", "cpu", "cuda:2"],
+        ["cuda:2", "cuda:1", "cuda:2", "cpu", "cpu"],
+    ),
+    "a kind is denied with every index": (DevicePolicy(deny=["cuda"]), ["cuda", "cuda:1", "cuda:7", "cpu"], ["cpu"]),
+    "one index is denied alone": (DevicePolicy(deny=["cuda:1"]), ["cuda", "cuda:1", "cuda:2"], ["cuda", "cuda:2"]),
+    **{
+        f"{name} is one GPU under three names": (DevicePolicy(deny=[name]), ["gpu", "webgpu", "vulkan", "cpu"], ["cpu"])
+        for name in ("gpu", "webgpu", "vulkan")
+    },
+    "allowing is exact": (
+        DevicePolicy.only(["cuda", "webgpu"]),
+        ["cuda", "cuda:1", "tensorrt", "webgpu", "gpu"],
+        ["cuda", "webgpu"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("policy", "devices", "left"), APPLIED.values(), ids=APPLIED)
+def test_candidates_are_filtered_and_ordered(policy: DevicePolicy, devices: list[str], left: list[str]) -> None:
+    """What is denied or not allowed goes, and what is preferred comes first."""
+    assert [device.label for device in policy.apply(devices)] == left
 
 
 @pytest.mark.parametrize(("asked", "runs"), [(5, 5), (1, 1), (0, 1), (-3, 1)])
@@ -73,50 +94,6 @@ def test_a_benchmark_runs_at_least_once(asked: int, runs: int) -> None:
     """Fewer than one run counts as one."""
     assert DevicePolicy().with_benchmark_pick(asked).pick_strategy() == Benchmark(runs)
     assert Benchmark(asked).runs == runs
-
-
-def test_strategies_are_equal_by_value() -> None:
-    """Both strategies are plain values of one base."""
-    assert CostModel() == CostModel()
-    assert Benchmark(2) != Benchmark(3)
-    assert isinstance(Benchmark(2), DevicePickStrategy)
-    assert isinstance(CostModel(), DevicePickStrategy)
-
-
-def test_the_probe_set_is_every_device_without_an_allow_list() -> None:
-    """Denied devices are probed too, so that a report can say they are denied."""
-    assert DevicePolicy().with_deny(["cuda"]).probe_set() == Device.all()
-
-
-def test_the_probe_set_is_the_allow_list_as_given() -> None:
-    """Order and duplicates stay, and denial is not applied."""
-    assert DevicePolicy.only(["gpu", "cpu", "gpu"]).with_deny(["gpu"]).probe_set() == [GPU, CPU, GPU]
-
-
-def test_candidates_come_by_platform_priority() -> None:
-    """Without a preference the priority decides."""
-    assert DevicePolicy().apply([CPU, METAL, CUDA]) == [CUDA, METAL, CPU]
-
-
-def test_a_preference_comes_before_the_priority() -> None:
-    """A preferred device is first, the others keep the priority."""
-    assert DevicePolicy().with_prefer(["cpu"]).apply([METAL, CUDA, CPU]) == [CPU, CUDA, METAL]
-
-
-def test_a_preference_adds_no_device() -> None:
-    """What is no candidate stays none."""
-    assert DevicePolicy().with_prefer(["cuda"]).apply([CPU]) == [CPU]
-
-
-def test_denial_beats_allowance() -> None:
-    """A device on both lists is denied."""
-    assert DevicePolicy.only(["cpu", "cuda"]).with_deny(["cuda"]).apply([CUDA, CPU]) == [CPU]
-
-
-def test_the_sort_is_stable_and_keeps_duplicates() -> None:
-    """Devices of equal rank stay in the order they came in."""
-    first, second = Device("cuda:2"), Device("cuda:1")
-    assert DevicePolicy().apply([CPU, first, second, CPU, first]) == [first, second, first, CPU, CPU]
 
 
 @pytest.mark.parametrize("field", ["allow", "deny", "prefer"])
@@ -141,16 +118,6 @@ def test_a_name_that_is_no_device_raises_in_the_constructor(field: str, names: s
         DevicePolicy(**{field: names})  # type: ignore[arg-type]  # the field's name is only known here
 
 
-def test_denying_a_kind_denies_every_index_of_it() -> None:
-    """`cuda` means CUDA, not its first card."""
-    assert DevicePolicy(deny=["cuda"]).apply([CUDA, "cuda:1", "cuda:7", CPU]) == [CPU]
-
-
-def test_denying_one_index_leaves_the_others() -> None:
-    """`cuda:1` is one card."""
-    assert DevicePolicy(deny=["cuda:1"]).apply(["cuda", "cuda:1", "cuda:2"]) == [CUDA, Device("cuda:2")]
-
-
 @pytest.mark.parametrize("compiler", ["tensorrt", "nv-tensorrt-rtx"])
 def test_denying_cuda_denies_the_compilers_for_the_same_gpu(compiler: str) -> None:
     """They run on what was denied; denying a compiler leaves CUDA alone."""
@@ -160,18 +127,6 @@ def test_denying_cuda_denies_the_compilers_for_the_same_gpu(compiler: str) -> No
     assert DevicePolicy(deny=[compiler]).allows("cuda")
 
 
-@pytest.mark.parametrize("denied", ["gpu", "webgpu", "vulkan"])
-def test_denying_one_name_of_the_gpu_denies_the_others(denied: str) -> None:
-    """All three are served by one provider on one adapter."""
-    assert DevicePolicy(deny=[denied]).apply(["gpu", "webgpu", "vulkan", "cpu"]) == [CPU]
-
-
-def test_allowing_is_exact() -> None:
-    """An allow list never lets more through than it names."""
-    policy = DevicePolicy.only(["cuda", "webgpu"])
-    assert policy.apply(["cuda", "cuda:1", "tensorrt", "webgpu", "gpu"]) == [CUDA, Device.WEBGPU]
-
-
 def test_a_refusal_names_the_rule_that_hit() -> None:
     """Of several denials the one that covers the device."""
     policy = DevicePolicy(deny=["metal", "cuda"])
@@ -179,17 +134,39 @@ def test_a_refusal_names_the_rule_that_hit() -> None:
     assert policy.refusal("tensorrt:1") == "denied by the policy (deny: cuda, which covers tensorrt:1)"
 
 
-def test_a_refusal_names_the_list_that_refuses_and_denial_first() -> None:
-    """The message says which part of the policy is to blame."""
-    policy = DevicePolicy.only(["cpu"]).with_deny(["cuda"])
-    assert policy.refusal(CPU) is None
-    assert "denied" in str(policy.refusal(CUDA))
-    assert "allow list (only: cpu)" in str(policy.refusal(GPU))
+READ: dict[str, tuple[dict[str, str], Any, Any]] = {
+    "nothing is the default": ({}, DevicePolicy.from_env, DevicePolicy()),
+    "a prefix of your own is literal": (
+        {"MYAPP_DEVICES": "cpu", "RLX_DENY_DEVICES": "cpu"},
+        lambda: DevicePolicy.from_env("MYAPP"),
+        DevicePolicy.only(["cpu"]),
+    ),
+    "the prefixed name of a prefix counts as well": (
+        {"RLX_MYAPP_DEVICES": "gpu"},
+        lambda: DevicePolicy.from_env("MYAPP"),
+        DevicePolicy.only(["gpu"]),
+    ),
+    "the literal name comes first": (
+        {"RLX_MYAPP_DEVICES": "gpu", "MYAPP_DEVICES": "cpu"},
+        lambda: DevicePolicy.from_env("MYAPP"),
+        DevicePolicy.only(["cpu"]),
+    ),
+    "one device": ({"RLX_DEVICE": "nvidia:1"}, device_from_env, Device("cuda:1")),
+    "one device of a prefix": ({"MYAPP_DEVICE": "cpu"}, lambda: device_from_env("MYAPP"), CPU),
+    "no device": ({}, device_from_env, None),
+    "a chain in its order": ({"RLX_DEVICE_CHAIN": "metal, cuda cpu"}, device_chain_from_env, [METAL, CUDA, CPU]),
+    "no chain": ({}, device_chain_from_env, []),
+}
 
 
-def test_an_empty_environment_gives_the_default() -> None:
-    """Nothing set, nothing restricted."""
-    assert DevicePolicy.from_env() == DevicePolicy()
+@pytest.mark.parametrize(("variables", "read", "expected"), READ.values(), ids=READ)
+def test_what_is_set_in_the_environment_is_read(
+    variables: dict[str, str], read: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Policy, device and chain, each with the variables of its prefix."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert read() == expected
 
 
 def test_the_environment_fills_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,30 +197,24 @@ def test_two_picks_in_the_environment_raise_and_name_both_variables(monkeypatch:
         DevicePolicy.from_env()
 
 
-@pytest.mark.parametrize("variable", ["RLX_DEVICES", "RLX_DENY_DEVICES", "RLX_PREFER_DEVICES"])
-def test_a_typo_in_a_list_raises_and_names_variable_and_token(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typo must not widen what may run, as it did in the original."""
-    monkeypatch.setenv(variable, "cpu,cudda")
-    with pytest.raises(DeviceParseError, match=f"{variable}.*'cudda'"):
-        DevicePolicy.from_env()
-
-
-@pytest.mark.parametrize("variable", ["RLX_BENCHMARK_PICK", "RLX_ADAPTIVE_PICK"])
-@pytest.mark.parametrize("value", ["five", "-1", "2.5", "1 2", "²"])
-def test_a_bad_number_of_runs_raises_and_names_variable_and_value(
-    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "value", "token"),
+    [
+        *((name, "cpu,cudda", "'cudda'") for name in ("RLX_DEVICES", "RLX_DENY_DEVICES", "RLX_PREFER_DEVICES")),
+        ("RLX_DEVICES", ",", "empty"),
+        ("RLX_DEVICE", "cudda", "'cudda'"),
+        ("RLX_DEVICE_CHAIN", "cuda,cpuu", "'cpuu'"),
+        *((f"RLX_{p}_PICK", v, v) for p in ("BENCHMARK", "ADAPTIVE") for v in ("five", "-1", "2.5", "1 2", "²")),
+    ],
+)
+def test_a_malformed_variable_raises_and_names_itself_and_the_token(
+    variable: str, value: str, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a whole number is a number of runs."""
+    """A typo must not widen what may run, as it did in the original."""
+    read: Any = {"RLX_DEVICE": device_from_env, "RLX_DEVICE_CHAIN": device_chain_from_env}
     monkeypatch.setenv(variable, value)
-    with pytest.raises(DeviceParseError, match=f"{variable}.*{value}"):
-        DevicePolicy.from_env()
-
-
-def test_a_list_of_separators_only_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list that names nothing is malformed."""
-    monkeypatch.setenv("RLX_DEVICES", ",")
-    with pytest.raises(DeviceParseError, match=r"RLX_DEVICES.*empty"):
-        DevicePolicy.from_env()
+    with pytest.raises(DeviceParseError, match=f"{variable}.*{token}"):
+        read.get(variable, DevicePolicy.from_env)()
 
 
 @pytest.mark.parametrize("value", ["", "  "])
@@ -255,66 +226,6 @@ def test_an_empty_variable_counts_as_unset(value: str, monkeypatch: pytest.Monke
     assert DevicePolicy.from_env() == DevicePolicy()
     assert device_from_env() is None
     assert device_chain_from_env() == []
-
-
-def test_a_prefix_of_your_own_is_literal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`MYAPP` reads `MYAPP_DEVICES`, and `RLX_DEVICES` does not leak in."""
-    monkeypatch.setenv("MYAPP_DEVICES", "cpu")
-    monkeypatch.setenv("RLX_DENY_DEVICES", "cpu")
-    assert DevicePolicy.from_env("MYAPP") == DevicePolicy.only(["cpu"])
-
-
-def test_a_prefix_of_your_own_falls_back_to_the_prefixed_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`RLX_MYAPP_DEVICES` is read for compatibility, after the literal name."""
-    monkeypatch.setenv("RLX_MYAPP_DEVICES", "gpu")
-    assert DevicePolicy.from_env("MYAPP") == DevicePolicy.only(["gpu"])
-    monkeypatch.setenv("MYAPP_DEVICES", "cpu")
-    assert DevicePolicy.from_env("MYAPP") == DevicePolicy.only(["cpu"])
-
-
-def test_an_override_set_from_code_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy sees overrides before the process environment."""
-    monkeypatch.setenv("RLX_DEVICES", "gpu")
-    with environment.override({"DEVICES": "cpu"}):
-        assert DevicePolicy.from_env() == DevicePolicy.only(["cpu"])
-
-
-def test_the_device_of_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`<prefix>_DEVICE` names one device."""
-    monkeypatch.setenv("RLX_DEVICE", "nvidia:1")
-    monkeypatch.setenv("MYAPP_DEVICE", "cpu")
-    assert device_from_env() == Device("cuda:1")
-    assert device_from_env("MYAPP") == CPU
-
-
-def test_an_unset_device_is_none() -> None:
-    """No variable, no device."""
-    assert device_from_env() is None
-
-
-def test_a_malformed_device_raises_and_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typo in the one device is an error, not a silent automatic choice."""
-    monkeypatch.setenv("RLX_DEVICE", "cudda")
-    with pytest.raises(DeviceParseError, match=r"RLX_DEVICE.*'cudda'"):
-        device_from_env()
-
-
-def test_the_chain_of_the_environment_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`<prefix>_DEVICE_CHAIN` is a list in the order of trying."""
-    monkeypatch.setenv("RLX_DEVICE_CHAIN", "metal, cuda cpu")
-    assert device_chain_from_env() == [METAL, CUDA, CPU]
-
-
-def test_an_unset_chain_is_empty() -> None:
-    """No variable, no chain."""
-    assert device_chain_from_env() == []
-
-
-def test_a_malformed_chain_raises_and_names_variable_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One bad name fails the chain; it is not cut short."""
-    monkeypatch.setenv("RLX_DEVICE_CHAIN", "cuda,cpuu")
-    with pytest.raises(DeviceParseError, match=r"RLX_DEVICE_CHAIN.*'cpuu'"):
-        device_chain_from_env()
 
 
 @pytest.mark.parametrize("devices", [None, 3])

@@ -214,18 +214,6 @@ def test_a_known_answer_opens_no_session(machine: Any) -> None:
     assert len(provider.opened) == before
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"schema": 1}', b'{"schema": 1, "scope": "other", "answers": {}}'])
-def test_a_damaged_file_costs_asking_again(damage: bytes, tmp_path: Any) -> None:
-    """Nothing but the answers is lost."""
-    from rlx_ort.providers.asking import Answers
-
-    path = tmp_path / "answers.json"
-    path.write_bytes(damage)
-    assert Answers(path, "scope").known(["a"]) == {}
-    Answers(path, "scope").keep({"a": "device"})
-    assert Answers(path, "scope").known(["a", "b"]) == {"a": "device"}
-
-
 def test_a_form_whose_kernel_fails_in_the_run_is_refused(machine: Any) -> None:
     """The provider says which attributes of an operator its kernel does not compute; other nodes are asked about."""
 

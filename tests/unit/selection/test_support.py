@@ -1,11 +1,7 @@
 """Whether a device takes a graph: kernels, versions, types, placement rules, messages and the memory of answers."""
 
-import gc
 from typing import Any
 
-import pytest
-
-from rlx_ort.converters.to_onnx import exporter
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -15,7 +11,6 @@ from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.selection import support
 from rlx_ort.selection.support import (
     dispatch_report_for_device,
     first_unsupported_op,
@@ -36,12 +31,6 @@ class NoOnnxForm(Op):
         first = inputs[0]
         assert first is not None
         return (first,)
-
-
-def test_a_graph_whose_nodes_all_have_kernels_is_supported(machine: Any) -> None:
-    """Every node is claimed."""
-    machine.add("gpu", kernels=machine.kernels("Relu", "Sigmoid"))
-    assert supports_graph("gpu", machine.chain("Relu", "Sigmoid"))
 
 
 def test_one_node_without_a_kernel_makes_a_graph_unsupported(machine: Any) -> None:
@@ -273,42 +262,3 @@ def test_no_op_is_supported_on_a_device_that_is_away(machine: Any) -> None:
     machine.add("gpu", kernels=machine.kernels("Relu"), answer=machine.away)
     assert not supports("gpu", OnnxNode("Relu"))
     assert not supports("tpu", OnnxNode("Relu"))
-
-
-def test_a_question_is_answered_once(machine: Any) -> None:
-    """The answer is kept for as long as the graph stays as it is."""
-    provider = machine.add("gpu", kernels=machine.kernels("Relu"))
-    graph = machine.chain("Relu")
-    for _ in range(3):
-        assert supports_graph("gpu", graph)
-    assert provider.claims_asked == 1
-
-
-def test_answers_are_forgotten_with_their_graph(machine: Any) -> None:
-    """Nothing is kept of a graph that is gone."""
-    machine.add("gpu", kernels=machine.kernels("Relu"))
-    graph = machine.chain("Relu")
-    assert supports_graph("gpu", graph)
-    assert len(support._supports) == 1
-    del graph
-    gc.collect()
-    assert len(support._supports) == 0
-
-
-def test_a_graph_is_lowered_once_for_many_questions(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices share what was lowered to judge the graph, and so does the model of the session that is opened."""
-    drafts = []
-    make = exporter.draft
-
-    def counted(graph: Graph, *arguments: Any) -> Any:
-        drafts.append(graph)
-        return make(graph, *arguments)
-
-    monkeypatch.setattr(exporter, "draft", counted)
-    machine.add("gpu", kernels=machine.kernels("Relu"))
-    machine.add("cpu", kernels=machine.kernels("Relu"))
-    graph = machine.chain("Relu")
-    assert supports_graph("gpu", graph)
-    assert supports_graph("cpu", graph)
-    assert [node.op_type for node in exporter.exported(graph).nodes] == ["Relu"]
-    assert len(drafts) == 1

@@ -16,7 +16,6 @@ from rlx_ort.errors import ServingError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.serving import protocol
 from rlx_ort.serving.protocol import (
-    DATATYPES,
     InferRequest,
     WantedOutput,
     answer,
@@ -24,8 +23,6 @@ from rlx_ort.serving.protocol import (
     bytes_of,
     parse_request,
 )
-
-NUMBERS = [dtype for dtype in DATATYPES if dtype is not DType.STRING]
 
 
 def parsed(document: Any, binary: bytes = b"") -> InferRequest:
@@ -45,17 +42,6 @@ def test_json_data_becomes_an_array() -> None:
         found = parsed(one_input(shape=[2, 2], data=data)).inputs["x"]
         assert found.dtype == np.float32
         assert found.tolist() == [[1, 2], [3, 4]]
-
-
-@pytest.mark.parametrize("dtype", NUMBERS)
-def test_binary_data_of_each_type_comes_back(dtype: DType) -> None:
-    """The bytes of an array make the same array."""
-    array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype.numpy)
-    document = one_input(shape=[2, 3], datatype=DATATYPES[dtype], parameters={"binary_data_size": array.nbytes})
-    del document["inputs"][0]["data"]
-    found = parsed(document, bytes_of(array)).inputs["x"]
-    assert found.dtype == array.dtype
-    np.testing.assert_array_equal(found, array)
 
 
 def test_texts_travel_with_their_length() -> None:
