@@ -1,4 +1,4 @@
-"""Compare the capability answer with what happens: every ONNX backend case, compiled strictly on a device and run.
+"""Compare the capability answer with the outcome: every ONNX backend case, compiled strictly on a device and run.
 
     python scripts/capability_truth.py --devices cpu,webgpu --out FOLDER [--every 5]
 
@@ -62,7 +62,7 @@ def main() -> int:
 def truth(
     devices: list[Device], taken: tuple[int, int] = (0, 1), *, choice: bool = True, seconds: float = math.inf
 ) -> dict[str, Any]:
-    """Return the comparison for each device, with what it depends on."""
+    """Return the comparison for each device, with the versions it depends on."""
     import onnxruntime
 
     end = time.monotonic() + seconds
@@ -77,19 +77,19 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool, end: float)
     """Return how often the answer for a device is right over the cases, and where it is not."""
     start = time.perf_counter()
     counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
-    found: dict[str, Any] = {"counts": counts, "right_by_list": 0, "list_differs": [], "wrong": [], "automatic": []}
+    row: dict[str, Any] = {"counts": counts, "right_by_list": 0, "list_differs": [], "wrong": [], "automatic": []}
     with Child() as child:
         for case in cases:
             if time.monotonic() > end:
                 print(f"stopped after {sum(counts.values())} of {len(cases)} cases", file=sys.stderr)
                 break
-            _count(case, device, found, child, choice)
-    return row_of(device.label, {**found, "seconds": round(time.perf_counter() - start, 1)})
+            _count(case, device, row, child, choice)
+    return row_of(device.label, {**row, "seconds": round(time.perf_counter() - start, 1)})
 
 
-def _count(case: Case, device: Device, found: dict[str, Any], child: Child, choice: bool) -> None:
-    """Add what one case shows."""
-    counts = found["counts"]
+def _count(case: Case, device: Device, row: dict[str, Any], child: Child, choice: bool) -> None:
+    """Add the outcome of one case."""
+    counts = row["counts"]
     try:
         model, sets = case.load()
         graph = rlx_ort.from_onnx(model)
@@ -105,33 +105,33 @@ def _count(case: Case, device: Device, found: dict[str, Any], child: Child, choi
     runs, failure = child.strict_run(device.label, model, inputs)
     kind = ("both yes" if runs else "false yes") if said else ("false no" if runs else "both no")
     if choice and device.kind != "cpu":
-        found["automatic"] += choice_failures(case, device, graph, inputs)
+        row["automatic"] += choice_failures(case, device, graph, inputs)
     counts[kind] += 1
-    found["right_by_list"] += listed.supported == runs
+    row["right_by_list"] += listed.supported == runs
     if listed.supported != said or _first(listed) != _first(support):
         entry = {"case": case.id, "list": listed.blocker or "yes", "asked": why or "yes"}
-        found["list_differs"].append({key: value[:FIRST_LINE] for key, value in entry.items()})
+        row["list_differs"].append({key: value[:FIRST_LINE] for key, value in entry.items()})
     if kind.startswith("false"):
-        found["wrong"].append({"case": case.id, "kind": kind, "reason": (failure or why)[:FIRST_LINE]})
+        row["wrong"].append({"case": case.id, "kind": kind, "reason": (failure or why)[:FIRST_LINE]})
 
 
-def row_of(label: str, found: dict[str, Any]) -> dict[str, Any]:
+def row_of(label: str, row: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a device with its shares."""
-    counts = found["counts"]
+    counts = row["counts"]
     judged = sum(counts.values()) - counts["not imported"]
     agreement = round((counts["both yes"] + counts["both no"]) / max(judged, 1), 4)
-    by_list = round(found["right_by_list"] / max(judged, 1), 4)
-    return {"device": label, "cases": judged, "agreement": agreement, "list_agreement": by_list, **found}
+    by_list = round(row["right_by_list"] / max(judged, 1), 4)
+    return {"device": label, "cases": judged, "agreement": agreement, "list_agreement": by_list, **row}
 
 
 def joined(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return one row for the rows of processes that took different cases of a device."""
-    found: dict[str, Any] = {"counts": {kind: sum(row["counts"][kind] for row in rows) for kind in rows[0]["counts"]}}
-    found["right_by_list"] = sum(row["right_by_list"] for row in rows)
+    whole: dict[str, Any] = {"counts": {kind: sum(row["counts"][kind] for row in rows) for kind in rows[0]["counts"]}}
+    whole["right_by_list"] = sum(row["right_by_list"] for row in rows)
     for key in ("list_differs", "wrong", "automatic"):
-        found[key] = [entry for row in rows for entry in row[key]]
-    found["seconds"] = max(row["seconds"] for row in rows)
-    return row_of(rows[0]["device"], found)
+        whole[key] = [entry for row in rows for entry in row[key]]
+    whole["seconds"] = max(row["seconds"] for row in rows)
+    return row_of(rows[0]["device"], whole)
 
 
 def _first(support: Support) -> str:
@@ -161,7 +161,7 @@ class Child:
 
 
 def run_model(device: str, model: bytes, inputs: dict[str, Any]) -> tuple[bool, str]:
-    """Return what `strict_run` does for a model; runs in the child."""
+    """Return the result of `strict_run` for a model; runs in the child."""
     return strict_run(Device(device), rlx_ort.from_onnx(model), inputs)
 
 
@@ -175,23 +175,25 @@ def strict_run(device: Device, graph: Graph, inputs: dict[str, Any]) -> tuple[bo
 
 
 def choice_failures(case: Case, device: Device, graph: Graph, inputs: dict[str, Any]) -> list[dict[str, str]]:
-    """Return what the automatic choice does wrong: no answer where the CPU has one, or a late refusal without it."""
-    found = []
+    """Return the faults of the automatic choice: no answer where the CPU has one, or a late refusal without it."""
+    failures = []
     if strict_run(Device.CPU, graph, inputs)[0]:
         policy = rlx_ort.DevicePolicy.only([device, "cpu"])
         try:
             rlx_ort.GraphDevices(graph, policy).run_fastest(inputs)
         except RlxError as err:
-            found.append({"case": case.id, "kind": "no answer", "reason": f"{type(err).__name__}: {err}"[:FIRST_LINE]})
+            failures.append(
+                {"case": case.id, "kind": "no answer", "reason": f"{type(err).__name__}: {err}"[:FIRST_LINE]}
+            )
     runner = rlx_ort.GraphDevices(graph, rlx_ort.DevicePolicy.only([device]))
     try:
         runner.run_fastest(inputs)
     except NoViableDeviceError as err:
         if runner.last_attempts:  # else refused before the user's session was opened
-            found.append({"case": case.id, "kind": "late refusal", "reason": str(err)[:FIRST_LINE]})
+            failures.append({"case": case.id, "kind": "late refusal", "reason": str(err)[:FIRST_LINE]})
     except RlxError as err:
-        found.append({"case": case.id, "kind": "failed", "reason": f"{type(err).__name__}: {err}"[:FIRST_LINE]})
-    return found
+        failures.append({"case": case.id, "kind": "failed", "reason": f"{type(err).__name__}: {err}"[:FIRST_LINE]})
+    return failures
 
 
 def summary(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The GPU gate: what CI cannot see, run on a machine with a GPU in one go or part by part.
+"""The GPU gate: the tests that CI cannot run, on a machine with a GPU in one go or part by part.
 
     python scripts/gpu_gate.py --out FOLDER [--commit HASH] [--device cuda] [--limits suite=270,webgpu=150]
     python scripts/gpu_gate.py --out FOLDER --parts webgpu,figures --record FOLDER/gpu-gate.json --covered DIGEST
@@ -42,7 +42,7 @@ LIMITS_S = {
     "models": 240,
     "generated": 120,
 }
-"""The parts in order -> seconds after which each is stopped and keeps what it has."""
+"""The parts in order -> seconds after which each is stopped and keeps its results so far."""
 NAMED = ("models", "generated")  # run only if they are named: with them a call takes longer than ten minutes
 BESIDE = ("suite", "truth")  # run side by side: neither measures time, and neither uses WebGPU much
 TAIL = 1500
@@ -67,7 +67,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="", help="the commit that is tested, where git is not at hand")
-    parser.add_argument("--covered", default="", help="what gpu_covered.py prints, to save the time on the GPU machine")
+    parser.add_argument(
+        "--covered", default="", help="the digest of gpu_covered.py, to save the time on the GPU machine"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parts", default=",".join(part for part in LIMITS_S if part not in NAMED))
     parser.add_argument("--limits", default="", metavar="PART=SECONDS,...", help=f"other than {LIMITS_S}")
@@ -103,10 +105,10 @@ def main() -> int:
         "figures": lambda limit_s: figures(options.out, options.families, limit_s),
     }
 
-    def keep(part: str, found: dict[str, Any]) -> None:
-        record[part] = {"commit": record["commit"], **found}
+    def keep(part: str, result: dict[str, Any]) -> None:
+        record[part] = {"commit": record["commit"], **result}
         (options.out / "gpu-gate.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        shown = {key: value for key, value in found.items() if not isinstance(value, list | dict)}
+        shown = {key: value for key, value in result.items() if not isinstance(value, list | dict)}
         print(part, json.dumps(shown), flush=True)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -120,7 +122,7 @@ def main() -> int:
 
 
 def _subject(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a record is about; its parts share it."""
+    """Return the subject of a record; its parts share it."""
     machine = record["machine"]
     return record["covered"], record["device"], machine["hardware"], machine["onnxruntime"]
 
@@ -131,7 +133,7 @@ def _timed(part: Callable[[float], dict[str, Any]], limit_s: float) -> dict[str,
 
 
 def machine(device: str) -> dict[str, str]:
-    """Return what the results depend on."""
+    """Return the facts that the results depend on."""
     program = (
         "import json, onnxruntime, rlx_ort; from rlx_ort.providers.registry import availability; "
         f"a = availability({device!r}); "
@@ -140,8 +142,8 @@ def machine(device: str) -> dict[str, str]:
     )
     _, out, err = _run(["-c", program], 60)
     lines = out.strip().splitlines()
-    found = json.loads(lines[-1]) if lines else {"reason": err[-TAIL:]}
-    return {"python": platform.python_version(), "cores": str(os.cpu_count()), **found}
+    facts = json.loads(lines[-1]) if lines else {"reason": err[-TAIL:]}
+    return {"python": platform.python_version(), "cores": str(os.cpu_count()), **facts}
 
 
 def suite(device: str, out: Path, workers: int, limit_s: float, *, alone: bool = False) -> dict[str, Any]:
@@ -161,11 +163,11 @@ def suite(device: str, out: Path, workers: int, limit_s: float, *, alone: bool =
     times: dict[str, float] = {}
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         results = pool.map(lambda shard: _pytest(shard[0], shard[1], device, folder, deadline), shards)
-        for shard, found in zip(shards, results, strict=True):
-            times[" ".join(shard)] = found["seconds"]
+        for shard, result in zip(shards, results, strict=True):
+            times[" ".join(shard)] = result["seconds"]
             for outcome in counts:
-                counts[outcome] += found[outcome]
-            failures += found["failures"]
+                counts[outcome] += result[outcome]
+            failures += result["failures"]
     longest = dict(sorted(times.items(), key=lambda item: -item[1])[:5])
     return {"ok": not failures, **counts, "failures": failures, "longest_s": longest}
 
@@ -179,24 +181,24 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
         code, out, err = _run([*command, f"--basetemp={own}/tests"], deadline - time.monotonic())
     text = f"{out[-TAIL:]}{err[-TAIL:]}"
-    found: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
+    result: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own
     for case in cases:
         wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
         skipped = case.find("skipped")
         if wrong is not None:
-            found["failed"] += 1
+            result["failed"] += 1
             test = f"{case.get('classname')}::{case.get('name')}"
             why = _ABSOLUTE.sub("", f"{wrong.get('message')}\n{wrong.text}")
-            found["failures"].append({"test": test, "why": why[-700:]})
+            result["failures"].append({"test": test, "why": why[-700:]})
         elif skipped is not None:
-            found["xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"] += 1
+            result["xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"] += 1
         else:
-            found["passed"] += 1
-    if code not in (0, 1, 5) or (code == 1 and not found["failures"]):
-        found["failures"].append({"test": name, "why": _ABSOLUTE.sub("", text)[-TAIL:]})
-        found["failed"] += 1
-    return {**found, "seconds": round(time.perf_counter() - start, 1)}
+            result["passed"] += 1
+    if code not in (0, 1, 5) or (code == 1 and not result["failures"]):
+        result["failures"].append({"test": name, "why": _ABSOLUTE.sub("", text)[-TAIL:]})
+        result["failed"] += 1
+    return {**result, "seconds": round(time.perf_counter() - start, 1)}
 
 
 def truth(names: Sequence[str], out: Path, limit_s: float) -> dict[str, Any]:
@@ -219,9 +221,9 @@ def truth(names: Sequence[str], out: Path, limit_s: float) -> dict[str, Any]:
         results = list(pool.map(answered, jobs))
     errors = [error for _, error in results if error]
     shards: dict[str, list[dict[str, Any]]] = {}
-    for (name, _), (found, _) in zip(jobs, results, strict=True):
-        shards.setdefault(name, []).extend(found)
-    rows = {name: joined(found) for name, found in shards.items() if found}
+    for (name, _), (part, _) in zip(jobs, results, strict=True):
+        shards.setdefault(name, []).extend(part)
+    rows = {name: joined(part) for name, part in shards.items() if part}
     agreement = {f"{name}_agreement": row["agreement"] for name, row in rows.items()}
     wrong = sum(map(_wrong_choices, rows.values()))
     right = all(name in rows and rows[name]["agreement"] >= LEAST.get(name, 0.995) for name in names)
@@ -241,8 +243,8 @@ def models(device: str, out: Path, limit_s: float) -> dict[str, Any]:
     program = ["scripts/model_runs.py", device, "--out", str(table), "--seconds", str(limit_s - GRACE_S)]
     code, text, err = _run(program, limit_s)
     (out / "user_models.txt").write_text(text, encoding="utf-8")
-    found = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
-    return {"ok": code == 0, "error": err[-TAIL:] if code not in (0, 1) else "", **found}
+    content = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
+    return {"ok": code == 0, "error": err[-TAIL:] if code not in (0, 1) else "", **content}
 
 
 def generated(device: str, out: Path, limit_s: float) -> dict[str, Any]:
@@ -252,8 +254,8 @@ def generated(device: str, out: Path, limit_s: float) -> dict[str, Any]:
     program = ["scripts/generate_cases.py", "--device", device, "--minutes", minutes, "--failures", str(failures)]
     code, text, err = _run(program, limit_s)
     counts = next((line for line in text.splitlines() if line.startswith(f"{device}: ")), "")
-    found = json.loads(failures.read_text(encoding="utf-8")) if failures.exists() else []
-    return {"ok": code == 0, "counts": counts, "failures": found, "error": err[-TAIL:] if code not in (0, 1) else ""}
+    kept = json.loads(failures.read_text(encoding="utf-8")) if failures.exists() else []
+    return {"ok": code == 0, "counts": counts, "failures": kept, "error": err[-TAIL:] if code not in (0, 1) else ""}
 
 
 def figures(out: Path, families: str, limit_s: float) -> dict[str, Any]:
@@ -267,7 +269,7 @@ def figures(out: Path, families: str, limit_s: float) -> dict[str, Any]:
 
 
 def _run(program: Sequence[str], limit_s: float, **variables: str) -> tuple[int, str, str]:
-    """Return the exit code of a Python program and what it printed until it ended or was stopped; -1 if stopped."""
+    """Return the exit code of a Python program and its output until it ended or was stopped; -1 if stopped."""
     command = [sys.executable, *program]
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}

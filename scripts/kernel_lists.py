@@ -7,7 +7,7 @@
 `live` reads the kernel registry of a provider that works here. `table` takes a table typed in the form of the lists.
 
 A line names the versions of an operator that take the same types. The oldest list of a provider is whole. A later one
-has what the list before it lacks after `+`, and what it has no more after `-`. A version with the same kernels as the
+has the kernels that are new after `+`, and those that are gone after `-`. A version with the same kernels as the
 version before gets no file of its own, because readers take the newest list that is not newer than the version asked
 for. Element types inside sequences and optionals are listed like those of tensors, which is how claims are compared.
 Kernels for the domain of ONNX Runtime's NHWC rewriting are left out: no model has it.
@@ -101,11 +101,11 @@ def one_line_each(lines: Iterable[str]) -> list[str]:
     versions: dict[tuple[str, ...], list[str]] = {}
     for domain, op_type, version, *types in map(str.split, lines):
         versions.setdefault((domain, op_type, *types), []).append(version)
-    return [" ".join([key[0], key[1], ",".join(found), *key[2:]]) for key, found in versions.items()]
+    return [" ".join([key[0], key[1], ",".join(listed), *key[2:]]) for key, listed in versions.items()]
 
 
 def check() -> Iterator[str]:
-    """Yield what is wrong with the lists."""
+    """Yield the faults of the lists."""
     for ep in sorted({path.name.rpartition("-")[0] for path in lists("*")}):
         before = ""
         for version, text in whole_lists(ep).items():
@@ -152,7 +152,7 @@ def render(claims: Iterable[KernelClaim]) -> list[str]:
     for claim in claims:
         if claim.domain != INTERNAL_DOMAIN:
             last = OPEN_END if claim.last_version is None else claim.last_version
-            types = {name: frozenset(dtype.value for dtype in found) for name, found in claim.dtypes.items()}
+            types = {name: frozenset(dtype.value for dtype in dtypes) for name, dtypes in claim.dtypes.items()}
             table[claim.domain or "ai.onnx", claim.op_type, claim.first_version, last].append(types)
     lines = []
     for (domain, op_type, first, last), kernels in sorted(table.items()):

@@ -3,11 +3,10 @@
     python scripts/memory_budget.py --device cuda --json cuda.json
     python scripts/memory_budget.py --device cpu --megabytes 24 --cache off
 
-The models are opened once without a limit that matters, to learn what they take; then the budget is set to a third of
-that, beside what the device takes without them (CUDA's context, the weights in host memory). Requests draw a model and
-an input at random, and each result is compared with that of the CPU. Threads read the real memory and what counts
-against the budget every two milliseconds. Fails if a result is wrong, or if real memory exceeds the budget by more than
-`--slack`.
+The models are opened once without a limit that matters, to learn their memory; then the budget is set to a third of
+that, beside the device's memory without them (CUDA's context, the weights in host memory). Requests draw a model and an
+input at random, and each result is compared with that of the CPU. Threads read real and counted memory every two
+milliseconds. Fails if a result is wrong, or if real memory exceeds the budget by more than `--slack`.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def inputs_of(runner: GraphDevices, number: int) -> dict[str, Any]:
 
 
 def serve(device: Device, requests: int, threads: int, megabytes: float, cache: str | None) -> dict[str, Any]:
-    """Serve random requests within a budget, and return what happened."""
+    """Serve random requests within a budget, and return the outcome."""
     require_available(device)
     provider = provider_of(device)
     assert provider is not None
@@ -81,7 +80,7 @@ def serve(device: Device, requests: int, threads: int, megabytes: float, cache: 
     for runner in runners:
         runner.run(device, inputs_of(runner, 0))
     needed = read() - outside
-    measured = sum(each.nbytes or 0 for found in memory_use() if found.device == device for each in found.models)
+    measured = sum(each.nbytes or 0 for use in memory_use() if use.device == device for each in use.models)
     _close(runners)
     left = read()  # whatever the first runs load for good: kernels, handles
     kept = left if whole else 0
@@ -121,7 +120,7 @@ def serve(device: Device, requests: int, threads: int, megabytes: float, cache: 
         for worker in workers:
             worker.join()
     seconds = time.perf_counter() - begun
-    (found,) = [each for each in memory_use() if each.device == device]
+    (use,) = [each for each in memory_use() if each.device == device]
     release_free_heap()
     real = read()
     times.sort()
@@ -132,19 +131,19 @@ def serve(device: Device, requests: int, threads: int, megabytes: float, cache: 
         "seconds": round(seconds, 2),
         "median_ms": round(times[len(times) // 2] * 1e3, 2) if times else None,
         "p99_ms": round(times[len(times) * 99 // 100] * 1e3, 2) if times else None,
-        "source": found.source,
+        "source": use.source,
         "needed_bytes": needed,
         "measured_bytes": measured,
         "outside_bytes": kept,
         "budget_bytes": budget,
         "peak_bytes": max(samples) - (0 if whole else left),
         "most_counted_bytes": max(counted),
-        "used_at_the_end": found.used_bytes,
+        "used_at_the_end": use.used_bytes,
         "real_at_the_end": real - (0 if whole else left),
         "samples": len(samples),
-        "openings": sum(each.openings for each in found.models),
+        "openings": sum(each.openings for each in use.models),
         "from_cache": len(cached),
-        "evictions": sum(each.evictions for each in found.models),
+        "evictions": sum(each.evictions for each in use.models),
         "wrong": len(wrong),
         "first_wrong": wrong[:3],
     }
@@ -161,7 +160,7 @@ def _close(runners: list[GraphDevices]) -> None:
 
 
 def main() -> int:
-    """Serve, print what happened, and return 0 if all results are right and the budget held."""
+    """Serve, print the outcome, and return 0 if all results are right and the budget held."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--requests", type=int, default=10_000)

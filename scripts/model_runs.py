@@ -7,7 +7,7 @@
 Outputs are compared with the framework's for the three cases of each model: on the device that is named, with the
 CPU's help if it refuses, and on the device that is chosen. At batch 1 and 16, the default `run` is timed against
 `InferenceSession.run` in the same precision, both in a steady state. One line for each model. The exit code is 1 if an
-output is wrong, an error is not typed, the device refuses what its capability takes or the other way round, or if the
+output is wrong, an error is not typed, the device and its capability differ about a model, or if the
 time was too short for all models.
 """
 
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def summary(rows: Mapping[str, dict[str, Any]], count: int) -> dict[str, Any]:
-    """Return what the rows add up to."""
+    """Return the sums over the rows."""
     table: dict[str, Any] = {
         "models": len(rows),
         "not_reached": count - len(rows),
@@ -117,7 +117,7 @@ def judged(model: UserModel, device: Device, *, timed: bool) -> dict[str, Any]:
 
 
 def _compare(row: dict[str, Any], model: UserModel, way: str, run: Callable[[Any], Any]) -> None:
-    """Put the largest error into a row, and what is wrong."""
+    """Put the largest error and every wrong answer into a row."""
     for case, sizes in enumerate(model.cases):
         try:
             outputs = run(model.feeds(sizes))

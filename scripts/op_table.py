@@ -40,7 +40,7 @@ _SHOWN = 6
 def main() -> int:
     """Write the table, after asking the providers if the command line says so."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", action="store_true", help="ask the providers of this machine what they take")
+    parser.add_argument("--record", action="store_true", help="ask the providers of this machine first")
     if parser.parse_args().record:
         RECORD.write_text(json.dumps(record(), indent=1) + "\n", encoding="utf-8")
     TABLE.write_text(table(), encoding="utf-8")
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def record() -> dict[str, Any]:
-    """Return what each provider takes, by device and case, with the versions of the providers."""
+    """Return the dtypes that each provider takes, by device and case, with the versions of the providers."""
     from importlib.metadata import version
 
     taken = {label: {name: recorded_dtypes(label, case) for name, case in CASES.items()} for label in DEVICES}
@@ -60,15 +60,15 @@ def recorded_dtypes(label: str, case: Case) -> str:
     """Return the dtypes in which the provider of a device has kernels for a case, whatever this machine's adapter."""
     from rlx_ort.selection.support import support_of
 
-    found = []
+    dtypes = []
     for dtype in DTYPES if case.has_dtype else DTYPES[:1]:
         try:
             graph, _ = built(case, dtype)
         except GraphVerifyError:
             continue
         if support_of(Device(label), graph, ask=False).supported:
-            found.append(dtype.value)
-    return " ".join(found)
+            dtypes.append(dtype.value)
+    return " ".join(dtypes)
 
 
 def table() -> str:
@@ -124,11 +124,11 @@ def _listed(operators: dict[str, None]) -> str:
 
 
 def _dtypes(cases: list[Case], taken: dict[str, str]) -> str:
-    found = [set(taken[case.name].split()) for case in cases]
+    lists = [set(taken[case.name].split()) for case in cases]
     shown = []
     for dtype in DTYPES:
-        if any(dtype.value in names for names in found):
-            whole = all(dtype.value in names for names in found)
+        if any(dtype.value in names for names in lists):
+            whole = all(dtype.value in names for names in lists)
             shown.append(dtype.value if whole else f"[{dtype.value}]")
     return " ".join(shown) or "-"
 

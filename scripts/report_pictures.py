@@ -35,7 +35,7 @@ MOST_BYTES = 200_000
 
 
 class Picture(NamedTuple):
-    """A command that writes a page, and what is done on the page before the picture is taken."""
+    """A command that writes a page, and a script that the page runs before the picture is taken."""
 
     command: tuple[str, ...]
     act: str = ""

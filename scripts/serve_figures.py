@@ -5,7 +5,7 @@
     python scripts/serve_figures.py --parts startup --layers 12 --width 768
     python scripts/serve_figures.py --models FILE.onnx,encoder --clients 64
 
-Servers are `rlx-ort serve` in processes of their own. What is compared runs in turns, so that a busy machine slows
+Servers are `rlx-ort serve` in processes of their own. Compared things run in turns, so that a busy machine slows
 both; each ratio is the median over rounds. tritonclient measures latency. Throughput is measured by clients that send
 prepared HTTP requests and read answers without decoding them, since tritonclient takes more time than the server.
 """
@@ -252,7 +252,7 @@ def lower(values: Sequence[float]) -> float:
 
 
 def figures(args: argparse.Namespace) -> Iterator[Figure]:
-    """Yield what the command line asks for."""
+    """Yield the figures of the parts that the command line names."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, parts = Path(temporary), args.parts.split(",")
         save_models(folder, args.layers, args.width, args.tokens)

@@ -73,8 +73,8 @@ class SmallCuda(CudaProvider):
 
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return CUDA's recipe with the limit."""
-        found = super().recipe(device, options)
-        return replace(found, options={**found.options, "gpu_mem_limit": str(GPU_LIMIT_BYTES)})
+        recipe = super().recipe(device, options)
+        return replace(recipe, options={**recipe.options, "gpu_mem_limit": str(GPU_LIMIT_BYTES)})
 
     def default_profile(self, device: Device) -> CostProfile:
         """Return a profile that makes it the automatic choice."""
@@ -195,7 +195,7 @@ def _request(runner: GraphDevices, tally: Tally, case: tuple[Any, Any], order: r
         threading.Timer(order.random() * 0.005, token.cancel).start()
     begun = time.perf_counter_ns()
     try:
-        (found,) = runner.run_fastest({"x": x}, cancel=token)
+        (got,) = runner.run_fastest({"x": x}, cancel=token)
     except CancelledRunError:
         tally.cancelled += 1
         return
@@ -211,7 +211,7 @@ def _request(runner: GraphDevices, tally: Tally, case: tuple[Any, Any], order: r
     tally.failed_attempts += len(last.attempts)
     if last.device.label in tally.denied:
         tally.problems.append(f"answered by {last.device.label}, which is denied")
-    if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-3, atol=1e-3):
+    if got.shape != wanted.shape or not np.allclose(got, wanted, rtol=1e-3, atol=1e-3):
         tally.problems.append(f"wrong on {last.device.label}, {len(x)} rows")
 
 
@@ -264,12 +264,12 @@ def _take_memory(done: threading.Event) -> None:
 
 def _open_sessions() -> int:
     gc.collect()
-    sessions = [found for found in watched_sessions() if isinstance(found, OrtEngineSession)]
+    sessions = [each for each in watched_sessions() if isinstance(each, OrtEngineSession)]
     return sum(session._core is not None for session in sessions)
 
 
 def _leaks(threads: int, sessions: int, fault: FaultProvider) -> list[str]:
-    """Wait until what is idle has ended, and return what stays."""
+    """Wait until idle threads and sessions have ended, and return those that stay."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         stays = {

@@ -29,11 +29,11 @@ DESCRIPTION = "vk_swiftshader_icd.json"
 
 
 class SetupError(Exception):
-    """The software GPU cannot be prepared; the message says why and what to do."""
+    """The software GPU cannot be prepared; the message has the reason and a remedy."""
 
 
 def main() -> int:
-    """Prepare the driver, print what to export, and return the exit code."""
+    """Prepare the driver, print the variables to export, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx_ort" / "software-gpu"
     parser.add_argument("--out", type=Path, default=default, help="folder for the driver (default: %(default)s)")

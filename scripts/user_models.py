@@ -130,7 +130,7 @@ def main() -> int:
 
 
 def keep(name: str, built: Architecture) -> dict[str, Any]:
-    """Write the exports of one architecture and what its framework gives, and return its entry in the index."""
+    """Write the exports of one architecture and the outputs of its framework, and return its entry in the index."""
     for old in FOLDER.glob(f"{name}-*.onnx"):
         old.unlink()
     seed = zlib.crc32(name.encode())
@@ -321,8 +321,8 @@ def _error(model: bytes, feeds: Mapping[str, Any], expected: Sequence[Expected])
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    found: Iterable[Any] = session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})
-    return max(float(want.error(got)) for got, want in zip(found, expected, strict=True))
+    outputs: Iterable[Any] = session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})
+    return max(float(want.error(got)) for got, want in zip(outputs, expected, strict=True))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The cost of choosing a device: measuring it once, reading what was measured, and deciding for a graph."""
+"""The cost of choosing a device: measuring it once, reading the measurements, and deciding for a graph."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _choosing(devices: str) -> Iterator[Figure]:
         name = f"choosing for a new graph of {NODES} nodes in {kind}"
         detail = f"among {devices}; longest of {len(steady)} {max(steady) * 1e3:.1f} ms"
         yield Figure(name, statistics.median(steady) * 1e3, "ms", limit, detail)
-        detail = "what is left of its export once it was judged"
+        detail = "the rest of its export once it was judged"
         yield Figure(f"{name}, its model after that", statistics.median(finishing) * 1e3, "ms", None, detail)
     again = statistics.median(_collected(partial(fastest_device_for, graph)) for _ in range(CACHED_CALLS))
     yield Figure("choosing for it again", again * 1e6, "us", CACHED_LIMIT_US)

@@ -11,7 +11,7 @@ from rlx_ort.ir.tensor import TensorData
 
 
 class Maker:
-    """Builds a graph whose weights keep the size of what they multiply."""
+    """Builds a graph whose weights keep the size of the values that they multiply."""
 
     def __init__(self, name: str) -> None:
         self.graph = Graph(name)

@@ -1,4 +1,4 @@
-"""What a figure is, and the ways of measuring that all families share."""
+"""Figures, and the ways of measuring that all families share."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def show(figures: Iterable[Figure], family: str, *, as_json: bool = False) -> in
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to judge the figures: system, processor, cores, load and versions."""
+    """Return the facts by which a reader judges the figures: system, processor, cores, load and versions."""
     # Imported here, or the processes that only measure ONNX Runtime would load this package as well.
     from rlx_ort.errors import EngineError
     from rlx_ort.providers.engine.runtime import describe_runtime
@@ -143,7 +143,7 @@ def turns_of(first: Callable[[], object], second: Callable[[], object], blocks: 
 def step_turns_of(first: Callable[[], Iterable[object]], second: Callable[[], Iterable[object]], blocks: int) -> Turns:
     """Measure two loops step by step in turns, in both orders; a block is both loops whole, one goes before as warm-up.
 
-    A loop of some tens of milliseconds is as long as a core is disturbed by what else runs on its hardware, which in
+    A loop of some tens of milliseconds is as long as a core is disturbed by other work on its hardware, which in
     turns of whole loops counts for one of them.
     """
     times: tuple[list[float], list[float]] = ([], [])

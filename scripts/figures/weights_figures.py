@@ -1,4 +1,4 @@
-"""Weights once: what further sessions over the same weights add to memory, and how fast mapped weights open."""
+"""Weights once: the memory of further sessions over the same weights, and the time to open mapped weights."""
 
 from __future__ import annotations
 
