@@ -15,11 +15,11 @@ import importlib
 import json
 import sys
 
-from figures.record import machine, shorten, show
+from figures.record import machine, show
 
 FAMILIES = {
     name: f"figures.{name}_figures"
-    for name in ("import", "overhead", "threads", "export", "weights", "decode", "choose", "convert", "cuda")
+    for name in ("import", "overhead", "export", "weights", "decode", "choose", "convert", "cuda")
 } | {"serve": "serve_figures"}
 
 
@@ -28,9 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"{', '.join(FAMILIES)}; all by default")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--scale", type=float, default=1.0, help="length of the long measurements, 0.1 for a tenth")
     options = parser.parse_args()
-    shorten(options.scale)
     unknown = set(options.families) - set(FAMILIES)
     if unknown:
         parser.error(f"unknown family {', '.join(sorted(unknown))}; known are {', '.join(FAMILIES)}")

@@ -3,6 +3,7 @@
 
     python scripts/generate_cases.py --device cpu --minutes 10
     python scripts/generate_cases.py --device webgpu --cases 20000 --failures failures.json
+    python scripts/generate_cases.py --models a.onnx b.onnx --minutes 5
     python scripts/generate_cases.py --plant all
     python scripts/generate_cases.py --choose --minutes 5
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from generated.faults import FAULTS, found_at
+from generated.mutants import MODELS
 from generated.runs import Report, chosen, run_cases
 
 _ROUND_S = 120.0
@@ -38,6 +41,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="the first seed, by default one of the clock")
     parser.add_argument("--failures", type=Path, help="a file to write the failures to, as JSON")
     parser.add_argument("--keep-sources", action="store_true", help="leave the arrays that graphs were made from alone")
+    parser.add_argument("--models", nargs="+", type=Path, help="ONNX files to change; only those are run")
     parser.add_argument("--plant", choices=["all", *FAULTS], help="measure how soon a fault is found that is planted")
     parser.add_argument("--choose", action="store_true", help="print few seeds that cover as much as all that were run")
     parser.add_argument(
@@ -47,18 +51,22 @@ def main() -> int:
     seed = int(time.time() * 1000) % 2**48 if given.first is None else given.first
     if given.plant:
         return _plant([*FAULTS] if given.plant == "all" else [given.plant], seed)
+    step = 1
+    if given.models:
+        os.environ[MODELS] = os.pathsep.join(str(path.resolve()) for path in given.models)
+        seed, step = seed // 4 * 4 + 3, 4  # the seeds of changed models
     total, end = Report(given.device), time.monotonic() + given.minutes * 60
     print(f"from seed {seed}", flush=True)
     while (left := end - time.monotonic()) > 0 and total.cases < given.cases and total.graphs < given.graphs:
         count = min(given.graphs - total.graphs, 10**6)
         report = run_cases(
             given.device,
-            range(seed, seed + count),
+            range(seed, seed + step * count, step),
             seconds=min(left, _ROUND_S),
             one=given.one,
             keep_sources=given.keep_sources,
         )
-        seed += report.graphs
+        seed += step * report.graphs
         total.add(report)
         print(f"{total.cases} cases in {total.seconds / 60:.1f} minutes, {len(total.failures)} failures", flush=True)
         if given.failures:

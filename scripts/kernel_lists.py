@@ -1,10 +1,9 @@
 """Write providers/kernel_lists/: the kernels of execution providers, by minor version of ONNX Runtime.
 
     python scripts/kernel_lists.py live webgpu        or cuda, on the machine of the GPU gate
-    python scripts/kernel_lists.py table FILE DmlExecutionProvider 1.24 "docs/OperatorKernels.md at commit ..."
     python scripts/kernel_lists.py check
 
-`live` reads the kernel registry of a provider that works here. `table` takes a table typed in the form of the lists.
+`live` reads the kernel registry of a provider that works here. DirectML's list was typed from its documentation.
 
 A line names the versions of an operator that take the same types. The oldest list of a provider is whole. A later one
 has the kernels that are new after `+`, and those that are gone after `-`. A version with the same kernels as the
@@ -42,9 +41,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     jobs = parser.add_subparsers(dest="job", required=True)
     jobs.add_parser("live", help="read the kernel registry of a provider that works here").add_argument("device")
-    table = jobs.add_parser("table", help="take a table in the form of the lists")
-    for name in ("table", "ep", "version", "source"):
-        table.add_argument(name)
     jobs.add_parser("check", help="exit with 1 when a list is not in its normal form or repeats the one before")
     args = parser.parse_args()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -56,9 +52,6 @@ def main() -> int:
         case "live":
             ep, version, source, claims = from_live(parse_device(args.device))
             write(ep, version, claims, f"{source} on {today}")
-        case "table":
-            table_claims = parse_list(whole_list(Path(args.table).read_text(encoding="utf-8"), ""))
-            write(args.ep, args.version, table_claims, f"{args.source}, read on {today}")
     return 0
 
 

@@ -7,18 +7,20 @@
 Outputs are compared with the framework's for the three cases of each model: on the device that is named, with the
 CPU's help if it refuses, and on the device that is chosen. At batch 1 and 16, the default `run` is timed against
 `InferenceSession.run` in the same precision, both in a steady state. One line for each model. The exit code is 1 if an
-output is wrong, an error is not typed, the device and its capability differ about a model, or if the
-time was too short for all models.
+output is wrong, an error is not typed, the device and its capability differ about a model, or if the time was too
+short for all models. Each model runs in a child process, since a driver may end it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers"), str(ROOT / "scripts"
 from model_corpus import UserModel, corpus  # noqa: E402  # a helper of the tests
 
 import rlx_ort  # noqa: E402
+from figures.child import Child  # noqa: E402
 from figures.record import turns_of  # noqa: E402
 from rlx_ort.device import Device  # noqa: E402
 from rlx_ort.errors import LegalizeError, PlacementError, RlxError  # noqa: E402
@@ -49,22 +52,28 @@ def main() -> int:
     parser.add_argument("--only", default="", help="beginnings of names, separated by commas")
     parser.add_argument("--seconds", type=float, default=200, help="no model is begun after this time")
     parser.add_argument("--no-times", action="store_true", help="only compare and place")
+    parser.add_argument("--renew", type=int, default=0, metavar="N", help="take another child process after N models")
     options = parser.parse_args()
     chosen = [each for each in corpus() if each.name.startswith(tuple(options.only.split(",")))]
     end = time.monotonic() + options.seconds
     rows: dict[str, dict[str, Any]] = {}
     table = summary(rows, len(chosen))
+    child = Child(options.renew)
     for model in chosen:
         if time.monotonic() > end:
             break
         start = time.perf_counter()
-        row = judged(model, Device(options.device), timed=not options.no_times)
+        try:
+            row = child.call(judged, model, Device(options.device), not options.no_times)
+        except BrokenProcessPool:
+            row = {"wrong": ["the process ended"], "refused": ""}
         rows[model.name] = {**row, "seconds": round(time.perf_counter() - start, 2)}
         shown = {key: value for key, value in row.items() if value}
         print(f"{model.name:32} {'WRONG' if row['wrong'] else 'ok':6} {json.dumps(shown)}", flush=True)
         table = summary(rows, len(chosen))
         if options.out is not None:
             options.out.write_text(json.dumps({**table, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    child.close()
     print(json.dumps(table), flush=True)
     return int(bool(table["wrong"]) or bool(table["not_reached"]))
 
@@ -84,8 +93,9 @@ def summary(rows: Mapping[str, dict[str, Any]], count: int) -> dict[str, Any]:
     return table
 
 
-def judged(model: UserModel, device: Device, *, timed: bool) -> dict[str, Any]:
-    """Return one row of the table."""
+def judged(model: UserModel, device: Device, timed: bool) -> dict[str, Any]:
+    """Return one row of the table. `CURRENT_CASE` in the environment is the model, for logs of a driver's faults."""
+    os.environ["CURRENT_CASE"] = model.name
     row: dict[str, Any] = {"wrong": [], "refused": "", "error": 0.0}
     content = model.model()
     rule = PlacementRule.STRICT

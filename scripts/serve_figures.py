@@ -37,7 +37,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "helpers")]
 from served_models import started_command  # noqa: E402  # a helper of the tests
 
 from figures.graphs import Maker  # noqa: E402
-from figures.record import Figure, machine, process_seconds, scaled, seconds_of, show  # noqa: E402
+from figures.record import Figure, machine, process_seconds, seconds_of, show  # noqa: E402
 from rlx_ort.converters.files import save_onnx  # noqa: E402
 from rlx_ort.deploy.create import Recipe, create_package  # noqa: E402
 from rlx_ort.deploy.open import load, warm_package  # noqa: E402
@@ -268,7 +268,7 @@ def figures(args: argparse.Namespace) -> Iterator[Figure]:
 
 def measure() -> Iterator[Figure]:
     """Yield the figures that `bench.py` has."""
-    return figures(_parser().parse_args(["--seconds", "2", "--rounds", str(scaled(3))]))
+    return figures(_parser().parse_args(["--seconds", "2", "--rounds", "3"]))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ by the SHA-256 sums below, or by those of uv.lock. Nothing of it is a part of th
  - A GPU in software: Mesa's llvmpipe, by Vulkan for WebGPU and by Wine's vkd3d for DirectML.
 
 Parts of one process each end in minutes; a part on `directx` takes many, since a process ends without a word after
-about 26 sessions of DirectML.
+about 26 sessions of DirectML, whose memory it never gives back.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import datetime
 import fcntl
+import fnmatch
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ import platform
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -98,13 +100,14 @@ class Part:
     at_most: int = 0
     """Tests a process, where it would end by itself after more."""
     script: tuple[str, ...] = ()
-    result: str = ""
-    """The file of a script's result, in the folder for output."""
+    """What runs in place of tests; its results are in the folder for output, in NAME.jsonl or NAME.json."""
 
 
 DEVICE_TESTS = ("tests/backend/ops", "tests/backend/execution", "tests/backend/parity")
 SERVING = ("tests/backend/serving", "tests/backend/deploy", "tests/backend/resilience")
 OUT = "C:\\rlx\\out"
+TRUTH = ("scripts/capability_truth.py", "--devices", "directx", "--mixed", "--renew", "6", "--seconds", "600")
+MODELS = ("scripts/model_runs.py", "directx", "--no-times", "--renew", "3", "--seconds", "1800")
 PARTS = {
     "unit": Part("cpu", ("tests/unit",), without=("tests/unit/test_device_option.py",)),  # runs pytest ten times
     "commands": Part("cpu", ("tests/cli",)),
@@ -114,29 +117,12 @@ PARTS = {
     "vulkan": Part("webgpu", DEVICE_TESTS, ("--device=vulkan", "-k", "vulkan")),
     "directx": Part("directml", DEVICE_TESTS, ("--device=directx", "-k", "directx"), at_most=20),
     "gaps": Part("directml", ("tests/unit/test_wine.py",)),
-    "truth": Part(
-        "directml",
-        script=(
-            "scripts/capability_truth.py",
-            "--devices",
-            "directx",
-            "--every",
-            "10",
-            "--seconds",
-            "600",
-            "--out",
-            OUT,
-        ),
-        result="capability.json",
-    ),
-    "models": Part(
-        "directml",
-        script=("scripts/model_runs.py", "directx", "--no-times", "--seconds", "1800", "--out", f"{OUT}\\models.json"),
-        result="models.json",
-    ),
+    "readme": Part("cpu", script=("scripts/start.py",)),
+    "truth": Part("directml", script=(*TRUTH, "--out", OUT, "--each", f"{OUT}\\truth.jsonl")),
+    "models": Part("directml", script=(*MODELS, "--out", f"{OUT}\\models.json")),
 }
 EVERY_CHANGE = ("unit", "commands", "serving")
-DXIL = Path("dxil.log")  # where the shim lists the tests whose shaders Wine's vkd3d cannot read
+DXIL = Path("dxil.log")  # where the shim lists the tests and cases whose shaders Wine's vkd3d cannot read
 PROCESS_S = 3600  # after which a process hangs
 
 
@@ -400,9 +386,23 @@ def make_environment(found: Windows, wanted: str) -> None:
 
 
 def project_files() -> list[str]:
-    """Return the files of the checkout as it is, without what git ignores."""
-    listed = run(["git", "-C", str(ROOT), "ls-files", "-coz", "--exclude-standard"], "this is no checkout of git")
-    return sorted(name for name in set(listed.split("\0")) if (ROOT / name).is_file())
+    """Return the files of the checkout as it is, without what git ignores; git itself need not be there."""
+    try:
+        listed = run(["git", "-C", str(ROOT), "ls-files", "-coz", "--exclude-standard"], "git lists no files").split(
+            "\0"
+        )
+    except SetupError:
+        ignored = [
+            ".git",
+            *(line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()),
+        ]
+        paths = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+        listed = [
+            str(path)
+            for path in paths
+            if not any(fnmatch.fnmatch(part, pattern) for part in path.parts for pattern in ignored)
+        ]
+    return sorted(name for name in set(listed) if (ROOT / name).is_file())
 
 
 def digest(names: Sequence[str]) -> str:
@@ -414,7 +414,7 @@ def digest(names: Sequence[str]) -> str:
 
 
 def put_project(found: Windows, files: Sequence[str]) -> None:
-    """Copy the checkout, and install the wheel that it makes."""
+    """Copy the checkout, and install the wheel that it makes, or the one that BUILT_WHEEL names."""
     project = found.drive / "rlx" / "project"
     shutil.rmtree(project, ignore_errors=True)
     for name in files:
@@ -422,9 +422,14 @@ def put_project(found: Windows, files: Sequence[str]) -> None:
         shutil.copyfile(ROOT / name, project / name)
     wheels = found.drive / "rlx" / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as work:  # the build writes beside its source
-        shutil.copytree(project, Path(work) / "source")
-        run(["uv", "build", "--quiet", "--wheel", "--out-dir", str(wheels), f"{work}/source"], "the wheel is not built")
+    if built := os.environ.get("BUILT_WHEEL"):
+        wheels.mkdir()
+        shutil.copy(built, wheels)
+    else:
+        with tempfile.TemporaryDirectory() as work:  # the build writes beside its source
+            shutil.copytree(project, Path(work) / "source")
+            build = ["uv", "build", "--quiet", "--wheel", "--out-dir", str(wheels), f"{work}/source"]
+            run(build, "the wheel is not built")
     wheel = next(wheels.glob("*.whl"))
     pip = ["C:\\Python313\\python.exe", "-m", "pip", "--python", f"C:\\rlx\\{found.name}", "install", "--quiet"]
     pip += ["--no-index", "--no-deps", "--no-compile", "--force-reinstall", "--no-warn-script-location"]
@@ -575,8 +580,8 @@ PATCHES = {
 }
 DIRECT3D = '''"""Answer ID3D12Device5::EnumerateMetaCommands with none, and CreateSharedHandle with an event.
 
-DirectML asks for both, and Wine's vkd3d has neither. The tests whose shaders vkd3d refuses, since they are written in
-DXIL and it reads older ones only, are listed in a file.
+DirectML asks for both, and Wine's vkd3d has neither. The tests and cases whose shaders vkd3d refuses, since they are
+written in DXIL and it reads older ones only, are listed in a file.
 """
 import ctypes
 import os
@@ -613,7 +618,8 @@ def install():
         code = compute(this, description, interface, state)
         if code and b"DXIL" in ctypes.string_at(description[0].shader, description[0].bytes):
             with open(r"C:\\rlx\\out\\dxil.log", "a", encoding="utf-8") as file:
-                file.write(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0] + "\\n")
+                test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+                file.write(os.environ.get("CURRENT_CASE", test) + "\\n")
         return code
 
     @WINFUNCTYPE(c_long, c_void_p, c_void_p, c_void_p, c_uint, c_void_p, POINTER(c_void_p))
@@ -657,7 +663,7 @@ def test(options: argparse.Namespace) -> int:
                 start = origin()
                 result = run_part(found, part, sharded(PARTS[part], options.shard), logs, options.seconds)
                 result |= {"shard": options.shard} if options.shard else {}
-                failed += sum(not each["cause"] for each in result.get("failures", [])) + bool(result.get("code"))
+                failed += sum(not each["cause"] for each in result.get("failures", []))
                 record["parts"][part] = {**start, "versions": found.versions, **result}
                 if options.record:
                     options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -672,7 +678,9 @@ def sharded(part: Part, shard: str) -> Part:
 
 def origin() -> dict[str, str]:
     """Return the commit and the day of a run."""
-    commit = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], "git knows no commit").strip()
+    commit = ""
+    with contextlib.suppress(SetupError):
+        commit = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], "git knows no commit").strip()
     return {"commit": commit, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
 
 
@@ -680,20 +688,51 @@ def run_part(found: Windows, name: str, part: Part, logs: Path, most_s: float) -
     """Run a part and return its counts, seconds and every failure."""
     print(f"\n=== {name}", flush=True)
     began = time.monotonic()
+    (found.out / DXIL).unlink(missing_ok=True)
     if part.script:
+        if name == "readme":
+            return {**run_readme(found, logs / "readme.log"), "seconds": round(time.monotonic() - began)}
+        for kind in ("json", "jsonl"):
+            (found.out / f"{name}.{kind}").unlink(missing_ok=True)
         done = found.python("-P", *part.script)
-        path = found.out / part.result
-        result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return {"seconds": round(time.monotonic() - began), "code": done.returncode, "result": result}
+        result = truth_summary(found.out) if name == "truth" else models_summary(found.out)
+        if done.returncode and not result["failures"]:
+            result["failures"] = [{"test": part.script[0], "cause": "", "why": f"it ended with {done.returncode}"}]
+        return {"seconds": round(time.monotonic() - began), **result}
     outcomes = found.out / f"{name}.jsonl"
     outcomes.unlink(missing_ok=True)
-    (found.out / DXIL).unlink(missing_ok=True)
     run_pytest(found, part, part.tests, outcomes, began + most_s if most_s else 0.0)
     result = {"seconds": round(time.monotonic() - began), **summary(outcomes)}
     shutil.copyfile(outcomes, logs / outcomes.name)
     counts = result["counts"]
     print(f"{name}: {', '.join(f'{counts[kind]} {kind}' for kind in counts)} in {result['seconds']} s", flush=True)
     return result
+
+
+def run_readme(found: Windows, log: Path) -> dict[str, Any]:
+    """Run the README's commands by the Python that users install, which has no packages; of the tests, few.
+
+    The demo is to print the placement of its model. pip reads the certificates that this system trusts.
+    """
+    shutil.copyfile(ssl.get_default_verify_paths().cafile or "", found.drive / "rlx" / "certificates.pem")
+    names = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
+    environment = os.environ | dict.fromkeys(names, "C:\\rlx\\certificates.pem")
+    for name in ("SSL_CERT_DIR", "PIP_FIND_LINKS"):  # folders of Linux
+        environment.pop(name, None)
+    shutil.rmtree(found.drive / "rlx" / "start", ignore_errors=True)
+    failures, seconds, ends = [], {}, {}
+    for job in ("demo", "test tests/unit/ir"):
+        began = time.monotonic()
+        with log.open("w", encoding="utf-8") as file:
+            command = ["C:\\Python313\\python.exe", "scripts/start.py", *job.split(), "--venv", "C:\\rlx\\start"]
+            options = {"stdout": file, "stderr": file, "env": environment, "timeout": PROCESS_S}
+            done = found.wine(*command, folder="rlx/project", **options)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        print(text[-3000:], flush=True)
+        ends[job], seconds[job] = text.splitlines()[-12:], round(time.monotonic() - began)
+        if done.returncode:
+            failures.append({"test": job, "cause": "", "why": f"it ended with {done.returncode}: {last_line(text)}"})
+    return {"each": seconds, "ends": ends, "failures": failures}
 
 
 def run_pytest(found: Windows, part: Part, places: Sequence[str], outcomes: Path, end: float) -> None:
@@ -737,8 +776,7 @@ def started(outcomes: Path) -> list[dict[str, Any]]:
 def summary(outcomes: Path) -> dict[str, Any]:
     """Return counts, every failure, and for what reasons tests were skipped or expected to fail."""
     entries = started(outcomes)
-    log = outcomes.parent / DXIL
-    refused = set(log.read_text(encoding="utf-8").splitlines()) if log.exists() else set()
+    refused = of_vkd3d(outcomes.parent)
     counts = dict.fromkeys(("passed", "failed", "skipped", "xfailed"), 0)
     failures = []
     reasons: dict[str, dict[str, int]] = {"skipped": {}, "xfailed": {}}
@@ -752,6 +790,44 @@ def summary(outcomes: Path) -> dict[str, Any]:
             why = re.sub(r"[A-Za-z]:\\\S+", "PATH", entry["why"])[:200]
             reasons[outcome][why] = reasons[outcome].get(why, 0) + 1
     return {"counts": counts, "failures": failures, **reasons}
+
+
+def of_vkd3d(out: Path) -> set[str]:
+    """Return the tests and cases for which DirectML asked Wine for a shader that it cannot read."""
+    return set((out / DXIL).read_text(encoding="utf-8").splitlines()) if (out / DXIL).exists() else set()
+
+
+def truth_summary(out: Path) -> dict[str, Any]:
+    """Return how often the capability answer agrees with a strict run, over the cases whose shaders Wine reads.
+
+    Every case where it does not is a failure, and so is every one where the automatic choice does not answer.
+    """
+    path, refused = out / "truth.jsonl", of_vkd3d(out)
+    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    failures = []
+    for case in cases:
+        why = case.get("failure") or case.get("why", "")
+        wrong = [(case["kind"], why)] if case["kind"].startswith("false") else []
+        wrong += [(f"the choice: {each['kind']}", each["reason"]) for each in case.get("choice", ())]
+        cause = "vkd3d" if case["case"] in refused else ""
+        failures += [{"test": case["case"], "cause": cause, "kind": kind, "why": reason} for kind, reason in wrong]
+    judged = [case["kind"] for case in cases if case["kind"] != "not imported" and case["case"] not in refused]
+    counts = {kind: judged.count(kind) for kind in ("both yes", "both no", "false yes", "false no")}
+    agreement = round((counts["both yes"] + counts["both no"]) / max(len(judged), 1), 4)
+    return {"cases": len(cases), "judged": counts, "agreement": agreement, "failures": failures}
+
+
+def models_summary(out: Path) -> dict[str, Any]:
+    """Return for each user model whether it runs on the device, its largest error and which device is chosen."""
+    path, refused = out / "models.json", of_vkd3d(out)
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": {}, "not_reached": "all"}
+    causes = {name: "vkd3d" if name in refused else "" for name in found["rows"]}
+    failures = [
+        {"test": name, "cause": causes[name], "why": why} for name, row in found["rows"].items() for why in row["wrong"]
+    ]
+    if found["not_reached"]:
+        failures.append({"test": "models", "cause": "", "why": f"{found['not_reached']} were not reached"})
+    return {"models": found["rows"], "failures": failures}
 
 
 def age() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, EngineError, LegalizeError, PlacementError
 from rlx_ort.options.compile_options import PlacementRule
+from rlx_ort.providers import asking_child
 from rlx_ort.providers.base import Availability
 from rlx_ort.selection import questions
 
@@ -49,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Log outcomes where that is asked for, and let the providers of `--device` take their time to answer questions."""
     if config.getoption("device"):
-        questions._BUDGET_S = 120.0  # seconds; they would be refused otherwise for what they take on an idle machine
+        # seconds; beside other work they would be refused otherwise for what they take on an idle machine
+        questions._BUDGET_S = asking_child._START_S = 120.0
     if config.getoption("outcomes") is not None:
         config.pluginmanager.register(OutcomeLog(config.getoption("outcomes"), config.getoption("at_most")))
 
@@ -89,6 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             known = known_failure("wine", item.nodeid)
         if known is not None:
             item.add_marker(pytest.mark.xfail(reason=known.reason, strict=True, run=not known.crashes))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests from garbage collection, which takes a quarter of a second over all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)

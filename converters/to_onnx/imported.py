@@ -59,7 +59,9 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
         return reads_threes(kind, op.integer("group", 1))
     if op.op_type == "TopK":
         return kind.dtype in FILLED_TOPK
-    if op.op_type in ("ArgMax", "ArgMin", "Pow"):
+    if op.op_type in ("ArgMax", "ArgMin"):
+        return True
+    if op.op_type == "Pow":
         return kind.dtype.is_float
     if op.op_type in _REDUCTIONS:
         reduction = _reduction(op, kind, constants[1] if len(constants) > 1 else None)
@@ -168,11 +170,11 @@ def _top(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 
 def _place(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    attributes: dict[str, Any] = dict(op.attributes)
     dtype = emit.known_dtype(0)
-    if dtype is None or not dtype.is_float or emit.has_kernel(op.op_type, TensorType(dtype)):
+    if reads[0] is None or dtype is None or emit.has_kernel(op.op_type, TensorType(dtype)):
         return None
-    return extreme_place(emit, emit.op(op.op_type, *reads, **attributes), dtype, op.op_type)
+    axis, keep, last = op.integer("axis", 0), op.integer("keepdims", 1) == 1, op.integer("select_last_index", 0) == 1
+    return extreme_place(emit, op.op_type, reads[0], dtype, axis, keep, last)
 
 
 def _power(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
@@ -205,6 +207,16 @@ def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return emit.imported(op, [moved], "Cast", {"to": DType.BOOL})
 
 
+def _reshaped(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """Without `allowzero` where the shape has no zero; beside it DirectML 1.24 takes -1 for a size, and all memory."""
+    shape = emit.input_data(1) if op.integer("allowzero", 0) else None
+    if shape is None or not shape.numpy().all():
+        return None
+    return emit.imported(
+        op, reads, attributes={name: op.attributes[name] for name in op.attributes if name != "allowzero"}
+    )
+
+
 def _filled(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """A number that is repeated, where the provider has no `ConstantOfShape`."""
     value = op.attributes.get("value", TensorData.from_array(np.zeros(1, np.float32)))
@@ -228,6 +240,7 @@ _FORMS: dict[str, _Form] = {
     "Mod": _division,
     "Pow": _power,
     "Range": _range,
+    "Reshape": _reshaped,
     "Sigmoid": _sigmoid,
     "TopK": _top,
     **dict.fromkeys(BOOL_MOVES, _moved_bools),

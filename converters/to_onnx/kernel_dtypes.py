@@ -144,14 +144,20 @@ def filled_rows(emit: Emitter, x: Any, dtype: DType | None, size: Dim, axis: int
     return emit.op("Pad", x, pads, emit.constant(-math.inf if largest else math.inf, dtype), emit.i64([axis]))
 
 
-def extreme_place(emit: Emitter, place: Any, dtype: DType | None, op_type: str) -> Any:
-    """Return the place of an extreme, with 0 for a row of nothing but the infinity that CUDA's search starts from.
+def extreme_place(
+    emit: Emitter, op_type: str, x: ModelValue, dtype: DType, axis: int, keep: bool, last: bool = False
+) -> Any:
+    """Append an ArgMax or ArgMin along an axis, in another form where the kernel of the provider is missing or wrong.
 
-    Its ArgMax and ArgMin of floats give 2^31 - 1 there (ONNX Runtime 1.31.1), a size that no axis has.
+    CUDA's kernels take no integers, which TopK does, and give 2^31 - 1, a size that no axis has, for a row of nothing
+    but the infinity that they start from (ONNX Runtime 1.31.1). `last` asks for the last one of equals.
     """
-    if dtype is None or not dtype.is_float or emit.has_kernel(op_type, TensorType(dtype)):
-        return place
-    return emit.op("Mod", place, emit.constant(2**31 - 1, DType.I64))
+    has_kernel, flags = emit.has_kernel(op_type, TensorType(dtype)), {"select_last_index": 1} if last else {}
+    if has_kernel or last or dtype.is_float:
+        place = emit.op(op_type, x, axis=axis, keepdims=int(keep), **flags)
+        return place if has_kernel else emit.op("Mod", place, emit.constant(2**31 - 1, DType.I64))
+    _, place = emit.op("TopK", x, emit.i64([1]), outputs=2, axis=axis, largest=int(op_type == "ArgMax"), sorted=1)
+    return place if keep else emit.op("Squeeze", place, emit.i64([axis]))
 
 
 def reads_threes(x: TensorType, groups: int) -> bool:

@@ -374,15 +374,14 @@ def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
 
 
 for _kind in (ArgMax, ArgMin):
-    asks_kernels(_kind, lambda op, kind, _: kind.dtype.is_float)
+    asks_kernels(_kind, lambda op, kind, _: True)
 
 
 @lowers(ArgMax, ArgMin)
 def _places(emit: Emitter, op: ArgMax | ArgMin, inputs: Sequence[Any]) -> Any:
-    op_type = "ArgMax" if isinstance(op, ArgMax) else "ArgMin"
-    keep, dtype = int(op.keep_dim), emit.input_dtype(0)
-    place = op_in(emit, op_type, dtype, inputs[0], result=DType.I64, axis=op.axis, keepdims=keep)
-    return extreme_place(emit, place, dtype, op_type)
+    op_type, dtype = "ArgMax" if isinstance(op, ArgMax) else "ArgMin", emit.input_dtype(0)
+    x = to_compute(emit, op_type, inputs[0], dtype)
+    return extreme_place(emit, op_type, x, compute_dtype(op_type, dtype), op.axis, op.keep_dim)
 
 
 @lowers(Sample)

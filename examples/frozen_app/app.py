@@ -28,6 +28,7 @@ def main() -> None:
         document = {
             "frozen": bool(getattr(sys, "frozen", False)),
             "device": compiled.device.label,
+            "placement": {provider: len(nodes) for provider, nodes in compiled.placement.nodes_by_ep.items()},
             "sums": [float(np.sum(output)) for output in outputs],
         }
     print(json.dumps(document))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -216,18 +217,22 @@ def open_package(
     if policy is None:
         policy = DevicePolicy.from_env()  # before anything is read: a typo must not allow more devices
     key = required_key(require_signature)
-    package = Package(path, key=key, sha256=sha256, min_serial=min_serial, private=private)
-    wanted = package.index.verify_on_first_use if verify_on_first_use is None else verify_on_first_use
-    if wanted and not package.cases:
-        raise PackageError(f"{path} has no golden cases that a first use could be checked with")
-    quick = None if wanted or private or options is not None else _quick_session(package)
-    settings = _without_cache(options) if private else options
-    policy = narrowed_policy(package.index.policy, policy)
-    runner = PackageDevices(package, policy, options_of(package, settings), quick, resilience=resilience)
-    if wanted:
-        from rlx_ort.deploy.golden import admit_devices
+    with contextlib.ExitStack() as refused:  # closes at once; a runner in the making may be part of a cycle
+        package = Package(path, key=key, sha256=sha256, min_serial=min_serial, private=private)
+        refused.enter_context(package)
+        wanted = package.index.verify_on_first_use if verify_on_first_use is None else verify_on_first_use
+        if wanted and not package.cases:
+            raise PackageError(f"{path} has no golden cases that a first use could be checked with")
+        quick = None if wanted or private or options is not None else _quick_session(package)
+        settings = _without_cache(options) if private else options
+        policy = narrowed_policy(package.index.policy, policy)
+        runner = PackageDevices(package, policy, options_of(package, settings), quick, resilience=resilience)
+        refused.enter_context(runner)
+        if wanted:
+            from rlx_ort.deploy.golden import admit_devices
 
-        admit_devices(package, runner)
+            admit_devices(package, runner)
+        refused.pop_all()
     return runner
 
 

@@ -50,7 +50,7 @@ class InputPlan:
     ) -> None:
         """Create a plan; `on_sizes` gets new sizes of named dims, and whether an input is empty; it may raise."""
         self._types = dict(types)
-        self._on_sizes = on_sizes
+        self.on_sizes = on_sizes or (lambda sizes, empty: None)
         tensors = {name: kind for name, kind in types.items() if isinstance(kind, TensorType)}
         # None never is an array's dtype, so string arrays, whose elements may be anything, are checked in every run.
         self._rows = tuple(
@@ -161,9 +161,8 @@ class InputPlan:
                             f"input {name!r} is {kind}; got shape {got}, which makes {dim!r} {size}, "
                             f"but {where} makes it {known}"
                         )
-        if self._on_sizes is not None:
-            empty = any(0 in feeds[name].shape for name, _, _ in self._rows)
-            self._on_sizes({dim: size for dim, (size, _) in sizes.items()}, empty)
+        empty = any(0 in feeds[name].shape for name, _, _ in self._rows)
+        self.on_sizes({dim: size for dim, (size, _) in sizes.items()}, empty)
 
 
 def _kind(names: list[str], dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Kind:

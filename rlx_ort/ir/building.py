@@ -32,7 +32,7 @@ import numpy as np
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.builders import Builders
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, counts, pair
+from rlx_ort.ir.op import Op, counts
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DECLARED = {
@@ -114,7 +114,7 @@ def _method(
                 if place and value is not None and rule in _SHARED_RULES:
                     like = self._as_value(value, first)
                     values[place] = like.cast(first.dtype) if rule == "cast" else like
-        if kernel is not None and tuple(values[1].shape[2:]) != pair("kernel", kernel, 1):
+        if kernel is not None and tuple(values[1].shape[2:]) != counts("kernel", kernel, 2, 1):
             shape = values[1].shape
             raise GraphVerifyError(f"{op.kind} is declared with kernel {kernel}, its weight has shape {shape}")
         return self._add(made, *values.values(), **declared)

@@ -78,20 +78,19 @@ def _choosing(devices: str) -> Iterator[Figure]:
     """
     pace = Pace(time.perf_counter_ns, _QUICKER)
     fastest_device_for(_graph(NODES, 8))  # probes the devices and reads their kernels, once a process
-    for growth, kind, limit in ((0, "equal layers", FIRST_LIMIT_MS), (1, "layers of which no two are alike", None)):
-        choosing: list[tuple[float, float]] = []  # how slow the host was, and seconds
-        finishing = []
-        for at in range(GRAPHS):
-            graph = _graph(NODES, 16 + 8 * at, growth)
-            before, spent = pace.now(), _collected(partial(fastest_device_for, graph))
-            choosing.append((max(before, pace.now()), spent))
-            finishing.append(_collected(partial(exported, graph, automatic(None))))
-        steady = [spent for slow, spent in choosing if slow <= pace.limit_ns] or [spent for _, spent in choosing]
-        name = f"choosing for a new graph of {NODES} nodes in {kind}"
-        detail = f"among {devices}; longest of {len(steady)} {max(steady) * 1e3:.1f} ms"
-        yield Figure(name, statistics.median(steady) * 1e3, "ms", limit, detail)
-        detail = "the rest of its export once it was judged"
-        yield Figure(f"{name}, its model after that", statistics.median(finishing) * 1e3, "ms", None, detail)
+    choosing: list[tuple[float, float]] = []  # how slow the host was, and seconds
+    finishing = []
+    for at in range(GRAPHS):
+        graph = _graph(NODES, 16 + 8 * at)
+        before, spent = pace.now(), _collected(partial(fastest_device_for, graph))
+        choosing.append((max(before, pace.now()), spent))
+        finishing.append(_collected(partial(exported, graph, automatic(None))))
+    steady = [spent for slow, spent in choosing if slow <= pace.limit_ns] or [spent for _, spent in choosing]
+    name = f"choosing for a new graph of {NODES} nodes in equal layers"
+    detail = f"among {devices}; longest of {len(steady)} {max(steady) * 1e3:.1f} ms"
+    yield Figure(name, statistics.median(steady) * 1e3, "ms", FIRST_LIMIT_MS, detail)
+    detail = "the rest of its export once it was judged"
+    yield Figure(f"{name}, its model after that", statistics.median(finishing) * 1e3, "ms", None, detail)
     again = statistics.median(_collected(partial(fastest_device_for, graph)) for _ in range(CACHED_CALLS))
     yield Figure("choosing for it again", again * 1e6, "us", CACHED_LIMIT_US)
     runner = GraphDevices(_graph(NODES, 8))
@@ -110,18 +109,13 @@ def _collected(action: Callable[[], object]) -> float:
     return seconds_of(action)
 
 
-def _graph(nodes: int, width: int, growth: int = 0) -> Graph:
-    """Return dense layers with normalisation, ten nodes each, whose width makes this graph unique.
-
-    Each layer is wider than the one before by `growth`, so that none has the types of another unless it is 0.
-    """
+def _graph(nodes: int, width: int) -> Graph:
+    """Return dense layers with normalisation, ten nodes each, whose width makes this graph unique."""
     graph = Graph(f"layers{width}")
     value = graph.input("x", ["batch", width])
     for layer in range(nodes // 10):
-        wide, width = 4 * width, width + growth
-        hidden = value @ graph.param(f"w{layer}", [value.shape[-1], wide]) + graph.param(f"b{layer}", [wide])
-        hidden = graph.relu(hidden) @ graph.param(f"v{layer}", [wide, width])
-        scaled = graph.sigmoid(hidden) * graph.tanh(hidden)
-        value = graph.relu(graph.softmax(scaled, -1) + (hidden if growth else value))
+        hidden = value @ graph.param(f"w{layer}", [width, 4 * width]) + graph.param(f"b{layer}", [4 * width])
+        hidden = graph.relu(hidden) @ graph.param(f"v{layer}", [4 * width, width])
+        value = graph.relu(graph.softmax(graph.sigmoid(hidden) * graph.tanh(hidden), -1) + value)
     graph.outputs = [value]
     return graph

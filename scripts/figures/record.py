@@ -27,18 +27,6 @@ function = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])
 print(json.dumps(function(*json.loads(sys.argv[4]))), flush=True)
 """
 _END = object()
-_scale = 1.0
-
-
-def shorten(scale: float) -> None:
-    """Make the long measurements this fraction of their length, for a quick look."""
-    global _scale  # set once, by the command line
-    _scale = scale
-
-
-def scaled(count: int) -> int:
-    """Return a count of repetitions as `shorten` wants it, at least 1."""
-    return max(1, round(count * _scale))
 
 
 @dataclass(frozen=True)

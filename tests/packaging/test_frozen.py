@@ -13,6 +13,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(done.stdout.splitlines()[-1])
 
 
-def run(program: Path, folder: Path) -> dict[str, object]:
+def run(program: Path, folder: Path) -> dict[str, Any]:
     """Run the program where no Python is found, and return what it prints."""
     kept = ("SYSTEMROOT", "TEMP", "TMP")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
@@ -53,7 +54,7 @@ def run(program: Path, folder: Path) -> dict[str, object]:
         [str(program)], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -65,9 +66,10 @@ def test_the_wheel_names_its_hook() -> None:
 
 
 def test_a_frozen_program_opens_a_package_and_runs_it(program: Path, tmp_path: Path) -> None:
-    """The result is the float64 reference's."""
+    """The result is the float64 reference's, and the placement of its nodes is printed."""
     document = run(program, tmp_path)
     assert (document["frozen"], document["device"]) == (True, "cpu")
+    assert document["placement"].keys() == {"CPUExecutionProvider"}
     wanted = float(reference(np.ones((1, SIZE), np.float32)).sum())
     assert document["sums"] == [pytest.approx(wanted, rel=1e-4)]
 

@@ -23,9 +23,12 @@ from sample_packages.packages import flip, make
 from rlx_ort.converters.bundle import graph_from_bundle
 from rlx_ort.converters.onnx_ir_bridge import foreign_errors
 from rlx_ort.converters.sources import open_source, read_weights
+from rlx_ort.deploy.open import load, open_package
 from rlx_ort.deploy.package import Package
-from rlx_ort.errors import ConversionError, IntegrityError, let_go
+from rlx_ort.deploy.start import start_package
+from rlx_ort.errors import ConversionError, IntegrityError, RlxError, let_go
 from rlx_ort.execution import background
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.resilience.limits import CancelToken, limited
 
 
@@ -192,3 +195,26 @@ def test_a_damaged_package_is_not_in_use_once_it_was_refused(folder: bool, tmp_p
     inside = {path.parent for path in package.rglob("*")} if folder else {tmp_path}
     assert set().union(*map(_in_use, inside)) == set()
     assert os.path.lexists(package)
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize(
+    "refuse",
+    [
+        lambda path: open_package(path, options=CompileOptions(dims={"columns": 2})),
+        lambda path: open_package(path, verify_on_first_use=True),
+        lambda path: start_package(path, "webgpu:99"),
+        lambda path: load(path, options=CompileOptions(dims={"columns": 2})),
+    ],
+    ids=["a dim", "golden cases", "the start", "load"],
+)
+def test_a_package_that_cannot_be_opened_is_not_in_use(
+    refuse: Callable[[Path], object], folder: bool, tmp_path: Path
+) -> None:
+    """Its runner, which was being made, leads back to itself."""
+    package = make(tmp_path / "small.ortpackage", folder=folder, golden=[])
+    with pytest.raises(RlxError) as refusal:
+        refuse(package)
+    let_go(refusal.value)
+    inside = {path.parent for path in package.rglob("*")} if folder else {tmp_path}
+    assert set().union(*map(_in_use, inside)) == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,37 @@ def test_a_test_that_ends_its_process_fails_and_the_others_run(script: ModuleTyp
     assert failed["test_ends_the_process"] == "ends the process"
     assert "assert False" in failed["test_fails"]
     assert found["skipped"] == {"not here": 1}
+
+
+def test_cases_that_wine_cannot_run_are_not_judged(script: ModuleType, tmp_path: Path) -> None:
+    """The others are: an answer that a strict run contradicts is a failure, and so is a choice that does not answer."""
+    late = {"choice": [{"kind": "late refusal", "reason": "too late"}]}
+    cases = [
+        {"case": "a", "kind": "both yes"},
+        {"case": "b", "kind": "false yes", "failure": "not there"},
+        {"case": "c", "kind": "false yes", "failure": "a shader"},
+        {"case": "d", "kind": "both no", **late},
+        {"case": "e", "kind": "not imported"},
+    ]
+    (tmp_path / "truth.jsonl").write_text("\n".join(map(json.dumps, cases)), encoding="utf-8")
+    (tmp_path / script.DXIL).write_text("c\n", encoding="utf-8")
+    found = script.truth_summary(tmp_path)
+    assert (found["cases"], found["agreement"]) == (5, 0.6667)
+    assert [(each["test"], each["cause"], each["kind"]) for each in found["failures"]] == [
+        ("b", "", "false yes"),
+        ("c", "vkd3d", "false yes"),
+        ("d", "", "the choice: late refusal"),
+    ]
+
+
+def test_a_model_that_is_wrong_or_not_reached_is_a_failure(script: ModuleType, tmp_path: Path) -> None:
+    """Wine's shaders are told apart, and a script that wrote nothing reached none."""
+    assert script.models_summary(tmp_path)["failures"] == [
+        {"test": "models", "cause": "", "why": "all were not reached"}
+    ]
+    rows = {"bert": {"wrong": ["off by 1e-2"]}, "lstm": {"wrong": ["a shader"]}, "tree": {"wrong": []}}
+    document = {"rows": rows, "not_reached": 0}
+    (tmp_path / "models.json").write_text(json.dumps(document), encoding="utf-8")
+    (tmp_path / script.DXIL).write_text("lstm\n", encoding="utf-8")
+    causes = {each["test"]: each["cause"] for each in script.models_summary(tmp_path)["failures"]}
+    assert causes == {"bert": "", "lstm": "vkd3d"}

@@ -34,4 +34,5 @@ def test_a_gap_is_still_there(gap: dict[str, Any], tmp_path: Path) -> None:
     command = [sys.executable, *gap.get("options", ()), "-c", gap["reproduction"]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=300)
     assert done.returncode != 0
-    assert gap["fails"] in done.stderr, done.stderr
+    said = f"{done.stderr}\nexit code {done.returncode:#x}"
+    assert gap["fails"] in said, said

@@ -75,6 +75,16 @@ def test_a_first_state_is_filled_on_the_device(batch: int, device: Device) -> No
     np.testing.assert_array_equal(run(device, text, x=x), x + 1.5)
 
 
+@pytest.mark.parametrize("size", ["2", "n"])
+def test_a_shape_with_a_size_that_is_left_over_is_filled_in(size: str, device: Device) -> None:
+    """As PyTorch's second exporter writes it, with `allowzero`, by which DirectML takes -1 for a size."""
+    text = f"""(float[{size},3] x) => (float[a,b] y) <int64[2] s = {{-1, 2}}> {{
+      y = Reshape <allowzero = 1> (x, s)
+    }}"""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert run(device, text, x=x).tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
 def test_axes_beyond_the_rank_are_a_typed_error() -> None:
     """The form that avoids wrong reductions leaves them to the engine."""
     text = """<ir_version: 8, opset_import: ["" : 18]> g (float[1, 2] x) => (float[a, b] y)

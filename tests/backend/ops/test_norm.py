@@ -253,22 +253,37 @@ def test_sums_and_products_of_integers_wrap_around(name: str, dtype: type) -> No
             np.testing.assert_array_equal(got, FUNCTIONS[name](x, axis=axes, dtype=dtype), strict=True)
 
 
+def run_as_for_cuda(build: Any, x: Array) -> Array:
+    """Run the form that is written for CUDA on the CPU, whose sums of i64 are computed in f64 as well."""
+    g, cuda = Graph("made"), provider_of(Device.CUDA)
+    g.outputs = [build(g, g.input("x", ["m", *x.shape[1:]], DType.from_numpy(x.dtype)))]
+    assert cuda is not None
+    written = export_model(g, None, kernel_set(cuda, g)).model.SerializeToString()
+    (got,) = ort.InferenceSession(written, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    return np.asarray(got)
+
+
 @pytest.mark.parametrize("name", ["sum", "max", "min"])
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
 def test_64_bit_reductions_for_cuda_do_not_depend_on_kernels_that_compute_in_f64(name: str, dtype: type) -> None:
-    """What is written for CUDA, run on the CPU, whose sums of i64 are computed in f64 as well."""
+    """They are exact beyond 2^53, and sums wrap around."""
     info = np.iinfo(dtype)
     near = [info.min, info.max, info.max - 1, info.max // 2 + 1, 2**53 + 1, 2**53 + 3]
     x = np.random.default_rng(1).permutation(np.array(near * 4, dtype)).reshape(2, 3, 4)
     for axes, keep in (((1,), False), ((0, 2), True), ((0, 1, 2), False)):
-        g = Graph("reduced")
-        g.outputs = [g.reduce(g.input("x", [2, "n", 4], DType.from_numpy(x.dtype)), name, axes, keep)]
-        cuda = provider_of(Device.CUDA)
-        assert cuda is not None
-        written = export_model(g, None, kernel_set(cuda, g)).model.SerializeToString()
-        (got,) = ort.InferenceSession(written, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+        got = run_as_for_cuda(lambda g, x, axes=axes, keep=keep: g.reduce(x, name, axes, keep), x)
         extra = {"dtype": dtype} if name == "sum" else {}
         np.testing.assert_array_equal(got, FUNCTIONS[name](x, axis=axes, keepdims=keep, **extra), strict=True)
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint64, np.float32])
+def test_places_of_extremes_for_cuda_need_no_kernel_for_integers(name: str, dtype: type) -> None:
+    """The first one of equals is given, as in numpy."""
+    x = np.array([[[5, 2, 2, 9], [9, 1, 9, 1]], [[7, 7, 7, 7], [0, 3, 1, 3]]], dtype)
+    for axis, keep in ((0, False), (1, True), (-1, False)):
+        got = run_as_for_cuda(lambda g, x, axis=axis, keep=keep: getattr(g, name)(x, axis, keep), x)
+        np.testing.assert_array_equal(got, getattr(np, name)(x, axis=axis, keepdims=keep), strict=True)
 
 
 @pytest.mark.parametrize("name", ["max", "min"])

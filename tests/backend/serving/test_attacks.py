@@ -48,7 +48,7 @@ def good(served: Served) -> bool:
 
 
 def test_malformed_requests_get_the_right_status(served: Served) -> None:
-    """Hundreds of every kind; a good request is answered afterwards. `scripts/serving_attacks.py` sends more."""
+    """Hundreds of every kind; a good request is answered afterwards."""
     counts, defects = run(served.http, served.grpc, 500, seed=1)
     assert defects == []
     assert sum(counts.values()) == 500
@@ -161,8 +161,9 @@ def test_a_client_that_reads_no_answer_is_ended(strict: Served) -> None:
     one = request(b"", "Authorization: Bearer secret", method="GET", path="/metrics", length=None)
     with connected(strict, b"") as connection:
         connection.settimeout(15)
-        with pytest.raises(OSError):  # noqa: PT011  # reset or broken pipe
-            connection.sendall(one * 200_000)
+        with pytest.raises(OSError):  # noqa: PT011, PT012  # reset or broken pipe
+            for _ in range(200):  # Windows buffers a single send whole, whatever its size
+                connection.sendall(one * 1000)
     assert good(strict)
 
 

@@ -55,6 +55,49 @@ def _wrong_epsilon() -> Any:
     return mock.patch.object(norm, "_layer", layer)
 
 
+def _signed() -> Any:
+    """Elements of u64 pass through i64."""
+    sound = CompiledGraph.run
+
+    def run(self: CompiledGraph, inputs: Any = None) -> list[Any]:
+        return [
+            np.minimum(item, np.uint64(2**63 - 1)) if getattr(item, "dtype", None) == np.uint64 else item
+            for item in sound(self, inputs)
+        ]
+
+    return mock.patch.object(CompiledGraph, "run", run)
+
+
+def _stale_row() -> Any:
+    """Rows are those of the run before."""
+    sound = CompiledGraph.run
+
+    def run(self: CompiledGraph, inputs: Any = None) -> list[Any]:
+        before = self._last
+        found = sound(self, inputs)
+        if before[1]:
+            self._last = before
+        return found
+
+    return mock.patch.object(CompiledGraph, "run", run)
+
+
+def _mixed_rows() -> Any:
+    """In background runs every row of an input is the largest of all its rows."""
+    sound = CompiledGraph.commit_no_wait
+
+    def commit(self: CompiledGraph, inputs: Any, *more: Any, **named: Any) -> None:
+        changed = {
+            name: np.broadcast_to(np.sort(array, axis=0)[-1:], array.shape).copy()
+            if array.ndim and array.shape[0] > 1
+            else array
+            for name, array in inputs.items()
+        }
+        sound(self, changed, *more, **named)
+
+    return mock.patch.object(CompiledGraph, "commit_no_wait", commit)
+
+
 def _joined_rows() -> Any:
     """A server joins rows of clients although nothing proves that they do not influence each other."""
     stack = contextlib.ExitStack()
@@ -67,6 +110,9 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "swapped outputs": (_swapped_outputs, "slots"),
     "aliased array": (_aliased_array, "run"),
     "wrong epsilon": (_wrong_epsilon, "run"),
+    "i64 for u64": (_signed, "run"),
+    "stale row": (_stale_row, "rows"),
+    "mixed rows": (_mixed_rows, "committed"),
     "joined rows": (_joined_rows, "serving"),
 }
 """Name -> what plants it, and the way of running that it is in."""

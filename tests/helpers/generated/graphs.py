@@ -1,9 +1,9 @@
 """A graph and its inputs for every seed: small, of many ops and dtypes, and the same for the same seed everywhere.
 
 Half of the graphs are chains of a few ops with named dims (also of size 0), loops and branches, several outputs in any
-order, and, in some, elements at the limits of their dtypes. The others are the cases of `op_tests`, which have every
-op. Each step draws from a generator of its own, so a step that is left out changes no other, which is how failing
-graphs are shrunk.
+order, and, in some, elements at the limits of their dtypes. A quarter are the cases of `op_tests`, which have every op,
+and a quarter are changed models of the ONNX backend suite. Each step draws
+from a generator of its own, so a step that is left out changes no other, which is how failing graphs are shrunk.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from interpreter import Array, evaluate
 from op_tests.cases import CASES, DTYPES, Case, X, built
 
+from generated.mutants import mutant_of
 from rlx_ort.errors import GraphError
 from rlx_ort.ir.core import format_graph
 from rlx_ort.ir.dtype import DType
@@ -31,6 +32,7 @@ _JUMPY = ("round", "floor", "ceil", "sign")
 _DTYPES = (DType.F32, DType.F32, DType.F16, DType.F64, DType.I64, DType.I32, DType.U64, DType.U64, DType.U8, DType.BOOL)
 _LARGEST = 100.0
 _NAMED = tuple(CASES.values())
+_Reference = Callable[[dict[str, Array]], "list[Array] | None"]
 
 
 @dataclass
@@ -58,6 +60,9 @@ class Made:
         loose: factor of the bounds of the device.
         size: the largest magnitude of intermediate values, to which rounding is relative.
         sources: the arrays that parameters and constants were made from.
+        reference: inputs -> the outputs to expect, or None where there is no reference, as for shapes that do not fit.
+        second: the same of another reference, which is asked where results differ from the first.
+        origin: what the graph was made of, where its text does not say it.
     """
 
     graph: Graph
@@ -65,12 +70,17 @@ class Made:
     loose: float = 1.0
     size: float = 0.0
     sources: list[Array] = field(default_factory=list)
+    reference: _Reference | None = None
+    second: _Reference | None = None
+    origin: str = ""
 
     def __str__(self) -> str:
-        return format_graph(self.graph)
+        return "\n".join(filter(None, [self.origin, format_graph(self.graph)]))
 
     def expected(self, call: int) -> list[Array] | None:
-        """Return the outputs of a call to expect; None where there is no reference, as for shapes that do not fit."""
+        """Return the outputs of a call to expect; None where there is no reference."""
+        if self.reference is not None:
+            return self.reference(self.feeds(call))
         try:
             return evaluate(self.graph, self.feeds(call))
         except (ValueError, IndexError, ZeroDivisionError):
@@ -84,7 +94,10 @@ class Made:
 
 def made_of(seed: int, skip: Iterable[int] = (), outputs: Iterable[int] | None = None) -> Made:
     """Return the graph of a seed without the steps to skip, and with only some of its outputs."""
-    made = _of_case(seed) if seed % 2 else _of_steps(seed, frozenset(skip))
+    if seed % 2 == 0:
+        made = _of_steps(seed, frozenset(skip))
+    else:
+        made = _of_case(seed) if seed % 4 == 1 else _of_mutant(seed, frozenset(skip))
     if outputs is not None:
         kept = [index for index in outputs if index < len(made.graph.outputs)]
         made.graph.outputs = [made.graph.outputs[index] for index in kept or [0]]
@@ -109,6 +122,11 @@ def _feeds_of(case: Case, dtype: DType, call: int) -> dict[str, Array]:
         f"x{index}": item.array(dtype, index + 17 * call) if isinstance(item, X) else item.copy()
         for index, item in enumerate(case.inputs)
     }
+
+
+def _of_mutant(seed: int, skip: frozenset[int]) -> Made:
+    mutant = mutant_of(seed, skip)
+    return Made(mutant.graph, mutant.feeds, 50.0, 0.0, [], mutant.expected, mutant.second, mutant.origin)
 
 
 _Body = Callable[[Graph, Value], Value]

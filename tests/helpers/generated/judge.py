@@ -145,6 +145,7 @@ def _ways_of(seed: int) -> list[str]:
 def _verdict(
     opened: Opened, made: Made, way: str, feeds: dict[str, Array], expected: list[Array] | None, bounds: list[float]
 ) -> tuple[str, str]:
+    kept = {name: array.copy() for name, array in feeds.items()} if made.second is not None else {}
     try:
         found = WAYS[way](opened, feeds)
     except NotThisWayError:
@@ -155,9 +156,14 @@ def _verdict(
         return "UNTYPED", f"{type(err).__name__}: {str(err)[:300]}"
     for array in feeds.values():
         array[...] = np.asarray(99).astype(array.dtype)  # the caller uses its arrays for something else
-    if expected is None:
-        return "unjudged", ""
+    if expected is None:  # the second reference alone is no judge: that of ONNX is wrong for old versions of operators
+        other = made.second(kept) if made.second is not None else None
+        agrees = other is not None and not _difference(found, other, made, bounds)
+        return ("equal" if agrees else "unjudged"), ""
     wrong = _difference(found, expected, made, bounds)
+    if wrong and made.second is not None:
+        other = made.second(kept)
+        wrong = wrong if other is None else _difference(found, other, made, bounds) and wrong
     return ("WRONG", wrong) if wrong else ("equal", "")
 
 
@@ -212,7 +218,7 @@ def shrunk(fails: Callable[[tuple[int, ...], tuple[int, ...] | None], bool], see
     """Return the steps to skip and the outputs to keep of the smallest graph of a seed that still fails."""
     skip: tuple[int, ...] = ()
     outputs: tuple[int, ...] | None = None
-    if seed % 2 == 0:
+    if seed % 4 != 1:
         for step in range(STEPS_AT_MOST):
             if fails((*skip, step), outputs):
                 skip = (*skip, step)

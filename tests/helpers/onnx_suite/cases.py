@@ -42,8 +42,12 @@ class Case:
 @functools.cache
 def all_cases() -> tuple[Case, ...]:
     """Every case; building the node cases runs their Python sources, which takes a few seconds."""
-    stored = [case for kind in ("simple", "pytorch-converted", "pytorch-operator") for case in _stored_cases(kind)]
-    return (*_node_cases(), *stored, *_light_cases())
+    return (*_node_cases(), *stored_cases(), *_light_cases())
+
+
+def stored_cases() -> tuple[Case, ...]:
+    """The cases whose models lie in the wheel as files."""
+    return tuple(case for kind in ("simple", "pytorch-converted", "pytorch-operator") for case in _stored_cases(kind))
 
 
 def _node_cases() -> list[Case]:
