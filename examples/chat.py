@@ -1,6 +1,6 @@
 """Chat with a language model on the best device of this machine; Ctrl-C ends an answer, an empty line the chat.
 
-python scripts/make_genai_models.py models --name small --variants       a checkpoint of random weights
+python examples/make_language_model.py models --name small --variants       a checkpoint of random weights
 python examples/chat.py models/small-hf                                  or a folder with a genai_config.json
 """
 

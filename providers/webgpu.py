@@ -131,7 +131,7 @@ class WebGpuProvider(OrtProvider):
     exclusive: ClassVar[bool] = True
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset({DType.F16})
     # Plugin 0.4.0 on SwiftShader: from 32 queries on, where the kernel takes its flash form, results are off by 15 to
-    # 20 percent, with a causal mask and with none (scripts/gpu_checks.py shows it). The lowerings of the others have
+    # 20 percent, with a causal mask and with none. The lowerings of the others have
     # another form for cases that their kernels compute wrongly.
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {

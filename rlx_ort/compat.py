@@ -9,17 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy.typing as npt
-
 from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.interface import ParamSetter
 from rlx_ort.execution.session import Session
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.hardware import is_throttled
 from rlx_ort.selection.policy import DevicePolicy
@@ -92,7 +89,7 @@ class FlexibleSession:
         return runner.compile_resolved(device).clone()  # a clone owns its session; the runner is dropped
 
 
-class DeviceRouter:
+class DeviceRouter(ParamSetter):
     """Runs one graph on the device that suits its inputs; a session is opened on every device at construction.
 
     Args:
@@ -155,13 +152,10 @@ class DeviceRouter:
         """Run on the first device that works of the one given and `RLX_DEVICE_CHAIN`; see `GraphDevices.run_chain`."""
         return self._checked().run_chain(inputs, device)
 
-    def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
-        """Give a parameter new data on every device; see `GraphDevices.set_param`."""
-        self.runner.set_param(name, array, cast=cast)
-
-    def set_param_typed(self, name: str, data: bytes | bytearray | memoryview, dtype: DType | str) -> None:
-        """Give a parameter the elements in raw bytes on every device; see `GraphDevices.set_param_typed`."""
-        self.runner.set_param_typed(name, data, dtype)
+    @property
+    def weights(self) -> WeightStore:
+        """The parameters' data."""
+        return self.runner.weights
 
     def close(self) -> None:
         """Close every session."""

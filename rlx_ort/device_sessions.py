@@ -86,9 +86,12 @@ class SessionSet:
                     with self._lock:
                         if self._closed:
                             raise CancelledRunError("the sessions of the runner were closed meanwhile; run again")
+                        slot.owners.add(self)
                         self._slots[device] = slot
                 made = CompiledGraph(slot, rule, owns_slot=False)
             self._lent[device, rule] = made
+            if self._closed:  # meanwhile
+                made.end()
             return made
 
     def is_open(self, device: Device) -> bool:
@@ -134,9 +137,11 @@ class SessionSet:
         """Close every session for good; runs in other threads finish first, and a session that opens is closed then."""
         with self._lock:
             self._closed = True
-            slots = list(self._slots.values())
+            slots, lent = list(self._slots.values()), list(self._lent.values())
         for slot in slots:
-            slot.close()
+            slot.close(self)
+        for graph in lent:
+            graph.end()
 
 
 class DeviceSessions:
@@ -425,22 +430,9 @@ class DeviceSessions:
                 if self.current is current or current.ended:
                     raise
 
-    @property
-    def devices(self) -> list[Device]:
-        """The devices that the graph was compiled for."""
-        return self.current.devices
-
-    def is_open(self, device: Device) -> bool:
-        """Return whether the device has an open session."""
-        return self.current.is_open(device)
-
     def has_state(self, device: Device) -> bool:
         """Return whether a compiled graph of a device holds state that cannot move to another one."""
         return self.current.has_state(device)
-
-    def resident(self, device: Device) -> Resident | None:
-        """Return what the session of a device takes, or None if the graph was not compiled for it."""
-        return self.current.resident(device)
 
     def drop(self, device: Device) -> None:
         """Forget the session of a device without waiting for it, unless it holds state; the next use opens another."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from rlx_ort.errors import (
@@ -163,18 +163,27 @@ def is_device_failure(error: BaseException) -> bool:
     return fault_of(error)[0] is not Fault.CALLER
 
 
-def first_that_works(
+def those_that_work(
     candidates: Iterable[C], work: Callable[[C], T], failed: Callable[[C, Exception], object]
-) -> tuple[C, T] | None:
-    """Return the first candidate with which the work succeeds, and its result; None if there is none.
+) -> Iterator[tuple[C, T]]:
+    """Yield each candidate with which the work succeeds, and its result.
 
     An error that another device may avoid goes to `failed`, which may raise it; others are raised as they are.
     """
     for candidate in candidates:
         try:
-            return candidate, work(candidate)
+            result = work(candidate)
         except Exception as err:  # raised again unless the device is at fault
             if not is_device_failure(err):
                 raise
             failed(candidate, err)
-    return None
+        else:
+            yield candidate, result
+            del result
+
+
+def first_that_works(
+    candidates: Iterable[C], work: Callable[[C], T], failed: Callable[[C, Exception], object]
+) -> tuple[C, T] | None:
+    """Return the first candidate with which the work succeeds, and its result; None if there is none."""
+    return next(those_that_work(candidates, work, failed), None)

@@ -12,7 +12,6 @@ The halves are imported when a method first needs them: a warmed package runs wi
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -29,23 +28,32 @@ from rlx_ort.errors import (
     InputError,
     RunError,
 )
-from rlx_ort.execution.interface import Outputs, ValueInfo, described
-from rlx_ort.faults import is_device_failure
+from rlx_ort.execution.interface import Outputs, ParamSetter, ValueInfo, described
+from rlx_ort.faults import first_that_works, is_device_failure, those_that_work
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.routes import CHAINED, CHOSEN, FASTEST, HINT, RESOLVED, TRY, Goal, Key, Pick, chain_of, is_automatic
+from rlx_ort.routes import (
+    CHAINED,
+    CHOSEN,
+    FASTEST,
+    HINT,
+    RESOLVED,
+    TRY,
+    Goal,
+    Key,
+    Moment,
+    Pick,
+    chain_of,
+    is_automatic,
+)
 from rlx_ort.selection.policy import DevicePolicy, chain_with, device_chain_from_env, labels
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from rlx_ort.adaptive import Choice
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.weights import WeightStore
-    from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
-    from rlx_ort.ir.tensor import TensorData
     from rlx_ort.resilience.failover import Failover, RunRecord
     from rlx_ort.resilience.limits import CancelToken
     from rlx_ort.resilience.options import Resilience
@@ -62,7 +70,7 @@ def graph_param_names(graph: Graph) -> list[str]:
     return [value.name for value in graph.params]
 
 
-class GraphDevices:
+class GraphDevices(ParamSetter):
     """Runs one graph on whichever devices are asked for or chosen, one session a device, one copy of the weights.
 
     Methods may be called from several threads. Devices are given as `Device` or by name. Making one compiles
@@ -152,6 +160,7 @@ class GraphDevices:
     @property
     def weights(self) -> WeightStore:
         """The parameters' data, shared by all devices."""
+        self._sessions.follow_graph()
         return self._sessions.weights
 
     @property
@@ -228,30 +237,6 @@ class GraphDevices:
         return self._sessions.pick(CHOSEN, inputs).device if device is None else self.resolve(device)
 
     # Weights
-
-    def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
-        """Give a parameter new data on every device; see `WeightStore.set`.
-
-        Raises:
-            ParamError: no such parameter, another shape, or another dtype than declared.
-        """
-        self._sessions.follow_graph()
-        self.weights.set(name, array, cast=cast)
-
-    def set_param_typed(
-        self, name: str, data: bytes | bytearray | memoryview, dtype: DType | str, *, cast: bool = False
-    ) -> None:
-        """Give a parameter the elements in raw little-endian bytes; see `WeightStore.set_typed`.
-
-        Raises:
-            ParamError: no such parameter, a wrong number of bytes, or another dtype than declared.
-        """
-        self._sessions.follow_graph()
-        self.weights.set_typed(name, data, dtype, cast=cast)
-
-    def update_params(self) -> contextlib.AbstractContextManager[None]:
-        """Return a `with` block whose `set_param` calls take effect together, when it ends without an error."""
-        return self.weights.update()
 
     def sync_params_to_all(self) -> None:
         """Open stale sessions again now, on every device that was compiled, and not at their next run.
@@ -332,19 +317,17 @@ class GraphDevices:
         """
         import logging  # not needed by a start from the compile cache
 
-        warm = []
-        for device in self._sessions.candidates().devices():
+        log = logging.getLogger(__name__)
+
+        def opened(device: Device) -> None:
             if progress is not None:
                 progress(device)
-            try:
-                self._sessions.open(device, named=False).open()
-            except Exception as err:  # raised again unless the device is at fault
-                if not is_device_failure(err):
-                    raise
-                logging.getLogger(__name__).warning("%s is not warmed up: %s", device.display, err)
-            else:
-                warm.append(device)
-        return warm
+            self._sessions.open(device, named=False).open()
+
+        def failed(device: Device, error: Exception) -> None:
+            log.warning("%s is not warmed up: %s", device.display, error)
+
+        return [device for device, _ in those_that_work(self._sessions.candidates().devices(), opened, failed)]
 
     def placement(self, device: Device | str) -> Placement:
         """Return where each node is on a device; compiles the graph if that was not done.
@@ -382,14 +365,19 @@ class GraphDevices:
         """
         known = device.__class__ is str or device.__class__ is Device  # `in` would build a tuple in each run
         goal = device if known else Device(device)
-        return self._run(goal, inputs, timeout_s, cancel)[1]
+        run = self._run if self._failover is None else self._failover.run  # one step less in each run
+        return run(goal, inputs, timeout_s, cancel)[1]
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:
         """Run as `run_resolved` on inputs by name, `runner(x=array)`, or on a dict of them."""
-        if inputs is not None and not isinstance(inputs, Mapping):
-            names = ", ".join(f"{value.name}=..." for value in self.inputs)
-            raise InputError(f"inputs are given by name, as in runner({names}); got {type(inputs).__name__}")
-        return self._run(RESOLVED, {**(inputs or {}), **named}, None, None)[1]
+        if inputs is not None:
+            if not isinstance(inputs, Mapping):
+                names = ", ".join(f"{value.name}=..." for value in self.inputs)
+                raise InputError(f"inputs are given by name, as in runner({names}); got {type(inputs).__name__}")
+            named = {**inputs, **named}
+        if self._failover is None:
+            return self._run(RESOLVED, named)[1]
+        return self._failover.run(RESOLVED, named)[1]
 
     async def run_async(
         self,
@@ -433,7 +421,8 @@ class GraphDevices:
     ) -> Outputs:
         """Run on the device given, else `RLX_DEVICE`, else the fastest for these inputs that takes the graph."""
         goal = RESOLVED if device is None else (HINT, device)
-        return self._run(goal, inputs, timeout_s, cancel)[1]
+        run = self._run if self._failover is None else self._failover.run
+        return run(goal, inputs, timeout_s, cancel)[1]
 
     def run_fastest(
         self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, cancel: CancelToken | None = None
@@ -446,7 +435,8 @@ class GraphDevices:
             NoViableDeviceError: no device takes the graph; it lists the reasons.
             RunError: the run failed; without `resilience` no other device is tried then, see `run_try`.
         """
-        return self._run(FASTEST, inputs, timeout_s, cancel)[1]
+        run = self._run if self._failover is None else self._failover.run
+        return run(FASTEST, inputs, timeout_s, cancel)[1]
 
     def run_resolved_with_inputs(
         self,
@@ -476,7 +466,8 @@ class GraphDevices:
             DeviceError: no device may be chosen, or the one given cannot be used.
             RunError: the run failed.
         """
-        return self._run(CHOSEN if device is None else (HINT, device), inputs, timeout_s, cancel)
+        run = self._run if self._failover is None else self._failover.run
+        return run(CHOSEN if device is None else (HINT, device), inputs, timeout_s, cancel)
 
     def run_try(
         self,
@@ -496,8 +487,10 @@ class GraphDevices:
             InputError: the inputs do not fit the graph, which would fail everywhere.
             ParamError: a parameter is not set.
         """
-        devices = chain if isinstance(chain, (str, Device)) else tuple(chain)
-        return self._run((TRY, devices), inputs, timeout_s, cancel)
+        goal = TRY, (chain if isinstance(chain, (str, Device)) else tuple(chain))
+        if self._failover is None:
+            return self._run(goal, inputs, timeout_s, cancel)
+        return self._supervised(goal, inputs, self._failover, timeout_s, cancel)
 
     def run_chain(
         self,
@@ -517,7 +510,7 @@ class GraphDevices:
             ParamError: a parameter is not set.
         """
         if device is not None:
-            return self._run((TRY, tuple(chain_with(device))), inputs, timeout_s, cancel)
+            return self.run_try(chain_with(device), inputs, timeout_s=timeout_s, cancel=cancel)
         try:
             return self._run(CHAINED, inputs, timeout_s, cancel)
         except (DeviceError, GraphError) as err:
@@ -597,7 +590,7 @@ class GraphDevices:
         raise RunError("a runner is neither copied nor pickled; make another with GraphDevices(graph, weights=weights)")
 
     def __repr__(self) -> str:
-        return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._sessions.devices)}>"
+        return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._sessions.current.devices)}>"
 
     # How a run is answered
 
@@ -610,8 +603,19 @@ class GraphDevices:
             if goal.__class__ is Goal:
                 self.last_attempts = tuple(sessions.refusals().items())
 
-    def _tried(self, goal: Key, inputs: Mapping[str, Any], run: Callable[[Device], Outputs]) -> tuple[Device, Outputs]:
+    def _supervised(
+        self,
+        goal: Key,
+        inputs: Mapping[str, Any],
+        failover: Failover,
+        timeout_s: float | None,
+        cancel: CancelToken | None,
+    ) -> tuple[Device, Outputs]:
         """Run on the first device of a chain that works; the first one is tried at once if it worked before."""
+
+        def run(device: Device) -> Outputs:
+            return failover.run(device, inputs, timeout_s, cancel)[1]
+
         route = self._sessions.routes.find(goal, inputs)
         failed = None
         if route is not None:
@@ -667,14 +671,8 @@ class GraphDevices:
     ) -> tuple[Device, Outputs]:
         """Run as asked for, within limits if there are any, and return the device with the outputs; see `Key`.
 
-        `way` is the method of the compiled graph. With another one than `run`, and where `run_chain` has no chain, no
-        other device answers for one that fails.
+        `way` is the method of the compiled graph. No other device answers for one that fails, but in a chain.
         """
-        failover = self._failover
-        if failover is not None and way == "run" and goal is not CHAINED:
-            if goal.__class__ is not tuple or goal[0] is not TRY:
-                return failover.run(goal, inputs, timeout_s, cancel)
-            return self._tried(goal, inputs, lambda device: failover.run(device, inputs, timeout_s, cancel)[1])
         if timeout_s is not None or cancel is not None:
             return self._limited(lambda: self._run(goal, inputs, way=way), timeout_s, cancel)
         sessions = self._sessions
@@ -690,10 +688,11 @@ class GraphDevices:
             if current.ended or not route.compiled.closed:
                 raise
         except Exception as err:  # raised again unless another device may do better
-            if is_device_failure(err) and chain_of(goal) is not None:
-                return self._answered(goal, inputs, way, (device, err))
-            if not self._moves_on(goal, Pick(device, False, follower), err):
+            if not is_device_failure(err):
                 raise
+            if chain_of(goal) is not None:
+                return self._answered(goal, inputs, way, (device, err))
+            self._move_on(goal, Pick(device, False, follower), err)
         else:
             if follower is not None:
                 follower.note(device, time.perf_counter_ns() - begun)
@@ -702,16 +701,13 @@ class GraphDevices:
             return device, outputs
         return self._answered(goal, inputs, way)
 
-    def _moves_on(self, goal: Key, pick: Pick, error: Exception) -> bool:
-        """Return whether a run that failed is made again: where a follower had left the device that was chosen."""
-        if not is_device_failure(error):
-            return False
+    def _move_on(self, goal: Key, pick: Pick, error: Exception) -> None:
+        """Return if a run that failed on a device is made again: where a follower had left the one that was chosen."""
         if goal is CHAINED:
             raise DeviceFallbackError([*self.last_attempts, (pick.device, str(error))]) from error
         if pick.follower is None or pick.device == pick.follower.home:
-            return False
+            raise error
         pick.follower.drop(pick.device)
-        return True
 
     def _answered(
         self, goal: Key, inputs: Mapping[str, Any], way: str, failed: tuple[Device, Exception] | None = None
@@ -720,23 +716,22 @@ class GraphDevices:
         sessions = self._sessions
         if chain_of(goal) is not None:
             return self._first_of(goal, inputs, lambda device: self._run(device, inputs)[1], failed)
-        while True:
-            current, since = sessions.current, sessions.moment()
-            pick, compiled = self._open_first(goal, inputs)
+
+        def run(choice: tuple[Moment, Pick, CompiledGraph]) -> tuple[Device, Outputs]:
+            since, pick, compiled = choice
             begun = time.perf_counter_ns()
-            try:
-                outputs = getattr(compiled, way)(inputs)
-            except CancelledRunError:
-                if sessions.current is current or current.ended:
-                    raise
-            except Exception as err:  # raised again unless another device may do better
-                if not self._moves_on(goal, pick, err):
-                    raise
-            else:
-                if pick.follower is not None:
-                    pick.follower.note(pick.device, time.perf_counter_ns() - begun)
-                sessions.keep(goal, inputs, pick, compiled, since, self.last_attempts if is_automatic(goal) else None)
-                return pick.device, sessions.named(outputs)  # not sooner: a graph that has grown is followed first
+            outputs = getattr(compiled, way)(inputs)
+            if pick.follower is not None:
+                pick.follower.note(pick.device, time.perf_counter_ns() - begun)
+            sessions.keep(goal, inputs, pick, compiled, since, self.last_attempts if is_automatic(goal) else None)
+            return pick.device, sessions.named(outputs)  # not sooner: a graph that has grown is followed first
+
+        choices = iter(lambda: (sessions.moment(), *self._open_first(goal, inputs)), None)  # without an end
+        found = sessions.again_if_closed(
+            lambda: first_that_works(choices, run, lambda choice, error: self._move_on(goal, choice[1], error))
+        )
+        assert found is not None  # noqa: S101  # there is always another choice
+        return found[1]
 
     def _limited(self, run: Callable[[], T], timeout_s: float | None, cancel: CancelToken | None) -> T:
         """Return the result of a run within limits; sessions whose engine does not return are given up."""
@@ -744,7 +739,7 @@ class GraphDevices:
         from rlx_ort.resilience.options import check_timeout
 
         def stuck(_: object) -> None:
-            for device in self._sessions.devices:
+            for device in self._sessions.current.devices:
                 self._sessions.drop(device)
 
         if timeout_s is not None:

@@ -84,12 +84,14 @@ class Route:
 
     __slots__ = (
         "attempts",
+        "chain",
         "compiled",
         "device",
         "epoch",
         "follower",
         "graph",
         "is_like",
+        "named",
         "revision",
         "run",
         "since",
@@ -109,10 +111,10 @@ class Route:
         self.is_like, self.run, self.watches = is_like, run, watches
         self.device, self.follower = pick.device, pick.follower
         self.compiled, self.since, self.attempts = compiled, since, attempts
-        self.epoch, self.graph, self.revision = since.epoch, since.graph, since.revision
+        _, self.graph, self.revision, self.epoch, self.named, self.chain = since  # which takes longer to look at
 
 
-_named, _chain = map(environment.watcher, ("DEVICE", "DEVICE_CHAIN"))
+_variable, (_DEVICE, _CHAIN) = environment.reader("DEVICE", "DEVICE_CHAIN")
 
 
 class Moment(NamedTuple):
@@ -143,7 +145,7 @@ class RouteTable:
 
     def moment(self, graph: Graph) -> Moment:
         """Return the present state of things, from which a choice is made."""
-        return Moment(self, graph, graph.revision, epoch.now, _named(), _chain())
+        return Moment(self, graph, graph.revision, epoch.now, _variable(_DEVICE), _variable(_CHAIN))
 
     def find(self, goal: Key, inputs: Mapping[str, Any]) -> Route | None:
         """Return the route of such inputs, or None if there is none that holds."""
@@ -155,7 +157,7 @@ class RouteTable:
         if (
             route.epoch != epoch.now
             or route.graph.revision != route.revision
-            or (route.watches and (_named() != route.since.named or _chain() != route.since.chain))
+            or (route.watches and (_variable(_DEVICE) != route.named or _variable(_CHAIN) != route.chain))
             or (self._ends_s is not None and time.monotonic() >= self._ends_s)
             or (route.follower is not None and route.follower.device() != route.device)
         ):

@@ -1,7 +1,7 @@
 """Write `rlx_ort/ir/builders.pyi`, the types of the builders of `Graph`, from the builders that op families add.
 
 python scripts/builder_stubs.py          writes the file
-python scripts/builder_stubs.py --check  exits with 1 if the file is not what would be written
+python scripts/builder_stubs.py --check  exits with 1 if the file would be written in another way
 """
 
 from __future__ import annotations

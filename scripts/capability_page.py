@@ -2,13 +2,14 @@
 
     python scripts/capability_page.py
 
-The rows come from `capability_truth.py`: those of the GPU machine by way of gpu-gate.json, the others from
-docs/results/capability/. A test compares the page with the records.
+The text before the table stays as it is. The rows come from `capability_truth.py`: those of the GPU machine by way of
+gpu-gate.json, the others from docs/results/capability/. A test compares the page with the records.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,24 +19,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 PAGE = ROOT / "docs" / "capability.md"
-HEAD = """# How far capability answers can be trusted
-
-Before a session is opened, `supports_graph`, `report`, `rank` and every automatic choice judge whether a device takes a
-graph. Three sources give the answer, in this order:
-
-1. The provider itself, where it works here: each different node (operator, attributes, element types, ranks, which
-   inputs are constant) is put into a small session, and the assignment is read back. Providers that compile whole
-   graphs are asked in a child process. Answers are kept on disk for the provider, its versions and the hardware.
-2. ONNX Runtime's kernel registry, for the CPU and for plugins, where nothing was asked yet.
-3. Kernel lists shipped with the package, for CUDA, DirectML and WebGPU where they are not installed.
-
-The table compares the first source with what happens when the graph is compiled strictly and run, over the cases of the
-ONNX backend suite. A false yes is a graph that was reported as supported and failed; a false no is one that was refused
-and runs. `By list` is the same comparison for the shipped kernel list alone.
-
-| Device | Where | Cases | Agreement | False yes | False no | By list |
-|---|---|---|---|---|---|---|
-"""
 
 
 def main() -> int:
@@ -75,7 +58,9 @@ def page() -> str:
         cells = (row["device"], where, row["cases"], share, counts["false yes"], counts["false no"], by_list)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
         details += _details(where, row)
-    return HEAD + "\n".join(lines) + "\n" + "\n".join(details) + "\n"
+    head = re.match(r".*?^\| Device .*?\n\|---.*?\n", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert head is not None
+    return "\n".join([head[0] + "\n".join(lines), *details, ""])
 
 
 def rows() -> Iterator[tuple[str, dict[str, Any]]]:

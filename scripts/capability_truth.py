@@ -1,4 +1,4 @@
-"""Compare the capability answer with what happens: every ONNX backend case, compiled strictly on a device and run.
+"""Compare the capability answer with the outcome: every ONNX backend case, compiled strictly on a device and run.
 
     python scripts/capability_truth.py --devices cpu,webgpu --out FOLDER [--every 5]
 
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="take each nth case only")
     parser.add_argument("--start", type=int, default=0, help="with --every, the first case; for processes side by side")
     parser.add_argument("--mixed", action="store_true", help="take the cases in a mixed order, always the same")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="for each device; no case is begun after")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case is begun after")
     parser.add_argument("--no-choice", action="store_true", help="leave the automatic choice out")
     parser.add_argument("--each", type=Path, help="a file that gets a line of JSON for each case, as it ends")
     parser.add_argument("--renew", type=int, default=0, metavar="N", help="take another child process after N cases")
@@ -78,9 +78,10 @@ def truth(
     mixed: bool = False,
     renew: int = 0,
 ) -> dict[str, Any]:
-    """Return the comparison for each device, with what it depends on."""
+    """Return the comparison for each device, with the versions it depends on."""
     import onnxruntime
 
+    end = time.monotonic() + seconds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the suite's own sources overflow and divide by zero on purpose
         cases = all_cases()
@@ -90,36 +91,33 @@ def truth(
     versions = {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
     return {
         "versions": versions,
-        "devices": [of_device(device, cases, choice, seconds, each, renew) for device in devices],
+        "devices": [of_device(device, cases, choice, end, each, renew) for device in devices],
     }
 
 
 def of_device(
-    device: Device, cases: tuple[Case, ...], choice: bool, seconds: float, each: Path | None, renew: int
+    device: Device, cases: tuple[Case, ...], choice: bool, end: float, each: Path | None, renew: int
 ) -> dict[str, Any]:
     """Return how often the answer for a device is right over the cases, and where it is not."""
     start = time.perf_counter()
     counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
     found: dict[str, Any] = {"counts": counts, "right_by_list": 0, "list_differs": [], "wrong": [], "automatic": []}
     child = Child(renew)
-    try:
-        for case in cases:
-            if time.perf_counter() - start > seconds:
-                raise KeyboardInterrupt
-            answer = answer_of(child, case, device.label, choice and device.kind != "cpu")
-            kind = _count(case, answer, found)
-            if each is not None:
-                with each.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"device": device.label, "case": case.id, "kind": kind, **answer}) + "\n")
-    except KeyboardInterrupt:
-        print(f"stopped after {sum(counts.values())} of {len(cases)} cases", file=sys.stderr)
-    finally:
-        child.close()
+    for case in cases:
+        if time.monotonic() > end:
+            print(f"stopped after {sum(counts.values())} of {len(cases)} cases", file=sys.stderr)
+            break
+        answer = answer_of(child, case, device.label, choice and device.kind != "cpu")
+        kind = _count(case, answer, found)
+        if each is not None:
+            with each.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"device": device.label, "case": case.id, "kind": kind, **answer}) + "\n")
+    child.close()
     return row_of(device.label, {**found, "seconds": round(time.perf_counter() - start, 1)})
 
 
 def _count(case: Case, answer: dict[str, Any], found: dict[str, Any]) -> str:
-    """Add what one case shows, and return its kind."""
+    """Add the outcome of one case, and return its kind."""
     if not answer:
         found["counts"]["not imported"] += 1
         return "not imported"
@@ -159,7 +157,7 @@ def _first(support: Support) -> str:
 
 
 def answer_of(child: Child, case: Case, device: str, choice: bool) -> dict[str, Any]:
-    """Return what `judged` does for a case; what ends a process does not run."""
+    """Return the result of `judged` for a case; a case that ends a process does not run."""
     model, sets = case.load()
     for run, choose in dict.fromkeys([(True, choice), (True, False), (False, False)]):
         with contextlib.suppress(BrokenProcessPool):
@@ -171,7 +169,7 @@ def answer_of(child: Child, case: Case, device: str, choice: bool) -> dict[str, 
 
 
 def judged(device: str, case: str, model: bytes, arrays: list[Any], run: bool, choice: bool) -> dict[str, Any]:
-    """Return the answer for a case, what its list says, and what happens; nothing where it is not imported.
+    """Return the answer for a case, that of its list, and the outcome; nothing where it is not imported.
 
     Runs in the child. Without `run` the case is one that ends the process.
     """
@@ -211,7 +209,7 @@ def strict_run(device: Device, graph: Graph, inputs: dict[str, Any]) -> tuple[bo
 
 
 def choice_failures(device: Device, graph: Graph, inputs: dict[str, Any]) -> list[dict[str, str]]:
-    """Return what the automatic choice does wrong: no answer where the CPU has one, or a late refusal without it."""
+    """Return the faults of the automatic choice: no answer where the CPU has one, or a late refusal without it."""
     found = []
     if strict_run(Device.CPU, graph, inputs)[0]:
         policy = rlx_ort.DevicePolicy.only([device, "cpu"])

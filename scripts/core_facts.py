@@ -1,4 +1,4 @@
-"""Write providers/cores/: what each minor version of ONNX Runtime takes, read from its released packages.
+"""Write providers/cores/: the keys and versions that each minor version of ONNX Runtime takes.
 
     pip download --no-deps --platform win_amd64 onnxruntime==1.32.0      # and other systems, and onnxruntime-gpu
     python scripts/core_facts.py write onnxruntime*-1.32.0-*.whl
@@ -93,7 +93,7 @@ def write(wheels: list[Path]) -> None:
     minors = {".".join(wheel.name.split("-")[1].split(".")[:2]) for wheel in wheels}
     if len(minors) != 1:
         raise ValueError(f"packages of one minor version are needed, and these are of {sorted(minors)}")
-    limits = next((found for wheel in wheels if (found := limits_of_wheel(wheel)) is not None), None)
+    limits = next((limit for wheel in wheels if (limit := limits_of_wheel(wheel)) is not None), None)
     if limits is None:
         raise ValueError("none of the packages runs here: add the one for this system and Python")
     keys = whole(map(libraries_of_wheel, wheels))
@@ -120,14 +120,14 @@ def write_plugins(wheels: list[Path]) -> None:
 
 def known() -> dict[str, dict[str, Any]]:
     """Return the facts of the versions that have a file, oldest first, with all their keys and their comment."""
-    found: dict[str, dict[str, Any]] = {}
+    versions: dict[str, dict[str, Any]] = {}
     keys: set[str] = set()
     for path in sorted(FOLDER.glob("[0-9]*.toml"), key=lambda path: _numbers(path.stem)):
         text = path.read_text("utf-8")
         facts = tomllib.loads(text)
         keys = keys - {*facts.pop("removed_keys", ())} | {*facts["config_keys"]}
-        found[path.stem] = {**facts, "source": text.partition("\n")[0], "config_keys": keys}
-    return found
+        versions[path.stem] = {**facts, "source": text.partition("\n")[0], "config_keys": keys}
+    return versions
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check() -> Iterator[str]:
-    """Yield what the installed ONNX Runtime takes and the file of its version does not say."""
+    """Yield differences between the installed ONNX Runtime and the file of its version."""
     version = ".".join(str(runtime.onnxruntime().__version__).split(".")[:2])
     facts = known().get(version)
     if facts is None:
@@ -146,14 +146,14 @@ def check() -> Iterator[str]:
         if limits[name] != facts[name]:
             yield f"{version}.toml has {name} {facts[name]}, and ONNX Runtime takes {limits[name]}"
     folder = Path(runtime.onnxruntime().__file__).parent
-    found = keys_of(library.read_bytes() for library in folder.rglob("*") if is_library(library.name))
-    for key in sorted(found - {*facts["config_keys"]}):
+    read = keys_of(library.read_bytes() for library in folder.rglob("*") if is_library(library.name))
+    for key in sorted(read - {*facts["config_keys"]}):
         if len(key) % CHUNK:
             yield f"{version}.toml lacks {key}"
 
 
 def whole(wheels: Iterable[tuple[bool, Iterable[bytes]]]) -> set[str]:
-    """Return the keys in the libraries of several wheels; what may be pieces counts only if a Windows build has it."""
+    """Return the keys in the libraries of several wheels; possible pieces count only if a Windows build has them."""
     elsewhere: set[str] = set()
     windows: set[str] = set()
     for for_windows, libraries in wheels:
@@ -163,8 +163,8 @@ def whole(wheels: Iterable[tuple[bool, Iterable[bytes]]]) -> set[str]:
 
 def keys_of(libraries: Iterable[bytes]) -> set[str]:
     """Return the strings of libraries that have the form of a session config key."""
-    found = {key.decode() for library in libraries for key in KEY.findall(library)}
-    return {key for key in found if not key.startswith(NO_SESSION_KEYS)}
+    keys = {key.decode() for library in libraries for key in KEY.findall(library)}
+    return {key for key in keys if not key.startswith(NO_SESSION_KEYS)}
 
 
 def libraries_of_wheel(wheel: Path) -> tuple[bool, Iterable[bytes]]:
@@ -190,10 +190,10 @@ def limits_of_wheel(wheel: Path) -> dict[str, Any] | None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
         try:
-            found = limits_of(sys.executable, {**os.environ, "PYTHONPATH": folder}, cwd=folder)
+            limits = limits_of(sys.executable, {**os.environ, "PYTHONPATH": folder}, cwd=folder)
         except subprocess.CalledProcessError:
             return None
-    return found if found["version"] == wheel.name.split("-")[1] else None
+    return limits if limits["version"] == wheel.name.split("-")[1] else None
 
 
 def limits_of(python: str, environment: Any, cwd: str | None = None) -> dict[str, Any]:
@@ -204,8 +204,8 @@ def limits_of(python: str, environment: Any, cwd: str | None = None) -> dict[str
     """
     command = [python, "-P", "-c", LIMITS]
     answer = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=True).stdout
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
-    return found
+    limits: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    return limits
 
 
 def source(wheels: Iterable[Path]) -> str:

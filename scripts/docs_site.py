@@ -42,8 +42,8 @@ def pages() -> Mapping[str, str]:
 def groups() -> dict[str, list[str]]:
     """Return the public names under each heading of docs/api.md."""
     _, *sections = re.split(r"^## ", API.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found = {section.splitlines()[0]: re.findall(r"^- `(\w+)`: ", section, re.MULTILINE) for section in sections}
-    return {title: names for title, names in found.items() if names}
+    named_in = {section.splitlines()[0]: re.findall(r"^- `(\w+)`: ", section, re.MULTILINE) for section in sections}
+    return {title: names for title, names in named_in.items() if names}
 
 
 def site_text(page: str) -> str:
@@ -56,17 +56,17 @@ def site_text(page: str) -> str:
     def place(target: str) -> str | None:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
         inside = path.removeprefix("docs/") if (ROOT / path).suffix in (".svg", ".png") else None
-        found = places.get(path, inside)
-        return None if found is None else posixpath.relpath(found, posixpath.dirname(here) or ".")
+        there = places.get(path, inside)
+        return None if there is None else posixpath.relpath(there, posixpath.dirname(here) or ".")
 
     def linked(match: re.Match[str]) -> str:
         mark, text, target, anchor = match.groups("")
-        found = place(target) if target else ""
-        return f"{text} (`{target}`)" if found is None else f"{mark}[{text}]({found}{anchor})"
+        there = place(target) if target else ""
+        return f"{text} (`{target}`)" if there is None else f"{mark}[{text}]({there}{anchor})"
 
     def named(match: re.Match[str]) -> str:
-        found = places.get(match[1])
-        return match[0] if found in (None, here) else f"[{match[0]}]({found})"
+        there = places.get(match[1])
+        return match[0] if there in (None, here) else f"[{match[0]}]({there})"
 
     def prose(text: str) -> str:
         return BRACKETED.sub(r"\[\1\]", CODE.sub(named, LINK.sub(linked, text)))
@@ -133,7 +133,7 @@ def build(out: Path) -> None:
 
 
 class _Page(HTMLParser):
-    """The ids of a page, its links, and what it loads."""
+    """The ids of a page, its links, and the files that it loads."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class _Page(HTMLParser):
         self.feed(page.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what the attributes of a tag refer to."""
+        """Note the targets of a tag's attributes."""
         values = {name: value for name, value in attrs if value is not None}
         self.ids |= {values[name] for name in ("id", "name") if name in values}
         refers = [values[name] for name in ("href", "src") if name in values]
@@ -173,19 +173,18 @@ def broken(out: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Build the site and check what its pages refer to."""
+    """Build the site and check the links of its pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder to write the site to")
     out = parser.parse_args().out.resolve()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     begun = time.perf_counter()
     build(out)
-    found = sorted(set(broken(out)))
-    print(*found, sep="\n")
-    print(
-        f"{len(list(out.rglob('*.html')))} pages in {time.perf_counter() - begun:.1f} s, {len(found)} broken references"
-    )
-    return 1 if found else 0
+    problems = sorted(set(broken(out)))
+    print(*problems, sep="\n")
+    count, seconds = len(list(out.rglob("*.html"))), time.perf_counter() - begun
+    print(f"{count} pages in {seconds:.1f} s, {len(problems)} broken references")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

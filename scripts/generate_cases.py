@@ -59,15 +59,15 @@ def main() -> int:
     print(f"from seed {seed}", flush=True)
     while (left := end - time.monotonic()) > 0 and total.cases < given.cases and total.graphs < given.graphs:
         count = min(given.graphs - total.graphs, 10**6)
-        found = run_cases(
+        report = run_cases(
             given.device,
             range(seed, seed + step * count, step),
             seconds=min(left, _ROUND_S),
             one=given.one,
             keep_sources=given.keep_sources,
         )
-        seed += step * found.graphs
-        total.add(found)
+        seed += step * report.graphs
+        total.add(report)
         print(f"{total.cases} cases in {total.seconds / 60:.1f} minutes, {len(total.failures)} failures", flush=True)
         if given.failures:
             given.failures.write_text(json.dumps([f.as_dict() for f in total.failures], indent=1), encoding="utf-8")

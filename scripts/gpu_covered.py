@@ -1,4 +1,4 @@
-"""What the GPU gate's record is about: the models that ops become for CUDA, the verdicts about them, and the session.
+"""The subject of the GPU gate's record: the models that ops become for CUDA, the verdicts about them, and the session.
 
 A change that computes the same on the same terms keeps the record; `covered_digest` sees through names and the order of
 nodes, and does not look at the source.
@@ -47,7 +47,7 @@ def covered_digest() -> str:
 
 
 def covered() -> Iterator[str]:
-    """Yield what is hashed, a line for each graph, kernel list and set of options."""
+    """Yield the text that is hashed, a line for each graph, kernel list and set of options."""
     provider = provider_of(_CUDA)
     assert provider is not None
     for path in sorted((ROOT / "providers" / "kernel_lists").glob("*.txt")):
@@ -78,7 +78,7 @@ def _model(model: onnx.ModelProto) -> str:
 
 
 def _graph(graph: onnx.GraphProto, outer: Mapping[str, str]) -> str:
-    """Return a hash of what the outputs are computed from, whatever values are called and whichever node is first."""
+    """Return a hash of the computation of the outputs, whatever values are called and whichever node is first."""
     values = dict(outer) | {"": ""}
     for place, value in enumerate(graph.input):
         values[value.name] = _hash("input", place, value.type.SerializeToString(deterministic=True).hex())

@@ -1,29 +1,26 @@
-"""The GPU gate: what CI cannot see, run on a machine with a GPU in one go or part by part.
+"""The GPU gate: the tests that CI cannot run, on a machine with a GPU in one go or part by part.
 
     python scripts/gpu_gate.py --out FOLDER [--commit HASH] [--device cuda] [--limits suite=270,webgpu=150]
     python scripts/gpu_gate.py --out FOLDER --parts webgpu,figures --record FOLDER/gpu-gate.json --covered DIGEST
 
 Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
-on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py`, the tests that
-calibrate, and the figures of `bench.py ask cuda`, each alone. The parts `models`, users' models by `model_runs.py`, and
-`generated`, cases of `generate_cases.py`, are run if they are named: `--parts models,generated`. Writes gpu-gate.json
-after each part, with the commit, the versions, the counts and the figures; `--record` adds the parts to those of an
-earlier call, each with its commit, if both are about the same models, verdicts and sessions (`gpu_covered.py`). Its
-copy in docs/results/ is the record. A test compares what it is about with the code as it is. The exit code is 1 when
-something fails that is not listed as known.
+on the device and the CPU. Then the truth of WebGPU, the tests that calibrate, and the figures of `bench.py cuda`, each
+alone. The parts `models`, users' models by `model_runs.py`, and `generated`, cases of `generate_cases.py`, are run if
+they are named: `--parts models,generated`. Writes gpu-gate.json after each part, with the commit, the versions, the
+counts and the figures; `--record` adds the parts to those of an earlier call, each with its commit, if both are about
+the same models, verdicts and sessions (`gpu_covered.py`). Its copy in docs/results/ is the record. A test compares it
+with the code as it is. The exit code is 1 when something fails that is not listed as known.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import contextlib
 import datetime
 import json
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -40,13 +37,12 @@ LIMITS_S = {
     "suite": 240,
     "truth": 180,
     "webgpu": 110,
-    "checks": 30,
     "calibration": 70,
     "figures": 90,
     "models": 240,
     "generated": 120,
 }
-"""The parts in order -> seconds after which each is stopped and keeps what it has."""
+"""The parts in order -> seconds after which each is stopped and keeps its results so far."""
 NAMED = ("models", "generated")  # run only if they are named: with them a call takes longer than ten minutes
 BESIDE = ("suite", "truth")  # run side by side: neither measures time, and neither uses WebGPU much
 TAIL = 1500
@@ -71,16 +67,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="", help="the commit that is tested, where git is not at hand")
-    parser.add_argument("--covered", default="", help="what gpu_covered.py prints, to save the time on the GPU machine")
+    parser.add_argument(
+        "--covered", default="", help="the digest of gpu_covered.py, to save the time on the GPU machine"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parts", default=",".join(part for part in LIMITS_S if part not in NAMED))
     parser.add_argument("--limits", default="", metavar="PART=SECONDS,...", help=f"other than {LIMITS_S}")
     parser.add_argument("--record", type=Path, help="the gpu-gate.json of an earlier call, to add these parts to")
-    parser.add_argument("--families", default="ask,cuda", help="of bench.py, for the figures")
+    parser.add_argument("--families", default="cuda", help="of bench.py, for the figures")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    limits = LIMITS_S | {part: float(seconds) for part, _, seconds in _pairs(options.limits)}
+    given = [pair.split("=") for pair in options.limits.split(",") if pair]
+    limits = LIMITS_S | {part: float(seconds) for part, seconds in given}
     parts = options.parts.split(",")
     if unknown := {*limits, *parts} - LIMITS_S.keys():
         parser.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(LIMITS_S)}")
@@ -101,16 +100,15 @@ def main() -> int:
         "calibration": lambda limit_s: suite(options.device, options.out, 1, limit_s, alone=True),
         "truth": lambda limit_s: truth([options.device, "cpu"], options.out, limit_s),
         "webgpu": lambda limit_s: truth(["webgpu"], options.out, limit_s),
-        "checks": lambda limit_s: checks(options.device, options.out, limit_s),
         "models": lambda limit_s: models(options.device, options.out, limit_s),
         "generated": lambda limit_s: generated(options.device, options.out, limit_s),
         "figures": lambda limit_s: figures(options.out, options.families, limit_s),
     }
 
-    def keep(part: str, found: dict[str, Any]) -> None:
-        record[part] = {"commit": record["commit"], **found}
+    def keep(part: str, result: dict[str, Any]) -> None:
+        record[part] = {"commit": record["commit"], **result}
         (options.out / "gpu-gate.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        shown = {key: value for key, value in found.items() if not isinstance(value, list | dict)}
+        shown = {key: value for key, value in result.items() if not isinstance(value, list | dict)}
         print(part, json.dumps(shown), flush=True)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -124,13 +122,9 @@ def main() -> int:
 
 
 def _subject(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a record is about; its parts share it."""
+    """Return the subject of a record; its parts share it."""
     machine = record["machine"]
     return record["covered"], record["device"], machine["hardware"], machine["onnxruntime"]
-
-
-def _pairs(text: str) -> list[tuple[str, str, str]]:
-    return [pair.partition("=") for pair in text.split(",") if pair]
 
 
 def _timed(part: Callable[[float], dict[str, Any]], limit_s: float) -> dict[str, Any]:
@@ -139,7 +133,7 @@ def _timed(part: Callable[[float], dict[str, Any]], limit_s: float) -> dict[str,
 
 
 def machine(device: str) -> dict[str, str]:
-    """Return what the results depend on."""
+    """Return the facts that the results depend on."""
     program = (
         "import json, onnxruntime, rlx_ort; from rlx_ort.providers.registry import availability; "
         f"a = availability({device!r}); "
@@ -148,8 +142,8 @@ def machine(device: str) -> dict[str, str]:
     )
     _, out, err = _run(["-c", program], 60)
     lines = out.strip().splitlines()
-    found = json.loads(lines[-1]) if lines else {"reason": err[-TAIL:]}
-    return {"python": platform.python_version(), "cores": str(os.cpu_count()), **found}
+    facts = json.loads(lines[-1]) if lines else {"reason": err[-TAIL:]}
+    return {"python": platform.python_version(), "cores": str(os.cpu_count()), **facts}
 
 
 def suite(device: str, out: Path, workers: int, limit_s: float, *, alone: bool = False) -> dict[str, Any]:
@@ -169,11 +163,11 @@ def suite(device: str, out: Path, workers: int, limit_s: float, *, alone: bool =
     times: dict[str, float] = {}
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         results = pool.map(lambda shard: _pytest(shard[0], shard[1], device, folder, deadline), shards)
-        for shard, found in zip(shards, results, strict=True):
-            times[" ".join(shard)] = found["seconds"]
+        for shard, result in zip(shards, results, strict=True):
+            times[" ".join(shard)] = result["seconds"]
             for outcome in counts:
-                counts[outcome] += found[outcome]
-            failures += found["failures"]
+                counts[outcome] += result[outcome]
+            failures += result["failures"]
     longest = dict(sorted(times.items(), key=lambda item: -item[1])[:5])
     return {"ok": not failures, **counts, "failures": failures, "longest_s": longest}
 
@@ -187,64 +181,49 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
         code, out, err = _run([*command, f"--basetemp={own}/tests"], deadline - time.monotonic())
     text = f"{out[-TAIL:]}{err[-TAIL:]}"
-    found: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
+    result: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own
     for case in cases:
         wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
         skipped = case.find("skipped")
         if wrong is not None:
-            found["failed"] += 1
+            result["failed"] += 1
             test = f"{case.get('classname')}::{case.get('name')}"
             why = _ABSOLUTE.sub("", f"{wrong.get('message')}\n{wrong.text}")
-            found["failures"].append({"test": test, "why": why[-700:]})
+            result["failures"].append({"test": test, "why": why[-700:]})
         elif skipped is not None:
-            found["xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"] += 1
+            result["xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"] += 1
         else:
-            found["passed"] += 1
-    if code not in (0, 1, 5) or (code == 1 and not found["failures"]):
-        found["failures"].append({"test": name, "why": _ABSOLUTE.sub("", text)[-TAIL:]})
-        found["failed"] += 1
-    return {**found, "seconds": round(time.perf_counter() - start, 1)}
+            result["passed"] += 1
+    if code not in (0, 1, 5) or (code == 1 and not result["failures"]):
+        result["failures"].append({"test": name, "why": _ABSOLUTE.sub("", text)[-TAIL:]})
+        result["failed"] += 1
+    return {**result, "seconds": round(time.perf_counter() - start, 1)}
 
 
 def truth(names: Sequence[str], out: Path, limit_s: float) -> dict[str, Any]:
     """Return how often the capability answers agree with a strict run, over the cases that the time allows."""
-    jobs = []
-    for name in dict.fromkeys(names):
-        for start in range(TRUTH.get(name, 8)):
-            folder = out / f"truth-{name}-{start}"
-            program = [sys.executable, "scripts/capability_truth.py", "--devices", name, "--out", str(folder)]
-            program += ["--every", str(TRUTH.get(name, 8)), "--start", str(start)]
-            program += ["--no-choice"] if name in TRUTH else []
-            environment = {**_environment(), "RLX_CACHE_DIR": str(folder / "cache")}
-            log = (out / f"{folder.name}.log").open("w", encoding="utf-8")
-            jobs.append((name, folder, subprocess.Popen(program, cwd=ROOT, env=environment, stdout=log, stderr=log)))
-    deadline = time.monotonic() + limit_s
-    for _, _, job in jobs:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(timeout=max(0.0, deadline - time.monotonic()))
-    late = [job for _, _, job in jobs if job.poll() is None]
-    for job in late:
-        job.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + GRACE_S
-    for job in late:
-        try:
-            job.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            job.kill()
-            job.wait()
-    found: dict[str, list[dict[str, Any]]] = {}
-    errors = []
-    for name, folder, job in jobs:
-        path = folder / "capability.json"
-        if path.exists():
-            found.setdefault(name, []).extend(json.loads(path.read_text(encoding="utf-8"))["devices"])
-        if job.returncode or not path.exists():
-            errors.append(f"{folder.name}: {(out / f'{folder.name}.log').read_text(encoding='utf-8')[-TAIL:]}")
     sys.path[:0] = [str(ROOT / "scripts")]
     from capability_truth import joined
 
-    rows = {name: joined(shards) for name, shards in found.items()}
+    def answered(job: tuple[str, int]) -> tuple[list[dict[str, Any]], str]:
+        name, start = job
+        folder = out / f"truth-{name}-{start}"
+        program = ["scripts/capability_truth.py", "--devices", name, "--out", str(folder), "--seconds", str(limit_s)]
+        program += ["--every", str(TRUTH.get(name, 8)), "--start", str(start), *["--no-choice"] * (name in TRUTH)]
+        code, _, err = _run(program, limit_s + GRACE_S, RLX_CACHE_DIR=str(folder / "cache"))
+        path = folder / "capability.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))["devices"] if path.exists() else []
+        return rows, "" if rows and code == 0 else f"{folder.name}: {err[-TAIL:]}"
+
+    jobs = [(name, start) for name in dict.fromkeys(names) for start in range(TRUTH.get(name, 8))]
+    with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
+        results = list(pool.map(answered, jobs))
+    errors = [error for _, error in results if error]
+    shards: dict[str, list[dict[str, Any]]] = {}
+    for (name, _), (part, _) in zip(jobs, results, strict=True):
+        shards.setdefault(name, []).extend(part)
+    rows = {name: joined(part) for name, part in shards.items() if part}
     agreement = {f"{name}_agreement": row["agreement"] for name, row in rows.items()}
     wrong = sum(map(_wrong_choices, rows.values()))
     right = all(name in rows and rows[name]["agreement"] >= LEAST.get(name, 0.995) for name in names)
@@ -258,30 +237,14 @@ def _wrong_choices(row: dict[str, Any]) -> int:
     return len([entry for entry in row["automatic"] if entry["kind"] != "failed" and entry["case"] not in listed])
 
 
-def checks(device: str, out: Path, limit_s: float) -> dict[str, Any]:
-    """Run the checks of the device that are no tests."""
-    deadline = time.monotonic() + limit_s
-    models = out / "models.json"
-    programs = {
-        "gpu_checks": ["scripts/gpu_checks.py", "--out", str(out / "checks"), "--devices", device],
-        "ten_models": ["scripts/ten_models.py", "--out", str(models)],
-    }
-    found: dict[str, Any] = {}
-    for name, program in programs.items():
-        code, text, err = _run(program, deadline - time.monotonic())
-        found[name] = {"code": code, "lines": (text or err)[-TAIL:].splitlines()}
-    listed = json.loads(models.read_text(encoding="utf-8")) if models.exists() else {}
-    return {"ok": all(entry["code"] == 0 for entry in found.values()), "programs": found, "models": listed}
-
-
 def models(device: str, out: Path, limit_s: float) -> dict[str, Any]:
     """Run the models of users on the device, as many as the time allows; none may be left."""
     table = out / "user_models.json"
     program = ["scripts/model_runs.py", device, "--out", str(table), "--seconds", str(limit_s - GRACE_S)]
     code, text, err = _run(program, limit_s)
     (out / "user_models.txt").write_text(text, encoding="utf-8")
-    found = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
-    return {"ok": code == 0, "error": err[-TAIL:] if code not in (0, 1) else "", **found}
+    content = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
+    return {"ok": code == 0, "error": err[-TAIL:] if code not in (0, 1) else "", **content}
 
 
 def generated(device: str, out: Path, limit_s: float) -> dict[str, Any]:
@@ -291,8 +254,8 @@ def generated(device: str, out: Path, limit_s: float) -> dict[str, Any]:
     program = ["scripts/generate_cases.py", "--device", device, "--minutes", minutes, "--failures", str(failures)]
     code, text, err = _run(program, limit_s)
     counts = next((line for line in text.splitlines() if line.startswith(f"{device}: ")), "")
-    found = json.loads(failures.read_text(encoding="utf-8")) if failures.exists() else []
-    return {"ok": code == 0, "counts": counts, "failures": found, "error": err[-TAIL:] if code not in (0, 1) else ""}
+    kept = json.loads(failures.read_text(encoding="utf-8")) if failures.exists() else []
+    return {"ok": code == 0, "counts": counts, "failures": kept, "error": err[-TAIL:] if code not in (0, 1) else ""}
 
 
 def figures(out: Path, families: str, limit_s: float) -> dict[str, Any]:
@@ -305,14 +268,15 @@ def figures(out: Path, families: str, limit_s: float) -> dict[str, Any]:
     return {"ok": not failed, "missed": missed, "error": err[-TAIL:] if failed else "", "rows": rows}
 
 
-def _run(program: Sequence[str], limit_s: float) -> tuple[int, str, str]:
-    """Return the exit code of a Python program and what it printed until it ended or was stopped; -1 if stopped."""
+def _run(program: Sequence[str], limit_s: float, **variables: str) -> tuple[int, str, str]:
+    """Return the exit code of a Python program and its output until it ended or was stopped; -1 if stopped."""
     command = [sys.executable, *program]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # pipes wait for children that outlive it
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=_environment(), stdout=out, stderr=err, timeout=max(1.0, limit_s)
-            )
+            limit_s, env = max(1.0, limit_s), {**environment, **variables}
+            done = subprocess.run(command, cwd=ROOT, env=env, stdout=out, stderr=err, timeout=limit_s)
             code, note = done.returncode, ""
         except subprocess.TimeoutExpired:
             code, note = -1, f"\nstopped after {limit_s:.0f} s"
@@ -321,11 +285,6 @@ def _run(program: Sequence[str], limit_s: float) -> tuple[int, str, str]:
             stream.seek(0)
             texts.append(stream.read().decode(errors="replace"))
     return code, texts[0], texts[1] + note
-
-
-def _environment() -> dict[str, str]:
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
 
 
 def _git_commit() -> str:

@@ -1,17 +1,12 @@
 """Write providers/kernel_lists/: the kernels of execution providers, by minor version of ONNX Runtime.
 
-    pip download --no-deps onnxruntime-gpu==1.31.1
-    python scripts/kernel_lists.py wheel onnxruntime_gpu-1.31.1-*.whl CUDAExecutionProvider
-    python scripts/kernel_lists.py live webgpu
-    python scripts/kernel_lists.py table FILE DmlExecutionProvider 1.24 "docs/OperatorKernels.md at commit ..."
+    python scripts/kernel_lists.py live webgpu        or cuda, on the machine of the GPU gate
     python scripts/kernel_lists.py check
 
-`wheel` reads the kernel registry of a GPU package without a GPU: the libraries that it links and the system lacks are
-replaced by stubs whose functions return 0. It needs Linux, gcc, readelf and the Python version of the wheel. `live`
-reads the registry of a provider that works here. `table` takes a table typed in the form of the lists.
+`live` reads the kernel registry of a provider that works here. DirectML's list was typed from its documentation.
 
 A line names the versions of an operator that take the same types. The oldest list of a provider is whole. A later one
-has what the list before it lacks after `+`, and what it has no more after `-`. A version with the same kernels as the
+has the kernels that are new after `+`, and those that are gone after `-`. A version with the same kernels as the
 version before gets no file of its own, because readers take the newest list that is not newer than the version asked
 for. Element types inside sequences and optionals are listed like those of tensors, which is how claims are compared.
 Kernels for the domain of ONNX Runtime's NHWC rewriting are left out: no model has it.
@@ -23,13 +18,7 @@ import argparse
 import collections
 import datetime
 import itertools
-import json
-import os
-import re
-import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -37,7 +26,6 @@ from rlx_ort.device import Device, parse_device
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.providers.claims import kernels_of, parse_list, whole_list
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.engine.values import element_dtypes
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_for
 from rlx_ort.providers.registry import default_registry
@@ -47,47 +35,12 @@ NOTE = "# an operator and version on several lines: only these combinations of e
 INTERNAL_DOMAIN = "com.ms.internal.nhwc"
 OPEN_END = 2**31 - 1  # INT_MAX in KernelDef
 
-PRESENT = ("libdl", "librt", "libpthread", "libstdc++", "libm.", "libgcc", "libc.", "ld-linux", "libonnx")
-LIBRARY_OF = {  # by the first letters of a symbol, longest first
-    "cublasLt": "libcublasLt.", "cublas": "libcublas.", "curand": "libcurand.", "cudnn": "libcudnn.",
-    "cufft": "libcufft.", "cuda": "libcudart.", "cu": "libcuda.", "createNvOnnxParser": "libnvonnxparser.",
-    "getNvOnnxParser": "libnvonnxparser.",
-}  # fmt: skip
-STUBS = {  # the functions whose results are used while the libraries load
-    "cudaGetDeviceCount": "int cudaGetDeviceCount(int *p) { *p = 1; return 0; }",
-    "cudaGetDevice": "int cudaGetDevice(int *p) { *p = 0; return 0; }",
-    "cudaGetDeviceProperties_v2": "int cudaGetDeviceProperties_v2(char *p, int d) { memset(p, 0, 1000); return 0; }",
-    "cudaGetDeviceProperties": "int cudaGetDeviceProperties(char *p, int d) { memset(p, 0, 700); return 0; }",
-    "cudaMemGetInfo": "int cudaMemGetInfo(size_t *a, size_t *b) { *a = *b = 1ul << 34; return 0; }",
-    "cudaRuntimeGetVersion": "int cudaRuntimeGetVersion(int *p) { *p = 13000; return 0; }",
-    "cudaDriverGetVersion": "int cudaDriverGetVersion(int *p) { *p = 13000; return 0; }",
-    "cudaGetErrorString": 'const char *cudaGetErrorString(int e) { return "stub"; }',
-    "cudaGetErrorName": 'const char *cudaGetErrorName(int e) { return "stub"; }',
-    "__cudaRegisterFatBinary": "static void *h[4]; void *__cudaRegisterFatBinary(void *x) { return h; }",
-}
-DUMP = """
-import json, os, sys
-from onnxruntime.capi import onnxruntime_pybind11_state as state
-kernels = [
-    [kernel.domain, kernel.op_name, *kernel.version_range, dict(kernel.type_constraints)]
-    for kernel in state.get_all_opkernel_def() if kernel.provider == sys.argv[1]
-]
-print(json.dumps(kernels), flush=True)
-os._exit(0)  # the stubs do not survive the shutdown of the libraries
-"""
-
 
 def main() -> int:
     """Write or check lists and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     jobs = parser.add_subparsers(dest="job", required=True)
-    wheel = jobs.add_parser("wheel", help="read the kernel registry of a wheel for Linux")
-    wheel.add_argument("wheel", type=Path)
-    wheel.add_argument("ep")
     jobs.add_parser("live", help="read the kernel registry of a provider that works here").add_argument("device")
-    table = jobs.add_parser("table", help="take a table in the form of the lists")
-    for name in ("table", "ep", "version", "source"):
-        table.add_argument(name)
     jobs.add_parser("check", help="exit with 1 when a list is not in its normal form or repeats the one before")
     args = parser.parse_args()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -96,16 +49,9 @@ def main() -> int:
             problems = list(check())
             print("\n".join(problems) or "the lists are in order")
             return int(bool(problems))
-        case "wheel":
-            package, version = args.wheel.name.split("-")[:2]
-            registry = f"kernel registry of {package.replace('_', '-')} {version}"
-            write(args.ep, version, from_wheel(args.wheel, args.ep), f"{registry}, read without a GPU on {today}")
         case "live":
             ep, version, source, claims = from_live(parse_device(args.device))
             write(ep, version, claims, f"{source} on {today}")
-        case "table":
-            table_claims = parse_list(whole_list(Path(args.table).read_text(encoding="utf-8"), ""))
-            write(args.ep, args.version, table_claims, f"{args.source}, read on {today}")
     return 0
 
 
@@ -148,11 +94,11 @@ def one_line_each(lines: Iterable[str]) -> list[str]:
     versions: dict[tuple[str, ...], list[str]] = {}
     for domain, op_type, version, *types in map(str.split, lines):
         versions.setdefault((domain, op_type, *types), []).append(version)
-    return [" ".join([key[0], key[1], ",".join(found), *key[2:]]) for key, found in versions.items()]
+    return [" ".join([key[0], key[1], ",".join(listed), *key[2:]]) for key, listed in versions.items()]
 
 
 def check() -> Iterator[str]:
-    """Yield what is wrong with the lists."""
+    """Yield the faults of the lists."""
     for ep in sorted({path.name.rpartition("-")[0] for path in lists("*")}):
         before = ""
         for version, text in whole_lists(ep).items():
@@ -199,7 +145,7 @@ def render(claims: Iterable[KernelClaim]) -> list[str]:
     for claim in claims:
         if claim.domain != INTERNAL_DOMAIN:
             last = OPEN_END if claim.last_version is None else claim.last_version
-            types = {name: frozenset(dtype.value for dtype in found) for name, found in claim.dtypes.items()}
+            types = {name: frozenset(dtype.value for dtype in dtypes) for name, dtypes in claim.dtypes.items()}
             table[claim.domain or "ai.onnx", claim.op_type, claim.first_version, last].append(types)
     lines = []
     for (domain, op_type, first, last), kernels in sorted(table.items()):
@@ -237,74 +183,6 @@ def from_live(device: Device) -> tuple[str, str, str, tuple[KernelClaim, ...]]:
     source = f"{plugin.distribution} {plugin.version} with {core}" if plugin else core
     version = str(runtime.onnxruntime().__version__)
     return provider.ep_name, version, f"kernel registry of {source}, read", claims
-
-
-def from_wheel(wheel: Path, ep: str) -> list[KernelClaim]:
-    """Return the kernels of an execution provider, read from a wheel in a process of its own.
-
-    Raises:
-        subprocess.CalledProcessError: the wheel's libraries do not load with the stubs.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        unpacked, stubs = Path(folder) / "unpacked", Path(folder) / "stubs"
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(unpacked)
-        stubs.mkdir()
-        build_stubs(unpacked / "onnxruntime" / "capi", stubs)
-        env = {**os.environ, "LD_LIBRARY_PATH": str(stubs), "PYTHONPATH": str(unpacked)}
-        command = [sys.executable, "-c", DUMP, ep]
-        answer = subprocess.run(command, env=env, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
-    kernels = []
-    for domain, op_type, first, last, constraints in json.loads(answer.splitlines()[-1]):
-        dtypes = {name: element_dtypes(types) for name, types in constraints.items()}
-        domain = "" if domain == "ai.onnx" else domain
-        kernels.append(KernelClaim(domain, op_type, first, None if last == OPEN_END else last, dtypes))
-    return kernels
-
-
-def build_stubs(capi: Path, target: Path) -> None:
-    """Build an empty library for each one that the libraries of a wheel link and the system lacks."""
-    needed: set[str] = set()
-    symbols: dict[str, dict[str, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
-    unversioned: set[str] = set()
-    for library in [*capi.glob("libonnxruntime_providers_*.so"), *capi.glob("onnxruntime_pybind11*.so")]:
-        names = re.findall(r"NEEDED.*\[(.*)\]", _readelf("-d", library))
-        needed |= {name for name in names if not name.startswith(PRESENT)}
-        for fields in map(str.split, _readelf("--dyn-syms", library).splitlines()):
-            if len(fields) < 8 or fields[6] != "UND":
-                continue
-            symbol, _, version = fields[7].replace("@@", "@").partition("@")
-            if version.startswith("lib"):
-                symbols[version][version].add(symbol)
-            elif not version and fields[4] != "WEAK" and not symbol.startswith(("_", "Py", "Provider_")):
-                unversioned.add(symbol)
-    for symbol in unversioned:
-        prefix = next((name for start, name in LIBRARY_OF.items() if symbol.startswith(start)), "libnvinfer.")
-        for library_name in needed:
-            if library_name.startswith(prefix):
-                symbols[library_name][""].add(symbol)
-    for library_name in needed:
-        _build_stub(target / library_name, symbols[library_name])
-
-
-def _build_stub(library: Path, symbols: dict[str, set[str]]) -> None:
-    """Build one library from its symbols by version; the version of those without one is empty."""
-    source, script = library.with_suffix(".c"), library.with_suffix(".map")
-    code = ["#include <stddef.h>", "#include <string.h>"]
-    code += [STUBS.get(symbol, f"long {symbol}() {{ return 0; }}") for symbol in sorted(set().union(*symbols.values()))]
-    source.write_text("\n".join(code) + "\n", encoding="utf-8")
-    command = ["gcc", "-w", "-fno-builtin", "-shared", "-fPIC", "-o", str(library), str(source)]
-    command.append(f"-Wl,-soname,{library.name}")
-    nodes = [f"{version} {{ global: {'; '.join(sorted(found))}; }};" for version, found in symbols.items() if version]
-    if nodes:
-        script.write_text("\n".join(nodes), encoding="utf-8")
-        command.append(f"-Wl,--version-script={script}")
-    subprocess.run(command, check=True)
-
-
-def _readelf(option: str, library: Path) -> str:
-    command = ["readelf", option, "-W", str(library)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
     python scripts/memory_budget.py --device cuda --json cuda.json
     python scripts/memory_budget.py --device cpu --megabytes 24 --cache off
 
-The models are opened once without a limit that matters, to learn what they take; then the budget is set to a third of
-that, beside what the device takes without them (CUDA's context, the weights in host memory). Requests draw a model and
-an input at random, and each result is compared with that of the CPU. Threads read the real memory and what counts
-against the budget every two milliseconds. Fails if a result is wrong, or if real memory exceeds the budget by more than
-`--slack`.
+The models are opened once without a limit that matters, to learn their memory; then the budget is set to a third of
+that, beside the device's memory without them (CUDA's context, the weights in host memory). Requests draw a model and an
+input at random, and each result is compared with that of the CPU. Threads read real and counted memory every two
+milliseconds. Fails if a result is wrong, or if real memory exceeds the budget by more than `--slack`.
 """
 
 from __future__ import annotations
@@ -19,17 +18,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from rlx_ort import Device, DType, Graph, GraphDevices, environment, memory_use  # noqa: E402
+from figures.record import sampled  # noqa: E402
+from rlx_ort import Device, Graph, GraphDevices, environment, memory_use  # noqa: E402
 from rlx_ort.execution.residency import residency  # noqa: E402
 from rlx_ort.providers.engine.compiled.models import watched  # noqa: E402
 from rlx_ort.providers.hardware import private_bytes, release_free_heap  # noqa: E402
@@ -37,6 +35,7 @@ from rlx_ort.providers.registry import provider_of, require_available  # noqa: E
 
 MODELS, INPUTS, LAYERS, ROWS = 10, 4, 6, 8
 UNLIMITED = 1 << 50
+SAMPLED_S = 0.002
 TOLERANCE = 1e-4  # of the largest value
 
 
@@ -46,15 +45,12 @@ def model(number: int, megabytes: float) -> GraphDevices:
     width = int((megabytes * scale * 2**20 / 4 / LAYERS) ** 0.5)
     draw = np.random.default_rng(number)
     graph = Graph(f"model_{number}")
-    y = graph.input("x", (ROWS, width), DType.F32)
+    y = graph.input("x", (ROWS, width))
     for layer in range(LAYERS):
-        y = graph.tanh(y @ graph.param(f"w{layer}", (width, width), DType.F32))
+        weight = draw.standard_normal((width, width), np.float32) * np.float32(width**-0.5)
+        y = graph.tanh(y @ graph.param(f"w{layer}", (width, width), data=weight))
     graph.outputs = [y]
-    runner = GraphDevices(graph)
-    for layer in range(LAYERS):
-        weight = draw.standard_normal((width, width), np.float32)
-        runner.set_param(f"w{layer}", weight * np.float32(width**-0.5))
-    return runner
+    return GraphDevices(graph)
 
 
 def inputs_of(runner: GraphDevices, number: int) -> dict[str, Any]:
@@ -63,26 +59,8 @@ def inputs_of(runner: GraphDevices, number: int) -> dict[str, Any]:
     return {"x": np.random.default_rng(100 + number).standard_normal(value.shape.static(), np.float32)}
 
 
-@contextmanager
-def sampled(read: Callable[[], int]) -> Iterator[list[int]]:
-    """Read the memory every two milliseconds within a `with` block."""
-    found, done = [read()], threading.Event()
-
-    def sample() -> None:
-        while not done.wait(0.002):
-            found.append(read())
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield found
-    finally:
-        done.set()
-        thread.join()
-
-
 def serve(device: Device, requests: int, threads: int, megabytes: float, cache: str | None) -> dict[str, Any]:
-    """Serve random requests within a budget, and return what happened."""
+    """Serve random requests within a budget, and return the outcome."""
     require_available(device)
     provider = provider_of(device)
     assert provider is not None
@@ -96,19 +74,14 @@ def serve(device: Device, requests: int, threads: int, megabytes: float, cache: 
     runners = [model(number, megabytes) for number in range(MODELS)]
     environment.set_override("DEVICE_MEMORY", f"{device.label}={UNLIMITED}")
     environment.set_override("CACHE", "off")
-    wanted = []
-    for runner in runners:
-        wanted.append([runner.run("cpu", inputs_of(runner, number))[0] for number in range(INPUTS)])
-        runner.close()
-    release_free_heap()
+    wanted = [[runner.run("cpu", inputs_of(runner, number))[0] for number in range(INPUTS)] for runner in runners]
+    _close(runners)
     outside = read()  # CUDA's context after the probe, or the weights in host memory
     for runner in runners:
         runner.run(device, inputs_of(runner, 0))
     needed = read() - outside
-    measured = sum(each.nbytes or 0 for found in memory_use() if found.device == device for each in found.models)
-    for runner in runners:
-        runner.close()
-    release_free_heap()
+    measured = sum(each.nbytes or 0 for use in memory_use() if use.device == device for each in use.models)
+    _close(runners)
     left = read()  # whatever the first runs load for good: kernels, handles
     kept = left if whole else 0
     budget = kept + (needed - (left - outside)) // 3
@@ -137,13 +110,17 @@ def serve(device: Device, requests: int, threads: int, megabytes: float, cache: 
 
     workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
     begun = time.perf_counter()
-    with watched() as cached, sampled(read) as samples, sampled(lambda: residency().used(device)) as counted:
+    with (
+        watched() as cached,
+        sampled(read, SAMPLED_S) as samples,
+        sampled(lambda: residency().used(device), SAMPLED_S) as counted,
+    ):
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
     seconds = time.perf_counter() - begun
-    (found,) = [each for each in memory_use() if each.device == device]
+    (use,) = [each for each in memory_use() if each.device == device]
     release_free_heap()
     real = read()
     times.sort()
@@ -154,40 +131,43 @@ def serve(device: Device, requests: int, threads: int, megabytes: float, cache: 
         "seconds": round(seconds, 2),
         "median_ms": round(times[len(times) // 2] * 1e3, 2) if times else None,
         "p99_ms": round(times[len(times) * 99 // 100] * 1e3, 2) if times else None,
-        "source": found.source,
+        "source": use.source,
         "needed_bytes": needed,
         "measured_bytes": measured,
         "outside_bytes": kept,
         "budget_bytes": budget,
         "peak_bytes": max(samples) - (0 if whole else left),
         "most_counted_bytes": max(counted),
-        "used_at_the_end": found.used_bytes,
+        "used_at_the_end": use.used_bytes,
         "real_at_the_end": real - (0 if whole else left),
         "samples": len(samples),
-        "openings": sum(each.openings for each in found.models),
+        "openings": sum(each.openings for each in use.models),
         "from_cache": len(cached),
-        "evictions": sum(each.evictions for each in found.models),
+        "evictions": sum(each.evictions for each in use.models),
         "wrong": len(wrong),
         "first_wrong": wrong[:3],
     }
-    for runner in runners:
-        runner.close()
+    _close(runners)
     environment.unset_override("DEVICE_MEMORY")
     environment.unset_override("CACHE")
     return result
 
 
+def _close(runners: list[GraphDevices]) -> None:
+    for runner in runners:
+        runner.close()
+    release_free_heap()
+
+
 def main() -> int:
-    """Serve, print what happened, and return 0 if all results are right and the budget held."""
+    """Serve, print the outcome, and return 0 if all results are right and the budget held."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--megabytes", type=float, default=24.0, help="weights of an average model")
     parser.add_argument("--cache", choices=("on", "off"), help="by default sessions are opened again from the cache")
-    parser.add_argument(
-        "--slack", type=float, default=0.0, help="share of the budget that real memory may exceed it by"
-    )
+    parser.add_argument("--slack", type=float, default=0.0, help="share of the budget by which it may be exceeded")
     parser.add_argument("--json", type=Path, help="file for the result")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

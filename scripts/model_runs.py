@@ -7,8 +7,8 @@
 Outputs are compared with the framework's for the three cases of each model: on the device that is named, with the
 CPU's help if it refuses, and on the device that is chosen. At batch 1 and 16, the default `run` is timed against
 `InferenceSession.run` in the same precision, both in a steady state. One line for each model. The exit code is 1 if an
-output is wrong, an error is not typed, the device refuses what its capability takes or the other way round, or if the
-time was too short for all models. Each model runs in a child process, since a driver may end it.
+output is wrong, an error is not typed, the device and its capability differ about a model, or if the time was too
+short for all models. Each model runs in a child process, since a driver may end it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ from figures.child import Child  # noqa: E402
 from figures.record import turns_of  # noqa: E402
 from rlx_ort.device import Device  # noqa: E402
 from rlx_ort.errors import LegalizeError, PlacementError, RlxError  # noqa: E402
-from rlx_ort.graph_devices import GraphDevices  # noqa: E402
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule  # noqa: E402
 from rlx_ort.selection.support import supports_graph  # noqa: E402
 
 BOUND = 1e-4
-TIMED = (0, 2)  # the cases of batch 1 and 16
+TIMED = {0: "batch_1", 2: "batch_16"}  # cases
 WARM_RUNS = 40
 WARM_S, MOST_WARM_S = 0.5, 4.0  # launches may be recorded in the background, after some runs
 BLOCKS, BLOCK_S = 7, 0.03
@@ -55,51 +54,49 @@ def main() -> int:
     parser.add_argument("--no-times", action="store_true", help="only compare and place")
     parser.add_argument("--renew", type=int, default=0, metavar="N", help="take another child process after N models")
     options = parser.parse_args()
-    device = Device(options.device)
     chosen = [each for each in corpus() if each.name.startswith(tuple(options.only.split(",")))]
     end = time.monotonic() + options.seconds
     rows: dict[str, dict[str, Any]] = {}
+    table = summary(rows, len(chosen))
     child = Child(options.renew)
     for model in chosen:
         if time.monotonic() > end:
             break
         start = time.perf_counter()
         try:
-            row = child.call(judged, model, device, not options.no_times)
+            row = child.call(judged, model, Device(options.device), not options.no_times)
         except BrokenProcessPool:
-            row = {"wrong": ["the process ended"], "refused": "", "error": None, "chosen": []}
+            row = {"wrong": ["the process ended"], "refused": ""}
         rows[model.name] = {**row, "seconds": round(time.perf_counter() - start, 2)}
-        print(line(model.name, row), flush=True)
+        shown = {key: value for key, value in row.items() if value}
+        print(f"{model.name:32} {'WRONG' if row['wrong'] else 'ok':6} {json.dumps(shown)}", flush=True)
+        table = summary(rows, len(chosen))
         if options.out is not None:
-            options.out.write_text(json.dumps(summary(rows, len(chosen)), indent=1) + "\n", encoding="utf-8")
+            options.out.write_text(json.dumps({**table, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     child.close()
-    found = summary(rows, len(chosen))
-    print(json.dumps({key: value for key, value in found.items() if key != "rows"}), flush=True)
-    return int(bool(found["wrong"]) or bool(found["not_reached"]))
+    print(json.dumps(table), flush=True)
+    return int(bool(table["wrong"]) or bool(table["not_reached"]))
 
 
 def summary(rows: Mapping[str, dict[str, Any]], count: int) -> dict[str, Any]:
-    """Return the table with what it adds up to."""
-    times = {
-        batch: [row[batch]["ratio"] for row in rows.values() if "ratio" in row.get(batch, {})]
-        for batch in ("batch_1", "batch_16")
-    }
-    return {
+    """Return the sums over the rows."""
+    table: dict[str, Any] = {
         "models": len(rows),
         "not_reached": count - len(rows),
         "wrong": {name: row["wrong"] for name, row in rows.items() if row["wrong"]},
         "refused": {name: row["refused"] for name, row in rows.items() if row["refused"]},
         "recorded": sum(bool(row.get("recorded")) for row in rows.values()),
-        **{f"{batch}_ratio": round(statistics.geometric_mean(found), 3) for batch, found in times.items() if found},
-        **{f"{batch}_most": max(found) for batch, found in times.items() if found},
-        "rows": dict(rows),
     }
+    for batch in TIMED.values():
+        if ratios := [row[batch]["ratio"] for row in rows.values() if batch in row]:
+            table |= {f"{batch}_ratio": round(statistics.geometric_mean(ratios), 3), f"{batch}_most": max(ratios)}
+    return table
 
 
 def judged(model: UserModel, device: Device, timed: bool) -> dict[str, Any]:
-    """Return one row of the table. `CURRENT_CASE` in the environment is the model, for what logs a driver's faults."""
+    """Return one row of the table. `CURRENT_CASE` in the environment is the model, for logs of a driver's faults."""
     os.environ["CURRENT_CASE"] = model.name
-    row: dict[str, Any] = {"wrong": [], "refused": "", "error": None}
+    row: dict[str, Any] = {"wrong": [], "refused": "", "error": 0.0}
     content = model.model()
     rule = PlacementRule.STRICT
     with rlx_ort.load(content) as runner:
@@ -107,7 +104,8 @@ def judged(model: UserModel, device: Device, timed: bool) -> dict[str, Any]:
         try:
             runner.run(device, model.feeds(model.cases[0]))
         except (PlacementError, LegalizeError) as err:
-            row["refused"] = strays(err)
+            strays = getattr(getattr(err, "placement", None), "strays", ())
+            row["refused"] = " ".join(sorted({node.op_type for node in strays})) or first_line(err)
             rule = PlacementRule.ASSISTED
         except RlxError as err:
             row["wrong"].append(f"{device.label}: {first_line(err)}")
@@ -116,61 +114,43 @@ def judged(model: UserModel, device: Device, timed: bool) -> dict[str, Any]:
     with rlx_ort.load(content, options=CompileOptions(placement=rule)) as runner:
         _compare(row, model, rule.value, lambda feeds: runner.run(device, feeds))
         if timed and not row["wrong"]:
-            for case in TIMED:
+            for case, batch in TIMED.items():
                 feeds = model.feeds(model.cases[case])
-                row[f"batch_{model.cases[case]['batch']}"] = times(runner, device, content, feeds)
+                row[batch] = times(lambda: runner.run(device, feeds), content, device, feeds)  # noqa: B023  # now
             report = runner.compile(device).device_graph_report()
             row["recorded"] = len(report.recorded)
             row["why_not"] = report.reason or "; ".join(dict.fromkeys(report.refused.values()))
     with rlx_ort.load(content) as runner:
         _compare(row, model, "chosen", runner.run_fastest)
-        row["chosen"] = [_chosen(runner, model.feeds(model.cases[case])) for case in TIMED]
+        row["chosen"] = [runner.fastest(model.feeds(model.cases[case])).label for case in TIMED]
     return row
 
 
 def _compare(row: dict[str, Any], model: UserModel, way: str, run: Callable[[Any], Any]) -> None:
-    """Put the largest error into a row, and what is wrong."""
+    """Put the largest error and every wrong answer into a row."""
     for case, sizes in enumerate(model.cases):
         try:
             outputs = run(model.feeds(sizes))
-        except RlxError as err:
-            row["wrong"].append(f"{way}, {dict(sizes)}: {first_line(err)}")
-            return
         except Exception as err:  # every error is to be typed
-            row["wrong"].append(f"{way}, {dict(sizes)}: not typed: {first_line(err)}")
+            typed = "" if isinstance(err, RlxError) else "not typed: "
+            row["wrong"].append(f"{way}, {dict(sizes)}: {typed}{first_line(err)}")
             return
         error = max(want.error(got) for got, want in zip(outputs, model.expected(case), strict=True))
-        row["error"] = max(row["error"] or 0.0, error)
+        row["error"] = max(row["error"], float(f"{error:.1e}"))
         if not error <= BOUND:
             row["wrong"].append(f"{way}, {dict(sizes)}: off by {error:.1e}")
 
 
-def _chosen(runner: GraphDevices, feeds: Any) -> str:
-    try:
-        return runner.fastest(feeds).label
-    except RlxError as err:
-        return first_line(err)
-
-
-def times(runner: GraphDevices, device: Device, content: bytes, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return microseconds of the default `run` and of `InferenceSession.run`, and the ratio of both in turns."""
+def times(ours: Callable[[], Any], content: bytes, device: Device, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return microseconds of a run and of `InferenceSession.run`, and the ratio of both in turns."""
     plain = plain_session(content, device)
     wanted = {each.name for each in plain.get_inputs()}
     given = {name: array for name, array in feeds.items() if name in wanted}
-
-    def ours() -> Any:
-        return runner.run(device, feeds)
-
-    def theirs() -> Any:
-        return plain.run(None, given)
-
-    took = max(_warmed(theirs), _warmed(ours, WARM_S))
-    found = turns_of(ours, theirs, BLOCKS if took < BLOCK_S else 2, max(1, min(30, int(BLOCK_S / took))))
-    return {
-        "run_us": round(found.first * 1e6, 1),
-        "plain_us": round(found.second * 1e6, 1),
-        "ratio": round(found.ratio, 4),
-    }
+    took = max(_warmed(lambda: plain.run(None, given)), _warmed(ours, WARM_S))
+    runs = max(1, min(30, int(BLOCK_S / took)))
+    turns = turns_of(ours, lambda: plain.run(None, given), BLOCKS if took < BLOCK_S else 2, runs)
+    run_us, plain_us = (round(seconds * 1e6, 1) for seconds in (turns.first, turns.second))
+    return {"run_us": run_us, "plain_us": plain_us, "ratio": round(turns.ratio, 4)}
 
 
 def _warmed(run: Callable[[], Any], least_s: float = 0.0) -> float:
@@ -188,47 +168,20 @@ def plain_session(content: bytes, device: Device) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # what is printed about sizes that an export declares wrongly would be timed
+    options.log_severity_level = 3  # warnings about sizes that an export declares wrongly would be timed
     if device.kind in ("cuda", "cpu"):
         names: list[Any] = ["CPUExecutionProvider"]
         if device.kind == "cuda":
             names.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0", "device_id": str(device.index)}))
         return onnxruntime.InferenceSession(content, options, providers=names)
-    found = [each for each in onnxruntime.get_ep_devices() if each.ep_name.lower().startswith(device.kind)]
-    options.add_provider_for_devices(found[:1], {})  # registered when the device was opened
+    plugins = [each for each in onnxruntime.get_ep_devices() if each.ep_name.lower().startswith(device.kind)]
+    options.add_provider_for_devices(plugins[:1], {})  # registered when the device was opened
     return onnxruntime.InferenceSession(content, options)
-
-
-def strays(err: PlacementError | LegalizeError) -> str:
-    """Return the operators for which a device refuses."""
-    placement = getattr(err, "placement", None)
-    if placement is None:
-        return first_line(err)
-    return " ".join(sorted({f"{node.op_type}{' (added)' if node.added else ''}" for node in placement.strays}))
 
 
 def first_line(err: BaseException) -> str:
     """Return an error in a line."""
     return f"{type(err).__name__}: {str(err).splitlines()[0][:200] if str(err) else ''}"
-
-
-def line(name: str, row: Mapping[str, Any]) -> str:
-    """Return a row as a line of text."""
-    state = (
-        "WRONG " + "; ".join(row["wrong"])
-        if row["wrong"]
-        else f"refused ({row['refused']})"
-        if row["refused"]
-        else "ok"
-    )
-    measured = [
-        f"{batch.replace('_', ' ')}: {row[batch]['run_us']:.0f} us, {row[batch]['ratio']:.2f} of plain"
-        for batch in ("batch_1", "batch_16")
-        if batch in row
-    ]
-    recorded = f"recorded {row['recorded']}" if row.get("recorded") else row.get("why_not", "")[:100]
-    error = f"error {row['error']:.0e}" if row["error"] is not None else ""
-    return f"{name:32} {'; '.join(filter(None, [state, error, *measured, recorded, ' '.join(row['chosen'])]))}"
 
 
 if __name__ == "__main__":

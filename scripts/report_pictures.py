@@ -8,6 +8,7 @@ layers. With WebGPU (scripts/software_gpu.py brings one in software) two of them
 
 from __future__ import annotations
 
+import argparse
 import io
 import shutil
 import sys
@@ -35,7 +36,7 @@ MOST_BYTES = 200_000
 
 
 class Picture(NamedTuple):
-    """A command that writes a page, and what is done on the page before the picture is taken."""
+    """A command that writes a page, and a script that the page runs before the picture is taken."""
 
     command: tuple[str, ...]
     act: str = ""
@@ -86,8 +87,11 @@ def taken(browser: Any, page: Path, picture: Picture) -> bytes:
     return stream.getvalue()
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     """Write the pictures, and return 0 if all are small enough."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURED)}; all by default")
+    names = parser.parse_args().names
     PICTURES.mkdir(exist_ok=True)
     options = webdriver.ChromeOptions()
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
@@ -110,4 +114,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

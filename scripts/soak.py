@@ -20,16 +20,18 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
 from fault_provider import LOST, NODE_OUT_OF_MEMORY, NODE_OVERFLOW, OUT_OF_MEMORY, FaultProvider, until
 
+from figures.record import sampled
 from rlx_ort import environment
 from rlx_ort.device import Device, parse_device_list
 from rlx_ort.errors import CancelledRunError, EngineError
@@ -71,8 +73,8 @@ class SmallCuda(CudaProvider):
 
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return CUDA's recipe with the limit."""
-        found = super().recipe(device, options)
-        return replace(found, options={**found.options, "gpu_mem_limit": str(GPU_LIMIT_BYTES)})
+        recipe = super().recipe(device, options)
+        return replace(recipe, options={**recipe.options, "gpu_mem_limit": str(GPU_LIMIT_BYTES)})
 
     def default_profile(self, device: Device) -> CostProfile:
         """Return a profile that makes it the automatic choice."""
@@ -87,25 +89,20 @@ class QuickWebGpu(WebGpuProvider):
         return CostProfile(1e5, 1e5, 1e5, 10.0, 10.0, 1e5, 1e5)
 
 
+@dataclass
 class Tally:
-    """What happened to the requests of one runner."""
+    """The outcomes of one runner's requests."""
 
-    def __init__(self, denied: set[str]) -> None:
-        self.denied = denied
-        self.answers: Counter[str] = Counter()
-        self.cancelled = 0
-        self.failed_attempts = 0
-        self.times_ns: list[int] = []
-        self.problems: list[str] = []
+    denied: set[str]
+    answers: Counter[str] = field(default_factory=Counter)
+    cancelled: int = 0
+    failed_attempts: int = 0
+    times_ns: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def main() -> int:
     """Run the soak, without the calibrations of this machine, and return 1 when something went wrong."""
-    with tempfile.TemporaryDirectory() as folder, environment.override({"CACHE_DIR": folder}):
-        return _soak()
-
-
-def _soak() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="cpu,webgpu,fault")
     parser.add_argument("--requests", type=int, default=20_000)
@@ -113,6 +110,11 @@ def _soak() -> int:
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, environment.override({"CACHE_DIR": folder}):
+        return _soak(asked)
+
+
+def _soak(asked: argparse.Namespace) -> int:
     fault = FaultProvider(CpuProvider(), by_node=True)
     register_provider(fault)
     register_provider(SmallCuda())
@@ -157,8 +159,9 @@ def _soak() -> int:
         troubles.append(threading.Thread(target=_take_memory, args=(done,)))
     for thread in [*threads, *troubles]:
         thread.start()
-    for thread in threads:
-        thread.join()
+    with sampled(lambda: psutil.Process().memory_info().rss, 1.0) as memory:
+        for thread in threads:
+            thread.join()
     took_s = time.perf_counter() - begun
     done.set()
     for thread in troubles:
@@ -177,6 +180,8 @@ def _soak() -> int:
             f"{tally.cancelled} cancelled; p50 {p50:.2f} ms, p99 {p99:.1f} ms, longest {most:.0f} ms; "
             f"{tally.failed_attempts} attempts failed; {states}"
         )
+    quarter = memory[len(memory) // 4]
+    print(f"memory {quarter >> 20} MiB after a quarter of the time, {memory[-1] >> 20} MiB at the end")
     print(f"{asked.threads} threads, {took_s:.0f} s, {len(problems)} problems")
     for problem in problems[:20]:
         print("PROBLEM:", problem)
@@ -190,7 +195,7 @@ def _request(runner: GraphDevices, tally: Tally, case: tuple[Any, Any], order: r
         threading.Timer(order.random() * 0.005, token.cancel).start()
     begun = time.perf_counter_ns()
     try:
-        (found,) = runner.run_fastest({"x": x}, cancel=token)
+        (got,) = runner.run_fastest({"x": x}, cancel=token)
     except CancelledRunError:
         tally.cancelled += 1
         return
@@ -206,7 +211,7 @@ def _request(runner: GraphDevices, tally: Tally, case: tuple[Any, Any], order: r
     tally.failed_attempts += len(last.attempts)
     if last.device.label in tally.denied:
         tally.problems.append(f"answered by {last.device.label}, which is denied")
-    if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-3, atol=1e-3):
+    if got.shape != wanted.shape or not np.allclose(got, wanted, rtol=1e-3, atol=1e-3):
         tally.problems.append(f"wrong on {last.device.label}, {len(x)} rows")
 
 
@@ -259,12 +264,12 @@ def _take_memory(done: threading.Event) -> None:
 
 def _open_sessions() -> int:
     gc.collect()
-    sessions = [found for found in watched_sessions() if isinstance(found, OrtEngineSession)]
+    sessions = [each for each in watched_sessions() if isinstance(each, OrtEngineSession)]
     return sum(session._core is not None for session in sessions)
 
 
 def _leaks(threads: int, sessions: int, fault: FaultProvider) -> list[str]:
-    """Wait until what is idle has ended, and return what stays."""
+    """Wait until idle threads and sessions have ended, and return those that stay."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         stays = {

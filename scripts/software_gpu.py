@@ -29,33 +29,29 @@ DESCRIPTION = "vk_swiftshader_icd.json"
 
 
 class SetupError(Exception):
-    """The software GPU cannot be prepared; the message says why and what to do."""
+    """The software GPU cannot be prepared; the message has the reason and a remedy."""
 
 
 def main() -> int:
-    """Prepare the driver, print what to export, and return the exit code."""
+    """Prepare the driver, print the variables to export, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx_ort" / "software-gpu"
     parser.add_argument("--out", type=Path, default=default, help="folder for the driver (default: %(default)s)")
     folder = parser.parse_args().out.resolve()
     try:
         install_loader()
-        description = install_driver(folder)
+        install_driver(folder)
     except SetupError as err:
         print(f"software_gpu: {err}", file=sys.stderr)
         return 1
-    for name, value in environment(description).items():
-        print(f"export {name}={shlex.quote(value)}")
-    return 0
-
-
-def environment(description: Path) -> dict[str, str]:
-    """Return the variables that make Vulkan and WebGPU use the driver."""
-    return {
-        "VK_DRIVER_FILES": str(description),
+    variables = {
+        "VK_DRIVER_FILES": str(folder / DESCRIPTION),
         "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(),
         "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1",
     }
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
 
 
 def install_loader() -> None:
@@ -70,63 +66,40 @@ def install_loader() -> None:
         raise SetupError("libvulkan1 is installed but libvulkan.so.1 does not load; run ldconfig as root")
 
 
-def install_driver(folder: Path) -> Path:
-    """Put the driver and its description into a folder, once, and return the description."""
-    description = folder / DESCRIPTION
-    if description.is_file() and (folder / DRIVER).is_file():
-        return description
+def install_driver(folder: Path) -> None:
+    """Put the driver and the file by which the Vulkan loader finds it into a folder, once."""
+    driver, description = folder / DRIVER, folder / DESCRIPTION
+    if description.is_file() and driver.is_file():
+        return
     for tool in ("apt-get", "dpkg"):
         if shutil.which(tool) is None:
             raise SetupError(f"{tool} is missing: this script is for Debian and its relatives")
     update_lists()
-    tried = []
     for package in PACKAGES:
         with tempfile.TemporaryDirectory() as work:
-            found = unpacked_driver(package, Path(work))
-            if found is None:
-                tried.append(package)
-                continue
-            folder.mkdir(parents=True, exist_ok=True)
-            place(found, folder / DRIVER)
-        write_description(description, folder / DRIVER)
-        return description
-    raise SetupError(f"none of the packages {', '.join(tried)} holds {DRIVER}; look for it with apt-file")
+            # The sandbox's user may not write here; a package that is not in the archives is tried under the next name.
+            run(["apt-get", "download", "-o", "APT::Sandbox::User=root", package], work, check=False)
+            for archive in Path(work).glob("*.deb"):
+                run(["dpkg", "-x", str(archive), f"{work}/tree"])
+            for source in Path(work).rglob(DRIVER):
+                folder.mkdir(parents=True, exist_ok=True)
+                write(driver, source.read_bytes())
+                icd = {"file_format_version": "1.0.0", "ICD": {"library_path": str(driver), "api_version": "1.1.0"}}
+                write(description, (json.dumps(icd, indent=2) + "\n").encode())
+                return
+    raise SetupError(f"none of the packages {', '.join(PACKAGES)} holds {DRIVER}; look for it with apt-file")
 
 
-def unpacked_driver(package: str, work: Path) -> Path | None:
-    """Download and unpack a package into a folder and return the driver in it, or None."""
-    download = subprocess.run(
-        ["apt-get", "download", "-o", "APT::Sandbox::User=root", package],  # noqa: S607 - the system's own tool
-        cwd=work,
-        stdout=sys.stderr,
-        check=False,
-    )
-    archives = list(work.glob("*.deb"))
-    if download.returncode != 0 or not archives:
-        return None
-    run(["dpkg", "-x", str(archives[0]), str(work / "tree")])
-    return next((work / "tree").rglob(DRIVER), None)
-
-
-def write_description(description: Path, driver: Path) -> None:
-    """Write the file by which the Vulkan loader finds the driver, with its absolute path."""
-    icd = {"file_format_version": "1.0.0", "ICD": {"library_path": str(driver), "api_version": "1.1.0"}}
-    part = description.with_suffix(".part")
-    part.write_text(json.dumps(icd, indent=2) + "\n", encoding="utf-8")
-    part.replace(description)
-
-
-def place(source: Path, target: Path) -> None:
-    """Copy a file so that it appears whole or not at all."""
+def write(target: Path, data: bytes) -> None:
+    """Write a file so that it appears whole or not at all."""
     part = target.with_suffix(".part")
-    shutil.copyfile(source, part)
+    part.write_bytes(data)
     part.replace(target)
 
 
 def update_lists() -> None:
     """Fetch the package lists where there are none, as on a bare container image."""
-    lists = Path("/var/lib/apt/lists")
-    if not any(lists.glob("*_Packages*")):
+    if not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
         if os.geteuid() != 0:
             raise SetupError("the package lists are missing; run as root: apt-get update")
         run(["apt-get", "update"])
@@ -141,10 +114,10 @@ def loader_works() -> bool:
     return True
 
 
-def run(command: list[str]) -> None:
+def run(command: list[str], folder: str | None = None, *, check: bool = True) -> None:
     """Run a command with its output on stderr."""
-    done = subprocess.run(command, stdout=sys.stderr, check=False)
-    if done.returncode != 0:
+    done = subprocess.run(command, stdout=sys.stderr, cwd=folder, check=False)
+    if check and done.returncode != 0:
         raise SetupError(f"{' '.join(command)} failed with exit code {done.returncode}")
 
 

@@ -54,7 +54,7 @@ def install(python: Path, requirements: Sequence[str]) -> None:
 
     That pip installs into the other environment, so it works where the system's Python has pip but no ensurepip.
     """
-    print(f"installing rlx_ort with {EXTRAS}{' and what the tests need' if requirements else ''}", flush=True)
+    print(f"installing rlx_ort with {EXTRAS}{' and the needs of the tests' if requirements else ''}", flush=True)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install", "--quiet"]
     subprocess.run([*pip, "--editable", f"{ROOT}[{EXTRAS}]", *requirements], check=True)
 

@@ -1,30 +1,38 @@
-"""Export the models of `user_architectures.py` as users do, and keep them in `tests/data/user_models/`.
+"""Export models of PyTorch as users do, with few layers of little width, into `tests/data/user_models/`.
 
-    python scripts/user_models.py                      all of them; takes some minutes
-    python scripts/user_models.py --only bert,yolo     these anew
-    python scripts/user_models.py --check              how far plain ONNX Runtime is from the frameworks
+    python scripts/user_models.py                      the models of transformers in user_models.toml
+    python scripts/user_models.py --only bert,clip     these anew
+    python scripts/user_models.py --more FILE          those of a file of Python, which has functions by name in
+                                                       ARCHITECTURES: name -> a call that returns an Architecture
 
-Needs PyTorch with onnxscript, transformers, torchvision, timm, scikit-learn, skl2onnx, LightGBM, XGBoost and
-onnxmltools. Parameters of PyTorch's modules are filled with seeded numbers before the export, and the outputs of the
-framework are kept for the sizes of each case. In the export, every weight of more than 1 KB that is made of parameters
-is replaced by a recipe (`tests/helpers/model_corpus.py`); the exporter's notes about source lines are dropped. An
-export that fails, or whose results in plain ONNX Runtime are not the framework's, is left out and listed as such in
-`index.json`.
+Needs PyTorch with onnxscript and transformers. Parameters are filled with seeded numbers before the export, and the
+outputs of the framework are kept for the sizes of each case. In the export, every weight of more than 1 KB that is made
+of parameters is replaced by a recipe (`tests/helpers/model_corpus.py`); the exporter's notes about source lines are
+dropped. An export that fails, or whose results in plain ONNX Runtime are not the framework's, is left out and listed as
+such in `index.json`. Models of other modules and frameworks in the corpus were made by `scripts/user_architectures.py`
+of its time: `git show 9784e952:scripts/user_architectures.py`.
 """
+
+# mypy: disable-error-code="misc"
+# PyTorch has no types where these are checked, so nn.Module is Any.
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import itertools
 import json
 import logging
 import re
+import runpy
 import sys
 import tempfile
+import tomllib
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,72 +40,101 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import torch
+import transformers
+from torch import nn
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "helpers")]
 
-from model_corpus import FOLDER, RECIPE, Expected, Input, corpus, made, restored, sampled  # noqa: E402
-from user_architectures import ARCHITECTURES, Architecture  # noqa: E402
+from model_corpus import FOLDER, RECIPE, Expected, Input, made, restored, sampled  # noqa: E402  # of the tests
 
 LARGE = 1024  # bytes of a weight that is replaced by its recipe
 BOUND = 1e-4
 _COLOUR = re.compile(r"\x1b\[\d+m")  # of the terminal, in errors of PyTorch
-PACKAGES = (
-    "torch",
-    "onnxscript",
-    "transformers",
-    "torchvision",
-    "timm",
-    "scikit-learn",
-    "skl2onnx",
-    "lightgbm",
-    "xgboost",
-    "onnxmltools",
-    "onnx",
-)
+PACKAGES = ("torch", "onnxscript", "transformers", "onnx")
+TABLES = tomllib.loads(Path(__file__).with_name("user_models.toml").read_text(encoding="utf-8"))
+TEXT = ({"batch": 1, "seq": 7}, {"batch": 3, "seq": 12}, {"batch": 16, "seq": 9})
+IMAGES = ({"batch": 1}, {"batch": 3}, {"batch": 16})
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model of a framework, its inputs, and the sizes it is run with."""
+
+    model: Any
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    cases: tuple[Mapping[str, int], ...]
+    opsets: tuple[int, ...] = (17,)
+    """The opsets of PyTorch's older exporter; the newer one writes the opset that it chooses."""
+
+
+class Called(nn.Module):
+    """A model of transformers that takes its inputs by place, in the order of `names`, and returns some fields."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str], table: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+        self.fields, self.call, self.mean = table.get("fields", [0]), table.get("call", {}), table.get("mean", False)
+
+    def forward(self, *arrays: torch.Tensor) -> Any:
+        """Return the fields, or their mean over the tokens, normalised."""
+        given = dict(zip(self.names, arrays, strict=True))
+        output = self.model(**given, **self.call, return_dict=True)
+        if self.mean:
+            mask = given["attention_mask"].unsqueeze(-1).expand(output[0].size()).float()
+            mean = (output[0] * mask).sum(1) / torch.clamp(mask.sum(1), min=1e-9)
+            return nn.functional.normalize(mean, p=2, dim=1)
+        fields = tuple(output[field] for field in self.fields)
+        return fields if len(fields) > 1 else fields[0]
+
+
+def of_table(table: Mapping[str, Any]) -> Architecture:
+    """Return the architecture of a table of `user_models.toml`."""
+    kind = getattr(transformers, table["class"])
+    model = kind(kind.config_class(**{**TABLES["configs"].get(table.get("base"), {}), **table.get("config", {})}))
+    if "image" in table:
+        size = table["image"]
+        inputs: tuple[Input, ...] = (Input("pixel_values", ("batch", 3, size, size)),)
+    else:
+        entries = [TABLES["inputs"][name] for name in table.get("inputs", ("ids", "mask"))]
+        inputs = tuple(Input(**{**entry, "dims": tuple(entry["dims"])}) for entry in entries)
+    if "fields" not in table:
+        model.config.use_cache = False
+    cases = tuple(table.get("cases", IMAGES if "image" in table else TEXT))
+    called = Called(model, [each.name for each in inputs], table)
+    return Architecture(
+        called, inputs, tuple(table.get("fields", ["output"])), cases, tuple(table.get("opsets", (17,)))
+    )
 
 
 def main() -> int:
-    """Export, or check."""
+    """Export the models that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--more", type=Path, help="a file of Python with ARCHITECTURES, to take instead")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    if options.check:
-        return check()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / "index.json"
-    index = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"architectures": {}}
-    index["packages"] = {name: importlib.metadata.version(name) for name in PACKAGES}
     torch.set_num_threads(1)
-    for name in options.only.split(",") if options.only else ARCHITECTURES:
-        index["architectures"][name] = keep(name, ARCHITECTURES[name]())
-        index["architectures"] = {
-            each: index["architectures"][each] for each in ARCHITECTURES if each in index["architectures"]
-        }
+    known: dict[str, Callable[[], Architecture]]
+    known = {name: functools.partial(of_table, table) for name, table in TABLES["models"].items()}
+    if options.more is not None:
+        known = runpy.run_path(str(options.more))["ARCHITECTURES"]
+    path = FOLDER / "index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    index["packages"] |= {name: importlib.metadata.version(name) for name in PACKAGES}
+    for name in options.only.split(",") if options.only else known:
+        index["architectures"][name] = keep(name, known[name]())
         path.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8", newline="\n")
-    print(f"{sum(each.stat().st_size for each in FOLDER.iterdir()) / 2**20:.2f} MiB in {FOLDER}")
     return 0
 
 
-def check() -> int:
-    """Print how far each model of the corpus is from the framework in plain ONNX Runtime."""
-    wrong = 0
-    for each in corpus():
-        model = each.model()
-        errors = [_error(model, each.feeds(sizes), each.expected(at)) for at, sizes in enumerate(each.cases)]
-        wrong += max(errors) > BOUND
-        print(f"{each.name:32} {len(model):9} bytes  {max(errors):.1e}")
-    return int(wrong > 0)
-
-
 def keep(name: str, built: Architecture) -> dict[str, Any]:
-    """Write the exports of one architecture and what its framework gives, and return its entry in the index."""
+    """Write the exports of one architecture and the outputs of its framework, and return its entry in the index."""
     for old in FOLDER.glob(f"{name}-*.onnx"):
         old.unlink()
     seed = zlib.crc32(name.encode())
-    parameters = fill(built.model, seed) if isinstance(built.model, torch.nn.Module) else {}
+    parameters = fill(built.model, seed)
     cases = [{each.name: each.array(sizes, 100 + at) for at, each in enumerate(built.inputs)} for sizes in built.cases]
     results = [answers(built, feeds) for feeds in cases]
     kept: dict[str, Any] = {"outputs": np.int64(len(results[0]))}
@@ -112,7 +149,7 @@ def keep(name: str, built: Architecture) -> dict[str, Any]:
         "exports": [],
         "left_out": [],
     }
-    for exporter, opset in exporters(built):
+    for exporter, opset in (*(("torchscript", opset) for opset in built.opsets), ("dynamo", None)):
         title = f"{exporter} {opset or ''}".strip()
         try:
             model = export(built, exporter, opset, cases[1])
@@ -127,7 +164,7 @@ def keep(name: str, built: Architecture) -> dict[str, Any]:
             print(f"{name:20} {title:16} left out: {reason}", flush=True)
             continue
         versions = {each.domain: each.version for each in model.opset_import}
-        written = versions.get("", versions.get("ai.onnx.ml", 0))
+        written = versions[""]
         if max(errors) > BOUND:
             reason = (
                 f"ONNX Runtime's results are off by {max(errors):.1e}, by case {[f'{each:.0e}' for each in errors]}"
@@ -177,33 +214,14 @@ def fill(module: torch.nn.Module, seed: int) -> dict[str, tuple[Mapping[str, Any
 
 
 def answers(built: Architecture, feeds: Mapping[str, Any]) -> list[np.ndarray[Any, Any]]:
-    """Return what the framework gives."""
-    if isinstance(built.model, torch.nn.Module):
-        with torch.no_grad():
-            found = built.model(**{name: torch.from_numpy(array) for name, array in feeds.items()})
-        return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
-    arrays = list(feeds.values())
-    rows = arrays[0] if len(arrays) == 1 else np.concatenate([each.astype(object) for each in arrays], 1)
-    if len(built.outputs) == 1:
-        return [built.model.predict(rows).astype(np.float32).reshape(-1, 1)]
-    scores = built.model.predict_proba if hasattr(built.model, "predict_proba") else built.model.decision_function
-    return [built.model.predict(rows).astype(np.int64), scores(rows).astype(np.float32)]
-
-
-def exporters(built: Architecture) -> Iterator[tuple[str, int | None]]:
-    """Yield exporters with opsets."""
-    if isinstance(built.model, torch.nn.Module):
-        for opset in built.opsets:
-            yield "torchscript", opset
-        yield "dynamo", None
-    else:
-        yield "onnxmltools" if _is_boosted(built.model) else "skl2onnx", 17
+    """Return the outputs of the framework."""
+    with torch.no_grad():
+        outputs = built.model(*map(torch.from_numpy, feeds.values()))
+    return [each.numpy() for each in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
 def export(built: Architecture, exporter: str, opset: int | None, feeds: Mapping[str, Any]) -> onnx.ModelProto:
     """Return an ONNX model as an exporter writes it."""
-    if not isinstance(built.model, torch.nn.Module):
-        return _convert(built, opset or 17)
     tensors = tuple(torch.from_numpy(array) for array in feeds.values())
     dynamic = {
         each.name: {at: dim for at, dim in enumerate(each.dims) if isinstance(dim, str)} for each in built.inputs
@@ -214,38 +232,12 @@ def export(built: Architecture, exporter: str, opset: int | None, feeds: Mapping
         if exporter == "torchscript":
             given: dict[str, Any] = {"dynamic_axes": dynamic, "dynamo": False, "opset_version": opset}
         else:
-            given = {"dynamic_shapes": dynamic, "dynamo": True, "external_data": False, "verbose": False}
+            shapes: tuple[Any, ...] = tuple(dynamic.values())
+            shapes = (shapes,) if isinstance(built.model, Called) else shapes  # it takes all in one parameter
+            given = {"dynamic_shapes": shapes, "dynamo": True, "external_data": False, "verbose": False}
             given |= {"opset_version": opset} if opset else {}
         torch.onnx.export(built.model, tensors, str(path), **names, **given)
         return onnx.load(path)
-
-
-def _is_boosted(model: Any) -> bool:
-    return type(model).__module__.split(".")[0] in ("lightgbm", "xgboost")
-
-
-def _convert(built: Architecture, opset: int) -> onnx.ModelProto:
-    """Return a model of scikit-learn, LightGBM or XGBoost as ONNX."""
-    from onnxmltools import convert_lightgbm, convert_xgboost
-    from onnxmltools.convert.common.data_types import FloatTensorType as BoostedFloats
-    from skl2onnx import to_onnx
-    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
-
-    if _is_boosted(built.model):
-        [given] = built.inputs
-        types = [(given.name, BoostedFloats([None, given.dims[1]]))]
-        if type(built.model).__module__.startswith("xgboost"):
-            converted: onnx.ModelProto = convert_xgboost(built.model, initial_types=types, target_opset=min(opset, 15))
-        else:
-            converted = convert_lightgbm(built.model, initial_types=types, target_opset=min(opset, 15), zipmap=False)
-        return converted
-    types = [
-        (each.name, (StringTensorType if each.kind == "text" else FloatTensorType)([None, each.dims[1]]))
-        for each in built.inputs
-    ]
-    zipmap = {"options": {"zipmap": False}} if len(built.outputs) > 1 else {}
-    whole: onnx.ModelProto = to_onnx(built.model, initial_types=types, target_opset=opset, **zipmap)
-    return whole
 
 
 def without_weights(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> bytes:
@@ -253,12 +245,9 @@ def without_weights(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> by
     skeleton = onnx.ModelProto()
     skeleton.CopyFrom(model)
     skeleton.ClearField("metadata_props")
-    for graph in _graphs(skeleton):
-        for each in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
-            each.ClearField("metadata_props")
-            each.ClearField("doc_string")
-    for function in skeleton.functions:
-        for each in (function, *function.node, *function.value_info):
+    for graph in (*_graphs(skeleton), *skeleton.functions):
+        parts = (*graph.node, *graph.value_info, *graph.input, *graph.output, *getattr(graph, "initializer", ()))
+        for each in (graph, *(part for part in parts if not isinstance(part, str))):  # functions only name their inputs
             each.ClearField("metadata_props")
             each.ClearField("doc_string")
     for tensor in skeleton.graph.initializer:
@@ -332,8 +321,8 @@ def _error(model: bytes, feeds: Mapping[str, Any], expected: Sequence[Expected])
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    found: Iterable[Any] = session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})
-    return max(float(want.error(got)) for got, want in zip(found, expected, strict=True))
+    outputs: Iterable[Any] = session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})
+    return max(float(want.error(got)) for got, want in zip(outputs, expected, strict=True))
 
 
 if __name__ == "__main__":

@@ -160,8 +160,8 @@ def _apply(graph: Graph, upgrades: Mapping[int, _Upgrade]) -> None:
         node.id = len(graph.nodes)
         node.inputs = tuple(inputs)
         graph.nodes.append(node)
-    graph._outputs = [(name, Ref(places[ref.node], ref.output)) for name, ref in graph._outputs]
-    graph.revision += 1
+    outputs = [graph.value(Ref(places[value.ref.node], value.ref.output)) for value in graph.outputs]
+    graph.set_outputs(outputs, graph.output_names)
 
 
 def _form(graph: Graph, node: Node, op: OnnxNode) -> NodeForm:

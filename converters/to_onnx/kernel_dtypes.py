@@ -152,7 +152,7 @@ def extreme_place(
     CUDA's kernels take no integers, which TopK does, and give 2^31 - 1, a size that no axis has, for a row of nothing
     but the infinity that they start from (ONNX Runtime 1.31.1). `last` asks for the last one of equals.
     """
-    has_kernel, flags = emit.has_kernel(op_type, TensorType(dtype)), {"select_last_index": 1} if last else {}
+    has_kernel, flags = emit.has_kernel(op_type, TensorType(dtype)), dict[str, Any](select_last_index=1) if last else {}
     if has_kernel or last or dtype.is_float:
         place = emit.op(op_type, x, axis=axis, keepdims=int(keep), **flags)
         return place if has_kernel else emit.op("Mod", place, emit.constant(2**31 - 1, DType.I64))

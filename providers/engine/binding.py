@@ -1,42 +1,48 @@
-"""Interfaces of sessions beyond `run`: tensors that stay on the device, fixed buffers.
+"""The memory side of sessions: tensors that stay on the device, fixed buffers.
 
-`binder_of` returns the binder of any session. Sessions without one, such as those of the null provider, get one that
-works through `run` with host memory, so callers need no second path.
+The classes here work with any session through its `run`, in host memory, such as those of the null provider, so callers
+need no second path. `ort_binding` has those of ONNX Runtime, and `binder_of`.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.base import EngineSession
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Loop: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+Run: TypeAlias = Callable[[Sequence[str], Mapping[str, Any]], list[Any]]
+"""Runs a session: `(output_names, feeds) -> arrays`."""
 
 _DLPACK_CPU = 1
 
 
-class _Runs(Protocol):
-    """All that a binder over host memory needs of a session."""
+class Slots:
+    """Fixed input and output buffers of a session for one set of input shapes; for one thread at a time.
 
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]: ...
+    These are those of any session: results are copied to the buffers of the outputs that are `fixed`.
+    """
 
+    _buffers: Arrays = MappingProxyType({})
 
-class Slots(abc.ABC):
-    """Fixed input and output buffers of a session for one set of input shapes; for one thread at a time."""
+    def __init__(self, run: Run, inputs: Sequence[str], outputs: Arrays, fixed: Collection[str]) -> None:
+        self._run = run
+        self._inputs = inputs
+        self._outputs = list(outputs)
+        self._buffers = {name: outputs[name].copy() for name in fixed}
 
     @property
-    def bound(self) -> Mapping[str, npt.NDArray[Any]]:
+    def bound(self) -> Arrays:
         """Output name -> the buffer that every run writes it to; other outputs are new arrays each time."""
-        return {}
+        return self._buffers
 
-    @abc.abstractmethod
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Copy the arrays in, run, and return the output buffers, which the next run overwrites.
 
@@ -45,6 +51,13 @@ class Slots(abc.ABC):
         Raises:
             EngineError: the run failed.
         """
+        results = self._run(self._outputs, dict(zip(self._inputs, arrays, strict=True)))
+        outputs = dict(zip(self._outputs, results, strict=True))
+        for name, buffer in self._buffers.items():
+            if buffer.shape != outputs[name].shape:
+                raise EngineError(f"output {name!r} has shape {outputs[name].shape} in place of {buffer.shape}")
+            buffer[...] = outputs[name]
+        return list({**outputs, **self._buffers}.values())
 
 
 class BoundRun(abc.ABC):
@@ -63,27 +76,30 @@ class BoundRun(abc.ABC):
         """Bind another array, of any shape, to an input."""
 
 
-class Binder(abc.ABC):
-    """The memory side of a session."""
+class Binder:
+    """The memory side of a session; this one works through `run`, with host memory, where an engine has no other."""
+
+    def __init__(self, run: Run) -> None:
+        self.run_arrays = run
 
     @property
-    @abc.abstractmethod
     def on_host(self) -> bool:
         """Whether runs read their inputs in host memory, so that a buffer stays bound while its content changes."""
+        return True
 
-    @abc.abstractmethod
     def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
         """Return a tensor on the device with a copy of the array.
 
         Raises:
             EngineError: the device did not take it, it is out of memory or lacks the element type.
         """
+        return HostTensor(array.copy())
 
-    @abc.abstractmethod
     def adopt(self, source: Any) -> DeviceTensor | None:
         """Return the tensor behind an object with `__dlpack__` without a copy, or None if it is on another device."""
+        kind, _ = source.__dlpack_device__()
+        return HostTensor(np.from_dlpack(source)) if int(kind) == _DLPACK_CPU else None
 
-    @abc.abstractmethod
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
         """Run on arrays and device tensors; outputs in `resident` come as device tensors, the others as arrays.
 
@@ -93,6 +109,11 @@ class Binder(abc.ABC):
             InputError: the engine refused a feed.
             EngineError: the run failed.
         """
+        ready = {name: value.array if isinstance(value, HostTensor) else value for name, value in feeds.items()}
+        results = self.run_arrays(outputs, ready)
+        return [
+            HostTensor(result) if name in resident else result for name, result in zip(outputs, results, strict=True)
+        ]
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run to be repeated by one thread at a time, prepared once; see `run`.
@@ -115,77 +136,13 @@ class Binder(abc.ABC):
         """
         return None
 
-    @abc.abstractmethod
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return buffers like these arrays, or None where the engine cannot bind such element types.
 
         Outputs in `fixed` always have the shape of the array given, and buffers for them begin as copies of it; the
         shape of the others may vary.
         """
-
-
-def binder_of(session: EngineSession) -> Binder:
-    """Return the binder of a session; one over host memory if the engine has none."""
-    own = getattr(session, "binder", None)
-    return own() if own is not None else HostBinder(session)
-
-
-class HostBinder(Binder):
-    """A binder of any session, in host memory."""
-
-    def __init__(self, runs: _Runs) -> None:
-        self._runs = runs
-
-    @property
-    def on_host(self) -> bool:
-        """Always: there is no other memory here."""
-        return True
-
-    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
-        """Return a copy of the array as a tensor."""
-        return HostTensor(array.copy())
-
-    def adopt(self, source: Any) -> DeviceTensor | None:
-        """Return a tensor over host memory shared through DLPack, or None for memory elsewhere."""
-        kind, _ = source.__dlpack_device__()
-        return HostTensor(np.from_dlpack(source)) if int(kind) == _DLPACK_CPU else None
-
-    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
-        """Run on the tensors' arrays; see `Binder.run`."""
-        ready = {name: value.array if isinstance(value, HostTensor) else value for name, value in feeds.items()}
-        results = self._runs.run(outputs, ready)
-        return [
-            HostTensor(result) if name in resident else result for name, result in zip(outputs, results, strict=True)
-        ]
-
-    def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
-        """Return slots that copy results into buffers."""
-        return RunSlots(self._runs, tuple(inputs), outputs, fixed)
-
-
-class RunSlots(Slots):
-    """Slots of any session: results are copied to the buffers of the outputs that are `fixed`."""
-
-    def __init__(self, runs: _Runs, inputs: Sequence[str], outputs: Arrays, fixed: Collection[str]) -> None:
-        self._runs = runs
-        self._inputs = inputs
-        self._outputs = list(outputs)
-        self._buffers = {name: outputs[name].copy() for name in fixed}
-
-    @property
-    def bound(self) -> Mapping[str, npt.NDArray[Any]]:
-        """The buffers of the outputs of a known shape; see `Slots.bound`."""
-        return self._buffers
-
-    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
-        """Run and copy the results into the buffers; see `Slots.run`."""
-        results = self._runs.run(self._outputs, dict(zip(self._inputs, arrays, strict=True)))
-        outputs = dict(zip(self._outputs, results, strict=True))
-        for name, buffer in self._buffers.items():
-            if buffer.shape != outputs[name].shape:
-                raise EngineError(f"output {name!r} has shape {outputs[name].shape} in place of {buffer.shape}")
-            buffer[...] = outputs[name]
-        return list((outputs | self._buffers).values())
+        return Slots(self.run_arrays, tuple(inputs), outputs, fixed)
 
 
 class DeviceTensor(abc.ABC):

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.onnx_types import dtype_of
-from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, DeviceTensor, Loop, RunSlots, Slots
-from rlx_ort.providers.engine.ort_loops import OrtBoundRun, OrtLoop, Place, bind_input, run_binding
-from rlx_ort.providers.engine.ort_slots import HostSlots, LoopSlots, PlainSlots
+from rlx_ort.providers.base import EngineSession
+from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, DeviceTensor, Loop, Slots
+from rlx_ort.providers.engine.ort_loops import Binding, OrtBoundRun, Place, bind_input
+from rlx_ort.providers.engine.ort_slots import BoundSlots, PlainSlots
 from rlx_ort.providers.engine.recipe import HOST_MEMORY
+from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore, run_binding
 from rlx_ort.providers.engine.values import (
     DLPACK_DEVICE,
     OrtTensor,
@@ -31,8 +32,10 @@ from rlx_ort.providers.engine.values import (
     to_ort_value,
 )
 
-if TYPE_CHECKING:
-    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
+
+def binder_of(session: EngineSession) -> Binder:
+    """Return the memory side of a session; one over host memory if its engine has no other."""
+    return OrtBinder(session) if isinstance(session, OrtEngineSession) else Binder(session.run)
 
 
 class OrtBinder(Binder):
@@ -121,10 +124,10 @@ class OrtBinder(Binder):
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run to be repeated over one binding; see `Binder.loop`."""
         session = self._session
-        if not OrtLoop.possible(session, self._places, inputs, outputs):
+        if not Binding.possible(session, self._places, inputs, outputs):
             return super().loop(inputs, outputs, resident)
         with session.guarded():
-            return OrtLoop(session, self._places, inputs, outputs, resident).run
+            return Binding(session, self._places, inputs, outputs, resident).run
 
     def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]) -> BoundRun | None:
         """Return a run over one binding; see `Binder.bound`."""
@@ -144,7 +147,7 @@ class OrtBinder(Binder):
         """Return fixed buffers bound to the session; see `Binder.slots`."""
         session = self._session
         if not session.handed_on.isdisjoint(outputs):
-            return RunSlots(session, list(inputs), outputs, fixed)
+            return Slots(session.run, list(inputs), outputs, fixed)
         types = {**session.input_types, **session.output_types}
         for name in (*inputs, *outputs):
             kind = types[name]
@@ -157,63 +160,14 @@ class OrtBinder(Binder):
             known = known and not session.refuses and not session.copies_back
             return PlainSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
         if session.recipe.device_graph:
-            return RunSlots(session, list(inputs), outputs, ())
-        if not self._keeps_on_host:
-            return LoopSlots(self.loop(list(inputs), list(outputs), ()))
+            return Slots(session.run, list(inputs), outputs, ())
+        if not Binding.possible(session, self._places, inputs, outputs):
+            return Slots(session.run, list(inputs), outputs, fixed if self._keeps_on_host else ())
+        kept = {name: np.array(like, order="C") for name, like in outputs.items() if name in fixed}
+        kept = kept if self._keeps_on_host else {}
         with session.guarded():
-            return HostSlots(session, types, inputs, outputs, fixed)
-
-
-class GraphRuns:
-    """The one binding of a session that records its launches once and replays them: fixed addresses, static shapes.
-
-    Values are copied to its fixed inputs and from its fixed outputs, since a replay has no others. The caller holds the
-    session's lock.
-    """
-
-    def __init__(self, session: OrtEngineSession, core: SessionCore) -> None:
-        if session.handed_on:
-            name = min(session.handed_on)
-            raise EngineError(f"output {name!r} is an input or a weight itself, which no device graph writes")
-        self._session = session
-        self._io = core.session.io_binding()
-        self._inputs = {name: self._fixed(name, kind) for name, kind in session.input_types.items()}
-        self._outputs = {name: self._fixed(name, kind) for name, kind in session.output_types.items()}
-        for name, value in self._inputs.items():
-            self._io.bind_ortvalue_input(name, value)
-        for name, value in self._outputs.items():
-            self._io.bind_ortvalue_output(name, value)
-
-    def run(
-        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str] = ()
-    ) -> list[Any]:
-        """Run on arrays and device tensors; see `Binder.run`."""
-        kept = []
-        for name, value in feeds.items():
-            given, before = value.value_for(core) if isinstance(value, OrtTensor) else (value, None)
-            self._inputs[name].update_inplace(given)
-            kept.append(before)
-        run_binding(core.session, self._io, core.options)
-        outputs: list[Any] = []
-        for name in names:
-            value = self._outputs[name]
-            if name in resident:
-                copy = self._fixed(name, self._session.output_types[name])
-                copy.update_inplace(value)
-                outputs.append(OrtTensor(self._session, copy, core))
-            else:
-                outputs.append(value.numpy())
-        return outputs
-
-    def _fixed(self, name: str, kind: ValueType) -> Any:
-        static = isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static
-        if not isinstance(kind, TensorType) or kind.shape is None or not static or has_foreign_dtype(kind):
-            raise EngineError(
-                f"a device graph needs tensors of numbers with static shapes, and {name!r} is {kind}; bind its dims "
-                "with CompileOptions(dims=...), or compile without device_graph"
-            )
-        make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
-        return make(list(kind.shape.static()), kind.dtype.numpy, *self._session.recipe.memory)
+            binding = Binding(session, self._places, list(inputs), list(outputs), (), kept)
+            return BoundSlots(session, binding, list(inputs.values()), kept)
 
 
 def _finish_work_on(source: Any, index: int) -> None:

@@ -1,12 +1,13 @@
-"""Runs that are repeated over one binding: `OrtLoop` with tensors that change, `OrtBoundRun` over fixed memory."""
+"""Runs that are repeated: `Binding` with values that change, `OrtBoundRun` over fixed memory."""
 
 from __future__ import annotations
 
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +15,14 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
-from rlx_ort.providers.engine.binding import BoundRun, DeviceTensor
+from rlx_ort.providers.engine import stopping
+from rlx_ort.providers.engine.binding import Arrays, BoundRun, DeviceTensor
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
-from rlx_ort.providers.engine.recordings import PLAIN_RUNS, TIMED_PAIRS
+from rlx_ort.providers.engine.recordings import PLAIN_RUNS, TIMED_PAIRS, Recordings
 from rlx_ort.providers.engine.replays import NotRecordedError, check_replay, check_worth
 from rlx_ort.providers.engine.runtime import running_error
+from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore, binding_call
 from rlx_ort.providers.engine.values import OrtTensor, has_foreign_dtype, is_tensor_like, to_ort_value
-
-if TYPE_CHECKING:
-    from rlx_ort.providers.engine.recordings import Recordings
-    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
 _CHECKED_RUNS = PLAIN_RUNS + TIMED_PAIRS  # of a bound run: its replays then take the place of runs
@@ -41,12 +40,13 @@ class Place:
         self.inner = None if inner is None else inner()
 
 
-class OrtLoop:
-    """A loop over one binding, by the engine's inner objects: their public wrappers take half the time of a binding.
+class Binding:
+    """Runs over one binding, by the engine's inner objects: their public wrappers take half the time of a binding.
 
-    Unchanged values stay bound: small arrays are copied into bound memory, and unchanged tensors
-    are left as they are. Outputs are bound anew each time, or a run would overwrite those of the last. The session's
-    guard is held while the loop is made; `places` are the device's memory and the host's.
+    Unchanged values stay bound: small arrays are copied into bound memory, and unchanged tensors are left as they are.
+    Outputs are written to the arrays of `fixed`. The others are bound anew each time, or a run would overwrite those of
+    the last; those in `resident` stay on the device. The session's guard is held while it is made; `places` are the
+    device's memory and the host's. For one thread at a time.
     """
 
     def __init__(
@@ -55,28 +55,34 @@ class OrtLoop:
         places: tuple[Place, Place],
         inputs: Sequence[str],
         outputs: Sequence[str],
-        resident: Collection[str],
+        resident: Collection[str] = (),
+        fixed: Arrays = MappingProxyType({}),
     ) -> None:
         core = session.open_core()
-        recipe = session.recipe
         here, host = places
         self._session = session
         self._io = core.session.io_binding()
-        self._call, self._binding = binding_call(core.session, self._io)
-        self._core = core
-        self._unguarded = _needs_no_guard(session)
-        self._keeps_on_host = recipe.memory == HOST_MEMORY
+        self.call, self.inner = binding_call(core.session, self._io)
+        self.core = core
+        self._unguarded = needs_no_guard(session)
+        self._keeps_on_host = session.recipe.memory == HOST_MEMORY
         self._inputs = list(inputs)
         self._bound: list[Any] = [None] * len(inputs)  # a tensor, or (array, value) of fixed memory
-        self._outputs = [(name, (here if name in resident else host).inner) for name in outputs]
-        self._stays = [name in resident for name in outputs]
+        self._kept = [to_ort_value(session.engine, name, fixed[name], session.output_types[name]) for name in fixed]
+        self._fixed = list(fixed.values())
+        for name, (value, _) in zip(fixed, self._kept, strict=True):
+            self._io.bind_ortvalue_output(name, value)
+        varying = [name for name in outputs if name not in fixed]
+        self._outputs = [(name, (here if name in resident else host).inner) for name in varying]
+        order = [*fixed, *varying]  # that of the results
+        self._results = [(order.index(name), fixed.get(name), name in resident) for name in outputs]
         self._order = sorted(range(len(inputs)), key=inputs.__getitem__)  # as in `OrtBinder.run`
         self._names = list(outputs)
         self._resident = frozenset(resident)
 
     @staticmethod
     def possible(
-        session: OrtEngineSession, places: tuple[Place, Place], inputs: Sequence[str], outputs: Sequence[str]
+        session: OrtEngineSession, places: tuple[Place, Place], inputs: Iterable[str], outputs: Collection[str]
     ) -> bool:
         """Return whether the engine has the inner objects, and all values are tensors that numpy can hold."""
         kinds = [session.input_types[name] for name in inputs] + [session.output_types[name] for name in outputs]
@@ -97,16 +103,16 @@ class OrtLoop:
         if not self._unguarded:
             with session.guarded():
                 feeds = {self._inputs[place]: values[place] for place in self._order}
-                return session.run_values(self._core, self._names, feeds, self._resident, lambda: self._run(values))
+                return session.run_values(self.core, self._names, feeds, self._resident, lambda: self._run(values))
         try:
             return self._run(values)
         except session.errors as err:
             raise running_error(err, session.device) from err
 
-    def _run(self, values: Sequence[Any]) -> list[Any]:
-        session, core, inner, bound = self._session, self._core, self._binding, self._bound
-        session.open_core()
-        bind = inner.bind_ortvalue_input
+    def bind(self, values: Sequence[Any]) -> list[Any]:
+        """Bind inputs, and return what must live until the run has ended."""
+        core, bound = self.core, self._bound
+        bind = self.inner.bind_ortvalue_input
         kept = []
         for index, value in enumerate(values):
             last = bound[index]
@@ -118,27 +124,47 @@ class OrtLoop:
                 bind(self._inputs[index], value.inner)
                 bound[index] = value
             elif last.__class__ is not tuple or not self._written(last, value):
-                bound[index] = self._fixed(self._inputs[index], value)
+                bound[index] = self._in_memory(self._inputs[index], value)
+        return kept
+
+    def buffers(self) -> list[npt.NDArray[Any]] | None:
+        """Return the host memory that all inputs are copied to before `launch`; None where some have no such memory."""
+        plain = self._unguarded and all(bound.__class__ is tuple and bound[2] for bound in self._bound)
+        return [bound[0] for bound in self._bound] if plain else None
+
+    def _run(self, values: Sequence[Any]) -> list[Any]:
+        self._session.open_core()
+        kept = self.bind(values)
+        results = self.launch()
+        del kept
+        return results
+
+    def launch(self) -> list[Any]:
+        """Run on the inputs that are bound."""
+        session, core, inner = self._session, self.core, self.inner
         bind = inner.bind_output
         for name, place in self._outputs:
             bind(name, place)
-        self._call(inner, core.options)
-        del kept
+        self.call(inner, stopping.run_options(core.shared) if stopping.in_use else core.shared)
         vector = inner.get_outputs()
         on_host = self._keeps_on_host
         return [
-            OrtTensor(session, vector[index], core, None, on_host) if stays else vector[index].numpy()
-            for index, stays in enumerate(self._stays)
+            (OrtTensor(session, vector[index], core, None, on_host) if stays else vector[index].numpy())
+            if place is None
+            else place
+            for index, place, stays in self._results
         ]
 
-    def _fixed(self, name: str, value: Any) -> Any:
+    def _in_memory(self, name: str, value: Any) -> Any:
         """Bind an array, in memory that later arrays of its shape can be copied into where that is cheaper."""
         kind = self._session.input_types[name]
         plain = value.__class__ is np.ndarray and not has_foreign_dtype(kind)
         memory = self._session.bound_memory(name)
         if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > COPY_AT_MOST_BYTES):
+            if any(np.may_share_memory(value, place) for place in self._fixed):
+                value = value.copy()  # the result of the last run, which this one overwrites
             # Kept until the next run, which binds again: the owner may reallocate the array meanwhile.
-            return [bind_input(self._session, self._core, self._io, name, value)]
+            return [bind_input(self._session, self.core, self._io, name, value)]
         own = np.array(value, order="C")
         held = self._session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
         self._io.bind_ortvalue_input(name, held)
@@ -180,7 +206,7 @@ class OrtBoundRun(BoundRun):
             else:
                 self._kept[name] = value = to_ort_value(session.engine, name, place, session.output_types[name])
                 self._io.bind_ortvalue_output(name, value[0])
-        self._unguarded = _needs_no_guard(session) and not self._sent
+        self._unguarded = needs_no_guard(session) and not self._sent
         self._memory = inputs, outputs
         self._given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
         self._results = {name: place for name, place in outputs.items() if isinstance(place, np.ndarray)}
@@ -197,7 +223,8 @@ class OrtBoundRun(BoundRun):
         session = self._session
         if self._unguarded:
             try:
-                self._call(self._binding, self._core.options)
+                shared = self._core.shared
+                self._call(self._binding, stopping.run_options(shared) if stopping.in_use else shared)
             except session.errors as err:
                 raise running_error(err, session.device) from err
             return
@@ -284,22 +311,7 @@ def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str,
     return bound, memory
 
 
-def run_binding(session: Any, io: Any, options: Any) -> None:
-    """Run a binding of a session."""
-    call, binding = binding_call(session, io)
-    call(binding, options)
-
-
-def binding_call(session: Any, io: Any) -> tuple[Any, Any]:
-    """Return the cheapest call that runs a binding, and its argument; the public call adds half a microsecond."""
-    call = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
-    inner = getattr(io, "_iobinding", None)
-    if call is None or inner is None:
-        return session.run_with_iobinding, io
-    return call, inner
-
-
-def _needs_no_guard(session: OrtEngineSession) -> bool:
+def needs_no_guard(session: OrtEngineSession) -> bool:
     """Return whether runs hold no lock and need no preparation."""
     return session.recipe.run_lock is nothing_to_hold and session.recipe.before_run is None and not session.takes_turns
 

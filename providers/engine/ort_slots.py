@@ -5,115 +5,58 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.ir.types import ValueType
-from rlx_ort.providers.engine.binding import Arrays, Loop, Slots
-from rlx_ort.providers.engine.ort_loops import COPY_AT_MOST_BYTES, binding_call
+from rlx_ort.providers.engine import stopping
+from rlx_ort.providers.engine.binding import Arrays, Slots
+from rlx_ort.providers.engine.ort_loops import Binding
+from rlx_ort.providers.engine.recipe import HOST_MEMORY
 from rlx_ort.providers.engine.replays import NotRecordedError
 from rlx_ort.providers.engine.runtime import running_error
-from rlx_ort.providers.engine.values import from_ort_value, to_ort_value
-
-if TYPE_CHECKING:
-    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
+from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 _MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
 _owners = itertools.count(1)
 
 
-class LoopSlots(Slots):
-    """Slots of a provider with its own memory: a loop writes to fixed tensors there, and its outputs are new arrays."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-
-    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
-        """Run on one array per input; see `Slots.run`."""
-        return self._loop(arrays)
-
-
-class HostSlots(Slots):
-    """Slots in host memory, read and written in place; inputs that the provider copies are bound in each run."""
+class BoundSlots(Slots):
+    """Slots over a binding: outputs in host memory are written in place, those in other memory are new arrays."""
 
     def __init__(
-        self,
-        session: OrtEngineSession,
-        types: Mapping[str, ValueType],
-        inputs: Arrays,
-        outputs: Arrays,
-        fixed: Collection[str],
+        self, session: OrtEngineSession, binding: Binding, like: Sequence[npt.NDArray[Any]], fixed: Arrays
     ) -> None:
-        self._session = session
-        self._core = session.open_core()
-        self._types = types
-        self._io = self._core.session.io_binding()
-        self._kept: list[Any] = []
-        self._copied: list[tuple[int, npt.NDArray[Any]]] = []
-        self._bound: dict[str, tuple[int, Any]] = {}
-        self._varying = [name for name in outputs if name not in fixed]
-        for index, (name, like) in enumerate(inputs.items()):
-            if like.nbytes > COPY_AT_MOST_BYTES or session.bound_memory(name) is None:
-                self._bound[name] = (index, None)
-                continue
-            buffer = np.empty_like(like, order="C")
-            self._bind(self._io.bind_ortvalue_input, name, buffer)
-            self._copied.append((index, buffer))
-        self._places = {name: np.array(like, order="C") for name, like in outputs.items() if name in fixed}
-        for name, place in self._places.items():
-            self._bind(self._io.bind_ortvalue_output, name, place)
-        self._results = list(self._places.values())
-        self._names = list(outputs)
-        self._binding_order = [*self._places, *self._varying]  # that of `get_outputs`
-        self._simple = not self._bound and not self._varying
-        self._call, self._binding = binding_call(self._core.session, self._io)
-        self._copy = _copier([buffer for _, buffer in self._copied])
+        self._device = session.device
         self._errors = session.errors
-
-    @property
-    def bound(self) -> Arrays:
-        """The buffers of outputs that stay; see `Slots.bound`."""
-        return self._places
+        self._binding = binding
+        self._call, self._inner, self._core = binding.call, binding.inner, binding.core
+        self._buffers = fixed
+        self._results = list(fixed.values())
+        self._varies = fixed.keys() != session.output_types.keys()
+        buffers = None
+        if session.recipe.memory == HOST_MEMORY:
+            binding.bind(like)
+            buffers = binding.buffers()
+        self._copy = None if buffers is None else _copier(buffers)
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Run on one array per input; see `Slots.run`."""
+        copy = self._copy
+        if copy is None:
+            return self._binding.run(arrays)
         try:
-            if self._simple:
-                self._copy(arrays)
-                self._call(self._binding, self._core.options)
-                return self._results
-            return self._run_all(arrays)
-        except self._errors as err:
-            raise running_error(err, self._session.device) from err
-
-    def _run_all(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
-        for index, buffer in self._copied:
-            buffer[...] = arrays[index]
-        for name, (index, _) in self._bound.items():
-            array = arrays[index]
-            if any(np.may_share_memory(array, place) for place in self._results):
-                array = array.copy()  # the result of the last run, which this one overwrites
-            value = to_ort_value(self._session.engine, name, array, self._types[name])
-            self._io.bind_ortvalue_input(name, value[0])
-            self._bound[name] = (index, value)  # borrowed until the next run
-        for name in self._varying:
-            self._io.bind_output(name, "cpu", 0)
-        self._call(self._binding, self._core.options)
-        if not self._varying:
+            copy(arrays)
+            if self._varies:
+                return self._binding.launch()
+            shared = self._core.shared
+            self._call(self._inner, stopping.run_options(shared) if stopping.in_use else shared)
             return self._results
-        values = dict(zip(self._binding_order, self._io.get_outputs(), strict=True))
-        return [
-            self._places[name] if name in self._places else from_ort_value(values[name], name) for name in self._names
-        ]
-
-    def _bind(self, bind: Any, name: str, buffer: npt.NDArray[Any]) -> None:
-        value, memory = to_ort_value(self._session.engine, name, buffer, self._types[name])
-        bind(name, value)
-        self._kept.append((value, memory))
+        except self._errors as err:
+            raise running_error(err, self._device) from err
 
 
 class PlainSlots(Slots):

@@ -17,17 +17,15 @@ import numpy.typing as npt
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, as_cause
-from rlx_ort.ir.types import ValueType
+from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment
-from rlx_ort.providers.engine.binding import Binder
-from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
-from rlx_ort.providers.engine.process import watch, watched_sessions
+from rlx_ort.providers.engine import stopping
+from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.engine.recordable import host_work, unrecordable, without_shape_arithmetic
 from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
 from rlx_ort.providers.engine.replays import FixedRun, Recorder
-from rlx_ort.providers.engine.runtime import onnxruntime, running_error
-from rlx_ort.providers.engine.stopping import held_stop
+from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
     OrtTensor,
     from_ort_value,
@@ -49,17 +47,22 @@ class SessionCore:
     run, and destroys the session before it releases the memory.
     """
 
-    __slots__ = ("call", "graph", "memory", "options", "recorder", "recordings", "session")
+    __slots__ = ("call", "graph", "memory", "recorder", "recordings", "session", "shared")
 
     def __init__(self, session: Any, memory: Sequence[Any], options: Any, recorder: Recorder | None = None) -> None:
         self.session = session
         # One for all runs, so that they can be stopped at exit; one per run would cost a microsecond each.
-        self.options = options
+        self.shared = options
         self.graph: GraphRuns | None = None
         self.recordings: Recordings | None = None
         self.recorder = recorder
         self.call = _fast_run(session)
         self.memory = memory
+
+    @property
+    def options(self) -> Any:
+        """The RunOptions for a run of this thread; the shortest runs look at `stopping.in_use` themselves."""
+        return stopping.run_options(self.shared) if stopping.in_use else self.shared
 
     def __del__(self) -> None:
         self.graph = None
@@ -77,36 +80,6 @@ class SessionCore:
         if self.recorder is not None:
             self.recorder.close()  # the session launched on its stream
         self.memory = ()
-
-
-class _StoppableCore(SessionCore):
-    """A core whose runs take the RunOptions of the stop that their thread holds, at up to 0.2 us a run."""
-
-    __slots__ = ()
-
-    @property
-    def options(self) -> Any:
-        stop = held_stop()
-        return _SHARED_OPTIONS.__get__(self) if stop is None else stop.run_options(onnxruntime())
-
-    @options.setter
-    def options(self, options: Any) -> None:
-        _SHARED_OPTIONS.__set__(self, options)
-
-
-_SHARED_OPTIONS: Any = SessionCore.__dict__["options"]  # the descriptor of the slot
-_core_type: list[type[SessionCore]] = [SessionCore]
-
-
-def make_stoppable() -> None:
-    """Let a `Stop` end runs from now on, in every session; until this is called, runs do not look for one."""
-    if _core_type[0] is _StoppableCore:
-        return
-    _core_type[0] = _StoppableCore
-    for session in watched_sessions():
-        core = getattr(session, "_core", None)
-        if core is not None:
-            core.__class__ = _StoppableCore
 
 
 class OrtEngineSession:
@@ -141,7 +114,7 @@ class OrtEngineSession:
         self.errors = errors
         self._options = engine.RunOptions()
         self._reason = reason  # why launches are not recorded
-        core = _core_type[0](session, memory, self._options, recorder)
+        core = SessionCore(session, memory, self._options, recorder)
         self._core: SessionCore | None = core
         self.input_types = _types(session.get_inputs(), declared[0])
         self.output_types = _types(session.get_outputs(), declared[1])
@@ -185,7 +158,8 @@ class OrtEngineSession:
             if self._plain:
                 if self._before is not None:
                     self._before()
-                results: list[Any] = core.call(output_names, feeds, core.options)
+                options = stopping.run_options(core.shared) if stopping.in_use else core.shared
+                results: list[Any] = core.call(output_names, feeds, options)
                 return results
             with self._guard():
                 return self._run_checked(core, list(output_names), feeds)
@@ -220,9 +194,10 @@ class OrtEngineSession:
             _fast_run(core.session)(list(self.output_types)[:1], feeds, options)
         return True
 
-    def binder(self) -> Binder:
-        """Return the memory side of the session: device tensors and fixed buffers."""
-        return OrtBinder(self)
+    @property
+    def memory(self) -> tuple[str, int]:
+        """ONNX Runtime's name and index of the memory in which tensors stay between runs."""
+        return self.recipe.memory
 
     @functools.cached_property
     def host_outputs(self) -> Collection[str]:
@@ -427,6 +402,73 @@ class OrtEngineSession:
             vector = call({name: value._ortvalue for name, value in values.items()}, names, core.options)
             results = [vector[index] for index in range(len(vector))]
         return [from_ort_value(result, name) for name, result in zip(names, results, strict=True)]
+
+
+def run_binding(session: Any, io: Any, options: Any) -> None:
+    """Run a binding of a session."""
+    call, binding = binding_call(session, io)
+    call(binding, options)
+
+
+def binding_call(session: Any, io: Any) -> tuple[Any, Any]:
+    """Return the cheapest call that runs a binding, and its argument; the public call adds half a microsecond."""
+    call = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
+    inner = getattr(io, "_iobinding", None)
+    if call is None or inner is None:
+        return session.run_with_iobinding, io
+    return call, inner
+
+
+class GraphRuns:
+    """The one binding of a session that records its launches once and replays them: fixed addresses, static shapes.
+
+    Values are copied to its fixed inputs and from its fixed outputs, since a replay has no others. The caller holds the
+    session's lock.
+    """
+
+    def __init__(self, session: OrtEngineSession, core: SessionCore) -> None:
+        if session.handed_on:
+            name = min(session.handed_on)
+            raise EngineError(f"output {name!r} is an input or a weight itself, which no device graph writes")
+        self._session = session
+        self._io = core.session.io_binding()
+        self._inputs = {name: self._fixed(name, kind) for name, kind in session.input_types.items()}
+        self._outputs = {name: self._fixed(name, kind) for name, kind in session.output_types.items()}
+        for name, value in self._inputs.items():
+            self._io.bind_ortvalue_input(name, value)
+        for name, value in self._outputs.items():
+            self._io.bind_ortvalue_output(name, value)
+
+    def run(
+        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str] = ()
+    ) -> list[Any]:
+        """Run on arrays and device tensors; see `Binder.run`."""
+        kept = []
+        for name, value in feeds.items():
+            given, before = value.value_for(core) if isinstance(value, OrtTensor) else (value, None)
+            self._inputs[name].update_inplace(given)
+            kept.append(before)
+        run_binding(core.session, self._io, core.options)
+        outputs: list[Any] = []
+        for name in names:
+            value = self._outputs[name]
+            if name in resident:
+                copy = self._fixed(name, self._session.output_types[name])
+                copy.update_inplace(value)
+                outputs.append(OrtTensor(self._session, copy, core))
+            else:
+                outputs.append(value.numpy())
+        return outputs
+
+    def _fixed(self, name: str, kind: ValueType) -> Any:
+        static = isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static
+        if not isinstance(kind, TensorType) or kind.shape is None or not static or has_foreign_dtype(kind):
+            raise EngineError(
+                f"a device graph needs tensors of numbers with static shapes, and {name!r} is {kind}; bind its dims "
+                "with CompileOptions(dims=...), or compile without device_graph"
+            )
+        make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
+        return make(list(kind.shape.static()), kind.dtype.numpy, *self._session.recipe.memory)
 
 
 def _fast_run(session: Any) -> Any:

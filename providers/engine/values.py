@@ -5,24 +5,23 @@ bf16, 8-bit floats and 4-bit types go in and come out as OrtValues; everything e
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, type_proto_text
+from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType, elements
 from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.providers.engine.runtime import onnxruntime
-
-if TYPE_CHECKING:
-    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 _FOREIGN = frozenset(dtype for dtype in DType if dtype.numpy.isbuiltin == 2)  # 2: registered, by ml_dtypes
 _TENSORS = {type_proto_text(TensorType(dtype)): dtype for dtype in DType}
@@ -137,6 +136,20 @@ def shared_array(source: Any) -> npt.NDArray[Any]:
     return TensorData(dtype, shape, np.frombuffer(memory, np.uint8)).numpy()
 
 
+class Home(Protocol):
+    """The session of a tensor, as far as the tensor needs it."""
+
+    engine: Any
+    device: Device
+
+    @property
+    def memory(self) -> tuple[str, int]:
+        """ONNX Runtime's name and index of the memory in which tensors stay between runs."""
+
+    def guarded(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the locks of the device, refuse a use that would crash, and translate the engine's errors."""
+
+
 class OrtTensor(DeviceTensor):
     """An OrtValue with the host memory and the session it needs.
 
@@ -147,9 +160,7 @@ class OrtTensor(DeviceTensor):
 
     __slots__ = ("__weakref__", "_memory", "_plain", "_session", "_shape", "core", "inner")
 
-    def __init__(
-        self, session: OrtEngineSession, value: Any, core: SessionCore | None, memory: Any = None, plain: bool = False
-    ) -> None:
+    def __init__(self, session: Home, value: Any, core: object | None, memory: Any = None, plain: bool = False) -> None:
         self.inner = getattr(value, "_ortvalue", value)
         self.core = core
         self._session = session
@@ -164,10 +175,10 @@ class OrtTensor(DeviceTensor):
         return self.inner if isinstance(self.inner, wrapper) else wrapper(self.inner)
 
     @classmethod
-    def empty(cls, session: OrtEngineSession, like: npt.NDArray[Any]) -> OrtTensor:
+    def empty(cls, session: Home, like: npt.NDArray[Any]) -> OrtTensor:
         """Return a tensor like an array, not filled, in memory of the session's device that belongs to no session."""
         make = session.engine.OrtValue.ortvalue_from_shape_and_type
-        tensor = cls(session, make(list(like.shape), like.dtype, *session.recipe.memory), None)
+        tensor = cls(session, make(list(like.shape), like.dtype, *session.memory), None)
         tensor._shape = like.shape
         return tensor
 
@@ -205,7 +216,7 @@ class OrtTensor(DeviceTensor):
     def _is_foreign(self) -> bool:
         return self._element_type in _FOREIGN
 
-    def value_for(self, core: SessionCore) -> tuple[Any, Any]:
+    def value_for(self, core: object) -> tuple[Any, Any]:
         """Return the OrtValue for a run of a session, and objects to hold until it ends; the device's lock is held.
 
         WebGPU crashes when memory of one session is freed that another session has read. So it is copied, once and on
@@ -215,7 +226,7 @@ class OrtTensor(DeviceTensor):
         if self.core is not None and self.core is not core and not self.on_host:
             dtype = self.inner.element_type() if self._is_foreign else self.dtype
             make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
-            copy = make(list(self.shape), dtype, *self._session.recipe.memory)
+            copy = make(list(self.shape), dtype, *self._session.memory)
             copy.update_inplace(value)
             value, self.inner, self.core = copy, getattr(copy, "_ortvalue", copy), None
         return value, before

@@ -54,7 +54,6 @@ def views_of(
 
     A device that several names stand for is run once.
     """
-    from rlx_ort.providers.registry import provider_of
     from rlx_ort.report.document import view_of
     from rlx_ort.selection.candidates import Candidates
     from rlx_ort.selection.predict import dims_of
@@ -76,13 +75,9 @@ def views_of(
 
     first = failure(candidates.fastest, "the device that is chosen")  # before anything about the graph is remembered
     failures: dict[rlx_ort.Device, str] = {}
-    seen: set[tuple[object, int]] = set()
-    for device in candidates.ranked():
-        provider = provider_of(device)
-        place = (provider and provider.name, device.index)
-        if place not in seen:
-            failures[device] = failure(functools.partial(rlx_ort.Device, device), device.label) if seen else first
-            seen.add(place)
+    for device in options.each_once(candidates.ranked(), named=False):
+        choose = functools.partial(rlx_ort.Device, device)
+        failures[device] = failure(choose, device.label) if failures else first
     return views, traces, {device: why for device, why in failures.items() if why}
 
 

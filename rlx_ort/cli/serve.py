@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rlx_ort.serving.host import HostOptions
     from rlx_ort.serving.options import ServeOptions
 
-_SWITCH_S = 0.001  # for so long the event loop waits for a thread that decodes, at each of its calls
 _OPEN_FILES = 8192
 _PORT = click.IntRange(-1, 65535)
 
@@ -72,6 +71,10 @@ def command(
     most_held_bytes: int = options.whole(
         "--most-held-bytes", "Memory of all requests and answers at a time.", least=1 << 20, default=1 << 30
     ),
+    fronts: int | None = options.whole(
+        "--fronts",
+        "Processes that read and answer HTTP beside the server's; by default one for 4 cores, from 8 cores on.",
+    ),
     load_limit: float = options.option(
         "--load-limit",
         "Seconds that a version of a model may take to open and run.",
@@ -113,18 +116,18 @@ def command(
         token = os.environ.get(token_env)
         if not token:
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
-    sys.setswitchinterval(_SWITCH_S)
     gc.disable()  # imports create no garbage
     try:
         from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
-        from rlx_ort.serving.options import HttpOptions, ServeOptions
+        from rlx_ort.serving.options import SWITCH_S, HttpOptions, ServeOptions
         from rlx_ort.serving.repository import Repository
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
         gc.enable()
         raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
 
+    sys.setswitchinterval(SWITCH_S)
     given = click.get_current_context().get_parameter_source
     if given("only") is ParameterSource.DEFAULT:
         policy = _narrowed(policy)
@@ -159,6 +162,7 @@ def command(
         tls_cert,
         tls_key,
         limits,
+        fronts=hosting.front_count() if fronts is None else fronts,
     )
 
     if on_ray:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort import kept
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, NoViableDeviceError, PackageError, RlxError, RunError
+from rlx_ort.faults import first_that_works
 from rlx_ort.numerics import relative_error
 from rlx_ort.storage import cache_root
 
@@ -126,20 +127,23 @@ def admit_devices(package: Package, runner: GraphDevices) -> None:
     """
     refused: list[tuple[Device, str]] = []
     inputs = package.arrays(package.cases[0].inputs)
-    while True:
-        try:
-            device = runner.resolve_with_inputs(inputs)
-        except NoViableDeviceError as err:
-            if not refused:
-                raise
-            message = f"no device gives the golden outputs of {package.path}"
-            raise NoViableDeviceError(message, refused) from err
+
+    def check(device: Device) -> None:
         reason = _verdict(package, runner, device, inputs)
-        if not reason:
-            break
-        _log.warning("%s is not used for %s: %s", device.display, package.path, reason)
-        refused.append((device, reason))
+        if reason:
+            raise RunError(reason)
+
+    def refuse(device: Device, error: Exception) -> None:
+        _log.warning("%s is not used for %s: %s", device.display, package.path, error)
+        refused.append((device, str(error)))
         runner.set_policy(runner.policy.with_deny([device]))
+
+    try:
+        first_that_works(iter(lambda: runner.resolve_with_inputs(inputs), None), check, refuse)
+    except NoViableDeviceError as err:
+        if not refused:
+            raise
+        raise NoViableDeviceError(f"no device gives the golden outputs of {package.path}", refused) from err
     runner.last_attempts = tuple(refused)
 
 

@@ -208,7 +208,7 @@ async def run_in_background(call: Callable[[], T]) -> T:
     """Await a call in a worker thread; cancelling the task keeps it from beginning, or ends it at its next node."""
     import asyncio  # loads OpenSSL, 5 MB; a coroutine only runs where asyncio is loaded already
 
-    from rlx_ort.providers.engine.session import make_stoppable
+    from rlx_ort.providers.engine.stopping import make_stoppable
 
     make_stoppable()
     stop = Stop()

@@ -7,7 +7,7 @@ import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rlx_ort import epoch
 from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
+from rlx_ort.execution.engine import closed_error
 from rlx_ort.execution.handles import Handles
 from rlx_ort.execution.inputs import (
     InputPlan,
@@ -25,13 +26,12 @@ from rlx_ort.execution.inputs import (
     at_extent,
     typed_from_arrays,
 )
-from rlx_ort.execution.interface import Outputs, ValueInfo, described, outputs_class
+from rlx_ort.execution.interface import Outputs, ParamSetter, ValueInfo, described, outputs_class
 from rlx_ort.execution.moe import MaskLike, MoeControls, MoeResidencyStats
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.slots import PooledRuns, SlotRunner
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.binding import DeviceTensor
@@ -39,12 +39,131 @@ from rlx_ort.providers.engine.binding import DeviceTensor
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.device import Device
-    from rlx_ort.execution.decode import DecodeLoop
     from rlx_ort.execution.engine import Engine, EngineSlot
     from rlx_ort.providers.base import DeviceGraphReport, Provider
 
 
-class CompiledGraph:
+class TokenLoop(Protocol):
+    """A decode loop, whose tokens are state of the graph that it runs."""
+
+    @property
+    def length(self) -> int:
+        """The number of tokens in its cache."""
+
+    def close(self) -> None:
+        """Free the cache and let go of the session."""
+
+    def close_idle(self) -> bool:
+        """Close unless it has tokens or a call is running; return whether it was closed."""
+
+
+class _State:
+    """The session of a compiled graph and what calls leave there; graphs of other placement rules share it.
+
+    Attributes:
+        slot: the slot whose session runs, which the settings of `moe` decide.
+        closed: whether the graph is closed.
+        inputs: checks the inputs.
+        handles: the handles.
+        slots: the buffers of `run_slots`.
+        pooled: the buffers of runs of many inputs.
+        background: the committed runs.
+        moe: the settings about experts.
+        loops: the decode loops that run the graph.
+        extent: the active extent, if any.
+        plain: whether there are neither handles nor an extent.
+        last: the outputs of the last run, with their indices; None for all.
+    """
+
+    def __init__(self, slot: EngineSlot, inputs: InputPlan, owns_slot: bool) -> None:
+        self.slot = slot
+        self.closed = False
+        self.inputs = inputs
+        types = (slot.input_types, slot.output_types)
+        self.handles = Handles(*types, inputs)
+        self.slots = SlotRunner(*types, inputs)
+        self.pooled = PooledRuns(*types)
+        self.background = BackgroundRuns()
+        self.moe = MoeControls(slot)
+        self.loops: weakref.WeakSet[TokenLoop] = weakref.WeakSet()
+        self.extent: tuple[int, int] | None = None
+        self.plain = True
+        self.last: tuple[list[int] | None, Sequence[Any]] = (None, ())
+        slot.users.add(self)
+        if owns_slot:
+            slot.owners.add(self)
+
+    def use(self, slot: EngineSlot) -> None:
+        """Run in the session of a slot from now on."""
+        before = self.slot
+        if slot is before:
+            return
+        self.unbind()
+        self.slot = slot
+        slot.users.add(self)
+        before.users.discard(self)
+        if not before.users:
+            before.release()  # that of the base holds all experts on the device
+
+    def unbind(self) -> None:
+        """Release the buffers that are bound to an engine, and so the engine; the next run binds new ones."""
+        self.slots.clear()
+        self.pooled.clear()
+        self.handles.unbind()
+
+    def unbind_idle(self) -> bool:
+        """Release the buffers that no run uses now, and return whether no handle needs the device's session."""
+        if not all(loop.close_idle() for loop in list(self.loops)):
+            return False
+        if self.handles.on_device or not (self.slots.clear(wait=False) and self.handles.unbind(wait=False)):
+            return False
+        self.pooled.clear()
+        return True
+
+    def give_up(self) -> None:
+        """Leave the session and its locks to a thread that does not return from it."""
+        self.slot.let_go()
+        types = (self.slot.input_types, self.slot.output_types)
+        self.slots, self.pooled = SlotRunner(*types, self.inputs), PooledRuns(*types)
+        self.handles = self.handles.given_up()
+        self.background = BackgroundRuns()
+        self.last = (None, ())
+
+    def copied(self, rule: PlacementRule) -> _State:
+        """Return a copy on the same session, which is closed separately."""
+        if self.moe.base.closed:
+            raise closed_error(self.slot.device)
+        twin = _State(self.moe.base, self.inputs, owns_slot=True)
+        self.moe.copy_to(twin.moe, rule)
+        twin.use(twin.moe.slot)
+        with self.slots.lock:
+            indices, outputs = self.last
+            if outputs is self.slots.buffers:  # later runs overwrite them
+                outputs = [array.copy() if isinstance(array, np.ndarray) else array for array in outputs]
+            twin.last = (indices, outputs)
+        twin.handles = self.handles.copy()
+        twin.extent, twin.plain = self.extent, self.extent is None and not twin.handles
+        return twin
+
+    def end(self) -> None:
+        """Let no other run begin, and let go of the session."""
+        self.closed, self.plain = True, False
+        if self.slot is not self.moe.base:
+            self.slot.close()
+        self.moe.base.close(self)
+
+    def close(self) -> None:
+        """Let go of the session and of all that is kept; runs in other threads finish first."""
+        self.background.close()
+        self.end()
+        self.last = (None, ())
+        for loop in list(self.loops):
+            loop.close()
+        self.unbind()
+        self.handles.clear()
+
+
+class CompiledGraph(ParamSetter):
     """A graph on one device, with the weights of a store; made by `Session.compile`.
 
     Runs may be started from several threads at once. A parameter that is set after a run makes the session stale; it
@@ -56,33 +175,28 @@ class CompiledGraph:
     order of the calls. Handles survive a change of parameters.
     """
 
-    # All else is in `__dict__`, which graphs of other rules on the same slot share; see `held_to`.
-    __slots__ = ("__dict__", "__weakref__", "_rule", "_strict")
-
     def __init__(
-        self, slot: EngineSlot, rule: PlacementRule, inputs: InputPlan | None = None, *, owns_slot: bool = True
+        self, slot: EngineSlot, rule: PlacementRule, state: _State | None = None, *, owns_slot: bool = True
     ) -> None:
-        self._slot = slot
+        self._state = state = state or _State(slot, InputPlan(slot.input_types, slot.check_sizes), owns_slot)
         self._rule = rule
         self._strict = rule is PlacementRule.STRICT
-        self._owns_slot = owns_slot
         self._weights = slot.weights
-        self._inputs = inputs or InputPlan(slot.input_types, slot.check_sizes)
+        self._inputs = state.inputs
         self._output_names = list(slot.output_types)
         self._named = outputs_class(self._output_names)
-        self._last: tuple[list[int] | None, Sequence[Any]] = (None, ())
-        types = (slot.input_types, slot.output_types)
-        self._handles = Handles(*types, self._inputs)
-        self._slots = SlotRunner(*types, self._inputs)
-        self._pooled = PooledRuns(*types)
-        self._many = self._pooled.wanted
-        self._background = BackgroundRuns()
-        self._moe = MoeControls(slot)
-        self._loops: weakref.WeakSet[DecodeLoop] = weakref.WeakSet()
-        self._extent: tuple[int, int] | None = None
-        self._plain = True  # neither handles nor an extent
-        slot.users.add(self)
+        self._many = state.pooled.wanted
         slot.open_if_ready(rule)
+
+    @property
+    def _slot(self) -> EngineSlot:
+        return self._state.slot
+
+    @property
+    def _open_slot(self) -> EngineSlot:
+        if self._state.closed:
+            raise closed_error(self.device)
+        return self._state.slot
 
     @property
     def device(self) -> Device:
@@ -102,17 +216,21 @@ class CompiledGraph:
     @property
     def closed(self) -> bool:
         """Whether it was closed, or the runner that lent it has closed its session."""
-        return self._slot.closed
+        return self._state.closed or self._state.slot.closed
 
     @property
     def has_handles(self) -> bool:
         """Whether a handle is bound, so that a run may change the results of later runs."""
-        return bool(self._handles)
+        return bool(self._state.handles)
 
     @property
     def has_state(self) -> bool:
         """Whether handles, tokens of decode loops, or runs not waited for tie it to its device."""
-        return bool(self._handles) or self._background.busy or any(loop.length for loop in list(self._loops))
+        return (
+            bool(self._state.handles)
+            or self._state.background.busy
+            or any(loop.length for loop in list(self._state.loops))
+        )
 
     @property
     def exported(self) -> ExportedModel:
@@ -148,7 +266,7 @@ class CompiledGraph:
     def placement(self) -> Placement:
         """Where each node is; opens the session if it is not open yet; see `open` for the errors."""
         if self._slot.placement is None:
-            self._slot.engine(self._rule)
+            self._open_slot.engine(self._rule)
         assert self._slot.placement is not None  # noqa: S101  # opening a session fills it in
         return self._slot.placement
 
@@ -168,26 +286,27 @@ class CompiledGraph:
             EngineError: the engine refused the model.
         """
         if required:
-            self._slot.engine(self._rule)
+            self._open_slot.engine(self._rule)
         else:
-            self._slot.open_if_ready(self._rule)
+            self._open_slot.open_if_ready(self._rule)
 
     @property
     def provider(self) -> Provider:
         """The provider of its device."""
         return self._slot.provider
 
-    def engine(self, loop: DecodeLoop | None = None) -> Engine:
+    def engine(self, loop: TokenLoop | None = None) -> Engine:
         """Return an open engine with the newest weights; while the loop has tokens, memory budgets do not close it.
 
         Raises:
             RunError: the graph is closed; see `open` for the others.
         """
         if loop is not None:
-            self._loops.add(loop)
-        engine = self._slot.current
+            self._state.loops.add(loop)
+        slot = self._open_slot
+        engine = slot.current
         if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
-            engine = self._slot.engine(self._rule)
+            engine = slot.engine(self._rule)
         if engine.files:
             engine.check_files()
         return engine
@@ -208,28 +327,6 @@ class CompiledGraph:
         recorded = (*report.recorded, *(run for other in others for run in other.recorded))
         return dataclasses.replace(report, recorded=recorded, sized=engine.sized.report())
 
-    def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
-        """Give a parameter new data; see `WeightStore.set`.
-
-        Raises:
-            ParamError: no such parameter, another shape, or another dtype than declared.
-        """
-        self._weights.set(name, array, cast=cast)
-
-    def set_param_typed(
-        self, name: str, data: bytes | bytearray | memoryview, dtype: DType | str, *, cast: bool = False
-    ) -> None:
-        """Give a parameter the elements in raw little-endian bytes; see `WeightStore.set_typed`.
-
-        Raises:
-            ParamError: no such parameter, a wrong number of bytes, or another dtype than declared.
-        """
-        self._weights.set_typed(name, data, dtype, cast=cast)
-
-    def update_params(self) -> contextlib.AbstractContextManager[None]:
-        """Return a `with` block whose `set_param` calls take effect together, when it ends without an error."""
-        return self._weights.update()
-
     def run(self, inputs: Mapping[str, Any] | None = None) -> list[Any]:
         """Run once and return the outputs as numpy arrays, in the order of the graph's outputs.
 
@@ -241,11 +338,12 @@ class CompiledGraph:
             PlacementError: the nodes are not where the rule wants them.
             EngineError: the run failed.
         """
-        engine = self._slot.current
+        state = self._state
+        engine = state.slot.current
         if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
-            engine = self._slot.engine(self._rule)
+            engine = state.slot.engine(self._rule)
         given = _NO_INPUTS if inputs is None else inputs
-        if not self._plain or engine.files:
+        if not state.plain or engine.files:
             return self._run_with_state(given, range(len(self._output_names)))
         kind = self._inputs.kind_of(given)
         if kind is None:
@@ -254,10 +352,10 @@ class CompiledGraph:
             names = self._output_names
             outputs = engine.binder.run(feeds, names, ()) if resident else engine.run(names, feeds)
         elif self._many:
-            outputs = self._pooled.run(engine, kind, given)
+            outputs = state.pooled.run(engine, kind, given)
         else:
             outputs = engine.run(self._output_names, given)
-        self._last = (None, outputs)
+        state.last = (None, outputs)
         return outputs.copy()
 
     def __reduce_ex__(self, protocol: object, /) -> NoReturn:
@@ -281,16 +379,17 @@ class CompiledGraph:
 
     def run_checked(self, inputs: Mapping[str, Any]) -> Outputs:
         """Run on inputs of a kind that `kind_of` has returned, which are not checked again; return named outputs."""
-        engine = self._slot.current
+        state = self._state
+        engine = state.slot.current
         if (
             engine is None
             or engine.version != self._weights.version
             or engine.files
-            or not (self._plain and (engine.strict_ok or not self._strict))
+            or not (state.plain and (engine.strict_ok or not self._strict))
         ):
             return self._named(self.run(inputs))
         outputs = engine.run(self._output_names, inputs)
-        self._last = (None, outputs)
+        state.last = (None, outputs)
         return self._named(outputs)
 
     def run_read_outputs(self, inputs: Mapping[str, Any], indices: Sequence[int] | None = None) -> list[Any]:
@@ -314,7 +413,7 @@ class CompiledGraph:
         outputs stay on the device. The array shares the output's memory; after `run_slots` and `run_raw` that is the
         buffer that the next such call overwrites. With several threads the last run is the one that ended last.
         """
-        indices, outputs = self._last
+        indices, outputs = self._state.last
         if indices is not None:
             if out not in indices:
                 return None
@@ -356,18 +455,9 @@ class CompiledGraph:
 
     def clone(self) -> CompiledGraph:
         """Return a graph that shares the session and the weights, has a copy of the state, and is closed separately."""
-        self._background.settle()
-        twin = CompiledGraph(self._moe.base.twin(), self._rule, self._inputs)
-        self._moe.copy_to(twin._moe, twin._rule)
-        twin._use(twin._moe.slot)
-        with self._slots.lock:
-            indices, outputs = self._last
-            if outputs is self._slots.buffers:  # later runs overwrite them
-                outputs = [array.copy() if isinstance(array, np.ndarray) else array for array in outputs]
-            twin._last = (indices, outputs)
-        twin._handles = self._handles.copy()
-        twin._extent, twin._plain = self._extent, self._plain
-        return twin
+        self._state.background.settle()
+        state = self._state.copied(self._rule)
+        return CompiledGraph(state.slot, self._rule, state)
 
     def held_to(self, rule: PlacementRule) -> CompiledGraph:
         """Return this graph with its session and all its state, held to another placement rule.
@@ -377,19 +467,14 @@ class CompiledGraph:
         Raises:
             PlacementError: the nodes are not where the rule wants them.
         """
-        self._slot.open_if_ready(rule)
-        other = object.__new__(CompiledGraph)
-        other.__dict__ = self.__dict__
-        other._rule, other._strict = rule, rule is PlacementRule.STRICT
-        other._slot.users.add(other)
-        return other
+        return CompiledGraph(self._slot, rule, self._state)
 
     # Fixed buffers
 
     @property
     def supports_run_slots(self) -> bool:
         """Whether `run_slots` binds buffers: all inputs and outputs are tensors of numbers of a byte or more."""
-        return self._slots.supported
+        return self._state.slots.supported
 
     def run_slots(self, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
         """Run on arrays in the order of the inputs, through buffers that are bound once; the fastest way to run.
@@ -402,14 +487,22 @@ class CompiledGraph:
             ParamError: a parameter is not set.
             EngineError: the run failed.
         """
-        engine = self._slot.current
-        if engine is None or engine.version != self._weights.version or engine.files or not engine.strict_ok:
+        state = self._state
+        engine = state.slot.current
+        if (
+            engine is None
+            or engine.version != self._weights.version
+            or engine.files
+            or not engine.strict_ok
+            or state.closed
+        ):
             engine = self.engine()
-        if self._extent is not None:
-            arrays = [*at_extent(self.input_specs, self._inputs.ordered(arrays), self._extent).values()]
-        with self._slots.lock:
-            outputs = self._slots.run(engine, arrays)
-            self._last = (None, self._slots.buffers)
+        if state.extent is not None:
+            arrays = [*at_extent(self.input_specs, self._inputs.ordered(arrays), state.extent).values()]
+        slots = state.slots
+        with slots.lock:
+            outputs = slots.run(engine, arrays)
+            state.last = (None, slots.buffers)
             return outputs
 
     def run_raw(self, inputs: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
@@ -427,7 +520,7 @@ class CompiledGraph:
 
     def slot_views(self) -> list[npt.NDArray[Any]]:
         """Return the output buffers as the last `run_slots` or `run_raw` left them; empty before the first."""
-        return self._slots.views
+        return self._state.slots.views
 
     def arena_ptr(self) -> list[tuple[int, int]]:
         """Return the address and the size in bytes of each output buffer that `slot_views` shows.
@@ -476,9 +569,9 @@ class CompiledGraph:
         """
         if extent is not None and not 0 < extent[0] <= extent[1]:
             raise InputError(f"an active extent is (actual, upper) with 0 < actual <= upper, got {extent}")
-        self._background.settle()
-        self._extent = extent
-        self._plain = self._extent is None and not self._handles
+        self._state.background.settle()
+        self._state.extent = extent
+        self._state.plain = extent is None and not self._state.handles and not self._state.closed
 
     # Handles
 
@@ -491,15 +584,15 @@ class CompiledGraph:
         Raises:
             InputError: no input, and no output by number, has the name, or the array is not of its type.
         """
-        self._background.settle()
-        self._handles.bind(name, array)
+        self._state.background.settle()
+        self._state.handles.bind(name, array)
         self._tie()
         return True
 
     def read_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a copy of a handle in host memory, or None when there is none; waits for committed runs."""
-        self._background.settle()
-        return self._handles.read(name, on_device=False)
+        self._state.background.settle()
+        return self._state.handles.read(name, on_device=False)
 
     def set_handle_feed(self, handle: str, out_idx: int) -> bool:
         """Overwrite a handle in host memory with an output after every later run; returns True.
@@ -507,8 +600,8 @@ class CompiledGraph:
         Raises:
             InputError: there is no such handle or output, or their dtypes differ.
         """
-        self._background.settle()
-        self._handles.feed(handle, out_idx, on_device=False)
+        self._state.background.settle()
+        self._state.handles.feed(handle, out_idx, on_device=False)
         return True
 
     def bind_gpu_handle(self, name: str, array: Any) -> bool:
@@ -521,14 +614,14 @@ class CompiledGraph:
             InputError: no input has the name, or the array is not of its type.
             EngineError: the device did not take it.
         """
-        self._background.settle()
-        self._handles.bind(name, array, self.engine())
+        self._state.background.settle()
+        self._state.handles.bind(name, array, self.engine())
         self._tie()
         return True
 
     def has_gpu_handle(self, name: str) -> bool:
         """Return whether a handle on the device has the name."""
-        return self._handles.has_device(name)
+        return self._state.handles.has_device(name)
 
     def set_gpu_handle_feed(self, handle: str, out_idx: int) -> bool:
         """Move an output into a handle on the device after every later run, without a copy to the host.
@@ -539,14 +632,14 @@ class CompiledGraph:
         Raises:
             InputError: there is no such handle or output, or their dtypes differ.
         """
-        self._background.settle()
-        self._handles.feed(handle, out_idx, on_device=True)
+        self._state.background.settle()
+        self._state.handles.feed(handle, out_idx, on_device=True)
         return True
 
     def read_gpu_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a handle on the device as a copy on the host, or None when there is none; waits for the device."""
-        self._background.settle()
-        return self._handles.read(name, on_device=True)
+        self._state.background.settle()
+        return self._state.handles.read(name, on_device=True)
 
     def run_feed_gpu_handle(self, inputs: Mapping[str, Any], handle: str, out_idx: int) -> npt.NDArray[Any]:
         """Set a feed, run, and return that output; the feed stays set.
@@ -578,16 +671,16 @@ class CompiledGraph:
             InputError: an index names no output.
         """
         copied, wanted = copied_arrays(inputs), range(len(self._output_names)) if outputs is None else outputs
-        self._handles.check_outputs(wanted)
-        self._weights.settle_before_changes(self._background)
-        self._background.commit(lambda: self._run_with_state(copied, wanted, on_device, settle=False))
+        self._state.handles.check_outputs(wanted)
+        self._weights.settle_before_changes(self._state.background)
+        self._state.background.commit(lambda: self._run_with_state(copied, wanted, on_device, settle=False))
 
     def sync_pending(self) -> list[list[Any]]:
         """Wait for the committed runs and return the outputs of those that keep some, in order.
 
         If a run failed, the first error is raised, and the outputs of the others are dropped.
         """
-        return self._background.sync()
+        return self._state.background.sync()
 
     def run_pipelined(self, inputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
         """Run once for each set of inputs and return the outputs of each, equal to those of runs one by one.
@@ -598,9 +691,9 @@ class CompiledGraph:
             InputError: an input is wrong.
             EngineError: a run failed.
         """
-        results = run_all(self.run, inputs, overlap=self._plain and not self._slot.provider.exclusive)
+        results = run_all(self.run, inputs, overlap=self._state.plain and not self._slot.provider.exclusive)
         if results:
-            self._last = (None, results[-1].copy())  # overlapping runs may end in another order
+            self._state.last = (None, results[-1].copy())  # overlapping runs may end in another order
         return results
 
     async def run_async(self, inputs: Mapping[str, Any]) -> list[Any]:
@@ -616,12 +709,7 @@ class CompiledGraph:
 
     def give_up_session(self) -> None:
         """Leave the session and its locks to a thread that does not return from it; the next run opens another."""
-        self._slot.let_go()
-        types = (self.input_specs, self.output_specs)
-        self._slots, self._pooled = SlotRunner(*types, self._inputs), PooledRuns(*types)
-        self._handles = self._handles.given_up()
-        self._background = BackgroundRuns()
-        self._last = (None, ())
+        self._state.give_up()
 
     # Mixtures of experts
 
@@ -638,20 +726,20 @@ class CompiledGraph:
             GraphVerifyError: the weights of experts that are to move are computed in the graph.
             PlacementError: the rest does not keep the placement rule.
         """
-        self._moe.keep([mask], self._rule, every_layer=True)
-        self._use(self._moe.slot)
+        self._state.moe.keep([mask], self._rule, every_layer=True)
+        self._state.use(self._state.moe.slot)
 
     def set_moe_resident_experts_per_layer(self, masks: Sequence[MaskLike]) -> None:
         """Choose the experts that stay on the device layer by layer, in forward order; replaces one mask for all.
 
         A layer is three products by experts: gate, up and down. See `set_moe_resident_experts`.
         """
-        self._moe.keep(masks, self._rule)
-        self._use(self._moe.slot)
+        self._state.moe.keep(masks, self._rule)
+        self._state.use(self._state.moe.slot)
 
     def take_moe_residency_stats(self) -> MoeResidencyStats | None:
         """Return the work of the experts in the last forward, once; None before one, or without masks."""
-        return self._moe.take_stats()
+        return self._state.moe.take_stats()
 
     def enable_moe_topk_capture(self, num_experts: int) -> bool:
         """Record the picks of each TopK over exactly `num_experts` elements from now on; opens the session again.
@@ -661,13 +749,13 @@ class CompiledGraph:
         Returns:
             Whether there is such a TopK; if not, nothing changes.
         """
-        capture = self._moe.capture(num_experts, self._rule)
-        self._use(self._moe.slot)
+        capture = self._state.moe.capture(num_experts, self._rule)
+        self._state.use(self._state.moe.slot)
         return capture
 
     def take_moe_topk_capture(self) -> list[npt.NDArray[np.uint32]] | None:
         """Return the picks of each router since the last call, the forwards one after another; None for nothing."""
-        return self._moe.take_picks()
+        return self._state.moe.take_picks()
 
     def capabilities(self) -> frozenset[str]:
         """Return the names of the optional features that this graph has on its device."""
@@ -682,18 +770,11 @@ class CompiledGraph:
 
         Closing a graph lent by a `GraphDevices` drops its state only; the session stays open for the next one lent.
         """
-        self._background.close()
-        if self._slot is not self._moe.base or self._owns_slot:
-            self._slot.close()
-        if not self._owns_slot:
-            self._slot = self._moe.base.twin()
-            self._moe = MoeControls(self._slot)
-            self._slot.close()
-        self._last = (None, ())
-        for loop in list(self._loops):
-            loop.close()
-        self._unbind()
-        self._handles.clear()
+        self._state.close()
+
+    def end(self) -> None:
+        """Let no other run begin, since the owner of the session closes it; does not wait for runs in progress."""
+        self._state.end()
 
     def __enter__(self) -> CompiledGraph:
         return self
@@ -704,51 +785,30 @@ class CompiledGraph:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._slot.closed else "open" if self._slot.is_open else "not open yet"
+        state = "closed" if self.closed else "open" if self._slot.is_open else "not open yet"
         shape = f"{len(self.input_specs)} inputs, {len(self._output_names)} outputs"
         return f"<CompiledGraph on {self.device.label}, {shape}, {self._rule.value}, {state}>"
 
     def _tie(self) -> None:
         """Note that a handle ties the graph to its device; a choice that could move it is made anew."""
-        if self._plain:
-            self._plain = False
+        if self._state.plain:
+            self._state.plain = False
             epoch.advance()
-
-    def _use(self, slot: EngineSlot) -> None:
-        """Run in the session of a slot from now on."""
-        if slot is not self._slot:
-            self._unbind()
-            self._slot = slot
-            slot.users.add(self)
-
-    def _unbind(self) -> None:
-        """Release the buffers that are bound to an engine, and so the engine; the next run binds new ones."""
-        self._slots.clear()
-        self._pooled.clear()
-        self._handles.unbind()
-
-    def unbind_idle(self) -> bool:
-        """Release the buffers that no run uses now, and return whether no handle needs the device's session."""
-        if not all(loop.close_idle() for loop in list(self._loops)):
-            return False
-        if self._handles.on_device or not (self._slots.clear(wait=False) and self._handles.unbind(wait=False)):
-            return False
-        self._pooled.clear()
-        return True
 
     def _run_with_state(
         self, inputs: Mapping[str, Any], indices: Sequence[int], on_device: bool = False, settle: bool = True
     ) -> list[Any]:
         """Run with handles and the extent as they are, and return the listed outputs; waits for committed runs."""
-        handles = self._handles
-        if settle and self._background.busy and handles:
-            self._background.settle()
+        state = self._state
+        handles = state.handles
+        if settle and state.background.busy and handles:
+            state.background.settle()
         with handles.lock if handles else contextlib.nullcontext():
             engine = self.engine()
-            if self._extent is not None:
-                inputs = at_extent(self.input_specs, handles.behind(inputs), self._extent)
+            if state.extent is not None:
+                inputs = at_extent(self.input_specs, handles.behind(inputs), state.extent)
             read, outputs = handles.run(engine, inputs, indices, on_device)
-            self._last = ([], []) if on_device else (read, outputs)
+            state.last = ([], []) if on_device else (read, outputs)
         return outputs.copy() if len(read) == len(indices) else [outputs[read.index(index)] for index in indices]
 
 

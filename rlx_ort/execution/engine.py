@@ -2,6 +2,7 @@
 
 A slot opens its engine lazily and replaces it when the weights are stale. A run takes the current engine and keeps it
 until it ends, so a replaced engine lives exactly as long as the last run in it. No run sees weights of two versions.
+All who run a graph with the same options share one slot, which closes when the last of its owners has closed it.
 
 Some engines feed mutable parameters with every run, those of one version, and some read outputs that the user's graph
 does not have. Every way to run such an engine goes through `_Fed`; the others run their session directly.
@@ -18,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
@@ -27,10 +28,10 @@ from rlx_ort.errors import CancelledRunError, EngineError, InputError, Placement
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
 from rlx_ort.execution.indices import CheckedBinder, IndexCheck, index_check
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
-from rlx_ort.execution.residency import residency
+from rlx_ort.execution.residency import accounted, residency
 from rlx_ort.execution.resident import Resident
 from rlx_ort.execution.sized import SizedSessions
-from rlx_ort.execution.weights import WeightStore
+from rlx_ort.execution.weights import ExpertWeights, WeightStore
 from rlx_ort.faults import CANNOT_RUN
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.leaf import Input, Param
@@ -38,24 +39,30 @@ from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import input_dims, limited_nodes
-from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, binder_of
+from rlx_ort.providers.engine.binding import Binder, DeviceTensor, Run
+from rlx_ort.providers.engine.ort_binding import binder_of
 from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.registry import availability
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-    from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.moe import ExpertWeights
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, Provider, SessionRequest
 
 _log = logging.getLogger(__name__)
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Receives the hidden outputs of a run, by name."""
-WeightSource: TypeAlias = "WeightStore | ExpertWeights"
+WeightSource: TypeAlias = WeightStore | ExpertWeights
 
 _SIZED_SHARE, _USUAL_BYTES = 16, 8 << 30  # sessions with fixed sizes may take a 16th of the device's memory
 _LAYERS = "session.name_based_layer_assignment"
+
+
+class User(Protocol):
+    """A compiled graph that runs in an engine."""
+
+    def unbind_idle(self) -> bool:
+        """Release the buffers that no run uses now, and return whether no state needs the session."""
 
 
 class Engine:
@@ -89,8 +96,8 @@ class Engine:
         self.files = tuple({place.path: place for place in places if place is not None}.values())
         self._fed = _Fed(session, dict(feeds or {}), observed) if feeds or observed is not None else None
         self._check = check
-        run = session.run if self._fed is None else self._fed.run
-        self.run: Callable[..., list[Any]] = run if check is None else _checked(run, check)
+        run = session.run if self._fed is None else self._fed.run_arrays
+        self.run: Run = run if check is None else _checked(run, check)
         self._binder: Binder | None = None
         self._lock = threading.Lock()
         names = (*weights, *(feeds or {}))
@@ -109,7 +116,7 @@ class Engine:
     def binder(self) -> Binder:
         """The memory side of the session, which feeds it in the same way as `run`."""
         if self._binder is None:
-            binder = binder_of(self.session) if self._fed is None else _FedBinder(self._fed)
+            binder = binder_of(self.session) if self._fed is None else self._fed
             self._binder = binder if self._check is None else CheckedBinder(binder, self._check)
         return self._binder
 
@@ -137,7 +144,7 @@ class Engine:
         self._finalizer()
 
 
-def _checked(run: Callable[..., list[Any]], check: IndexCheck) -> Callable[..., list[Any]]:
+def _checked(run: Run, check: IndexCheck) -> Run:
     def checked(output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         check(feeds)
         return run(output_names, feeds)
@@ -145,55 +152,46 @@ def _checked(run: Callable[..., list[Any]], check: IndexCheck) -> Callable[..., 
     return checked
 
 
-class _Fed:
-    """Runs a session with additional values, and passes hidden outputs to an observer."""
-
-    __slots__ = ("_observed", "_session", "binder", "values")
+class _Fed(Binder):
+    """Runs a session with additional values, and passes hidden outputs to an observer; binds no buffers."""
 
     def __init__(
         self, session: EngineSession, values: dict[str, Any], observed: tuple[tuple[str, ...], Observer] | None
     ) -> None:
         self._session = session
         self._observed = observed
-        self.binder = binder_of(session)
+        self._binder = binder_of(session)
         self.values = values
-
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any], resident: Collection[str] = ()) -> list[Any]:
-        fed = {**feeds, **self.values}
-        hidden: tuple[str, ...] = () if self._observed is None else self._observed[0]
-        wanted = [*output_names, *hidden]
-        if resident or any(isinstance(value, DeviceTensor) for value in fed.values()):
-            outputs = self.binder.run(fed, wanted, resident)
-        else:
-            outputs = self._session.run(wanted, fed)
-        if self._observed is not None:
-            self._observed[1](dict(zip(hidden, outputs[len(output_names) :], strict=True)))
-        return outputs[: len(output_names)]
-
-
-class _FedBinder(HostBinder):
-    """Uploads through the session's own binder and runs through `_Fed`; binds no buffers."""
-
-    def __init__(self, fed: _Fed) -> None:
-        super().__init__(fed)
-        self._fed = fed
 
     @property
     def on_host(self) -> bool:
         """Whether runs read their inputs in host memory; see `Binder.on_host`."""
-        return self._fed.binder.on_host
+        return self._binder.on_host
 
     def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
         """Return a tensor on the device; see `Binder.upload`."""
-        return self._fed.binder.upload(array)
+        return self._binder.upload(array)
 
     def adopt(self, source: Any) -> DeviceTensor | None:
         """Return a tensor without a copy; see `Binder.adopt`."""
-        return self._fed.binder.adopt(source)
+        return self._binder.adopt(source)
+
+    def run_arrays(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run on arrays."""
+        return self.run(feeds, output_names, ())
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
         """Run on arrays and device tensors; see `Binder.run`."""
-        return self._fed.run(outputs, feeds, resident)
+        fed = {**feeds, **self.values}
+        hidden: tuple[str, ...] = () if self._observed is None else self._observed[0]
+        wanted = [*outputs, *hidden]
+        if resident or any(isinstance(value, DeviceTensor) for value in fed.values()):
+            results = self._binder.run(fed, wanted, resident)
+        else:
+            results = self._session.run(wanted, fed)
+        if self._observed is not None:
+            self._observed[1](dict(zip(hidden, results[len(outputs) :], strict=True)))
+        return results[: len(outputs)]
 
 
 def _close(session: EngineSession, source: WeightSource, names: tuple[str, ...]) -> None:
@@ -291,13 +289,14 @@ class EngineSlot:
 
     Attributes:
         graph: the user's graph.
+        owners: those that keep it, until they close it or are gone.
         current: the open engine, or None; may be read without a lock. Always None under a memory budget: each run then
             asks for the engine.
         placement: the placement of the session opened last, even if the placement rule refused it.
         closed: whether `close` was called.
         added: the nodes of the model as ONNX Runtime rewrote it; None until a placement needs them.
         governed: the open engine in place of `current`, under a memory budget.
-        resident: the memory of its session; shared with its twins.
+        resident: the memory of its session.
         users: the compiled graphs that run in it.
         lock: held while an engine is opened, replaced or closed.
         input_types: name -> type of the inputs of the user's graph, in order.
@@ -313,20 +312,19 @@ class EngineSlot:
     runs: Runnable
     source: WeightSource
     observer: Observer | None
-    current: Engine | None = None
-    placement: Placement | None = None
-    closed: bool = False
-    added: Mapping[str, AddedNode] | None = None
-    governed: Engine | None = None
-    resident: Resident = None  # type: ignore[assignment]  # made below
 
     def __post_init__(self) -> None:
         self.input_types = _without(self.exported.input_types, self.runs.mutable)
         self.output_types = _without(self.exported.output_types, self.runs.hidden)
+        self.current: Engine | None = None
+        self.governed: Engine | None = None
+        self.placement: Placement | None = None
+        self.added: Mapping[str, AddedNode] | None = None
+        self.closed = False
+        self.owners: weakref.WeakSet[object] = weakref.WeakSet()
+        self.users: weakref.WeakSet[User] = weakref.WeakSet()
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
-        self.users: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
-        self.resident = self.resident or Resident(self.provider, self.device, self.graph)
-        self.resident.slots.add(self)
+        self.resident = Resident(self.provider, self.device, self.graph, weakref.WeakMethod(self.release_idle))
         self.lock = Turns()
 
     @property
@@ -423,20 +421,18 @@ class EngineSlot:
         """
         with self.lock:
             if self.closed:
-                raise CancelledRunError(
-                    f"the compiled graph on {self.device.display} is closed; compile the graph again"
-                )
+                raise closed_error(self.device)
             if self.placement is not None:
                 enforce(self.placement, rule, self.device)
             engine = self.current or self.governed
             if engine is None and self.resident.governed:
-                engine = self.resident.engine()  # a twin opened it
+                engine = self.resident.engine()  # a run still needs it
             if engine is not None and (engine.version == self.weights.version or self._still_fresh(engine)):
                 self.resident.touch()
             else:
                 self.governed = engine = None  # lets go of stale weights before new ones are loaded
                 engine = self._open(rule)
-                self.resident.hold(engine, residency)
+                self.resident.hold(engine)
             self.keep(engine)
             if self.closed:  # meanwhile; see `close`
                 self.let_go()
@@ -449,11 +445,6 @@ class EngineSlot:
         if not self.source.missing(self.names):
             self.engine(rule)
 
-    def twin(self) -> EngineSlot:
-        """Return another slot with the same engine, which is closed separately."""
-        with self.lock:
-            return replace(self, closed=False)
-
     def adopt(self, child: EngineSlot) -> None:
         """Close a slot together with this one."""
         self._children.add(child)
@@ -465,11 +456,29 @@ class EngineSlot:
         with self.lock:
             self.let_go()
 
-    def close(self) -> None:
-        """Let go of the engine for good; it closes when the runs in it have ended, or once it has been opened.
+    def release_idle(self) -> bool:
+        """Let go of the engine if nothing needs it now, and return whether there was one."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            if not all(user.unbind_idle() for user in list(self.users)) or not self.let_go():
+                return False
+            engine = self.resident.engine()
+            if engine is not None:  # a run needs it
+                self.keep(engine)
+            return engine is None
+        finally:
+            self.lock.release()
+
+    def close(self, owner: object = None) -> None:
+        """Let an owner go, and with the last one the engine for good, which closes when the runs in it have ended.
 
         Does not wait for a thread that opens it, which holds the lock.
         """
+        if owner is not None:
+            self.owners.discard(owner)
+        if self.owners:
+            return
         self.closed = True
         self.let_go()
         for child in list(self._children):
@@ -491,10 +500,6 @@ class EngineSlot:
             self.governed = engine
         else:
             self.current = engine
-
-    def unbind_idle(self) -> bool:
-        """Release buffers that are bound to the engine, and return whether no state depends on it."""
-        return all(user.unbind_idle() for user in list(self.users))
 
     def _still_fresh(self, engine: Engine) -> bool:
         """Return whether the newer version changed no frozen weight of this model; the engine then takes it over."""
@@ -546,7 +551,7 @@ class EngineSlot:
         replaces = self.is_open
         begun = time.perf_counter()
         request = SessionRequest(self.device, self.exported, weights, options)
-        session = residency().open(self, request)
+        session = residency().open(self.provider, self.resident, request)
         feeds = self._feeds(session, changing, replaces=replaces)
         hidden = self.runs.hidden
         observed = (hidden, self.observer) if hidden and self.observer is not None else None
@@ -570,7 +575,10 @@ class EngineSlot:
             engine.close()
             raise
         engine.strict_ok = not self.placement.strays
-        self._watch_sizes(engine, rule)
+        if self.resident.governed:
+            engine.run = accounted(engine.run, self.resident)
+        else:
+            self._watch_sizes(engine, rule)
         took_s = time.perf_counter() - begun
         _log.info("graph %r: opened on %s in %.3g s, %r", self.graph.name, self.device.label, took_s, self.placement)
         return engine
@@ -579,7 +587,7 @@ class EngineSlot:
         """Let sizes that come back have sessions of their own, where such may be faster and there is no budget."""
         session = engine.session
         gains = getattr(session, "gains_from_fixed_sizes", None)
-        plain = self.source is self.weights and not self.runs.hidden and not self.resident.governed
+        plain = self.source is self.weights and not self.runs.hidden
         records = getattr(session, "records", False)
         if gains is None or not plain or not self.options.sized_sessions or not records:
             return
@@ -595,6 +603,11 @@ class EngineSlot:
                 (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
             )
             engine.run = engine.sized.run
+
+
+def closed_error(device: Device) -> CancelledRunError:
+    """Return the error of a run of a graph that is closed."""
+    return CancelledRunError(f"the compiled graph on {device.display} is closed; compile the graph again")
 
 
 def _open_dims(types: Mapping[str, ValueType]) -> dict[str, list[tuple[str, int]]]:

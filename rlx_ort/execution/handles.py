@@ -235,6 +235,7 @@ class _Step:
     ) -> None:
         types, names = handles._inputs, handles._names
         self._values = handles._values
+        self._on_sizes = handles._plan.on_sizes
         self._engine = engine
         self._given = given
         self._held = [name for name in types if name in self._values and name not in given]
@@ -308,7 +309,12 @@ class _Step:
         return True
 
     def _agree(self, shapes: Sequence[tuple[int, ...]]) -> bool:
-        """Return whether handles of these shapes fit the declared types, the inputs and each other."""
+        """Return whether handles of these shapes fit the declared types, the inputs and each other.
+
+        Raises:
+            InputError: a node does not fit the sizes.
+            EngineError: a kernel of the device fails, is wrong or ends the process with these sizes.
+        """
         if any(shapes[place] != shapes[like] for place, like in self._alike):
             return False
         sizes = self._sizes.copy()
@@ -319,6 +325,7 @@ class _Step:
             for dim, size in zip(dims, shape, strict=True):
                 if dim is not None and sizes.setdefault(dim, size) != size:
                     return False
+        self._on_sizes(sizes, 0 in sizes.values() or any(0 in shape for shape in shapes))
         return True
 
 

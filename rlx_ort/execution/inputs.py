@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,7 @@ from rlx_ort.errors import InputError, near_names
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, ValueType
-from rlx_ort.providers.engine.binding import DeviceTensor
-
-if TYPE_CHECKING:
-    from rlx_ort.execution.engine import Engine
+from rlx_ort.providers.engine.binding import Binder, DeviceTensor
 
 TypedBytes: TypeAlias = "tuple[bytes | bytearray | memoryview, DType | str]"
 
@@ -36,6 +33,14 @@ Kind: TypeAlias = "Callable[[Any], bool]"
 _LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)
 
 _DLPACK_CPU = 1
+
+
+class Adopter(Protocol):
+    """An engine, which takes tensors of other libraries that are on its device."""
+
+    @property
+    def binder(self) -> Binder:
+        """Its memory side."""
 
 
 class ResidentFeeds(dict[str, Any]):
@@ -50,7 +55,7 @@ class InputPlan:
     ) -> None:
         """Create a plan; `on_sizes` gets new sizes of named dims, and whether an input is empty; it may raise."""
         self._types = dict(types)
-        self._on_sizes = on_sizes
+        self.on_sizes = on_sizes or (lambda sizes, empty: None)
         tensors = {name: kind for name, kind in types.items() if isinstance(kind, TensorType)}
         # None never is an array's dtype, so string arrays, whose elements may be anything, are checked in every run.
         self._rows = tuple(
@@ -63,7 +68,7 @@ class InputPlan:
         self._known: Kind = lambda _: False
         self._accepted: list[tuple[int, ...]] | None = None
 
-    def feeds(self, inputs: Mapping[str, Any], adopter: Engine | None = None) -> Mapping[str, Any]:
+    def feeds(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> Mapping[str, Any]:
         """Return the inputs as the engine takes them; arrays that are right already are passed on without a copy.
 
         Objects with `__dlpack__` are shared without a copy: those in host memory as arrays, those of another library
@@ -93,7 +98,7 @@ class InputPlan:
             raise InputError(f"the graph has {len(self._types)} inputs ({', '.join(self._types)}), got {len(arrays)}")
         return dict(zip(self._types, arrays, strict=True))
 
-    def checked(self, inputs: Mapping[str, Any], adopter: Engine | None = None) -> dict[str, Any]:
+    def checked(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> dict[str, Any]:
         """Return the inputs as `feeds` does, after a check of each."""
         shapes: list[tuple[int, ...]] = []
         array_type = np.ndarray
@@ -161,9 +166,8 @@ class InputPlan:
                             f"input {name!r} is {kind}; got shape {got}, which makes {dim!r} {size}, "
                             f"but {where} makes it {known}"
                         )
-        if self._on_sizes is not None:
-            empty = any(0 in feeds[name].shape for name, _, _ in self._rows)
-            self._on_sizes({dim: size for dim, (size, _) in sizes.items()}, empty)
+        empty = any(0 in feeds[name].shape for name, _, _ in self._rows)
+        self.on_sizes({dim: size for dim, (size, _) in sizes.items()}, empty)
 
 
 def _kind(names: list[str], dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Kind:
@@ -241,7 +245,7 @@ def matcher(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) 
 _facts = attrgetter("dtype", "shape")
 
 
-def coerced(what: str, value: Any, kind: TensorType, adopter: Engine | None = None) -> npt.NDArray[Any] | DeviceTensor:
+def coerced(what: str, value: Any, kind: TensorType, adopter: Adopter | None = None) -> npt.NDArray[Any] | DeviceTensor:
     """Return a value as an array of the declared dtype, or as a device tensor; `what` names it in messages.
 
     Tensors of other libraries that offer DLPack are shared without a copy, on a device by the adopter.
@@ -261,7 +265,7 @@ def coerced(what: str, value: Any, kind: TensorType, adopter: Engine | None = No
         raise InputError(f"{what} is {kind}: {err}") from err
 
 
-def _shared(what: str, source: Any, kind: TensorType, adopter: Engine | None) -> npt.NDArray[Any] | DeviceTensor:
+def _shared(what: str, source: Any, kind: TensorType, adopter: Adopter | None) -> npt.NDArray[Any] | DeviceTensor:
     try:
         device = int(source.__dlpack_device__()[0])
         if hasattr(source, "resolve_neg"):  # torch exports the memory of a lazily negated view without its sign

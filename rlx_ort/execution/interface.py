@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlx_ort.errors import InputError, near_names
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import numpy.typing as npt
+
+    from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.dtype import DType
+    from rlx_ort.ir.tensor import TensorData
     from rlx_ort.ir.types import Dim, ValueType
 
 
@@ -58,6 +64,37 @@ def outputs_class(names: Iterable[str]) -> type[Outputs]:
     """Return the class of outputs with these names; making a list of it takes 0.1 us."""
     places = {name: place for place, name in enumerate(names)}
     return type("Outputs", (Outputs,), {"__slots__": (), "__module__": __name__, "_places": places})
+
+
+class ParamSetter:
+    """Runs a graph with the parameters of a store, which may be set at any time."""
+
+    @property
+    def weights(self) -> WeightStore:
+        """The parameters' data."""
+        raise NotImplementedError
+
+    def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
+        """Give a parameter new data on every device; see `WeightStore.set`.
+
+        Raises:
+            ParamError: no such parameter, another shape, or another dtype than declared.
+        """
+        self.weights.set(name, array, cast=cast)
+
+    def set_param_typed(
+        self, name: str, data: bytes | bytearray | memoryview, dtype: DType | str, *, cast: bool = False
+    ) -> None:
+        """Give a parameter the elements in raw little-endian bytes; see `WeightStore.set_typed`.
+
+        Raises:
+            ParamError: no such parameter, a wrong number of bytes, or another dtype than declared.
+        """
+        self.weights.set_typed(name, data, dtype, cast=cast)
+
+    def update_params(self) -> AbstractContextManager[None]:
+        """Return a `with` block whose `set_param` calls take effect together, when it ends without an error."""
+        return self.weights.update()
 
 
 def _restored(names: list[str], values: list[Any]) -> Outputs:

@@ -9,9 +9,9 @@ products get hidden outputs, from which each run counts.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from rlx_ort.device import Device
 from rlx_ort.errors import GraphVerifyError, InputError
 from rlx_ort.execution.engine import EngineSlot, Runnable, open_slot, runnable
-from rlx_ort.execution.weights import AS_DECLARED, WeightStore
+from rlx_ort.execution.weights import Experts, ExpertWeights, taken_rows
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -27,7 +27,6 @@ from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, GroupedMatMul
 from rlx_ort.ir.ops.leaf import Constant, Param
 from rlx_ort.ir.ops.norm import TopK
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.tensor import TensorData, narrowed
 from rlx_ort.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
@@ -139,7 +138,6 @@ class MoeControls:
         slot = open_slot(*common, runs, source, watch)
         base.adopt(slot)
         slot.open_if_ready(rule)
-        base.release()  # it holds all experts on the device
         self._watch, self.slot = watch, slot
 
 
@@ -212,13 +210,6 @@ def _checked(given: MaskLike) -> Mask:
     if mask.ndim != 1 or (mask.size and mask.dtype != np.bool_):
         raise InputError(f"a mask of experts is one row of booleans, got {mask.dtype} of shape {mask.shape}")
     return mask.astype(bool)
-
-
-class Experts(NamedTuple):
-    """Some experts of the user's parameter `param`, in order."""
-
-    param: str
-    experts: tuple[int, ...]
 
 
 @dataclass
@@ -327,77 +318,8 @@ def _weight_part(made: MoeGraph, source: Graph, node: Node, side: Mask, label: s
         sizes = (op.type.shape or Shape()).static()
         return made.graph.param(name, (len(experts), *sizes[1:]), op.type.dtype)
     if isinstance(op, Constant):
-        return made.graph.constant(_taken(op.data, experts), name=f"{node.name}/{label}")
+        return made.graph.constant(taken_rows(op.data, experts), name=f"{node.name}/{label}")
     raise GraphVerifyError(
         f"{node} computes the weights of its experts in the graph; only a parameter that is not mutable, or "
         "a constant, can be kept on the host"
     )
-
-
-def _taken(data: TensorData, experts: Sequence[int]) -> TensorData:
-    """Return the data of some experts, which are the first axis; a contiguous range shares the memory."""
-    count = data.shape[0]
-    size, rest = divmod(data.buffer.nbytes, max(count, 1))
-    if rest:
-        raise GraphVerifyError(f"an expert of {data.dtype.value}{list(data.shape)} is not a whole number of bytes")
-    shape = (len(experts), *data.shape[1:])
-    first, last = experts[0], experts[-1] + 1
-    if list(experts) == list(range(first, last)):
-        return TensorData(data.dtype, shape, data.buffer[first * size : last * size])
-    rows = data.buffer.reshape(count, size)[list(experts)]
-    return TensorData(data.dtype, shape, rows.reshape(-1))
-
-
-class ExpertWeights:
-    """A view of a store with the parameters of a split graph; a `WeightSource` that several threads may use."""
-
-    def __init__(self, store: WeightStore, experts: Mapping[str, Experts]) -> None:
-        self._store = store
-        self._experts = dict(experts)
-        self._made: dict[tuple[str, DType | None], tuple[TensorData, TensorData]] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def version(self) -> int:
-        """The store's version."""
-        return self._store.version
-
-    def snapshot(
-        self, names: Iterable[str], stored_as: Mapping[str, DType] = AS_DECLARED
-    ) -> tuple[int, Mapping[str, TensorData]]:
-        """Return the version and the data of some parameters; see `WeightStore.snapshot`."""
-        wanted = list(names)
-        plain = {name: dtype for name, dtype in stored_as.items() if name not in self._experts}
-        version, tensors = self._store.snapshot(self._sources(wanted), plain)
-        with self._lock:
-            return version, {
-                name: self._part(name, tensors[self._experts[name].param], stored_as.get(name))
-                if name in self._experts
-                else tensors[name]
-                for name in wanted
-            }
-
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those parameters of the store that are needed and not set."""
-        return self._store.missing(self._sources(names))
-
-    def pin(self, names: Iterable[str]) -> None:
-        """Note that a session uses these parameters."""
-        self._store.pin(self._sources(names))
-
-    def unpin(self, names: Iterable[str]) -> None:
-        """Undo one `pin` of the same names."""
-        self._store.unpin(self._sources(names))
-
-    def _sources(self, names: Iterable[str]) -> list[str]:
-        return list(dict.fromkeys(self._experts[name].param if name in self._experts else name for name in names))
-
-    def _part(self, name: str, data: TensorData, dtype: DType | None) -> TensorData:
-        """Return some experts of the data, made once for each value of it."""
-        source, made = self._made.get((name, dtype), (None, data))
-        if source is not data:
-            made = _taken(data, self._experts[name].experts)
-            if dtype is not None and dtype is not made.dtype:
-                made = narrowed(made, dtype)
-            self._made[name, dtype] = (data, made)
-        return made

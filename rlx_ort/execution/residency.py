@@ -16,7 +16,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,12 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, MemoryBudgetError
 from rlx_ort.execution.resident import Resident
 from rlx_ort.options.compile_options import CacheUse
+from rlx_ort.providers.engine.binding import Run
 from rlx_ort.providers.engine.compiled.store import parse_bytes
 from rlx_ort.providers.engine.stopping import Turns, check_stopped
 from rlx_ort.providers.hardware import keep_free_heap_small, release_free_heap
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.engine import EngineSlot
     from rlx_ort.providers.base import EngineSession, Provider, SessionRequest
 
 VARIABLE = "RLX_DEVICE_MEMORY"
@@ -155,20 +155,19 @@ class Residency:
             return reading.nbytes + more + sum(each.reserved for each in known if each.sessions)
         return more + sum(each.nbytes * each.sessions for each in known)
 
-    def open(self, slot: EngineSlot, request: SessionRequest) -> EngineSession:
-        """Open a session of a slot, within the budget of its device if there is one.
+    def open(self, provider: Provider, resident: Resident, request: SessionRequest) -> EngineSession:
+        """Open a session, within the budget of its device if there is one.
 
         Raises:
             MemoryBudgetError: there is no room for it.
             RlxError: the provider's own error.
         """
-        resident = slot.resident
         with self._table:
             self._residents.add(resident)
         budget = budget_of(request.device)
         resident.governed = budget is not None
         if budget is None:
-            session = slot.provider.open(request)
+            session = provider.open(request)
             resident.count(session)
             return session
         reading = resident.read()
@@ -191,9 +190,9 @@ class Residency:
             try:
                 if resident.sure:
                     with self.quiet.shared():
-                        session = slot.provider.open(request)
+                        session = provider.open(request)
                 else:
-                    session = self._open_measured(slot.provider, resident, request)
+                    session = self._open_measured(provider, resident, request)
                 resident.count(session)
             finally:
                 self._awaited = None
@@ -368,6 +367,28 @@ def _sampled(resident: Resident) -> Iterator[list[int]]:
     finally:
         done.set()
         thread.join()
+
+
+def accounted(run: Run, resident: Resident) -> Run:
+    """Return the run of a session under a budget, measured for its first runs and for larger inputs than before."""
+
+    def accounted_run(names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        fed = sum(getattr(value, "nbytes", 0) for value in feeds.values())
+        ledger = residency()
+        while ahead := resident.enter(fed):
+            ledger.promise(resident, ahead)
+        try:
+            if resident.is_measured(fed):
+                return ledger.measured(resident, fed, lambda: run(names, feeds))
+            with ledger.quiet.shared():
+                outputs = run(names, feeds)
+            if resident.took_memory():
+                ledger.settle(resident)
+            return outputs
+        finally:
+            resident.leave()
+
+    return accounted_run
 
 
 def _evict(resident: Resident) -> bool:

@@ -7,19 +7,16 @@ that has not run the session yet or for recorded launches.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.providers.hardware import release_free_heap
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
-    from rlx_ort.execution.engine import Engine, EngineSlot
-    from rlx_ort.execution.residency import Residency
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, MemoryReading, Provider
 
@@ -32,6 +29,8 @@ _sizes: weakref.WeakKeyDictionary[Graph, dict[Device, int]] = weakref.WeakKeyDic
 
 class Resident:
     """A graph on a device and its session's memory, also while that is closed.
+
+    `release` returns what closes the session if it is idle, or None once that is gone.
 
     Attributes:
         device: the device.
@@ -48,19 +47,20 @@ class Resident:
         used_s: when it was used last, on the monotonic clock.
         governed: whether its device had a budget when the session was opened.
         cached: whether its session was opened from the compile cache because it had been closed to make room.
-        slots: the slots that hold its engine.
         engine: a weak reference to the engine that was opened last.
     """
 
-    def __init__(self, provider: Provider, device: Device, graph: Graph) -> None:
+    def __init__(
+        self, provider: Provider, device: Device, graph: Graph, release: Callable[[], Callable[[], bool] | None]
+    ) -> None:
         self.device = device
+        self._release = release
         self.model = graph.name
         self.weights = self.at_opening = self.in_runs = self.most = self.most_in_runs = 0
         self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
         self.sure = self.governed = self.cached = False
-        self.slots: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
-        self.engine: Callable[[], Engine | None] = _no_engine
+        self.engine: Callable[[], Any] = _no_engine
         self._provider = provider
         self._sizes = _sizes.setdefault(graph, {})
         self._largest = -1  # bytes of inputs; the arena grows with larger ones
@@ -119,12 +119,10 @@ class Resident:
         with self._lock:
             self._promised[threading.get_ident()] = nbytes
 
-    def hold(self, engine: Engine, residency: Callable[[], Residency]) -> None:
-        """Take an engine that was opened for it; under a budget, its runs are measured."""
+    def hold(self, engine: object) -> None:
+        """Take an engine that was opened for it."""
         self.engine = weakref.ref(engine)
         self.touch()
-        if self.governed:
-            engine.run = self._measured(engine.run, residency)
 
     def count(self, session: EngineSession) -> None:
         """Count a new session until nothing refers to it."""
@@ -187,22 +185,10 @@ class Resident:
 
     def release(self) -> bool:
         """Close the session if it is idle, and return whether it was open and idle."""
-        slots = list(self.slots)
-        with contextlib.ExitStack() as held:
-            for slot in slots:
-                if not slot.lock.acquire(blocking=False):
-                    return False
-                held.callback(slot.lock.release)
-            if not all(slot.unbind_idle() for slot in slots):
-                return False
-            holders = [slot for slot in slots if slot.let_go()]
-            engine = self.engine()
-            if engine is not None:  # a run needs it
-                for slot in holders:
-                    slot.keep(engine)
-                return False
-        self.evictions += bool(holders)
-        return bool(holders)
+        release = self._release()
+        released = release is not None and release()
+        self.evictions += released
+        return released
 
     @property
     def _largest_use(self) -> int:
@@ -217,11 +203,11 @@ class Resident:
         """The bytes that runs of the open session have added and that are in use."""
         return 0 if self._new else self.in_runs - self.freed - self._regrows
 
-    def _enter(self, fed: int) -> int:
-        """Begin a run, for whose length the arena is not shrunk; or return the bytes to promise it before that."""
+    def enter(self, fed: int) -> int:
+        """Begin a run on `fed` bytes, while which the arena is not shrunk; or return the bytes to promise it before."""
         thread = threading.get_ident()
         with self._lock:
-            unknown = self._to_measure > 0 or fed > self._largest or thread not in self._threads
+            unknown = self.is_measured(fed) or thread not in self._threads
             ahead = 0
             if unknown or self.freed:
                 most = max(self.in_runs, self.most_in_runs, self._provider.work_space_bytes if unknown else 0)
@@ -232,36 +218,29 @@ class Resident:
             self._inside += 1
             return 0
 
+    def leave(self) -> None:
+        """End the run of this thread."""
+        with self._lock:
+            self._inside -= 1
+            self._promised.pop(threading.get_ident(), None)
+
+    def is_measured(self, fed: int) -> bool:
+        """Return whether a run on so many bytes is measured: the first ones, and those on more than before."""
+        return self._to_measure > 0 or fed > self._largest
+
+    def took_memory(self) -> bool:
+        """Note a run that was not measured, and return whether it may have taken memory."""
+        if not (self._new or self._regrows or threading.get_ident() not in self._threads):
+            return False
+        with self._lock:
+            self._ran()
+        return True
+
     def _ran(self) -> None:
         """Note that a run has taken its memory; not before, since that stays reserved until it is in use."""
         self._threads.add(thread := threading.get_ident())
         self._promised.pop(thread, None)
         self._new, self.freed, self._regrows = False, 0, 0
-
-    def _measured(self, run: Callable[..., list[Any]], residency: Callable[[], Residency]) -> Callable[..., list[Any]]:
-        """Return the run of a session, measured for its first runs and for larger inputs than before."""
-
-        def measured(names: Sequence[str], feeds: Mapping[str, Any], *more: Any) -> list[Any]:
-            fed = sum(getattr(value, "nbytes", 0) for value in feeds.values())
-            ledger = residency()
-            while ahead := self._enter(fed):
-                ledger.promise(self, ahead)
-            try:
-                if self._to_measure or fed > self._largest:
-                    return ledger.measured(self, fed, lambda: run(names, feeds, *more))
-                with ledger.quiet.shared():
-                    outputs = run(names, feeds, *more)
-                if self._new or self._regrows or threading.get_ident() not in self._threads:
-                    with self._lock:
-                        self._ran()
-                    ledger.settle(self)
-                return outputs
-            finally:
-                with self._lock:
-                    self._inside -= 1
-                    self._promised.pop(threading.get_ident(), None)
-
-        return measured
 
 
 def _no_engine() -> None:

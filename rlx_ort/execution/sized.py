@@ -15,7 +15,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -26,8 +26,9 @@ from rlx_ort.providers.engine.process import ending
 from rlx_ort.timing import least_in_turns
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.engine import EngineSlot
+    from rlx_ort.execution.weights import WeightStore
     from rlx_ort.options.compile_options import PlacementRule
+    from rlx_ort.providers.engine.binding import Run
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,19 @@ TOLERANCE = 1e-4  # of the largest element: other fusions round in another order
 
 _Key: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 _one_at_a_time = threading.Lock()
+
+
+class Slot(Protocol):
+    """Holds the engine of a session with fixed sizes."""
+
+    current: Any
+    weights: WeightStore
+
+    def engine(self, rule: PlacementRule) -> Any:
+        """Return the open engine with the newest weights."""
+
+    def close(self) -> None:
+        """Let go of the engine for good."""
 
 
 class SizedSessions:
@@ -60,10 +74,10 @@ class SizedSessions:
 
     def __init__(
         self,
-        plain: Callable[..., list[Any]],
+        plain: Run,
         gains: Callable[[], bool],
         replans: bool,
-        opened: Callable[[_Key], EngineSlot],
+        opened: Callable[[_Key], Slot],
         rule: PlacementRule,
         most: int,
         most_bytes: int,
@@ -77,16 +91,14 @@ class SizedSessions:
         self._most = most
         self._most_bytes = most_bytes
         self._later = later or _in_thread
-        self._ready: OrderedDict[_Key, EngineSlot] = OrderedDict()
+        self._ready: OrderedDict[_Key, Slot] = OrderedDict()
         self._counts: OrderedDict[_Key, int] = OrderedDict()
         self._found: dict[_Key, SizedRun] = {}  # the state of each try
         self._tries = 0
         self._lock = threading.Lock()
 
-    def run(self, names: Sequence[str], feeds: Mapping[str, Any], *more: Any) -> list[Any]:
+    def run(self, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run in the session of the inputs' sizes where there is one, else in the plain one; return the outputs."""
-        if more:
-            return self._plain(names, feeds, *more)
         try:
             key = tuple([(name, array.shape) for name, array in feeds.items()])
         except AttributeError:  # sequences and maps
@@ -99,7 +111,8 @@ class SizedSessions:
             engine = slot.current
             if engine is None or engine.version != slot.weights.version:
                 engine = slot.engine(self._rule)
-            return engine.run(names, feeds)
+            outputs: list[Any] = engine.run(names, feeds)
+            return outputs
         except CancelledRunError:
             raise
         except RlxError as err:  # such as no memory; the plain session then shows whether the device is at fault
@@ -111,7 +124,7 @@ class SizedSessions:
         """Return the state of each try, the earliest first."""
         return tuple(self._found.values())
 
-    def slots(self) -> list[EngineSlot]:
+    def slots(self) -> list[Slot]:
         """Return the slots of the sessions that are kept."""
         return list(self._ready.values())
 
@@ -138,7 +151,7 @@ class SizedSessions:
 
     def _try(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any]) -> None:
         """Open the session of a size, and keep it if it is right and faster."""
-        slot: EngineSlot | None = None
+        slot: Slot | None = None
         try:
             with _one_at_a_time:
                 begun = time.perf_counter()

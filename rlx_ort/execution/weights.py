@@ -12,16 +12,16 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import ParamError, advice, near_names
+from rlx_ort.errors import GraphVerifyError, ParamError, advice, near_names
 from rlx_ort.execution.inputs import as_array, cast_hint, is_literal
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, narrowed, read_tensors
@@ -407,6 +407,82 @@ class WeightStore:
             return TensorData.owned(array)
         except (ValueError, TypeError) as err:
             raise ParamError(f"parameter {name!r} is {declared}: {err}") from err
+
+
+class Experts(NamedTuple):
+    """Some experts of the user's parameter `param`, in order."""
+
+    param: str
+    experts: tuple[int, ...]
+
+
+class ExpertWeights:
+    """A view of a store with the parameters of a split graph; a `WeightSource` that several threads may use."""
+
+    def __init__(self, store: WeightStore, experts: Mapping[str, Experts]) -> None:
+        self._store = store
+        self._experts = dict(experts)
+        self._made: dict[tuple[str, DType | None], tuple[TensorData, TensorData]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def version(self) -> int:
+        """The store's version."""
+        return self._store.version
+
+    def snapshot(
+        self, names: Iterable[str], stored_as: Mapping[str, DType] = AS_DECLARED
+    ) -> tuple[int, Mapping[str, TensorData]]:
+        """Return the version and the data of some parameters; see `WeightStore.snapshot`."""
+        wanted = list(names)
+        plain = {name: dtype for name, dtype in stored_as.items() if name not in self._experts}
+        version, tensors = self._store.snapshot(self._sources(wanted), plain)
+        with self._lock:
+            return version, {
+                name: self._part(name, tensors[self._experts[name].param], stored_as.get(name))
+                if name in self._experts
+                else tensors[name]
+                for name in wanted
+            }
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return those parameters of the store that are needed and not set."""
+        return self._store.missing(self._sources(names))
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Note that a session uses these parameters."""
+        self._store.pin(self._sources(names))
+
+    def unpin(self, names: Iterable[str]) -> None:
+        """Undo one `pin` of the same names."""
+        self._store.unpin(self._sources(names))
+
+    def _sources(self, names: Iterable[str]) -> list[str]:
+        return list(dict.fromkeys(self._experts[name].param if name in self._experts else name for name in names))
+
+    def _part(self, name: str, data: TensorData, dtype: DType | None) -> TensorData:
+        """Return some experts of the data, made once for each value of it."""
+        source, made = self._made.get((name, dtype), (None, data))
+        if source is not data:
+            made = taken_rows(data, self._experts[name].experts)
+            if dtype is not None and dtype is not made.dtype:
+                made = narrowed(made, dtype)
+            self._made[name, dtype] = (data, made)
+        return made
+
+
+def taken_rows(data: TensorData, experts: Sequence[int]) -> TensorData:
+    """Return the data of some experts, which are the first axis; a contiguous range shares the memory."""
+    count = data.shape[0]
+    size, rest = divmod(data.buffer.nbytes, max(count, 1))
+    if rest:
+        raise GraphVerifyError(f"an expert of {data.dtype.value}{list(data.shape)} is not a whole number of bytes")
+    shape = (len(experts), *data.shape[1:])
+    first, last = experts[0], experts[-1] + 1
+    if list(experts) == list(range(first, last)):
+        return TensorData(data.dtype, shape, data.buffer[first * size : last * size])
+    rows = data.buffer.reshape(count, size)[list(experts)]
+    return TensorData(data.dtype, shape, rows.reshape(-1))
 
 
 class _OpenUpdate(threading.local):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx_ort.converters.from_onnx.tensor_files import Folders, trusted_folders
-from rlx_ort.errors import InputError, RlxError, RunError
+from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.background import run_in_background
 from rlx_ort.execution.decode import DecodeLoop
-from rlx_ort.faults import is_device_failure
+from rlx_ort.faults import first_that_works
 from rlx_ort.genai.choice import Choice, GenaiCandidate, Variant
 from rlx_ort.genai.package import GenaiEngine, common_length
 from rlx_ort.genai.tokens import Tokenizer, tokenizer_of
@@ -166,25 +166,24 @@ class LanguageModel:
         Raises:
             RlxError: none does; the error of the last one, or of the device that was named.
         """
-        failure: RlxError | None = None
-        for row in choice.ranked:
+        errors: list[Exception] = []
+
+        def opened(candidate: tuple[GenaiCandidate, str]) -> _OwnEngine | GenaiEngine:
+            row, name = candidate
             variant = choice.variants[row.variant]
             length = min(max_length, variant.config.context_length)
-            for name in row.engines:
-                try:
-                    if name == "rlx_ort":
-                        return row, name, _OwnEngine(variant, row, length)
-                    return row, name, GenaiEngine(variant.config, row.device, variant.options, length)
-                except RlxError as err:
-                    if not is_device_failure(err):
-                        raise
-                    failure = err
-                    self.refused.append((row, name, str(err)))
-        assert failure is not None  # noqa: S101  # a ranked candidate has an engine
-        try:
-            raise failure
-        finally:
-            del failure  # which has this frame, and would keep sessions until garbage is collected
+            if name == "rlx_ort":
+                return _OwnEngine(variant, row, length)
+            return GenaiEngine(variant.config, row.device, variant.options, length)
+
+        def failed(candidate: tuple[GenaiCandidate, str], error: Exception) -> None:
+            errors[:] = [error]
+            self.refused.append((*candidate, str(error)))
+
+        found = first_that_works(((row, name) for row in choice.ranked for name in row.engines), opened, failed)
+        if found is not None:
+            return *found[0], found[1]
+        raise errors.pop()  # which has frames with this list, and would keep sessions until garbage is collected
 
 
 class _OwnEngine:

@@ -32,7 +32,7 @@ import numpy as np
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.builders import Builders
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, counts, pair
+from rlx_ort.ir.op import Op, counts
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DECLARED = {
@@ -94,13 +94,13 @@ def _method(
         bound.apply_defaults()
         attributes, values, declared = dict(fixed), dict[int, Any](), dict[str, Any](bound.arguments.pop("node", ()))
         for name, value in bound.arguments.items():
-            role, target = parts.get(name, _Part(name, name))
-            if role in ("operand", "zeros"):
-                values[target] = value
-            elif role == "field":
-                attributes[target] = _taken(known[target], value)
-            elif role != "self":
-                declared[role] = value
+            part = parts.get(name) or _Part(name, name)
+            if part.role in ("operand", "zeros"):
+                values[part.target] = value
+            elif part.role == "field":
+                attributes[part.target] = _taken(known[part.target], value)
+            elif part.role != "self":
+                declared[part.role] = value
         attributes |= {f"has_{name}": bound.arguments[name] is not None for name in parts if f"has_{name}" in known}
         made, kernel = op(**attributes), declared.pop("kernel", None)
         if op.promotes:
@@ -114,7 +114,7 @@ def _method(
                 if place and value is not None and rule in _SHARED_RULES:
                     like = self._as_value(value, first)
                     values[place] = like.cast(first.dtype) if rule == "cast" else like
-        if kernel is not None and tuple(values[1].shape[2:]) != pair("kernel", kernel, 1):
+        if kernel is not None and tuple(values[1].shape[2:]) != counts("kernel", kernel, 2, 1):
             shape = values[1].shape
             raise GraphVerifyError(f"{op.kind} is declared with kernel {kernel}, its weight has shape {shape}")
         return self._add(made, *values.values(), **declared)

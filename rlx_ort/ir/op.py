@@ -267,12 +267,6 @@ def counts(what: str, value: Sizes, rank: int, least: int = 0) -> tuple[int, ...
     return numbers
 
 
-def pair(what: str, value: Sizes, least: int = 0) -> tuple[int, int]:
-    """Return (height, width) of an attribute given as one number or two; see `counts`."""
-    height, width = counts(what, value, 2, least)
-    return height, width
-
-
 def join_dims(dims: Iterable[Dim]) -> Dim:
     """Return the one dimension that equal dimensions share: a size if one is known, else a name if all agree."""
     distinct = list(dict.fromkeys(dims))

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlx_ort import environment
+from rlx_ort import environment, epoch
 from rlx_ort.device import Device
 from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import (
@@ -165,8 +165,6 @@ class Failover:
         clock = self._clock
         began = clock()
         if timeout_s is None and cancel is None and (began < self._due_ns or not is_automatic(goal)):
-            quarantine = self.quarantine
-            outages = quarantine.outages
             route = self._devices.routes.find(goal, inputs)
             if route is not None:
                 device = route.device
@@ -176,10 +174,10 @@ class Failover:
                     let_go(err)
                     closed = route.compiled.closed  # by its caller, or by another thread that closed the runner
                     del route  # which keeps the session
-                    if not (closed or freed_after(err, device, self._devices.resident(device))):
+                    if not (closed or freed_after(err, device, self._devices.current.resident(device))):
                         return self._answer(_Call(goal, inputs, began), (device, err))
                 else:
-                    if quarantine.outages == outages or not (is_automatic(goal) and self._in_doubt(device)):
+                    if route.epoch == epoch.now or not (is_automatic(goal) and self._in_doubt(device)):
                         ended = clock()
                         if route.follower is not None:
                             route.follower.note(device, ended - began)
@@ -359,11 +357,11 @@ class Failover:
             return picks
         if not self._trials.is_opening:
             behind.append(able[0])
-        return [min(ready, key=lambda pick: not devices.is_open(pick.device)), *picks]
+        return [min(ready, key=lambda pick: not devices.current.is_open(pick.device)), *picks]
 
     def _is_ready(self, device: Device) -> bool:
         """Return whether a device answers at once; no other device opens as quickly as the CPU."""
-        return device == Device.CPU or self._devices.is_open(device)
+        return device == Device.CPU or self._devices.current.is_open(device)
 
     def _attempt(self, call: _Call, pick: Pick) -> tuple[CompiledGraph | None, list[Any]]:
         """Run on a device, and once more if it ran out of memory and some could be freed; see `_attempt_once`."""
@@ -371,7 +369,7 @@ class Failover:
             return self._devices.again_if_closed(lambda: self._attempt_once(call, pick))
         except Exception as err:  # raised again unless memory was freed
             let_go(err)
-            if not freed_after(err, pick.device, self._devices.resident(pick.device)):
+            if not freed_after(err, pick.device, self._devices.current.resident(pick.device)):
                 raise
         return self._attempt_once(call, pick)
 

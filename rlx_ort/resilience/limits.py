@@ -129,7 +129,7 @@ def run_limited(
 
     See `limited`.
     """
-    from rlx_ort.providers.engine.session import make_stoppable
+    from rlx_ort.providers.engine.stopping import make_stoppable
 
     if cancel is not None and cancel.cancelled:
         raise CancelledRunError("the run was cancelled before it began")

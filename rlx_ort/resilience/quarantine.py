@@ -75,15 +75,11 @@ class Quarantine:
     Args:
         options: the back-off.
         clock: returns monotonic nanoseconds.
-
-    Attributes:
-        outages: grows with each failure that counts.
     """
 
     def __init__(self, options: Resilience, clock: Callable[[], int]) -> None:
         self._options = options
         self._clock = clock
-        self.outages = 0
         self._records: dict[Device, _Record] = {}
         self._lock = threading.Lock()
 
@@ -248,7 +244,7 @@ class Quarantine:
 
     def _count(self, record: _Record, reason: str) -> None:
         options = self._options
-        self.outages += 1  # before anybody can see that the device is out
+        epoch.advance()  # before anybody can see that the device is out
         if record.state is HealthState.READY:
             record.since_ns = self._clock()
         record.failures += 1

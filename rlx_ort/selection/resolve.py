@@ -9,7 +9,7 @@ Nothing here opens a session: `run_with_fallback` is given the function that doe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from rlx_ort.device import Device, as_devices
@@ -75,13 +75,9 @@ def resolve_device_chain(
         NoViableDeviceError: none of them may; the message has the reason for each and lists the devices that may.
     """
     policy = policy or DevicePolicy()
-    devices = as_devices(chain)
-    rows = []
-    for device in devices:
-        blocker = _blocker(graph, device, policy, options)
-        if blocker is None:
-            return device
-        rows.append((device, blocker))
+    devices, rows = as_devices(chain), list[tuple[Device, str]]()
+    for device in _viable(graph, devices, policy, options, rows):
+        return device
     viable = labels(devices_for(graph, policy, options))
     raise NoViableDeviceError(
         f"no device of the chain ({labels(devices)}) may run graph {graph.name!r}; devices that may: {viable}", rows
@@ -106,23 +102,15 @@ def run_with_fallback(
     Raises:
         DeviceFallbackError: no device succeeded; it lists every attempt. An empty chain is one attempt of the CPU.
     """
-    policy = policy or DevicePolicy()
     attempts = [] if attempts is None else attempts
-
-    def viable() -> Iterator[Device]:
-        for device in as_devices(chain):
-            blocker = _blocker(graph, device, policy, options)
-            if blocker is None:
-                yield device
-            else:
-                _log.info("%s is skipped: %s", device.display, blocker)
-                attempts.append((device, f"not viable under the policy: {blocker}"))
 
     def failed(device: Device, error: Exception) -> None:
         _log.warning("%s failed, trying the next device of the chain: %s", device.display, error)
         attempts.append((device, str(error) or type(error).__name__))
 
-    found = first_that_works(viable(), fn, failed)
+    policy, why = policy or DevicePolicy(), "not viable under the policy: "
+    viable = _viable(graph, as_devices(chain), policy, options, attempts, why)
+    found = first_that_works(viable, fn, failed)
     if found is None:
         raise DeviceFallbackError(attempts or [(Device.CPU, "the chain is empty; name at least one device")])
     return found
@@ -139,6 +127,24 @@ def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: C
     require_available(device)
     require_legal(graph, device, named(options))
     return device
+
+
+def _viable(
+    graph: Graph,
+    devices: Iterable[Device],
+    policy: DevicePolicy,
+    options: CompileOptions | None,
+    blocked: list[tuple[Device, str]],
+    why: str = "",
+) -> Iterator[Device]:
+    """Yield the devices that may run the graph; `blocked` gets the others, each with what blocks it after `why`."""
+    for device in devices:
+        blocker = _blocker(graph, device, policy, options)
+        if blocker is None:
+            yield device
+        else:
+            _log.info("%s is skipped: %s", device.display, blocker)
+            blocked.append((device, f"{why}{blocker}"))
 
 
 def _blocker(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> str | None:

@@ -4,6 +4,8 @@ What counts: a request's bytes as they arrive, what decoding makes of them, and 
 Where a request finds no room, it is refused, and the requests that have waited longest for their own clients, whose
 bodies do not end or whose answers are not read, are given up: slow clients cannot keep others out. gRPC keeps an answer
 in memory until its client reads it or goes away, whatever becomes of the call; so these have a part of the budget only.
+
+The processes of a server share one budget: each writes its own row of a table that all of them read.
 """
 
 from __future__ import annotations
@@ -23,51 +25,101 @@ DEFAULT_BYTES = 1 << 30
 _PATIENCE_S = 5.0  # a client that has kept a request waiting for longer may lose it to others
 _SMALL_BYTES = 64 << 10
 _DECODED_AT_A_TIME = 1  # decoding holds the interpreter lock in turns with the event loop
+_HELD, _PEAK, _REFUSED, _ENDED, _MISSING = range(5)  # columns of the table; the last one counts bytes
+COLUMNS = 5
+"""How many 64-bit numbers of the table belong to each process."""
 
 
 class Budget:
     """Counts bytes, from any thread; gives each request a `Share`.
 
-    Attributes:
-        most_bytes: the most bytes of all shares.
-        held_bytes: those of all shares now.
-        peak_bytes: the most that they have been.
-        refused: how many requests found no room.
-        ended: how many requests were given up for others, since they waited for their clients.
+    Args:
+        most_bytes: the most bytes of all shares, of all processes together.
+        table: zeros at first, `COLUMNS` 64-bit integers for each process; None if there is only one.
+        place: the row of this process.
     """
 
-    def __init__(self, most_bytes: int = DEFAULT_BYTES) -> None:
+    def __init__(self, most_bytes: int = DEFAULT_BYTES, table: memoryview | None = None, place: int = 0) -> None:
         self.most_bytes = most_bytes
-        self.held_bytes = self.peak_bytes = self.refused = self.ended = self._sent_bytes = 0
+        self._table = memoryview(bytearray(8 * COLUMNS)).cast("q") if table is None else table
+        self._at = place * COLUMNS
+        self._sent_bytes = self._seen_missing = 0
         self._lock = threading.Lock()
         self._waiting: dict[Share, float] = {}  # since when, the oldest first
         self._decoding = asyncio.Semaphore(_DECODED_AT_A_TIME)
 
-    def _change(self, share: Share, total: int) -> None:
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all shares now."""
+        return sum(self._table[_HELD::COLUMNS])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that they have been."""
+        return max(self._table[_PEAK::COLUMNS])
+
+    @property
+    def refused(self) -> int:
+        """How many requests found no room."""
+        return sum(self._table[_REFUSED::COLUMNS])
+
+    @property
+    def ended(self) -> int:
+        """How many requests were given up for others, since they waited for their clients."""
+        return sum(self._table[_ENDED::COLUMNS])
+
+    def share_with(self, table: memoryview) -> None:
+        """Go on counting in the first row of a table that other processes share."""
         with self._lock:
-            after = self.held_bytes + total - share.bytes
-            if total <= share.bytes or after <= self.most_bytes:
-                self.held_bytes, share.bytes = after, total
-                self.peak_bytes = max(self.peak_bytes, after)
+            table[:COLUMNS] = self._table[:COLUMNS]
+            self._table, self._at = table, 0
+
+    def forget(self, place: int) -> None:
+        """Take back what a process held that has ended."""
+        self._table[place * COLUMNS + _HELD] = 0
+
+    def give_way(self) -> None:
+        """End requests that wait for slow clients, if requests of other processes found no room since the last call."""
+        with self._lock:
+            missing = sum(self._table[_MISSING::COLUMNS]) - self._table[self._at + _MISSING]
+            self._end_slow(missing - self._seen_missing)
+            self._seen_missing = missing
+
+    def _change(self, share: Share, total: int) -> None:
+        table, held = self._table, self._at + _HELD
+        with self._lock:
+            grown = total - share.bytes
+            table[held] += grown  # before others are asked: two processes never take the same room
+            after = self.held_bytes
+            if grown <= 0 or after <= self.most_bytes:
+                share.bytes = total
+                if after > table[self._at + _PEAK]:
+                    table[self._at + _PEAK] = after
                 return
-            self.refused += 1
-            missing, now_s = after - self.most_bytes, time.monotonic()
-            for slow, since_s in list(self._waiting.items()):
-                if missing <= 0 or now_s - since_s < _PATIENCE_S:
-                    break
-                if slow is not share:
-                    del self._waiting[slow]
-                    self.ended += 1
-                    missing -= slow.bytes
-                    slow.end(_refusal("the client was too slow while others found no memory; try again later"))
+            table[held] -= grown
+            table[self._at + _REFUSED] += 1
+            table[self._at + _MISSING] += after - self.most_bytes
+            self._end_slow(after - self.most_bytes, share)
         raise _refusal(
             f"the request takes {total} bytes, and those of all clients may take {self.most_bytes}; try again later"
         )
 
+    def _end_slow(self, missing: int, but: Share | None = None) -> None:
+        """End requests that have waited long for their clients, the oldest first, until so many bytes become free."""
+        now_s = time.monotonic()
+        for slow, since_s in list(self._waiting.items()):
+            if missing <= 0 or now_s - since_s < _PATIENCE_S:
+                break
+            if slow is not but:
+                del self._waiting[slow]
+                self._table[self._at + _ENDED] += 1
+                missing -= slow.bytes
+                slow.end(_refusal("the client was too slow while others found no memory; try again later"))
+
     def _send(self, share: Share) -> None:
         with self._lock:
             if self._sent_bytes + share.bytes > self.most_bytes // 2:
-                self.refused += 1
+                self._table[self._at + _REFUSED] += 1
                 raise _refusal("the answers that other clients have not read take too much memory; try again later")
             share.sent_bytes = share.bytes
             self._sent_bytes += share.bytes

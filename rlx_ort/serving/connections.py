@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rlx_ort.serving.exchange import LINGER_BYTES, LINGER_S
+from rlx_ort.serving.exchange import LINGER_BYTES, LINGER_S, Application
 from rlx_ort.serving.options import ConnectionLimits
 from rlx_ort.serving.rest import ABORT
 
@@ -54,9 +54,15 @@ class LimitedProtocol(HttpToolsProtocol):
     """A connection of uvicorn that counts what it receives; `LimitedServer` closes it when it is too slow."""
 
     limits = ConnectionLimits()
+    passed_on: Callable[[Any, int], bool] | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Make room by closing the connection that has been idle longest, else the one with the slowest client."""
+        """Make room by closing the connection that has been idle longest, else the one with the slowest client.
+
+        A connection that another process takes is none of this one.
+        """
+        if self.passed_on is not None and self.passed_on(transport, len(self.connections)):
+            return
         super().connection_made(transport)
         transport.max_size = _READ_BYTES
         self._since_s = self.loop.time()
@@ -76,6 +82,11 @@ class LimitedProtocol(HttpToolsProtocol):
                 rates = {other: other._client_rate(self._since_s) for other in live if other is not self}
                 others = [other for other, rate in rates.items() if rate is not None]
                 min(others, key=lambda other: (rates[other], other._since_s), default=self).transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End what waits for the client."""
+        if self.transport is not None:
+            super().connection_lost(exc)
 
     @property
     def _is_waiting(self) -> bool:
@@ -138,6 +149,9 @@ class LimitedProtocol(HttpToolsProtocol):
         """Count the body."""
         self._other_bytes = 0
         self._body_bytes += len(body)
+        if len(body) > _JOINED_BYTES and not (self.cycle.body or self.cycle.response_complete):
+            self.cycle.body = body  # type: ignore[assignment]  # uvicorn would copy it twice, to add to it and to read it
+            body = b""
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -221,7 +235,51 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class LimitedServer(uvicorn.Server):
-    """A server of such connections that leaves signals to its host."""
+    """A server of such connections that leaves signals to its host.
+
+    Args:
+        app: the application.
+        limits: of each connection.
+        drain_s: how long accepted requests may take once the server ends, in seconds.
+        passed_on: asked with the transport of each new connection, and the number of those that are open, whether
+            another process has taken it.
+        on_tick: called ten times a second.
+        place: settings of uvicorn that say where to listen.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        limits: ConnectionLimits,
+        drain_s: float,
+        *,
+        passed_on: Callable[[Any, int], bool] | None = None,
+        on_tick: Callable[[], object] = lambda: None,
+        **place: Any,
+    ) -> None:
+        settings = {"limits": limits, "passed_on": None if passed_on is None else staticmethod(passed_on)}
+        config = uvicorn.Config(
+            app,
+            http=type("LimitedProtocol", (LimitedProtocol,), settings),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # each malformed request would be a warning
+            access_log=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=round(drain_s),
+            server_header=False,
+            **place,
+        )
+        super().__init__(config)
+        self._on_tick = on_tick
+
+    def protocol(self) -> asyncio.Protocol:
+        """Return a connection of the server, which is to be given its transport."""
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn does
+            config=self.config, server_state=self.server_state, app_state={}
+        )
+        return made
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -244,14 +302,10 @@ class LimitedServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close slow connections twice a second."""
+        self._on_tick()
         if counter % _SWEEP_TICKS == 0:
             now_s = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
                 if isinstance(connection, LimitedProtocol):
                     connection.end_if_slow(now_s)
         return await super().on_tick(counter)
-
-
-def limited(limits: ConnectionLimits) -> type[LimitedProtocol]:
-    """Return the protocol class with these limits, for `uvicorn.Config(http=...)`."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import importlib
 import logging
+import os
 import signal
 import ssl
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.errors import ServingError
-from rlx_ort.serving.options import ConnectionLimits, HttpOptions
+from rlx_ort.serving.options import ENDING, ConnectionLimits, HttpOptions
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import create_app
 from rlx_ort.storage import read_regular
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     import grpc
 
     from rlx_ort.serving.connections import LimitedServer
+    from rlx_ort.serving.fronts import Fronts
     from rlx_ort.serving.rpc import Servicer
 
 _DRAIN_S = 30
 _GRPC_WAITS_S = 0.5
 _GRPC_ENDS_S = 0.2
+_MOST_FRONTS, _CORES_A_FRONT = 4, 4
 _SELDOM_S, _MOST_MESSAGES = 10.0, 100
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _GRPC_OPTIONS = (
@@ -43,8 +46,6 @@ _GRPC_OPTIONS = (
     ("grpc.keepalive_time_ms", 60_000),  # a client that does not even answer pings keeps no answers in memory
 )
 _CLOSING = (2, 5, 6)  # CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
-"""Signals that end a server; SIGBREAK is that of Ctrl-Break on Windows."""
 _routines: list[Any] = []  # the system may still be in one after it was removed
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class HostOptions:
         http: the rights of clients. On loopback, requests are answered only if they name this machine as their host.
         connections: limits of each HTTP connection.
         drain_s: how long accepted requests may take once the server ends, in seconds.
+        fronts: how many processes read requests and write answers over HTTP beside this one; see `front_count`. Over
+            TLS there are none.
     """
 
     host: str = "127.0.0.1"
@@ -71,6 +74,7 @@ class HostOptions:
     http: HttpOptions = field(default_factory=HttpOptions)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     drain_s: float = _DRAIN_S
+    fronts: int = 0
 
     @property
     def guarded(self) -> HttpOptions:
@@ -78,6 +82,21 @@ class HostOptions:
         if self.host not in _LOOPBACK:
             return self.http
         return replace(self.http, hosts=frozenset(_LOOPBACK) | (self.http.hosts or frozenset()))
+
+
+def front_count() -> int:
+    """Return how many fronts a server should have: one for four cores that it may use, none for fewer than eight.
+
+    A frozen program has none, since it cannot start Python.
+    """
+    if getattr(sys, "frozen", False) or not sys.executable:
+        return 0
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    with contextlib.suppress(OSError, ValueError):  # a container may have a part of the time of its cores
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        cores = min(cores, int(quota) / int(period))
+    count = min(int(cores) // _CORES_A_FRONT, _MOST_FRONTS)
+    return count if count > 1 else 0
 
 
 class SeldomLogged:
@@ -116,7 +135,7 @@ async def serve(
         repository: the models; clients get 503 for those that are being loaded.
         options: where to listen.
         on_listening: called with the REST and the gRPC address, None for one that is left out.
-        on_loaded: called once every model was loaded or failed to.
+        on_loaded: called once every model was loaded or failed to, and the fronts have started.
         stop: ends the server when it is set.
 
     Raises:
@@ -130,12 +149,16 @@ async def serve(
     if loop.get_exception_handler() is None:
         loop.set_exception_handler(SeldomLogged())
     http_address = grpc_address = None
-    rpc = servicer = http = http_task = None
+    rpc = servicer = http = http_task = fronts = None
     loading = asyncio.create_task(repository.load_all(complete=False))
+    ready: asyncio.Future[Any] = loading
     try:
         await asyncio.sleep(0)  # the first model opens in its thread, while this one imports
         if options.http_port is not None:
-            http, http_task = await _http_server(repository, options)
+            if options.fronts and options.certificate is None:
+                fronts = _fronts(repository, options)
+                ready = asyncio.gather(loading, fronts.start())
+            http, http_task = await _http_server(repository, options, fronts)
             http_address = _place(*http.servers[0].sockets[0].getsockname()[:2])
         if options.grpc_port is not None:
             await asyncio.wait([loading], timeout=_GRPC_WAITS_S)  # these imports would slow down the others
@@ -143,7 +166,7 @@ async def serve(
             rpc, servicer, port = await _rpc_server(repository, options)
             grpc_address = _place(options.host, port)
         on_listening(http_address, grpc_address)
-        loading.add_done_callback(lambda _: on_loaded())
+        ready.add_done_callback(lambda _: on_loaded())
         loading.add_done_callback(lambda _: repository.complete())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([stopping, *([http_task] if http_task else [])], return_when=asyncio.FIRST_COMPLETED)
@@ -154,10 +177,12 @@ async def serve(
         if http is not None and http_task is not None:
             http.should_exit = True  # uvicorn ends idle connections and waits for the others
             ends.append(http_task)
+        if fronts is not None:
+            ends.append(fronts.end())
         if rpc is not None and servicer is not None:
             ends.append(_stopped(rpc, servicer, options))
         await asyncio.gather(*ends, return_exceptions=True)
-        await loading
+        await ready
         try:
             await asyncio.wait_for(repository.close(), options.drain_s)
         except TimeoutError:
@@ -165,29 +190,29 @@ async def serve(
         handled.close()
 
 
-async def _http_server(repository: Repository, options: HostOptions) -> tuple[LimitedServer, asyncio.Task[None]]:
+def _fronts(repository: Repository, options: HostOptions) -> Fronts:
+    from rlx_ort.serving.fronts import Fronts
+
+    return Fronts(repository, options.guarded, options.connections, options.drain_s, options.fronts)
+
+
+async def _http_server(
+    repository: Repository, options: HostOptions, fronts: Fronts | None
+) -> tuple[LimitedServer, asyncio.Task[None]]:
     """Return a server that listens, and its task."""
-    import uvicorn
+    from rlx_ort.serving.connections import LimitedServer
 
-    from rlx_ort.serving.connections import LimitedServer, limited
-
-    config = uvicorn.Config(
+    server = LimitedServer(
         create_app(repository, options.guarded, load=False),
-        options.host,
-        options.http_port or 0,
-        http=limited(options.connections),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",  # each malformed request would be a warning
-        access_log=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=round(options.drain_s),
+        options.connections,
+        options.drain_s,
+        passed_on=None if fronts is None else fronts.pass_on,
+        on_tick=repository.budget.give_way,
+        host=options.host,
+        port=options.http_port or 0,
         ssl_certfile=options.certificate,
         ssl_keyfile=options.private_key,
-        server_header=False,
     )
-    server = LimitedServer(config)
     task = asyncio.create_task(_listening(server))
     while not server.started and not task.done():
         await asyncio.sleep(0.001)

@@ -34,6 +34,8 @@ _INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing
 _ALONE_NS = 300_000  # the same where requests are so rare that the event loop has nothing else to do
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
+_THREADED_BYTES, _COPYING = 4 << 20, 4  # inputs of batches from this size on are copied by so many threads
+_copiers = Workers(_COPYING, "rlx_ort-serve-copy", idle_s=10.0)
 _log = logging.getLogger(__name__)
 
 
@@ -204,7 +206,7 @@ def _run_joined(lane: Lane, batch: Sequence[Rows]) -> list[Answer]:
     rows = [request.rows for request in batch]
     padding = lane.size_of(sum(rows), len(rows)) - sum(rows)
     if len(batch) > 1 or padding:
-        inputs = {name: _joined([request.inputs[name] for request in batch], padding) for name in inputs}
+        inputs = {name: _joined([request.inputs[name] for request in batch], padding, lane) for name in inputs}
     elif not all(array.flags.aligned for array in inputs.values()):  # as it came over the network
         inputs = {name: np.require(array, requirements="A") for name, array in inputs.items()}
     wanted = _all_wanted(batch)
@@ -226,9 +228,30 @@ def _all_wanted(batch: Sequence[Rows]) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(name for request in batch for name in request.wanted or ()))
 
 
-def _joined(arrays: list[Array], padding: int) -> Array:
-    """Return arrays as one, with the last row repeated, since a model takes its values."""
-    return np.concatenate([*arrays, *[arrays[-1][-1:]] * padding])
+def _joined(arrays: list[Array], padding: int, lane: Lane) -> Array:
+    """Return arrays as one, with the last row repeated, since a model takes its values.
+
+    Where a device stands still meanwhile, large ones are copied by several threads.
+    """
+    arrays += [arrays[-1][-1:]] * padding
+    size = sum(array.nbytes for array in arrays)
+    if size < _THREADED_BYTES or lane.device == Device.CPU or arrays[0].dtype == object:
+        return np.concatenate(arrays)
+    starts = [0, *itertools.accumulate(map(len, arrays))]
+    whole = np.empty((starts[-1], *arrays[0].shape[1:]), arrays[0].dtype)
+    each = -(-len(arrays) // _COPYING)
+    copies = []
+    for at in range(0, len(arrays), each):
+        part = arrays[at : at + each]
+        place = whole[starts[at] : starts[at + len(part)]]
+        copies.append(_copiers.submit(functools.partial(_copied, part, place)))
+    for copy in copies:
+        copy.result()
+    return whole
+
+
+def _copied(arrays: Sequence[Array], place: Array) -> None:
+    np.concatenate(arrays, out=place)
 
 
 def _split(outputs: dict[str, Array], rows: Sequence[int], padding: int) -> list[dict[str, Array]]:

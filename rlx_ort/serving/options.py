@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,11 @@ from rlx_ort.serving.scheduler import BatchOptions
 if TYPE_CHECKING:
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.selection.policy import DevicePolicy
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
+"""Signals that end a server; SIGBREAK is that of Ctrl-Break on Windows."""
+SWITCH_S = 0.001
+"""Switch interval of a server's interpreter: so long the event loop waits for a thread that decodes, at each call."""
 
 
 @dataclass(frozen=True)

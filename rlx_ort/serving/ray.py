@@ -23,10 +23,10 @@ from rlx_ort.errors import RunError, ServingError, install_command
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import access, tracing
-from rlx_ort.serving.host import ENDING, HostOptions
+from rlx_ort.serving.host import HostOptions
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.models import ServedModel
-from rlx_ort.serving.options import HttpOptions, ServeOptions
+from rlx_ort.serving.options import ENDING, HttpOptions, ServeOptions
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import create_app
 from rlx_ort.serving.rpc import HEALTH, SERVICE, Guard, Servicer

@@ -13,7 +13,7 @@ import logging
 import math
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import rlx_ort
 from rlx_ort.errors import InputError, MemoryBudgetError, NoViableDeviceError, RlxError, ServingError, TimeLimitError
@@ -31,7 +31,6 @@ from rlx_ort.serving.exchange import (
     Watch,
 )
 from rlx_ort.serving.lanes import Answer
-from rlx_ort.serving.models import ServedModel, Statistics
 from rlx_ort.serving.options import HttpOptions
 from rlx_ort.serving.protocol import (
     InferRequest,
@@ -41,8 +40,11 @@ from rlx_ort.serving.protocol import (
     parse_document,
     parse_request,
 )
-from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.tracing import Traced
+
+if TYPE_CHECKING:
+    from rlx_ort.serving.models import ServedModel, Statistics
+    from rlx_ort.serving.repository import Repository
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 INLINE_BYTES = 64 << 10
@@ -71,7 +73,11 @@ def create_app(
     With `load`, its lifespan loads every model at the start; with `close`, it drains them at the end (None: as `load`).
     """
     options = options or HttpOptions()
-    app: Application = _Rest(repository, options, load, load if close is None else close)
+    return seen(Rest(repository, options, load, load if close is None else close), options)
+
+
+def seen(app: Application, options: HttpOptions) -> Application:
+    """Return an application whose requests are logged and have spans as the options say."""
     app = Logged(app) if options.access_log else app
     return Traced(app) if options.traces else app
 
@@ -123,29 +129,33 @@ def server_metadata() -> dict[str, Any]:
 Handler: TypeAlias = Callable[[Request], Awaitable[Reply]]
 
 
-class _Rest:
-    """The ASGI application."""
+class Rest:
+    """The ASGI application of `create_app`."""
 
     def __init__(self, repository: Repository, options: HttpOptions, load: bool, close: bool) -> None:
         self._repository = repository
         self._options = options
         self._load, self._close = load, close
         self._watch = Watch()
-        self._open: dict[str, Handler] = {"/": self.page, "/v2/health/live": self.live, "/v2/health/ready": self.ready}
+        self._open: dict[str, Handler] = {
+            "/": self._page,
+            "/v2/health/live": self._live,
+            "/v2/health/ready": self._ready,
+        }
         self._paths: dict[str, tuple[str, Handler]] = {
-            "/metrics": ("GET", self.metrics),
-            "/v2": ("GET", self.server),
-            "/v2/models/stats": ("GET", self.statistics),
-            "/v2/repository/index": ("POST", self.index),
+            "/metrics": ("GET", self._metrics),
+            "/v2": ("GET", self._server),
+            "/v2/models/stats": ("GET", self._statistics),
+            "/v2/repository/index": ("POST", self._index),
         }
         self._of_models: dict[str, tuple[str, Handler]] = {
-            "infer": ("POST", self.infer),
-            "ready": ("GET", self.model_ready),
-            "config": ("GET", self.config),
-            "stats": ("GET", self.statistics),
-            "": ("GET", self.metadata),
+            "infer": ("POST", self._infer),
+            "ready": ("GET", self._model_ready),
+            "config": ("GET", self._config),
+            "stats": ("GET", self._statistics),
+            "": ("GET", self._metadata),
         }
-        self._of_repository = {"load": ("POST", self.load), "unload": ("POST", self.unload)}
+        self._of_repository = {"load": ("POST", self._load_model), "unload": ("POST", self._unload_model)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or load and close the models at the start and the end."""
@@ -242,7 +252,7 @@ class _Rest:
     def _model(self, request: Request) -> ServedModel:
         return self._repository.find(request.model, request.version)
 
-    async def infer(self, request: Request) -> Reply:
+    async def _infer(self, request: Request) -> Reply:
         self._model(request)  # one that is not there is refused before the body is read
         length = request.once(_HEADER_KEY)
         if length is not None and not (length.isascii() and length.isdigit() and len(length) < 19):
@@ -328,39 +338,39 @@ class _Rest:
         body = await self._body(request)
         return parse_document(body) if body.strip() else {}
 
-    async def live(self, request: Request) -> Reply:
+    async def _live(self, request: Request) -> Reply:
         return Reply(b"{}")
 
-    async def ready(self, request: Request) -> Reply:
+    async def _ready(self, request: Request) -> Reply:
         return Reply(b"{}", 200 if self._repository.ready else 503)
 
-    async def model_ready(self, request: Request) -> Reply:
+    async def _model_ready(self, request: Request) -> Reply:
         return _json({"name": self._model(request).name, "ready": True})
 
-    async def server(self, request: Request) -> Reply:
+    async def _server(self, request: Request) -> Reply:
         return _json(server_metadata())
 
-    async def metadata(self, request: Request) -> Reply:
+    async def _metadata(self, request: Request) -> Reply:
         model = self._model(request)
         return _json(model.metadata(list(self._repository.entries[model.name].loaded)))
 
-    async def config(self, request: Request) -> Reply:
+    async def _config(self, request: Request) -> Reply:
         return _json(await self._model(request).config())
 
-    async def statistics(self, request: Request) -> Reply:
+    async def _statistics(self, request: Request) -> Reply:
         models = [self._model(request)] if request.model else list(self._repository.models())
         return _json({"model_stats": [statistics_of(model) for model in models]})
 
-    async def index(self, request: Request) -> Reply:
+    async def _index(self, request: Request) -> Reply:
         ready = (await self._document(request)).get("ready", False)
         if not isinstance(ready, bool):
             raise ServingError(f"'ready' is {ready!r}, not true or false", 400)
         return _json(self._repository.index(ready_only=ready))
 
-    async def load(self, request: Request) -> Reply:
+    async def _load_model(self, request: Request) -> Reply:
         return await self._change(self._repository.load, request)
 
-    async def unload(self, request: Request) -> Reply:
+    async def _unload_model(self, request: Request) -> Reply:
         return await self._change(self._repository.unload, request)
 
     async def _change(self, change: Callable[[str], Awaitable[None]], request: Request) -> Reply:
@@ -372,13 +382,13 @@ class _Rest:
         await change(request.model)
         return Reply(b"{}")
 
-    async def metrics(self, request: Request) -> Reply:
+    async def _metrics(self, request: Request) -> Reply:
         from rlx_ort.serving import metrics
 
         text, kind = metrics.rendered(self._repository)
         return Reply(text, 200, kind.encode())
 
-    async def page(self, request: Request) -> Reply:
+    async def _page(self, request: Request) -> Reply:
         """Answer with the status page, one document that reads the server's statistics every two seconds."""
         from importlib.resources import files
 

@@ -1,4 +1,4 @@
-"""What choosing a device costs: measuring it once, reading what was measured, and deciding for a graph."""
+"""The cost of choosing a device: measuring it once, reading the measurements, and deciding for a graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from figures.record import Figure, python_json
+from figures.record import Figure, fresh, seconds_of
 from rlx_ort import environment
 from rlx_ort.calibration import store
 from rlx_ort.converters.to_onnx.exporter import exported
@@ -23,129 +23,99 @@ from rlx_ort.providers.registry import availability, available_devices, is_selec
 from rlx_ort.selection.candidates import automatic, fastest_device_for
 from rlx_ort.selection.predict import calibrate
 
-__all__ = ["measure"]
-
-CALIBRATIONS = 3
+CALIBRATIONS, READINGS = 3, 9
 GRAPHS = 31
 CACHED_CALLS = 2000
 _QUICKER = 0.05  # of the host's times are quicker than undisturbed, as for calibrations
 NODES = 1000
 READ_LIMIT_MS, FIRST_LIMIT_MS, CACHED_LIMIT_US, NEW_SIZE_LIMIT_US = 5, 20, 50, 20
 
-# Modules are loaded before the clock starts: what is timed is the file, not the interpreter.
-READ = """
-import json, sys, time
-from rlx_ort.calibration import store
-from rlx_ort.device import Device
-device = Device(sys.argv[1])
-store.key_of(device)
-start = time.perf_counter_ns()
-profile = store.find(device).profile
-taken = time.perf_counter_ns() - start
-assert profile is not None, store.find(device).reason
-print(json.dumps(taken))
-"""
-
 
 def measure() -> Iterator[Figure]:
     """Yield the times of calibrations, of reading a profile, and of choosing, first and again; medians all."""
     with tempfile.TemporaryDirectory() as folder, environment.override({"RLX_CACHE_DIR": folder}):
         store.forget()
-        for device in _devices():
+        working = [device for device in available_devices() if is_selectable(device)]
+        hardware = {availability(device).hardware: device for device in reversed(working)}  # kinds may share a GPU
+        for device in reversed(hardware.values()):
             yield from _calibrations(device)
-        yield _reading(folder)
-        yield from _choosing()
+        times = [fresh(reading_ms, folder) for _ in range(READINGS)]
+        detail = f"in a new process, longest {max(times):.2f} ms"
+        yield Figure("reading a stored profile", statistics.median(times), "ms", READ_LIMIT_MS, detail)
+        yield from _choosing(", ".join(device.label for device in working))
     store.forget()
-
-
-def _devices() -> list[Device]:
-    """Return the devices that work here, one for each piece of hardware: several kinds may stand for one GPU."""
-    found = {availability(device).hardware: device for device in reversed(available_devices()) if is_selectable(device)}
-    return list(reversed(found.values()))
 
 
 def _calibrations(device: Device) -> Iterator[Figure]:
     software = "software" in availability(device).hardware
-    for quick, limit_s in ((True, None if software else 2.0), (False, 30.0 if software else 8.0)):
+    for kind, limit_s in (("quick", None if software else 2.0), ("full", 30.0 if software else 8.0)):
         times, rows = [], []
         for _ in range(CALIBRATIONS):
             start = time.perf_counter()
-            profile = calibrate(device, quick=quick)
+            profile = calibrate(device, quick=kind == "quick")
             times.append(time.perf_counter() - start)
             rows.append(len(profile.rows))
-        name = f"{'quick' if quick else 'full'} calibration of {device.label}{', in software' if software else ''}"
-        detail = f"longest {max(times):.2f} s, {min(rows)} rows of {', '.join(sorted({profile.key.hardware}))}"
+        detail = f"longest {max(times):.2f} s, {min(rows)} rows of {profile.key.hardware}"
+        name = f"{kind} calibration of {device.label}{', in software' if software else ''}"
         yield Figure(name, statistics.median(times), "s", limit_s, detail)
 
 
-def _reading(folder: str) -> Figure:
-    program = f"import os; os.environ['RLX_CACHE_DIR'] = {folder!r}{READ}"
-    times = [float(python_json(program, "cpu")) for _ in range(9)]
-    detail = f"in a new process, longest {max(times) / 1e6:.2f} ms"
-    return Figure("reading a stored profile", statistics.median(times) / 1e6, "ms", READ_LIMIT_MS, detail)
+def reading_ms(folder: str) -> float:
+    """Return the milliseconds that reading the CPU's profile takes; modules are loaded before the clock starts."""
+    environment.set_override("CACHE_DIR", folder)
+    store.key_of(Device.CPU)
+    start = time.perf_counter()
+    profile = store.find(Device.CPU).profile
+    taken = time.perf_counter() - start
+    assert profile is not None, store.find(Device.CPU).reason
+    return taken * 1e3
 
 
-def _choosing() -> Iterator[Figure]:
+def _choosing(devices: str) -> Iterator[Figure]:
     """Yield the time of a first choice, the rest of the export that its first run needs, and of the choice again.
 
     A choice during which the host's core was slower than usual counts only where there are no others.
     """
     pace = Pace(time.perf_counter_ns, _QUICKER)
-    devices = ", ".join(device.label for device in available_devices() if is_selectable(device))
     fastest_device_for(_graph(NODES, 8))  # probes the devices and reads their kernels, once a process
-    for growth, kind, limit in ((0, "equal layers", FIRST_LIMIT_MS), (1, "layers of which no two are alike", None)):
-        choosing: list[tuple[float, float]] = []  # how slow the host was, and seconds
-        finishing = []
-        for at in range(GRAPHS):
-            graph = _graph(NODES, 16 + 8 * at, growth)
-            before, spent = pace.now(), _seconds(partial(fastest_device_for, graph))
-            choosing.append((max(before, pace.now()), spent))
-            finishing.append(_seconds(partial(exported, graph, automatic(None))))
-        steady = [spent for slow, spent in choosing if slow <= pace.limit_ns] or [spent for _, spent in choosing]
-        name = f"choosing for a new graph of {NODES} nodes in {kind}"
-        detail = f"among {devices}; longest of {len(steady)} {max(steady) * 1e3:.1f} ms"
-        if len(steady) < GRAPHS:
-            detail += f", of all {GRAPHS} {max(spent for _, spent in choosing) * 1e3:.1f} ms"
-        yield Figure(name, statistics.median(steady) * 1e3, "ms", limit, detail)
-        detail = "what is left of its export once it was judged"
-        yield Figure(f"{name}, its model after that", statistics.median(finishing) * 1e3, "ms", None, detail)
-    again = [_seconds(partial(fastest_device_for, graph)) for _ in range(CACHED_CALLS)]
-    yield Figure("choosing for it again", statistics.median(again) * 1e6, "us", CACHED_LIMIT_US)
-    yield _new_sizes()
-
-
-def _new_sizes() -> Figure:
-    """Return what a choice for a batch size takes that was not there before, when others near it were."""
+    choosing: list[tuple[float, float]] = []  # how slow the host was, and seconds
+    finishing = []
+    for at in range(GRAPHS):
+        graph = _graph(NODES, 16 + 8 * at)
+        before, spent = pace.now(), _collected(partial(fastest_device_for, graph))
+        choosing.append((max(before, pace.now()), spent))
+        finishing.append(_collected(partial(exported, graph, automatic(None))))
+    steady = [spent for slow, spent in choosing if slow <= pace.limit_ns] or [spent for _, spent in choosing]
+    name = f"choosing for a new graph of {NODES} nodes in equal layers"
+    detail = f"among {devices}; longest of {len(steady)} {max(steady) * 1e3:.1f} ms"
+    yield Figure(name, statistics.median(steady) * 1e3, "ms", FIRST_LIMIT_MS, detail)
+    detail = "the rest of its export once it was judged"
+    yield Figure(f"{name}, its model after that", statistics.median(finishing) * 1e3, "ms", None, detail)
+    again = statistics.median(_collected(partial(fastest_device_for, graph)) for _ in range(CACHED_CALLS))
+    yield Figure("choosing for it again", again * 1e6, "us", CACHED_LIMIT_US)
     runner = GraphDevices(_graph(NODES, 8))
-    inputs = [{"x": np.ones((batch, 8), np.float32)} for batch in range(512, 1024)]
-    runner.fastest(inputs[0])
-    curves = _seconds(partial(runner.fastest, inputs[1]))
-    times = [_seconds(partial(runner.fastest, given)) for given in inputs[2:]]
-    name, detail = f"choosing for a new batch size of {NODES} nodes", f"making the curves {curves * 1e3:.1f} ms"
-    return Figure(name, statistics.median(times) * 1e6, "us", NEW_SIZE_LIMIT_US, detail)
+    first, *others = [{"x": np.ones((batch, 8), np.float32)} for batch in range(512, 1024)]
+    runner.fastest(first)
+    curves, *times = [_collected(partial(runner.fastest, given)) for given in others]
+    detail = f"making the curves {curves * 1e3:.1f} ms"
+    name = f"choosing for a new batch size of {NODES} nodes"
+    yield Figure(name, statistics.median(times) * 1e6, "us", NEW_SIZE_LIMIT_US, detail)
 
 
-def _seconds(action: Callable[[], object]) -> float:
+def _collected(action: Callable[[], object]) -> float:
     """Return the time of a call; garbage of earlier ones is collected before, not in it."""
     if gc.get_count()[0] > 300:
         gc.collect()
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
+    return seconds_of(action)
 
 
-def _graph(nodes: int, width: int, growth: int = 0) -> Graph:
-    """Return dense layers with normalisation, ten nodes each, whose width makes this graph unique.
-
-    Each layer is wider than the one before by `growth`, so that none has the types of another unless it is 0.
-    """
+def _graph(nodes: int, width: int) -> Graph:
+    """Return dense layers with normalisation, ten nodes each, whose width makes this graph unique."""
     graph = Graph(f"layers{width}")
     value = graph.input("x", ["batch", width])
     for layer in range(nodes // 10):
-        wide, width = 4 * width, width + growth
-        hidden = value @ graph.param(f"w{layer}", [value.shape[-1], wide]) + graph.param(f"b{layer}", [wide])
-        hidden = graph.relu(hidden) @ graph.param(f"v{layer}", [wide, width])
-        scaled = graph.sigmoid(hidden) * graph.tanh(hidden)
-        value = graph.relu(graph.softmax(scaled, -1) + (hidden if growth else value))
+        hidden = value @ graph.param(f"w{layer}", [width, 4 * width]) + graph.param(f"b{layer}", [4 * width])
+        hidden = graph.relu(hidden) @ graph.param(f"v{layer}", [4 * width, width])
+        value = graph.relu(graph.softmax(graph.sigmoid(hidden) * graph.tanh(hidden), -1) + value)
     graph.outputs = [value]
     return graph

@@ -1,81 +1,40 @@
-"""What writing and reading ONNX costs: time that grows with the nodes, memory that does not grow with the weights."""
+"""The cost of writing and reading ONNX: time that grows with the nodes, memory that does not grow with the weights."""
 
 from __future__ import annotations
 
 import tempfile
-import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from figures.record import Figure, python_json
+from figures.graphs import chain
+from figures.record import Figure, fresh, peak_bytes, seconds_of
+from rlx_ort.converters.files import save_onnx
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.ir.graph import Graph
 
-__all__ = ["measure"]
-
 REPEATS = 5
-WIDTH = 16
-
-# An empty file of the size of the weights: a sparse file takes no room on disk, and reading it gives zeros.
-BIG_EXPORT = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import numpy as np
-from figures.record import peak_bytes
-from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.ir.graph import Graph
-
-folder, count, rows = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-graph = Graph("big")
-x = graph.input("x", ["batch", rows])
-warm = Graph("warm")
-warm.outputs = [warm.relu(warm.input("x", [2]))]
-export_model(warm).skeleton
-for index in range(count):
-    data = np.memmap(f"{folder}/weights", np.float32, "r", index * rows * rows * 4, (rows, rows))
-    x = x @ graph.param(f"w{index}", data.shape, data=data)
-graph.outputs = [x]
-before = peak_bytes()
-export_model(graph).skeleton
-print(json.dumps(peak_bytes() - before))
-"""
-
-BIG_SAVE = """
-import json, sys, tracemalloc
-import numpy as np
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.ir.graph import Graph
-
-folder, count, rows = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-graph = Graph("big")
-x = graph.input("x", ["batch", rows])
-for index in range(count):
-    data = np.memmap(f"{folder}/weights", np.float32, "r", index * rows * rows * 4, (rows, rows))
-    x = x @ graph.param(f"w{index}", data.shape, data=data)
-graph.outputs = [x]
-tracemalloc.start()
-save_onnx(graph, f"{folder}/big.onnx", external_data=True)
-print(json.dumps(tracemalloc.get_traced_memory()[1]))
-"""
+WIDTH, LARGE = 16, 4096
 
 
 def measure() -> Iterator[Figure]:
     """Yield the times of export and import, how they grow, and the memory that large weights take on the way out."""
     large, small = layers(10_000), layers(1_000)
-    seconds, before = best(lambda: export_model(large).skeleton), best(lambda: export_model(small).skeleton)
+    seconds, before = _best(lambda: export_model(large).skeleton), _best(lambda: export_model(small).skeleton)
     yield Figure("IR graph of 10,000 nodes to ONNX bytes", seconds, "s", 1.0)
     yield Figure("the same, 10,000 over 1,000 nodes", seconds / before, "times", 12)
-    models = {nodes: onnx_bytes(nodes) for nodes in (1_000, 3_000, 10_000)}
-    times = {nodes: best(partial(from_onnx, data)) for nodes, data in models.items()}
+    models = {nodes: to_onnx(layers(nodes * 7 // 5 + 20)).SerializeToString() for nodes in (1_000, 3_000, 10_000)}
+    times = {nodes: _best(partial(from_onnx, data)) for nodes, data in models.items()}
     yield Figure("ONNX model of 3,000 nodes to IR", times[3_000], "s", 0.5)
     yield Figure("the same, 10,000 over 1,000 nodes", times[10_000] / times[1_000], "times", 12)
-    yield memory("extra memory of exporting 8 GB of weights", BIG_EXPORT, 128, 4096)
-    yield memory("extra memory of saving 1 GB of weights", BIG_SAVE, 16, 4096)
+    with tempfile.TemporaryDirectory() as folder:
+        yield Figure("extra memory of exporting 8 GB of weights", fresh(exported_bytes, folder, 128) / 1e6, "MB", 50)
+        yield Figure("extra memory of saving 1 GB of weights", fresh(saved_bytes, folder, 16) / 1e6, "MB", 50)
 
 
 def layers(nodes: int) -> Graph:
@@ -91,30 +50,32 @@ def layers(nodes: int) -> Graph:
     return graph
 
 
-def onnx_bytes(nodes: int) -> bytes:
-    """Return an ONNX model of at least that many nodes."""
-    graph = layers(nodes * 7 // 5 + 20)
-    found = len(export_model(graph).nodes)
-    if found < nodes:
-        raise RuntimeError(f"the graph became {found} ONNX nodes, fewer than {nodes}")
-    data: bytes = to_onnx(graph).SerializeToString()
-    return data
+def exported_bytes(folder: str, count: int) -> int:
+    """Return by how much exporting so many matrices of a file raises this process's peak memory."""
+    warm = layers(10)
+    export_model(warm).skeleton  # noqa: B018  # it is made when it is read
+    graph = _of_file(folder, count)
+    before = peak_bytes()
+    export_model(graph).skeleton  # noqa: B018
+    return peak_bytes() - before
 
 
-def best(action: Callable[[], object]) -> float:
+def saved_bytes(folder: str, count: int) -> int:
+    """Return the most memory that Python takes while so many matrices of a file are saved."""
+    graph = _of_file(folder, count)
+    tracemalloc.start()
+    save_onnx(graph, f"{folder}/big.onnx", external_data=True)
+    return tracemalloc.get_traced_memory()[1]
+
+
+def _of_file(folder: str, count: int) -> Graph:
+    """Return products by matrices of a sparse file, which takes no room on disk and gives zeros."""
+    path = Path(folder) / f"{count}.weights"
+    with path.open("wb") as stream:
+        stream.truncate((count + LARGE * LARGE) * 4)
+    return chain(count, LARGE, np.memmap(path, np.float32, "r"))
+
+
+def _best(action: Callable[[], object]) -> float:
     """Return the shortest of several times, in seconds: others on the machine only ever add."""
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def memory(figure: str, program: str, count: int, rows: int) -> Figure:
-    """Run a program in a fresh process on weights in a sparse file, and return the memory it took on top, in MB."""
-    with tempfile.TemporaryDirectory() as folder:
-        with (Path(folder) / "weights").open("wb") as stream:
-            stream.truncate(count * rows * rows * 4)
-        found = python_json(program, str(Path(__file__).resolve().parents[1]), folder, str(count), str(rows))
-    return Figure(figure, found / 1e6, "MB", 50)
+    return min(seconds_of(action) for _ in range(REPEATS))

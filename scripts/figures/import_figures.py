@@ -1,28 +1,27 @@
-"""What importing the package and starting the command cost."""
+"""The costs of importing the package and of starting the command."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterator
 
-from figures.record import Figure, seconds_of
-
-__all__ = ["measure"]
+from figures.record import Figure, process_seconds
 
 REPEATS = 15
+COMMANDS = {
+    "numpy": ("-c", "import numpy"),
+    "package": ("-c", "import numpy, rlx_ort"),
+    "help": ("-m", "rlx_ort.cli", "--help"),
+}
 
 
 def measure() -> Iterator[Figure]:
     """Yield the import time over numpy's own, and the time of `rlx-ort --help`."""
-    numpy_only: list[float] = []
-    package: list[float] = []
-    command: list[float] = []
+    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(REPEATS):
-        numpy_only.append(seconds_of([sys.executable, "-c", "import numpy"]))
-        package.append(seconds_of([sys.executable, "-c", "import numpy, rlx_ort"]))
-        command.append(seconds_of([sys.executable, "-m", "rlx_ort.cli", "--help"]))
-    over = statistics.median(after - before for before, after in zip(numpy_only, package, strict=True))
-    detail = f"numpy alone {statistics.median(numpy_only) * 1e3:.0f} ms"
+        for name, arguments in COMMANDS.items():
+            times[name].append(process_seconds(*arguments))
+    over = statistics.median(after - before for before, after in zip(times["numpy"], times["package"], strict=True))
+    detail = f"numpy alone {statistics.median(times['numpy']) * 1e3:.0f} ms"
     yield Figure("import rlx_ort, over numpy", over * 1e3, "ms", 60, detail)
-    yield Figure("rlx-ort --help", statistics.median(command), "s", 0.3)
+    yield Figure("rlx-ort --help", statistics.median(times["help"]), "s", 0.3)

@@ -1,4 +1,4 @@
-"""Small graphs: what a call costs beside the arithmetic, against `InferenceSession.run` on the same model.
+"""Small graphs: the cost of a call beside the arithmetic, against `InferenceSession.run` on the same model.
 
 Whatever way a runner is asked for a run, with resilience and without.
 """
@@ -11,80 +11,54 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from figures.record import Figure, in_turns
+from figures.record import Figure, turns_of
+from rlx_ort.converters.to_onnx import to_onnx
+from rlx_ort.execution.session import Session
+from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.resilience.options import Resilience
+from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["measure"]
-
-BLOCKS, RUNS = 21, 3
+BLOCKS, RUNS, CALLS = 21, 3, 1000
 RUN_LIMITS = {2: 0.95, 100: 0.6, 1000: 0.15}
 SLOTS_LIMIT = 0.55
 RUNNER_LIMIT = 0.95
-WAYS: dict[str, Callable[[Any, dict[str, Any]], object]] = {
+ONE_THREAD = CompileOptions(intra_op_threads=1)
+WAYS: dict[str, Callable[[GraphDevices, dict[str, Any]], object]] = {
     "run_fastest": lambda runner, inputs: runner.run_fastest(inputs),
     "run_resolved": lambda runner, inputs: runner.run_resolved(inputs),
     "runner(x=...)": lambda runner, inputs: runner(**inputs),
     "run(device)": lambda runner, inputs: runner.run("cpu", inputs),
-    "run_chosen": lambda runner, inputs: runner.run_chosen(inputs),
+    "run_chosen": lambda runner, inputs: runner.run_chosen(inputs)[1],
 }
 
 
 def measure() -> Iterator[Figure]:
     """Yield `run`, `run_slots` over `InferenceSession.run` for 2, 100 and 1000 inputs of 4 floats; a runner's for 2."""
     for count, limit in RUN_LIMITS.items():
-        yield from _one(count, limit)
-    for resilient in (False, True):
-        yield from _runner(resilient)
+        graph, inputs, plain = _opened(count)
+        compiled = Session("cpu", ONE_THREAD).compile(graph)
+        arrays = list(inputs.values())
+        title = "4-float Add on cpu" if count == 2 else f"{count} inputs on cpu"
+        calls = max(1, 2 * CALLS // count)
+        yield _over(f"{title}, run", lambda: compiled.run(inputs), plain, limit, calls)  # noqa: B023  # used at once
+        slots_limit = SLOTS_LIMIT if count == 2 else None
+        yield _over(f"{title}, run_slots", lambda: compiled.run_slots(arrays), plain, slots_limit, calls)  # noqa: B023
+    graph, inputs, plain = _opened(2)
+    policy = DevicePolicy(allow=("cpu",))
+    for kind, resilience in (("plain", None), ("resilient", Resilience())):
+        runner = GraphDevices(graph, policy=policy, options=ONE_THREAD, resilience=resilience)
+        for name, way in WAYS.items():
+            title = f"4-float Add on cpu, {kind} {name}"
+            yield _over(title, lambda: way(runner, inputs), plain, RUNNER_LIMIT, CALLS)  # noqa: B023
 
 
-def _one(count: int, limit: float) -> Iterator[Figure]:
-    _, compiled, engine = _opened(count)
-    inputs = {f"in{index}": np.full(4, index, np.float32) for index in range(count)}
-    arrays = list(inputs.values())
-    np.testing.assert_array_equal(compiled.run(inputs)[0], engine.run(None, inputs)[0])
-    np.testing.assert_array_equal(compiled.run_slots(arrays)[0], engine.run(None, inputs)[0])
-    calls = max(1, 2000 // count)
-    title = "4-float Add" if count == 2 else f"{count} inputs"
-
-    def measured(name: str, action: Callable[[], object], target: float | None) -> Figure:
-        ours, theirs, ratio = in_turns(
-            _repeated(action, calls), _repeated(lambda: engine.run(None, inputs), calls), BLOCKS, RUNS
-        )
-        detail = f"{ours / calls * 1e6:.2f} us against {theirs / calls * 1e6:.2f} us"
-        return Figure(f"{title} on cpu, {name} over InferenceSession.run", ratio, "times", target, detail)
-
-    yield measured("run", lambda: compiled.run(inputs), limit)
-    yield measured("run_slots", lambda: compiled.run_slots(arrays), SLOTS_LIMIT if count == 2 else None)
-
-
-def _runner(resilient: bool) -> Iterator[Figure]:
-    """Yield each way to run on 2 inputs of 4 floats over `InferenceSession.run`."""
-    from rlx_ort.graph_devices import GraphDevices
-    from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.resilience.options import Resilience
-    from rlx_ort.selection.policy import DevicePolicy
-
-    graph, _, engine = _opened(2)
-    inputs = {f"in{index}": np.full(4, index, np.float32) for index in range(2)}
-    runner = GraphDevices(
-        graph,
-        policy=DevicePolicy(allow=("cpu",)),
-        options=CompileOptions(intra_op_threads=1),
-        resilience=Resilience() if resilient else None,
-    )
-    calls = 1000
-    for name, way in WAYS.items():
-        np.testing.assert_array_equal(runner.run_fastest(inputs)[0], engine.run(None, inputs)[0])
-        ours, theirs, ratio = in_turns(
-            _repeated(lambda way=way: way(runner, inputs), calls),  # type: ignore[misc]  # bound now
-            _repeated(lambda: engine.run(None, inputs), calls),
-            BLOCKS,
-            RUNS,
-        )
-        detail = f"{ours / calls * 1e6:.2f} us against {theirs / calls * 1e6:.2f} us"
-        kind = "resilient" if resilient else "plain"
-        yield Figure(
-            f"4-float Add on cpu, {kind} {name} over InferenceSession.run", ratio, "times", RUNNER_LIMIT, detail
-        )
+def _over(title: str, action: Callable[[], Any], plain: Callable[[], Any], target: float | None, calls: int) -> Figure:
+    np.testing.assert_array_equal(action()[0], plain()[0])
+    turns = turns_of(_repeated(action, calls), _repeated(plain, calls), BLOCKS, RUNS)
+    detail = f"{turns.first / calls * 1e6:.2f} us against {turns.second / calls * 1e6:.2f} us"
+    return Figure(f"{title} over InferenceSession.run", turns.ratio, "times", target, detail)
 
 
 def _repeated(action: Callable[[], object], calls: int) -> Callable[[], None]:
@@ -95,19 +69,14 @@ def _repeated(action: Callable[[], object], calls: int) -> Callable[[], None]:
     return block
 
 
-def _opened(count: int) -> tuple[Any, Any, onnxruntime.InferenceSession]:
-    """Return a graph of so many inputs, the same compiled, and the same model in an `InferenceSession`."""
-    from rlx_ort.converters.to_onnx import to_onnx
-    from rlx_ort.execution.session import Session
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.options.compile_options import CompileOptions
-
+def _opened(count: int) -> tuple[Graph, dict[str, Any], Callable[[], Any]]:
+    """Return a graph of so many inputs, its inputs, and a run of the same model in an `InferenceSession`."""
     graph = Graph("overhead")
     values = [graph.input(f"in{index}", [4]) for index in range(count)]
     graph.outputs = [values[0] + values[1]] if count == 2 else [graph.concat(values, 0)]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    engine = onnxruntime.InferenceSession(
-        to_onnx(graph).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return graph, Session("cpu", CompileOptions(intra_op_threads=1)).compile(graph), engine
+    model = to_onnx(graph).SerializeToString()
+    engine = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    inputs = {f"in{index}": np.full(4, index, np.float32) for index in range(count)}
+    return graph, inputs, lambda: engine.run(None, inputs)

@@ -1,4 +1,4 @@
-"""What a figure is, and the ways of measuring that all families share."""
+"""Figures, and the ways of measuring that all families share."""
 
 from __future__ import annotations
 
@@ -11,39 +11,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "Figure",
-    "Turns",
-    "in_turns",
-    "machine",
-    "peak_bytes",
-    "python_json",
-    "scaled",
-    "seconds_of",
-    "shorten",
-    "step_turns_of",
-    "turns_of",
-]
-
-
-_scale = 1.0
-
-
-def shorten(scale: float) -> None:
-    """Make the long measurements this fraction of their length, for a quick look."""
-    global _scale  # set once, by the command line
-    _scale = scale
-
-
-def scaled(count: int) -> int:
-    """Return a count of repetitions as `shorten` wants it, at least 1."""
-    return max(1, round(count * _scale))
+SCRIPTS = Path(__file__).resolve().parents[1]
+MEBIBYTE = 2**20
+_CHILD = """
+import importlib, json, sys
+sys.path.insert(0, sys.argv[1])
+function = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])
+print(json.dumps(function(*json.loads(sys.argv[4]))), flush=True)
+"""
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -61,9 +44,25 @@ class Figure:
         """Whether the target is met; None without a target."""
         return None if self.target is None else self.value <= self.target
 
+    def __str__(self) -> str:
+        target = "" if self.target is None else f"  target <= {self.target:g}"
+        verdict = {True: "ok", False: "MISSED", None: "  "}[self.ok]
+        detail = f"  ({self.detail})" if self.detail else ""
+        return f"{verdict:6}  {self.figure}: {self.value:.4g} {self.unit}{target}{detail}"
+
+
+def show(figures: Iterable[Figure], family: str, *, as_json: bool = False) -> int:
+    """Print figures as they are measured, and return how many miss their target."""
+    missed = 0
+    for figure in figures:
+        row = {"family": family, **asdict(figure), "ok": figure.ok}
+        print(json.dumps(row) if as_json else figure, flush=True)
+        missed += figure.ok is False
+    return missed
+
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to judge the figures: system, processor, cores, load and versions."""
+    """Return the facts by which a reader judges the figures: system, processor, cores, load and versions."""
     # Imported here, or the processes that only measure ONNX Runtime would load this package as well.
     from rlx_ort.errors import EngineError
     from rlx_ort.providers.engine.runtime import describe_runtime
@@ -76,13 +75,12 @@ def machine() -> dict[str, Any]:
             versions[name] = "none"
     with contextlib.suppress(EngineError):  # the module, for its package may be hidden by another flavour's
         versions["onnxruntime"] = describe_runtime()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else -1.0
     facts = {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "load_1min": round(load, 2),
+        "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else -1.0,
         "python": platform.python_version(),
     }
     return facts | versions
@@ -118,24 +116,22 @@ def turns_of(first: Callable[[], object], second: Callable[[], object], blocks: 
     times: tuple[list[float], list[float]] = ([], [])
     ratios = []
     for block in range(-1, blocks):
-        order = (0, 1) if block % 2 else (1, 0)
-        found = [0.0, 0.0]
-        for side in order:
+        medians = [0.0, 0.0]
+        for side in (0, 1) if block % 2 else (1, 0):
             action = (first, second)[side]
-            samples = [_timed(action) for _ in range(runs)]
-            found[side] = statistics.median(samples)
+            samples = [seconds_of(action) for _ in range(runs)]
+            medians[side] = statistics.median(samples)
             if block >= 0:
                 times[side].extend(samples)
         if block >= 0:
-            ratios.append(found[0] / found[1])
-    medians = [statistics.median(samples) for samples in times]
-    return Turns(medians[0], medians[1], statistics.median(ratios), min(times[0]) / min(times[1]))
+            ratios.append(medians[0] / medians[1])
+    return _turns(times, ratios)
 
 
 def step_turns_of(first: Callable[[], Iterable[object]], second: Callable[[], Iterable[object]], blocks: int) -> Turns:
     """Measure two loops step by step in turns, in both orders; a block is both loops whole, one goes before as warm-up.
 
-    A loop of some tens of milliseconds is as long as a core is disturbed by what else runs on its hardware, which in
+    A loop of some tens of milliseconds is as long as a core is disturbed by other work on its hardware, which in
     turns of whole loops counts for one of them.
     """
     times: tuple[list[float], list[float]] = ([], [])
@@ -151,42 +147,63 @@ def step_turns_of(first: Callable[[], Iterable[object]], second: Callable[[], It
         if block >= 0:
             for side in (0, 1):
                 times[side].append(spent[side])
-    medians = [statistics.median(samples) for samples in times]
-    ratio = statistics.median(ours / theirs for ours, theirs in zip(*times, strict=True))
-    return Turns(medians[0], medians[1], ratio, min(times[0]) / min(times[1]))
+    return _turns(times, [ours / theirs for ours, theirs in zip(*times, strict=True)])
 
 
-_END = object()
+def _turns(times: Sequence[Sequence[float]], ratios: Sequence[float]) -> Turns:
+    first, second = (statistics.median(samples) for samples in times)
+    return Turns(first, second, statistics.median(ratios), min(times[0]) / min(times[1]))
 
 
-def in_turns(
-    first: Callable[[], object], second: Callable[[], object], blocks: int, runs: int
-) -> tuple[float, float, float]:
-    """Return the medians of both in seconds, and the median over blocks of first / second; see `turns_of`."""
-    found = turns_of(first, second, blocks, runs)
-    return found.first, found.second, found.ratio
-
-
-def _timed(action: Callable[[], object]) -> float:
+def seconds_of(action: Callable[[], object]) -> float:
+    """Return the time of a call."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
-def seconds_of(command: Sequence[str]) -> float:
-    """Return the wall time of a process, away from the checkout."""
-    start = time.perf_counter()
-    subprocess.run(command, cwd=tempfile.gettempdir(), check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
+def process_seconds(*arguments: str) -> float:
+    """Return the wall time of a Python process, away from the checkout."""
+    command = [sys.executable, *arguments]
+    folder = tempfile.gettempdir()
+    return seconds_of(lambda: subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL))
 
 
-def python_json(program: str, *arguments: str) -> Any:
-    """Run a program in a fresh Python and return the JSON document of its last line of output."""
-    command = [sys.executable, "-c", program, *arguments]
-    result = subprocess.run(
-        command, cwd=tempfile.gettempdir(), check=True, capture_output=True, text=True, encoding="utf-8"
-    )
-    return json.loads(result.stdout.splitlines()[-1])
+def fresh(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a module of `scripts/` in a new Python process and return its result, by way of JSON."""
+    called = [str(SCRIPTS), function.__module__, function.__name__, json.dumps(arguments)]
+    command = [sys.executable, "-P", "-c", _CHILD, *called]
+    done = subprocess.run(command, cwd=tempfile.gettempdir(), check=True, stdout=subprocess.PIPE, encoding="utf-8")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def mapped_bytes(*names: str) -> list[int]:
+    """Return sums over this process's memory, such as `Rss`, `Pss` or `Anonymous`, in bytes; 0 but on Linux."""
+    sums = dict.fromkeys(names, 0)
+    if sys.platform == "linux":
+        for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
+            name, _, rest = line.partition(":")
+            if name in sums:
+                sums[name] = int(rest.split()[0]) * 1024
+    return list(sums.values())
+
+
+@contextlib.contextmanager
+def sampled(read: Callable[[], int], pause_s: float) -> Iterator[list[int]]:
+    """Read a number before a `with` block and again and again within it."""
+    samples, done = [read()], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(pause_s):
+            samples.append(read())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
 
 
 def peak_bytes() -> int:

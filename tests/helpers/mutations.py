@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["mutated_bytes", "mutated_json", "nested"]
+__all__ = ["changed_json", "mutated_bytes", "mutated_json", "nested"]
 
 _HOSTILE: tuple[Any, ...] = (
     *(None, True, -1, 0, 2**31, 2**63, 2**64, 10**40, 1e308, float("inf"), float("nan"), "", "\0", "é", "x" * 5000),
@@ -22,9 +22,7 @@ def mutated_json(document: Any, number: int) -> bytes:
     source = random.Random(number)  # reproducible, not secret
     if number % 8 == 7:
         return mutated_bytes(json.dumps(document).encode(), source)
-    changed = copy.deepcopy(document)
-    for _ in range(source.choice((1, 1, 1, 2, 3))):
-        _change(changed, source)
+    changed = changed_json(document, source)
     if number % 8 < 6:
         return json.dumps(changed).encode()
     holder, key = source.choice(list(_places(changed)) or [([None], 0)])
@@ -32,6 +30,14 @@ def mutated_json(document: Any, number: int) -> bytes:
     before, after = source.choice(_BRACKETS)
     depth = source.choice((60, 150, 199, 320, 500, 990, 20_000))
     return json.dumps(changed).replace('"@"', before * depth + "1" + after * depth).encode()
+
+
+def changed_json(document: Any, source: random.Random, more: Sequence[Any] = ()) -> Any:
+    """Return a document with one to three changes; `more` are values that are hostile to its reader."""
+    changed = copy.deepcopy(document)
+    for _ in range(source.choice((1, 1, 1, 2, 3))):
+        _change(changed, source, (*_HOSTILE, *more))
+    return changed
 
 
 _TOKENS = (
@@ -75,7 +81,7 @@ def mutated_bytes(data: bytes, source: random.Random) -> bytes:
     return bytes(made)
 
 
-def _change(document: Any, source: random.Random) -> None:
+def _change(document: Any, source: random.Random, hostile: Sequence[Any]) -> None:
     places = list(_places(document))
     if not places:
         return
@@ -94,7 +100,7 @@ def _change(document: Any, source: random.Random) -> None:
             other, place = source.choice(places)
             holder[key] = copy.deepcopy(other[place])
         case _:
-            holder[key] = copy.deepcopy(source.choice(_HOSTILE))
+            holder[key] = copy.deepcopy(source.choice(hostile))
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

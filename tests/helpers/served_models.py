@@ -76,8 +76,11 @@ def started(folder: Path, http: HttpOptions, options: ServeOptions, **place: Any
             served.http, served.grpc = rest or "", rpc or ""
 
         host = HostOptions(**{"http_port": 0, "grpc_port": 0, "http": http, **place})
-        running = asyncio.create_task(serve(served.repository, host, on_listening=listening, stop=served.stop))
-        while not (served.repository.ready and (served.http or served.grpc)) and not running.done():
+        loaded = asyncio.Event()  # front processes are ready as well then
+        running = asyncio.create_task(
+            serve(served.repository, host, on_listening=listening, on_loaded=loaded.set, stop=served.stop)
+        )
+        while not ((loaded.is_set() and served.repository.ready and (served.http or served.grpc)) or running.done()):
             await asyncio.sleep(0.01)
         ready.set()
         await running

@@ -195,3 +195,11 @@ def test_what_is_no_name_is_refused() -> None:
     """A graph where a device belongs is a typed error that names its class."""
     with pytest.raises(DeviceParseError, match="not by a list"):
         Device([])  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("kinds_restored")
+def test_registering_the_same_kind_twice_is_harmless() -> None:
+    """A module that is imported twice does no damage."""
+    register_kind(DeviceKind("npu9", "NPU 9"))
+    register_kind(DeviceKind("npu9", "NPU 9"))
+    assert Device.all().count(Device("npu9")) == 1

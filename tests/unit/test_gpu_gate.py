@@ -35,7 +35,7 @@ def test_the_record_is_of_a_run_that_passed(gate: ModuleType) -> None:
     assert record["device"] == "cuda"
     assert record["machine"]["available"] == "True"
     assert record["suite"]["failures"] == []
-    assert [part for part in ("suite", "truth", "webgpu", "checks") if not record[part]["ok"]] == []
+    assert [part for part in ("suite", "truth", "webgpu") if not record[part]["ok"]] == []
     assert record["calibration"]["ok"] is not False  # None, with the reason beside it, where it did not run alone
 
 
@@ -44,7 +44,7 @@ def call(gate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     """Return a call of the gate on a machine where every part passes at once."""
     monkeypatch.setattr(gate, "machine", lambda device: {"hardware": "H", "onnxruntime": "1"})
     monkeypatch.setattr(gate, "covered_digest", lambda: "as it is")  # takes ten seconds
-    for name in ("suite", "truth", "checks", "figures", "models"):
+    for name in ("suite", "truth", "figures", "models"):
         monkeypatch.setattr(gate, name, lambda *given, **more: {"ok": True, "limit_s": given[-1]})
 
     def run(*arguments: str) -> dict[str, Any]:

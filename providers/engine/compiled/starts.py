@@ -23,7 +23,7 @@ from rlx_ort.errors import EngineError
 from rlx_ort.providers.engine.compiled.store import MODEL_FILE, SCHEMA, cpu_facts, default_store, use_of
 from rlx_ort.providers.engine.process import budget, ending, refuse_at_the_end, watch
 from rlx_ort.providers.engine.runtime import describe_runtime, engine_exceptions, onnxruntime
-from rlx_ort.providers.engine.stopping import check_stopped, held_stop
+from rlx_ort.providers.engine.stopping import check_stopped, run_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -175,9 +175,7 @@ class SavedSession:
             return None
         try:
             self._refuse_stopped()
-            stop = held_stop()
-            options = self._options if stop is None else stop.run_options(onnxruntime())
-            results: list[Any] = session.run(self._names, dict(inputs), options)
+            results: list[Any] = session.run(self._names, dict(inputs), run_options(self._options))
         except engine_exceptions():
             check_stopped()
             self._refuse_stopped()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.op import Op, Sizes, named, pair
+from rlx_ort.ir.op import Op, named
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 POOLS = ("max", "mean", "sum", "min")
@@ -219,8 +219,3 @@ def _positive(op: Op, size: int) -> int:
     if size < 1:
         raise GraphVerifyError(f"{op.describe()} leaves nothing of its input: the result would have size {size}")
     return size
-
-
-def window(stride: Sizes, padding: Sizes, dilation: Sizes) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Return stride, padding and dilation of an image window, each as (height, width)."""
-    return pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)

@@ -1,6 +1,6 @@
 """Damaged ONNX files and models of one operator, in children: a typed error or the results of plain ONNX Runtime.
 
-The sample is small and always the same. `scripts/mutated_models.py` runs thousands, and prints a table.
+The sample is small and always the same; with larger numbers below it has thousands.
 """
 
 from __future__ import annotations

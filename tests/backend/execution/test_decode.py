@@ -356,9 +356,9 @@ def test_a_loop_with_tokens_ties_the_graph_to_its_device() -> None:
     assert not graph.has_state
     loop.prefill(PROMPT)
     assert graph.has_state
-    assert not graph.unbind_idle()
+    assert not graph._state.unbind_idle()
     loop.reset()
-    assert graph.unbind_idle()
+    assert graph._state.unbind_idle()
 
 
 def test_a_memory_budget_does_not_wait_for_a_loop_whose_prompt_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,12 +373,12 @@ def test_a_memory_budget_does_not_wait_for_a_loop_whose_prompt_runs(monkeypatch:
         return engine(user)
 
     monkeypatch.setattr(graph, "engine", slow)
-    graph._loops.add(loop)
+    graph._state.loops.add(loop)
     with ThreadPoolExecutor(2) as pool:
         prompt = pool.submit(loop.prefill, PROMPT)
         begun.wait(20)
         try:
-            assert pool.submit(graph.unbind_idle).result(timeout=10) is False
+            assert pool.submit(graph._state.unbind_idle).result(timeout=10) is False
         finally:
             freed.set()
         assert prompt.result().shape == (1, DECODER.vocabulary)

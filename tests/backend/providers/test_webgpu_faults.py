@@ -440,3 +440,16 @@ def test_fed_indices_out_of_range_are_refused(way: str) -> None:
         for wrong in (4, -5):
             with pytest.raises(EngineError, match=f"index {wrong} of input 'i' is out of range for node 'gather'"):
                 WAYS[way](compiled, x, np.array([wrong, 0], np.int64))
+
+
+def test_a_handle_without_elements_is_refused_where_it_follows_others() -> None:
+    """Softmax of nothing ends the process, also in a run that is like the last one but for a handle's size."""
+    g = Graph("softmax")
+    g.outputs = [g.softmax(g.input("x", ["n"]), 0)]
+    compiled = Session(Device.WEBGPU).compile(g)
+    for size in (3, 2, 3):
+        compiled.bind_gpu_handle("x", np.zeros(size, np.float32))
+        np.testing.assert_allclose(compiled.run({})[0], np.full(size, 1 / size), rtol=1e-5)
+    compiled.bind_gpu_handle("x", np.zeros(0, np.float32))
+    with pytest.raises(EngineError, match="a dim of 0"):
+        compiled.run({})

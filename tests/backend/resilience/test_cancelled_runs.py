@@ -72,10 +72,10 @@ while count < 1000:
         found["first"] = facts()
 found["last"] = facts()
 free = []
-thread = threading.Thread(target=lambda: free.append(compiled._slots.lock.acquire(timeout=5)))
+thread = threading.Thread(target=lambda: free.append(compiled._state.slots.lock.acquire(timeout=5)))
 thread.start()
 thread.join()
-compiled._slots.lock.release()
+compiled._state.slots.lock.release()
 found["right"] = free == [True] and all(np.array_equal(call()[0], wanted) for call in calls)
 print(json.dumps(found))
 """

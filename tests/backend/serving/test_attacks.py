@@ -48,7 +48,7 @@ def good(served: Served) -> bool:
 
 
 def test_malformed_requests_get_the_right_status(served: Served) -> None:
-    """Hundreds of every kind; a good request is answered afterwards. `scripts/serving_attacks.py` sends more."""
+    """Hundreds of every kind; a good request is answered afterwards."""
     counts, defects = run(served.http, served.grpc, 500, seed=1)
     assert defects == []
     assert sum(counts.values()) == 500

@@ -6,11 +6,10 @@ import copy
 import json
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mutations import mutated_bytes, nested
+from mutations import changed_json, mutated_bytes, nested
 
 from rlx_ort.converters.to_onnx.exporter import exported
 from rlx_ort.deploy.names import INDEX
@@ -28,9 +27,8 @@ LONGEST_S = 1.0
 """No mutation may keep a reader busy for longer."""
 
 _NASTY: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2**31, 2**32 - 1, 2**63, 10**30, 1e308, -0.5, "", "\0", "../x.json", "/x.json",
-    "C:\\x", "a" * 5000, "rlx.json", "graph.json", "f32", "f16", "string", "cuda:99999999999", "0" * 64, [], {}, [[]],
-    [[[]] * 3], {"": {}}, [None], {"device": "cpu"}, [2**62, 2**62], "\ud800", "NaN", nested(150), nested(220),
+    "../x.json", "/x.json", "C:\\x", "rlx.json", "graph.json", "f32", "f16", "string", "cuda:99999999999", "0" * 64,
+    {"device": "cpu"}, [2**62, 2**62], nested(150), nested(220),
 )  # fmt: skip
 
 
@@ -105,13 +103,13 @@ class Fuzzer:
             files[name] = mutated_bytes(files[name], source)
             repacked(target, files if name == INDEX else rebuilt(files, copy.deepcopy(self._index)))
         elif kind == "graph":
-            files["graph.json"] = _json(_shaken(self._graph, source))
+            files["graph.json"] = _json(changed_json(self._graph, source, _NASTY))
             repacked(target, rebuilt(files, copy.deepcopy(self._index)))
         elif kind == "manifest":
-            files["manifest.json"] = _json(_shaken(json.loads(files["manifest.json"]), source))
+            files["manifest.json"] = _json(changed_json(json.loads(files["manifest.json"]), source, _NASTY))
             repacked(target, rebuilt(files, copy.deepcopy(self._index)))
         else:
-            index = _shaken(self._index, source)
+            index = changed_json(self._index, source, _NASTY)
             repacked(target, {**files, INDEX: _json(index)} if source.random() < 0.5 else rebuilt(files, index))
 
     def _outside(self) -> set[Path]:
@@ -134,42 +132,6 @@ def _mutate(files: dict[str, bytes], source: random.Random) -> Any:
 
 def _json(document: Any) -> bytes:
     return json.dumps(document).encode("utf-8", "surrogatepass")
-
-
-def _shaken(document: Any, source: random.Random) -> Any:
-    """Return a JSON document with one to three of its values, keys or entries changed."""
-    made = copy.deepcopy(document)
-    for _ in range(source.choice([1, 1, 2, 3])):
-        places = list(_places(made))
-        if not places:
-            break
-        holder, key = source.choice(places)
-        action = source.randrange(5)
-        if action <= 1:
-            holder[key] = copy.deepcopy(source.choice(_NASTY))
-        elif action == 2:
-            del holder[key]
-        elif action == 3 and isinstance(holder, dict):
-            name = source.choice(_NASTY)
-            holder[name if isinstance(name, str) else "x"] = holder.pop(key)
-        else:
-            other, place = source.choice(places)
-            holder[key] = copy.deepcopy(_at(other, place))
-    return made
-
-
-def _at(holder: Any, key: Any) -> Any:
-    try:
-        return holder[key]
-    except (KeyError, IndexError):
-        return None
-
-
-def _places(item: Any) -> Iterator[tuple[Any, Any]]:
-    entries = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ()
-    for key, value in list(entries):
-        yield item, key
-        yield from _places(value)
 
 
 def _remove(path: Path) -> None:

@@ -115,3 +115,11 @@ def test_a_graph_is_not_kept_alive(learned: Learned) -> None:
     del graph
     gc.collect()
     assert alive() is None
+
+
+def test_memory_is_bounded(learned: Learned, graph: Graph) -> None:
+    """The oldest of many sizes is forgotten, the newest is not."""
+    for n in range(1000):
+        learned.note(graph, CPU, (("n", n),), 4000, PREDICTED)
+    assert sum(len(records) for records in learned._graphs.values()) <= 128
+    assert learned.corrected(graph, CPU, (("n", 999),), PREDICTED) == pytest.approx(4000)

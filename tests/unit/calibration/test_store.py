@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 import logging
 from typing import Any
 
@@ -12,6 +14,7 @@ from rlx_ort.calibration import store
 from rlx_ort.calibration.features import Kernel
 from rlx_ort.calibration.profile import CalibrationProfile, Row
 from rlx_ort.device import Device
+from rlx_ort.errors import CalibrationError
 
 
 def test_a_kept_profile_is_found_by_the_next_process(here: Any) -> None:
@@ -135,3 +138,34 @@ def test_rows_for_a_device_without_a_profile_are_not_kept(here: Any) -> None:
     store.add(Device.CUDA, [Row("?Det-1", (128,), 900.0)])
     assert store.find(Device.CUDA).profile is None
     assert not here.file.exists()
+
+
+def test_another_schema_is_measured_again(here: Any) -> None:
+    """The message names both."""
+    document = json.loads(here.profile().to_json()) | {"schema": 3}
+    with pytest.raises(CalibrationError, match="schema 3, this version reads 4"):
+        CalibrationProfile.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("time_ns", [-1.0, float("nan"), float("inf"), "fast", None])
+def test_a_time_that_cannot_be_makes_a_file_damaged(time_ns: object, here: Any) -> None:
+    """Of a row as well as of the host's pace."""
+    document = json.loads(here.profile().to_json())
+    for broken in (document | {"rows": [["Add", [8], time_ns, "f32", 0.0, 1]]},):
+        with pytest.raises(CalibrationError):
+            CalibrationProfile.from_json(json.dumps(broken))
+
+
+def test_a_full_disk_costs_the_file_and_not_the_profile(
+    here: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The measurement counts for this process, with a warning."""
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "write_atomic", full)
+    with caplog.at_level(logging.WARNING):
+        assert store.keep(Device.CUDA, here.profile()) is None
+    assert "No space left" in caplog.text
+    assert store.find(Device.CUDA).profile == here.profile()

@@ -67,6 +67,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, providers: Any) -> M
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(runtime, "runtime_problem", lambda: None)
     monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 31, 1))
+    monkeypatch.setattr(runtime, "describe_runtime", lambda: "onnxruntime 1.31.1")
     monkeypatch.setattr(MatMulSession, "run", run)
     monkeypatch.setattr(adaptive, "choose", choose)
     monkeypatch.setattr(learning, "LEARNED", Learned(lambda: found.now_ns / 1e9))

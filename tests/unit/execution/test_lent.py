@@ -95,6 +95,30 @@ def test_a_closed_clone_leaves_the_runner_alone(providers: Any, runner: GraphDev
     assert providers["cuda"].opened == 1
 
 
+def test_a_clone_outlives_the_runner_that_closes(providers: Any, runner: GraphDevices) -> None:
+    """The lent graph ends at once, and the session with the clone, the last that has it."""
+    lent = runner.compile("cuda")
+    clone = lent.clone()
+    runner.close()
+    with pytest.raises(RunError, match="closed"):
+        lent.run({"x": X})
+    np.testing.assert_array_equal(clone.run({"x": X})[0], Y)
+    clone.close()
+    assert (providers["cuda"].opened, providers["cuda"].sessions) == (1, 0)
+
+
+def test_a_clone_shares_the_session_of_new_weights(providers: Any, matmul_graph: Build) -> None:
+    """A frozen weight that changes opens one session for both."""
+    runner = GraphDevices(matmul_graph())
+    runner.set_param("w", ONES)
+    lent = runner.compile("cuda")
+    clone = lent.clone()
+    runner.set_param("w", 2 * ONES)
+    for compiled in (lent, clone):
+        np.testing.assert_array_equal(compiled.run({"x": X})[0], 2 * Y)
+    assert (providers["cuda"].opened, providers["cuda"].sessions) == (2, 1)
+
+
 def test_a_handle_is_in_both_views_of_a_device(runner: GraphDevices) -> None:
     """What is bound through the graph that was named feeds the one that was chosen, and the other way round."""
     named, chosen = _views(runner)

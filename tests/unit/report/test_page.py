@@ -1,4 +1,4 @@
-"""The page is one file that runs its own scripts only, and the libraries in it are those of the table."""
+"""The report: one file that runs its own scripts only, groups of repeated layers, and the clock of a trace."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import base64
 import hashlib
 import json
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from sample_reports import sample_report
 
 import rlx_ort.report
+from rlx_ort.ir.graph import Graph
+from rlx_ort.report.document import Group, groups_of
 from rlx_ort.report.page import rendered, vendored
+from rlx_ort.report.trace import Phase, TracedRun
 
 ASSETS = Path(rlx_ort.report.__path__[0]) / "assets"
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -65,3 +73,73 @@ def test_names_of_a_model_cannot_end_the_script() -> None:
 def test_the_page_of_a_small_model_is_small() -> None:
     """Below 1.5 MB, libraries included."""
     assert len(rendered([sample_report(2, 10)]).encode()) < 1_500_000
+
+
+def _trace(folder: Path, clock: Callable[[], int]) -> tuple[Phase, int]:
+    """Return the phase in which a session was opened, and where the trace has an event in the middle of it."""
+    traced = TracedRun()
+    traced.exported = cast("Any", SimpleNamespace(nodes=()))
+    with traced.phase("choose"):
+        time.sleep(0.01)
+    with traced.phase("open"):
+        time.sleep(0.005)
+        reading_ns = clock()
+        time.sleep(0.01)
+    profile = folder / "profile.json"
+    profile.write_text(json.dumps([{"ph": "X", "cat": "Session", "name": "load", "ts": 2000, "dur": 1}]), "utf-8")
+    traced.read_profile(Graph("g"), profile, reading_ns)
+    [(_, start_ns, _)] = traced.session
+    return traced.phases[-1], start_ns
+
+
+@pytest.mark.parametrize("clock", [time.time_ns, time.perf_counter_ns, time.monotonic_ns])
+def test_a_profile_is_placed_by_the_clock_that_timed_it(tmp_path: Path, clock: Callable[[], int]) -> None:
+    """The system's clock on Linux, a steady one on Windows and macOS."""
+    opened, start_ns = _trace(tmp_path, clock)
+    assert opened.start_ns + 7e6 <= start_ns <= opened.start_ns + opened.ns
+
+
+def test_a_profile_of_an_unknown_clock_begins_with_its_session(tmp_path: Path) -> None:
+    """The error is then below the time that the session took to open, and not the age of the clock."""
+    opened, start_ns = _trace(tmp_path, lambda: 12345)
+    assert start_ns == opened.start_ns + 2_000_000
+
+
+def _covered(groups: list[Group]) -> list[int]:
+    return [at for group in groups for at in range(group.first, group.first + group.count)]
+
+
+def test_layers_that_repeat_are_groups_that_are_alike() -> None:
+    """What is before and behind them stays alone."""
+    groups = groups_of(np.array([90, 91, *([*range(10)] * 4), 92]))
+    assert [(group.first, group.count) for group in groups] == [(2, 10), (12, 10), (22, 10), (32, 10)]
+    assert len({group.like for group in groups}) == 1
+    assert groups[1].label == "repeat 2 of 4"
+
+
+def test_two_stages_are_found_one_after_the_other() -> None:
+    """The rest is looked at again, and groups of different stages are not alike."""
+    groups = groups_of(np.array([*([*range(10)] * 6), 99, *([*range(20, 32)] * 3)]))
+    assert [group.count for group in groups] == [10] * 6 + [12] * 3
+    assert len({group.like for group in groups}) == 2
+
+
+def test_short_repetitions_are_put_together() -> None:
+    """A chain of two operators is no hundred groups of two."""
+    groups = groups_of(np.array([1, 2] * 40))
+    assert {group.count for group in groups} == {8}
+    assert _covered(groups) == [*range(80)]
+
+
+def test_a_small_model_without_repetition_has_no_groups() -> None:
+    """It is shown whole."""
+    assert groups_of(np.arange(100)) == []
+    assert groups_of(np.array([], dtype=np.int64)) == []
+
+
+@pytest.mark.parametrize("codes", [np.arange(5000), np.zeros(5000, np.int64), np.arange(5000) % 3], ids=str)
+def test_a_large_model_has_few_groups_with_every_node(codes: np.ndarray) -> None:
+    """The page places some 150 groups and not 5,000 nodes."""
+    groups = groups_of(codes)
+    assert len(groups) <= 160
+    assert len(set(_covered(groups))) == len(_covered(groups)) >= 4960

@@ -85,57 +85,28 @@ def test_the_cpu_may_help_in_an_automatic_choice_unless_it_is_strict(machine: An
     assert devices_for(graph, options=STRICT) == [CPU]
 
 
-def test_the_fastest_device_has_the_smallest_prediction(machine: Any) -> None:
-    """The priority does not decide where times are known."""
-    add(machine, "cuda", 35_000.0)
-    add(machine, "cpu", 4_000.0)
-    assert fastest_device_for(machine.chain("Erf")) == CPU
+NO_TIMES = {"cpu": None, "metal": None, "cuda": None}
+FASTEST: dict[str, tuple[dict[str, float | None], list[str], str]] = {
+    "by the time and not by priority": ({"cuda": 35_000.0, "cpu": 4_000.0}, [], "cpu"),
+    "of whatever kind it is": ({"vulkan": 10.0, "cpu": 100.0}, [], "vulkan"),
+    "the best without a preference": ({"cuda": 100.0, "cpu": 104.0}, [], "cuda"),
+    "a preferred one within five percent of the best": ({"cuda": 100.0, "cpu": 104.0}, ["cpu"], "cpu"),
+    "a known time before an unknown one": ({"cuda": None, "cpu": 100.0}, [], "cpu"),
+    "a number before none": ({"cuda": math.nan, "cpu": 100.0}, [], "cpu"),
+    "by priority where times are equal": ({"cpu": 100.0, "metal": 100.0}, [], "metal"),
+    "by priority where no time is known": (NO_TIMES, [], "cuda"),
+    "by preference where no time is known": (NO_TIMES, ["metal"], "metal"),
+}
 
 
-def test_a_preference_wins_within_five_percent_of_the_best(machine: Any) -> None:
-    """104 is as good as 100 when it is preferred."""
-    add(machine, "cuda", 100.0)
-    add(machine, "cpu", 104.0)
-    graph = machine.chain("Erf")
-    assert fastest_device_for(graph, DevicePolicy()) == CUDA
-    assert fastest_device_for(graph, DevicePolicy().with_prefer(["cpu"])) == CPU
-
-
-def test_without_predictions_the_preference_and_then_the_priority_decide(machine: Any) -> None:
-    """No model, no times."""
-    for kind in ("cpu", "metal", "cuda"):
-        add(machine, kind)
-    graph = machine.chain("Erf")
-    assert fastest_device_for(graph) == CUDA
-    assert fastest_device_for(graph, DevicePolicy().with_prefer(["metal"])) == METAL
-
-
-def test_a_device_without_a_prediction_comes_after_those_with_one(machine: Any) -> None:
-    """What is known is chosen before what is not."""
-    add(machine, "cuda")
-    add(machine, "cpu", 100.0)
-    assert fastest_device_for(machine.chain("Erf")) == CPU
-
-
-def test_one_model_does_not_shut_out_a_better_prediction_of_another_kind(machine: Any) -> None:
+@pytest.mark.parametrize(("times_ns", "prefer", "fastest"), FASTEST.values(), ids=FASTEST)
+def test_the_fastest_device_has_the_smallest_prediction(
+    machine: Any, times_ns: dict[str, float | None], prefer: list[str], fastest: str
+) -> None:
     """Every provider with a profile is compared, not a fixed list of kinds as in the original."""
-    add(machine, "vulkan", 10.0)
-    add(machine, "cpu", 100.0)
-    assert fastest_device_for(machine.chain("Erf")) == Device.VULKAN
-
-
-def test_a_prediction_that_is_no_number_counts_as_none(machine: Any) -> None:
-    """A broken profile does not win and does not break the choice."""
-    add(machine, "cuda", math.nan)
-    add(machine, "cpu", 100.0)
-    assert fastest_device_for(machine.chain("Erf")) == CPU
-
-
-def test_equal_predictions_are_decided_by_the_priority(machine: Any) -> None:
-    """The platform priority is the last word."""
-    add(machine, "cpu", 100.0)
-    add(machine, "metal", 100.0)
-    assert fastest_device_for(machine.chain("Erf")) == METAL
+    for kind, time_ns in times_ns.items():
+        add(machine, kind, time_ns)
+    assert fastest_device_for(machine.chain("Erf"), DevicePolicy(prefer=prefer)).label == fastest
 
 
 def test_with_nothing_viable_the_fastest_raises_with_each_blocker(machine: Any) -> None:

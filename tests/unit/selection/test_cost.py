@@ -1,13 +1,18 @@
 """Predicted times, computed by hand: one unit set, leaves free, launches, transfers, and the CPU's help."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+from op_tests.cases import CASES, built
 
+from rlx_ort.calibration.features import workload_of
+from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
-from rlx_ort.errors import CalibrationError, GraphVerifyError, NoViableDeviceError
+from rlx_ort.errors import CalibrationError, GraphVerifyError, NoViableDeviceError, RlxError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
@@ -17,6 +22,7 @@ from rlx_ort.selection.cost import (
     ProfileCostModel,
     estimate_graph_cost,
     pick_best_device,
+    total_ns,
 )
 from rlx_ort.selection.predict import cost_model
 
@@ -296,3 +302,29 @@ def test_the_default_model_of_the_cpu_counts_the_cores_of_the_process(
     machine.add("cpu", profile=machine.profile())
     found = [cost_model(device) for device in (Device.CPU, Device.GPU)]
     assert [model and model.num_threads() for model in found] == [2, 1]
+
+
+ROUNDTRIP_NS, DISPATCH_NS = 1000.0, 10.0
+
+
+def case_graph(name: str) -> Graph:
+    """Return the graph of a case, in the first of three dtypes that its op takes."""
+    for dtype in (DType.F32, DType.I32, DType.BOOL):
+        try:
+            return built(CASES[name], dtype)[0]
+        except RlxError:
+            continue
+    raise AssertionError(f"{name} takes none of the dtypes")
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_an_op_costs_the_launches_of_what_it_is_exported_to(name: str, machine: Any) -> None:
+    """What is folded and what only names memory anew is free; the price is finite, and that of the exported model."""
+    machine.add("cpu", kernels=None)
+    model = ProfileCostModel(Device.CPU, machine.profile(roundtrip_ns=ROUNDTRIP_NS, dispatch_ns=DISPATCH_NS))
+    graph = case_graph(name)
+    predicted = estimate_graph_cost(graph, model)
+    workload = workload_of(export_model(graph))
+    launched = sum(count for kernel, count in workload.counts.items() if kernel.name != "View")
+    assert ROUNDTRIP_NS + launched * DISPATCH_NS <= predicted < math.inf
+    assert predicted == pytest.approx(total_ns(workload, model))

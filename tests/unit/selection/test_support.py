@@ -1,7 +1,10 @@
-"""Whether a device takes a graph: kernels, versions, types, placement rules, messages and the memory of answers."""
+"""Whether a device takes a graph: kernels, functions, versions, types, placement rules, messages and memory."""
 
 from typing import Any
 
+import pytest
+
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -11,6 +14,7 @@ from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import KernelClaim
+from rlx_ort.selection.node_claims import function_body, is_function
 from rlx_ort.selection.support import (
     dispatch_report_for_device,
     first_unsupported_op,
@@ -33,22 +37,38 @@ class NoOnnxForm(Op):
         return (first,)
 
 
-def test_one_node_without_a_kernel_makes_a_graph_unsupported(machine: Any) -> None:
-    """Strict is the rule for a device that is asked about by name."""
-    machine.add("gpu", kernels=machine.kernels("Relu"))
-    machine.add("cpu", kernels=machine.kernels("Relu", "Erf"))
-    assert not supports_graph("gpu", machine.chain("Relu", "Erf"))
+MISH = "Softplus Tanh Mul"  # what the function of Mish computes, x tanh(softplus(x))
+TAKEN: dict[str, tuple[dict[str, str], str, DType, CompileOptions | None, bool]] = {
+    "a node without a kernel": ({"gpu": "Relu", "cpu": "Relu Erf"}, "Relu Erf", DType.F32, None, False),
+    "the kernel's element type": ({"gpu": "Erf"}, "Erf", DType.F32, None, True),
+    "another element type": ({"gpu": "Erf"}, "Erf", DType.F64, None, False),
+    "a function whose nodes have kernels": ({"gpu": MISH}, "Mish", DType.F32, None, True),
+    "a function of which a node has none": ({"gpu": "Softplus Mul"}, "Mish", DType.F32, None, False),
+    "a function of another element type": ({"gpu": MISH}, "Mish", DType.F64, None, False),
+    "a function that the CPU would take as it is": ({"gpu": MISH, "cpu": "Mish"}, "Mish", DType.F32, None, False),
+    "f16, which is cast on the CPU": ({"cpu": "Erf"}, "Erf", DType.F16, None, True),
+    "f16, which is cast nowhere else": ({"gpu": "Erf", "cpu": "Erf"}, "Erf", DType.F16, None, False),
+    "bf16, which is not cast on the CPU": ({"cpu": "Erf"}, "Erf", DType.BF16, None, False),
+    "help that the CPU cannot give": ({"gpu": "Relu", "cpu": "Sigmoid"}, "Relu Erf", DType.F32, ASSISTED, False),
+}
 
 
-def test_a_device_that_is_away_supports_no_graph(machine: Any) -> None:
-    """Support includes being here."""
+@pytest.mark.parametrize(("kernels", "chain", "dtype", "options", "taken"), TAKEN.values(), ids=TAKEN)
+def test_a_device_takes_a_graph_or_not(
+    machine: Any, kernels: dict[str, str], chain: str, dtype: DType, options: CompileOptions | None, taken: bool
+) -> None:
+    """The first device is asked; strict is the rule for one that is asked about by name."""
+    for kind, names in kernels.items():
+        machine.add(kind, kernels=machine.kernels(*names.split()))
+    assert supports_graph(next(iter(kernels)), machine.chain(*chain.split(), dtype=dtype), options) is taken
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu"], ids=["away", "without a provider"])
+def test_a_device_that_is_away_supports_no_graph(machine: Any, name: str) -> None:
+    """And no op: being here comes first, and nothing is raised for a known name."""
     machine.add("gpu", kernels=machine.kernels("Relu"), answer=machine.away)
-    assert not supports_graph("gpu", machine.chain("Relu"))
-
-
-def test_a_device_without_a_provider_supports_no_graph(machine: Any) -> None:
-    """Nothing is raised for a known name."""
-    assert not supports_graph("tpu", machine.chain("Relu"))
+    assert not supports_graph(name, machine.chain("Relu"))
+    assert not supports(name, OnnxNode("Relu"))
 
 
 def test_an_empty_graph_is_supported(machine: Any) -> None:
@@ -75,55 +95,12 @@ def test_a_provider_that_lists_no_kernels_supports_what_it_may_compile(machine: 
     assert supports_graph("openvino", machine.chain("Relu"))
 
 
-def test_the_element_type_matters(machine: Any) -> None:
-    """A kernel for f32 does not take f64."""
-    machine.add("gpu", kernels=machine.kernels("Erf"))
-    assert supports_graph("gpu", machine.chain("Erf"))
-    assert not supports_graph("gpu", machine.chain("Erf", dtype=DType.F64))
-
-
 def test_the_version_range_of_a_kernel_matters(machine: Any) -> None:
     """A kernel that ended before the operator's current version does not count: Erf was last changed in 13."""
     machine.add("gpu", kernels=(KernelClaim("", "Erf", 9, 12, {}),))
     assert not supports_graph("gpu", machine.chain("Erf"))
     machine.add("gpu", kernels=(KernelClaim("", "Erf", 13, None, {}),))
     assert supports_graph("gpu", machine.chain("Erf"))
-
-
-def test_an_operator_that_onnx_defines_by_a_function_is_taken(machine: Any) -> None:
-    """ONNX Runtime expands Mish, which is x tanh(softplus(x)), where no kernel takes it."""
-    machine.add("gpu", kernels=machine.kernels("Softplus", "Tanh", "Mul"))
-    assert supports_graph("gpu", machine.chain("Mish"))
-
-
-def test_a_function_is_refused_when_a_node_of_its_body_has_no_kernel(machine: Any) -> None:
-    """What Mish expands into must run on the device, with the element types it is asked for."""
-    machine.add("gpu", kernels=machine.kernels("Softplus", "Mul"))
-    assert not supports_graph("gpu", machine.chain("Mish"))
-    machine.add("webgpu", kernels=machine.kernels("Softplus", "Tanh", "Mul"))
-    assert not supports_graph("webgpu", machine.chain("Mish", dtype=DType.F64))
-
-
-def test_a_function_that_the_cpu_has_a_kernel_for_is_not_expanded(machine: Any) -> None:
-    """The device could run what Mish expands into, but the CPU takes Mish as it is, so it would run there."""
-    machine.add("gpu", kernels=machine.kernels("Softplus", "Tanh", "Mul"))
-    machine.add("cpu", kernels=machine.kernels("Mish"))
-    assert not supports_graph("gpu", machine.chain("Mish"))
-
-
-def test_the_cpu_takes_f16_nodes_through_f32(machine: Any) -> None:
-    """ONNX Runtime inserts casts on the CPU, and on no other device."""
-    machine.add("cpu", kernels=machine.kernels("Erf"))
-    machine.add("gpu", kernels=machine.kernels("Erf"))
-    half = machine.chain("Erf", dtype=DType.F16)
-    assert supports_graph("cpu", half)
-    assert not supports_graph("gpu", half)
-
-
-def test_the_cpu_does_not_take_bf16_without_a_kernel(machine: Any) -> None:
-    """No casts are inserted for bf16."""
-    machine.add("cpu", kernels=machine.kernels("Erf"))
-    assert not supports_graph("cpu", machine.chain("Erf", dtype=DType.BF16))
 
 
 def test_shape_computation_needs_no_kernel_of_the_device(machine: Any) -> None:
@@ -146,13 +123,6 @@ def test_the_cpu_may_help_under_the_assisted_rule(machine: Any) -> None:
     assert supports_graph("gpu", graph, ASSISTED)
     assert not supports_graph("gpu", graph, STRICT)
     assert support_of(Device.GPU, graph, ASSISTED).cpu_nodes == {2}
-
-
-def test_the_cpu_cannot_help_with_what_it_does_not_take(machine: Any) -> None:
-    """Assisted is not anything goes."""
-    machine.add("gpu", kernels=machine.kernels("Relu"))
-    machine.add("cpu", kernels=machine.kernels("Sigmoid"))
-    assert not supports_graph("gpu", machine.chain("Relu", "Erf"), ASSISTED)
 
 
 def test_a_graph_that_the_cpu_would_run_alone_is_not_supported_by_another_device(machine: Any) -> None:
@@ -237,28 +207,57 @@ def test_an_op_that_no_output_needs_does_not_matter(machine: Any) -> None:
 
 
 def test_an_op_is_supported_where_its_operator_has_a_kernel(machine: Any) -> None:
-    """`supports` looks at the operator only, not at types."""
+    """By name or as a node, whatever its types; leaves need no kernel, and ops without an ONNX form have none."""
     machine.add("gpu", kernels=machine.kernels("Relu"))
-    assert supports("gpu", OnnxNode("Relu"))
-    assert not supports("gpu", OnnxNode("Erf"))
+    leaf = Input("x", TensorType(DType.F32, Shape([1])))
+    assert all(supports("gpu", op) for op in ("Relu", OnnxNode("Relu"), leaf))
+    assert not any(supports("gpu", op) for op in ("Erf", OnnxNode("Erf"), NoOnnxForm()))
 
 
-def test_a_leaf_is_supported_and_an_op_without_an_onnx_form_is_not(machine: Any) -> None:
-    """Leaves are no kernels; training ops are none either."""
-    machine.add("gpu", kernels=machine.kernels("Relu"))
-    assert supports("gpu", Input("x", TensorType(DType.F32, Shape([1]))))
-    assert not supports("gpu", NoOnnxForm())
+def call(op_type: str, *inputs: ValueType) -> ExportedNode:
+    """Return a node of opset 21 with one result of the type of its first input."""
+    return ExportedNode.of("n", "", op_type, 21, 1, inputs, inputs[:1], (), ())
 
 
-def test_an_operator_may_be_asked_for_by_name(machine: Any) -> None:
-    """Its kernels are looked up as those of a raw node."""
-    machine.add("gpu", kernels=machine.kernels("Relu"))
-    assert supports("gpu", "Relu")
-    assert not supports("gpu", "Erf")
+@pytest.mark.parametrize(
+    ("op_type", "expanded"), [("Mish", True), ("HardSwish", True), ("Erf", False), ("Conv", False)]
+)
+def test_an_operator_with_a_function_is_expanded(op_type: str, expanded: bool) -> None:
+    """ONNX writes Mish and HardSwish as functions, Erf and Conv as operators of their own."""
+    assert is_function("", op_type, 21) == expanded
 
 
-def test_no_op_is_supported_on_a_device_that_is_away(machine: Any) -> None:
-    """Being here comes first."""
-    machine.add("gpu", kernels=machine.kernels("Relu"), answer=machine.away)
-    assert not supports("gpu", OnnxNode("Relu"))
-    assert not supports("tpu", OnnxNode("Relu"))
+def test_a_function_whose_body_has_changed_its_meaning_is_not_expanded() -> None:
+    """Softplus is written with opset 18's CastLike: it expands in a model of opset 18 and not of 21."""
+    assert is_function("", "Softplus", 18)
+    assert not is_function("", "Softplus", 21)
+
+
+def test_an_operator_that_onnx_does_not_know_is_not_expanded() -> None:
+    """Operators of ONNX Runtime have no schema in ONNX."""
+    assert not is_function("com.microsoft", "FusedMatMul", 1)
+
+
+def test_a_body_has_the_types_of_the_call() -> None:
+    """Every node of x tanh(softplus(x)) computes in the type that Mish was asked for."""
+    f64 = TensorType(DType.F64, Shape([4]))
+    body = function_body(call("Mish", f64))
+    assert body is not None
+    assert [node.op_type for node in body] == ["Softplus", "Tanh", "Mul"]
+    assert {kind.dtype for node in body for kind in node.outputs if isinstance(kind, TensorType)} == {DType.F64}
+
+
+def test_a_body_that_depends_on_attributes_is_not_looked_into() -> None:
+    """GroupNormalization is built for its number of groups, and SequenceMap for its body."""
+    f32 = TensorType(DType.F32, Shape([2, 4, 8]))
+    assert function_body(call("GroupNormalization", f32, f32, f32)) is None
+    assert function_body(call("SequenceMap", f32)) is None
+
+
+def test_a_body_of_a_domain_that_lacks_an_opset_for_it_is_not_expanded() -> None:
+    """The functions of ai.onnx.preview are made of operators of ai.onnx, whose version a single node does not say."""
+    f32 = TensorType(DType.F32, Shape([1, 2, 3, 4]))
+    assert (
+        function_body(ExportedNode.of("n", "ai.onnx.preview", "FlexAttention", 1, 1, (f32,) * 3, (f32,), (), ()))
+        is None
+    )

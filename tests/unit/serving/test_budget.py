@@ -96,3 +96,36 @@ def test_answers_that_cannot_be_given_up_take_half_of_the_budget() -> None:
     second.close()
     small.close()
     assert (budget.held_bytes, budget._sent_bytes) == (0, 0)
+
+
+def test_processes_share_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one holds finds no room in another, whose need ends the slow clients of the first."""
+    monkeypatch.setattr(budgets, "_PATIENCE_S", 0.0)
+
+    async def main() -> None:
+        table = memoryview(bytearray(2 * 8 * budgets.COLUMNS)).cast("q")
+        first, second = (Budget(100, table, place) for place in range(2))
+
+        async def slow() -> None:
+            share = Share(first)
+            try:
+                with share.waiting():
+                    share.take(90)
+                    await asyncio.sleep(30)
+            finally:
+                share.close()
+
+        task = asyncio.create_task(slow())
+        await asyncio.sleep(0.01)
+        with pytest.raises(ServingError):
+            Share(second).take(20)
+        assert (first.held_bytes, second.held_bytes, second.peak_bytes, first.refused) == (90, 90, 90, 1)
+        first.give_way()
+        with pytest.raises(ServingError, match="too slow"):
+            await task
+        assert (second.held_bytes, second.ended) == (0, 1)
+        Share(second).take(90)
+        first.forget(1)
+        assert first.held_bytes == 0
+
+    asyncio.run(main())

@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("httptools")
 
-import uvicorn
 from uvicorn.server import ServerState
 
-from rlx_ort.serving.connections import limited
+from rlx_ort.serving.connections import LimitedServer
 from rlx_ort.serving.options import ConnectionLimits
 
 
@@ -37,10 +36,10 @@ class Transport:
 
 def test_each_connection_beyond_the_limit_ends_another_one() -> None:
     """Also where all come within one turn of the event loop, before any has noticed its end."""
-    config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)
+    config = LimitedServer(lambda: None, ConnectionLimits(most=5), 1.0).config
     config.load()
     state, transports, clock = ServerState(), [], iter(range(1000))
-    made = limited(ConnectionLimits(most=5))
+    made = config.http_protocol_class
     for _ in range(50):
         connection = made(config, state, {}, SimpleNamespace(time=lambda: float(next(clock))))
         transports.append(Transport())

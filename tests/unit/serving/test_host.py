@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlx_ort.serving.host import ENDING, SeldomLogged, _on_signals
+from rlx_ort.serving.host import SeldomLogged, _on_signals
+from rlx_ort.serving.options import ENDING
 
 
 def test_events_of_the_loop_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:

@@ -147,6 +147,21 @@ def test_batches_are_padded_to_powers_of_two(padding: Padding, counts: list[int]
     assert set(inputs[sum(counts) :, 0]) <= {given[-1][-1, 0]}
 
 
+@pytest.mark.parametrize("counts", [[1] * 9, [3, 1, 5, 2], [16], [7]])
+def test_large_batches_keep_their_order(counts: list[int]) -> None:
+    """However many threads copy them; the padding repeats the last row."""
+    seen: list[Array] = []
+    device = Lane(CUDA, lambda inputs, _: {"y": seen.append(inputs["x"]) or inputs["x"]}, lambda rows: 1e6, 16)  # type: ignore[func-returns-value]
+    device.padding = "always"
+    whole = np.arange(sum(counts) << 18, dtype=np.float32).reshape(sum(counts), -1)
+    parts = np.split(whole, np.cumsum(counts)[:-1])
+    answers = executed(device, [Rows({"x": part}, None, len(part), 0) for part in parts])
+    for part, answer in zip(parts, answers, strict=True):
+        assert isinstance(answer, Answer)
+        np.testing.assert_array_equal(answer.outputs["y"], part)
+    np.testing.assert_array_equal(seen[0][len(whole) :], np.repeat(whole[-1:], len(seen[0]) - len(whole), axis=0))
+
+
 @pytest.mark.parametrize(
     ("compiles", "recorded", "wanted"), [(False, 0, "never"), (False, 1, "joined"), (True, 0, "always")]
 )

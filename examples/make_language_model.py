@@ -1,7 +1,7 @@
 r"""Make a small language model of random weights, and its onnxruntime-genai folders, for tests and measurements.
 
-    python scripts/make_genai_models.py FOLDER                          llama512: 8 layers, 512 wide
-    python scripts/make_genai_models.py FOLDER --name llama64 --hidden 64 --layers 1 --heads 4 --kv-heads 2 \
+    python examples/make_language_model.py FOLDER                          llama512: 8 layers, 512 wide
+    python examples/make_language_model.py FOLDER --name llama64 --hidden 64 --layers 1 --heads 4 --kv-heads 2 \
         --intermediate 176 --vocabulary 512
 
 Needs torch, transformers, tokenizers, onnx-ir and onnxruntime-genai. It makes, with NAME from --name:
@@ -66,7 +66,7 @@ def main() -> None:
         folder = base.with_name(f"{options.name}-{variant}")
         shutil.rmtree(folder, ignore_errors=True)
         arguments = [*VARIANTS[variant], "-i", str(checkpoint), "-o", str(folder), "-c", str(options.folder / "cache")]
-        subprocess.run([sys.executable, "-m", "onnxruntime_genai.models.builder", *arguments], check=True)
+        subprocess.run([sys.executable, "-m", "onnxruntime_genai.models.builder", *arguments], check=True)  # noqa: S603
     shutil.rmtree(options.folder / "cache", ignore_errors=True)
     (genai,) = set(importlib.metadata.packages_distributions()["onnxruntime_genai"])  # a package for each engine
     packages = ("torch", "transformers", "tokenizers", "onnx-ir", genai)
@@ -76,7 +76,7 @@ def main() -> None:
         "",
         "A Llama checkpoint of random weights and its onnxruntime-genai folders, made by",
         "",
-        f"    python scripts/make_genai_models.py FOLDER {' '.join(sys.argv[2:])}".rstrip(),
+        f"    python examples/make_language_model.py FOLDER {' '.join(sys.argv[2:])}".rstrip(),
         "",
         f"with {versions}.",
         "",

@@ -1,0 +1,91 @@
+"""The cost model chooses for the kept runs as well as when it was merged; nothing is measured.
+
+`tests/data/replay/` has the rows of six calibrations of an H200 with 16 cores, and what up to 78 graphs took there on
+each device; `graphs.json.gz` has the graphs by name, without their weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlx_ort.calibration.features import Workload, workload_of
+from rlx_ort.calibration.model import MeasuredCostModel
+from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
+from rlx_ort.device import Device
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.serde import from_json
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.hardware import core_share
+from rlx_ort.providers.registry import provider_of
+from rlx_ort.selection.cost import total_ns
+from rlx_ort.selection.support import model_for
+
+KEPT = Path(__file__).parents[2] / "data" / "replay"
+CORES = 16  # of the machines of the kept runs
+
+
+@functools.cache
+def graphs() -> dict[str, Graph]:
+    """Return the graphs of the kept runs by name."""
+    texts = json.loads(gzip.decompress((KEPT / "graphs.json.gz").read_bytes()))
+    return {name: from_json(json.dumps(document)) for name, document in texts.items()}
+
+
+@functools.cache
+def workload(name: str, label: str) -> Workload | None:
+    """Return the work of a graph as a device gets it, or None where it cannot run."""
+    provider, device = provider_of(Device(label)), Device(label)
+    exported = None if provider is None else model_for(provider, graphs()[name], CompileOptions().on(device))
+    return None if exported is None else workload_of(exported)
+
+
+def shipped(label: str) -> CostProfile:
+    """Return a device's figures without a calibration; those of the CPU for the machine of the runs."""
+    provider = provider_of(Device(label))
+    profile = None if provider is None else provider.default_profile(Device(label))
+    assert profile is not None  # the devices of the kept runs have one
+    if label != "cpu":
+        return profile
+    more = CORES / core_share().threads
+    return replace(profile, gemm_gflops=more * profile.gemm_gflops, conv_gflops=more * profile.conv_gflops)
+
+
+def predictions(run: Mapping[str, Any]) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Return, for each graph of a run, the predicted and the measured nanoseconds by device."""
+    costs: dict[str, Any] = {}
+    for label, rows in run["rows"].items():
+        kept = tuple(Row(name, tuple(size), ns, dtype) for name, size, dtype, ns in rows)
+        profile = CalibrationProfile(ProfileKey(label, f"{label}EP", "kept"), kept)
+        costs[label] = MeasuredCostModel(Device(label), profile, shipped=shipped(label))
+    made = []
+    for case in run["cases"]:
+        predicted = {
+            label: total_ns(work, cost if work.host_decides else getattr(cost, "replayed", cost))
+            for label, cost in costs.items()
+            if (work := workload(case["name"], label)) is not None
+        }
+        made.append((predicted, case["measured"]))
+    return made
+
+
+def test_the_model_chooses_for_the_kept_runs_within_the_limits() -> None:
+    """The limits are the figures with which the model was merged, and what they vary between runs."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(KEPT.glob("*.json"))]
+    pairs = [pair for run in runs for pair in predictions(run)]
+    errors = sorted(abs(predicted[label] / ns - 1) for predicted, measured in pairs for label, ns in measured.items())
+    regrets = []
+    for predicted, measured in (pair for pair in pairs if len(pair[1]) > 1):
+        chosen = min(predicted, key=lambda label: predicted[label])
+        regrets.append(measured.get(chosen, max(measured.values())) / min(measured.values()))
+    assert len(regrets) == 422
+    assert statistics.geometric_mean(regrets) <= 1.023
+    assert statistics.median(errors) <= 0.125
+    assert errors[int(0.9 * (len(errors) - 1))] <= 0.44
