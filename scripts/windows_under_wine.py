@@ -825,7 +825,9 @@ def truth_summary(out: Path) -> dict[str, Any]:
 def models_summary(out: Path) -> dict[str, Any]:
     """Return for each user model whether it runs on the device, its largest error and which device is chosen."""
     path, refused = out / "models.json", of_vkd3d(out)
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": {}, "not_reached": "all"}
+    found: dict[str, Any] = {"rows": {}, "not_reached": "all"}
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
     causes = {name: "vkd3d" if name in refused else "" for name in found["rows"]}
     failures = [
         {"test": name, "cause": causes[name], "why": why} for name, row in found["rows"].items() for why in row["wrong"]
