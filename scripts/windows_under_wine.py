@@ -189,7 +189,8 @@ class System:
             return list(arguments)
         mounts = (
             'PATH=$PATH:/usr/sbin:/sbin; root=$1 cache=$2; shift 2; mount -t proc proc "$root/proc"; '
-            'mount --rbind /sys "$root/sys"; mount --rbind /dev "$root/dev"; mount --bind "$cache" "$root/rlx"; exec chroot "$root" "$@"'
+            'mount --rbind /sys "$root/sys"; mount --rbind /dev "$root/dev"; mount --bind "$cache" "$root/rlx"; '
+            'exec chroot "$root" "$@"'
         )
         mounter = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", mounts, "sh"]
         return [*mounter, str(self.folder), str(self.cache), *arguments]
