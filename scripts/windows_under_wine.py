@@ -188,8 +188,9 @@ class System:
         if self.folder is None:
             return list(arguments)
         mounts = (
-            'root=$1 cache=$2; shift 2; mount -t proc proc "$root/proc"; mount --rbind /sys "$root/sys"; '
-            'mount --rbind /dev "$root/dev"; mount --bind "$cache" "$root/rlx"; exec chroot "$root" "$@"'
+            'PATH=$PATH:/usr/sbin:/sbin; root=$1 cache=$2; shift 2; mount -t proc proc "$root/proc"; '
+            'mount --rbind /sys "$root/sys"; mount --rbind /dev "$root/dev"; mount --bind "$cache" "$root/rlx"; '
+            'exec chroot "$root" "$@"'
         )
         mounter = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", mounts, "sh"]
         return [*mounter, str(self.folder), str(self.cache), *arguments]

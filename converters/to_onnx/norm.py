@@ -229,8 +229,8 @@ def reduced(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
         wide = emit.cast(inputs[0], DType.F64)
         mean = emit.op("ReduceMean", wide, emit.i64(op.axes), keepdims=int(op.keep_dim))
         return emit.cast(emit.op("Min", mean, emit.constant(_BELOW_2_64, DType.F64)), DType.U64)
-    if op.function in _INTEGER_SUMS and dtype.is_integer and not emit.has_kernel(op_type, TensorType(compute)):
-        if op.function == "prod" or emit.has_kernel("MatMul", *(2 * [TensorType(compute)])):
+    if op.function in _INTEGER_SUMS and dtype.is_integer and not emit.has_kernel(op_type, kind := TensorType(compute)):
+        if op.function == "prod" or emit.has_kernel("MatMul", kind, kind) or not emit.has_kernel("Mod", kind, kind):
             return _wrapping(emit, op, inputs[0])
         if compute is DType.I64:
             total = _sum_of_parts(emit, op, emit.cast(inputs[0], compute))
