@@ -351,15 +351,13 @@ def test_a_package_is_calibrated_at_its_own_sizes(
     cli: Cli, add_one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dims that the package fixes count, and those of --dim come first."""
-    from rlx_ort.selection import predict
-
     used = []
 
     def calibrate(device: object, *, graph: object, dims: dict[str, int], quick: bool) -> object:
         used.append(dims)
         raise CalibrationError("not measured here")
 
-    monkeypatch.setattr(predict, "calibrate", calibrate)
+    monkeypatch.setattr("rlx_ort.calibrate", calibrate)
     package = tmp_path / "m.ortpackage"
     assert cli(*PACKAGE, add_one, "-o", package, "--dim", "rows=3").code == 0
     cli("calibrate", package, "--device", "cpu")
