@@ -183,5 +183,5 @@ def frozen(session: nox.Session) -> None:
 @nox.session
 def wine(session: nox.Session) -> None:
     """Run what every change must pass under a Windows build of Python, in Wine; other parts are named: `-- directx`."""
-    session.install("pip", "uv")
+    session.install("pip", "pytest", "uv")
     session.run("python", "scripts/windows_under_wine.py", "test", *session.posargs)

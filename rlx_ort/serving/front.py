@@ -160,7 +160,7 @@ async def _served(settings: FrontSettings) -> None:
     link = _shared(settings.channel) if isinstance(settings.channel, bytes) else socket.socket(fileno=settings.channel)
     link.setblocking(False)
     await loop.connect_accepted_socket(lambda: channel, link)
-    if settings.connections is not None:
+    if sys.platform != "win32" and settings.connections is not None:
         connections = socket.socket(fileno=settings.connections)
         connections.setblocking(False)
 
