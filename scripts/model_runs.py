@@ -131,6 +131,10 @@ def _compare(row: dict[str, Any], model: UserModel, way: str, run: Callable[[Any
     for case, sizes in enumerate(model.cases):
         try:
             outputs = run(model.feeds(sizes))
+        except PlacementError:
+            if way != PlacementRule.ASSISTED.value:
+                row["wrong"].append(f"{way}, {dict(sizes)}: refused after it ran")
+            return  # with no node on the device the CPU does not help
         except Exception as err:  # every error is to be typed
             typed = "" if isinstance(err, RlxError) else "not typed: "
             row["wrong"].append(f"{way}, {dict(sizes)}: {typed}{first_line(err)}")

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import tritonclient.grpc
-import tritonclient.grpc.aio
-import tritonclient.http
-import tritonclient.http.aio
 from served_models import WEIGHT, Served, save_product
-from tritonclient.utils import InferenceServerException
 
 from rlx_ort.ir.dtype import DType
 from rlx_ort.serving.protocol import DATATYPES
+
+pytest.importorskip("tritonclient.grpc")
+import tritonclient.grpc.aio
+import tritonclient.http.aio
+from tritonclient.utils import InferenceServerException
 
 KINDS = {
     "http": tritonclient.http,

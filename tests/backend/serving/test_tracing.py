@@ -16,15 +16,16 @@ import grpc
 import numpy as np
 import pytest
 from served_models import Served, save_product, started, started_command
-from tritonclient import grpc as triton_grpc
-from tritonclient import http as triton_http
-from tritonclient.utils import InferenceServerException
 
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import tracing
 from rlx_ort.serving.options import HttpOptions, ServeOptions
 
 pytest.importorskip("opentelemetry.sdk")
+pytest.importorskip("tritonclient.grpc")
+from tritonclient import grpc as triton_grpc
+from tritonclient import http as triton_http
+from tritonclient.utils import InferenceServerException
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

@@ -19,12 +19,14 @@ import psutil
 import pytest
 from serve_client import Client
 from served_models import WEIGHT, save_product
-from tritonclient import grpc as triton_grpc
-from tritonclient import http as triton_http
-from tritonclient.utils import InferenceServerException
 
 from rlx_ort.serving.host import HostOptions
 from rlx_ort.serving.ray import NAME, OWN_CLUSTER, RayOptions, build, run
+
+pytest.importorskip("tritonclient.grpc")
+from tritonclient import grpc as triton_grpc
+from tritonclient import http as triton_http
+from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 _CLIENTS = 8
