@@ -390,7 +390,7 @@ def test_two_gpus_take_turns_in_any_thread(cuda: Device) -> None:
 
 
 def test_cuda_replays_give_what_plain_runs_give(cuda: Device) -> None:
-    """Eighteen signatures in turn, by name and by slots, whose first run of a size is one by name; new inputs each time."""
+    """Eighteen signatures in turn; the first run of a size through slots is one by name. New inputs each time."""
     compiled, plain = _pair(cuda, _chain("n"))
     for rows in (*range(1, 19),) * 3:
         inputs = _x(rows)
