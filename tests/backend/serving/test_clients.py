@@ -273,13 +273,17 @@ def test_requests_at_a_time_run_together(served: Served) -> None:
                 wrong.append((number, step))
         client.close()
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    batches = served.repository.find("product").statistics.batches
+    for _ in range(5):  # on slow processors 64 clients in one interpreter seldom meet
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if max(batches) > 3:
+            break
     assert wrong == []
-    assert max(served.repository.find("product").statistics.batches) > 3
+    assert max(batches) > 3
 
 
 def test_a_model_whose_rows_depend_on_each_other_is_not_batched(served: Served) -> None:
