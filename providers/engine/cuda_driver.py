@@ -258,9 +258,15 @@ class _Lender:
         return _array_at(at, like, idle.append, at)
 
     def free_idle(self) -> None:
-        """Free what is not lent."""
-        with self._lock:
-            self._free_idle()
+        """Free what is not lent, unless a call that lends or frees is in progress.
+
+        That may be one of this thread: garbage is collected in the middle of it, and with it a session that ends here.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._free_idle()
+            finally:
+                self._lock.release()
 
     def _free_idle(self) -> None:
         for nbytes, idle in list(self._idle.items()):

@@ -545,6 +545,25 @@ def test_lent_memory_is_lent_again_when_its_last_view_is_gone(host_memory: dict[
     assert lender.lend(like).ctypes.data == address
 
 
+def test_memory_is_freed_while_a_session_ends_in_the_middle_of_it(
+    host_memory: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage may be collected in any call, and its finalizers free as well; the thread waited for itself."""
+    lender = cuda_driver._Lender(0)
+    lender.lend(np.zeros(600, np.uint8))
+
+    def free(context: int, address: int) -> None:
+        lender.free_idle()
+        host_memory.pop(address)
+
+    monkeypatch.setattr(cuda_driver, "_free_host", free)
+    worker = threading.Thread(target=lender.free_idle, daemon=True)
+    worker.start()
+    worker.join(10)
+    assert not worker.is_alive()
+    assert not host_memory
+
+
 def test_no_more_memory_is_pinned_than_the_limit(host_memory: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle memory of other sizes goes first; beyond the limit arrays are of ordinary memory."""
     monkeypatch.setattr(cuda_driver, "MOST_LENT_BYTES", 1000)
