@@ -3,7 +3,8 @@
 One TOML file a device kind, in `tests/data/devices`. `[bounds]` has the largest relative error of its results by
 dtype. Each `[[known_failures]]` has a `reason` with a link or a reproduction, and `tests`: test ids, in which `*`
 stands for any text. A test that is listed must fail, one that is not listed must pass. `crashes = true` is for tests
-that end the process, which are not run. `package = "NAME"` limits an entry to where that package is installed.
+that end the process, which are not run. `package = "NAME"` limits an entry to where that package is installed, and
+`without = "FLAG"` to Linux on processors that lack a feature, as /proc/cpuinfo names it.
 `cause` says whose fault it is, by default the engine's. `tests/data/wine.toml` lists in the same way what fails under
 Wine on any device, each with a `reproduction`.
 
@@ -41,12 +42,15 @@ class KnownFailure:
     tests: tuple[str, ...]
     crashes: bool = False
     package: str = ""
+    without: str = ""
     cause: str = "engine"
     reproduction: str = ""
 
     @property
     def applies(self) -> bool:
-        """Whether the package it is limited to is installed."""
+        """Whether the package it is limited to is installed, and the processor lacks the feature."""
+        if self.without and self.without in _processor_features():
+            return False
         try:
             return not self.package or bool(importlib.metadata.version(self.package))
         except importlib.metadata.PackageNotFoundError:
@@ -80,6 +84,13 @@ def known_failure(kind: str, test_id: str) -> KnownFailure | None:
 def late_refusals(kind: str) -> int:
     """Return how many tests a device kind may refuse when the session is opened, and not by its capability before."""
     return int(_facts(kind).get("late_refusals", 0))
+
+
+@functools.cache
+def _processor_features() -> frozenset[str]:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return frozenset(word for line in lines if line.startswith("flags") for word in line.split())
 
 
 @functools.cache
