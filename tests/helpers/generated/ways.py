@@ -139,11 +139,9 @@ def _typed(o: Opened, feeds: Feeds) -> list[Any]:
     if any(not isinstance(dim, int) for value in (*o.graph.inputs, *o.graph.outputs) for dim in value.shape):
         raise NotThisWayError  # bytes have no shape
     raw = {name: (array.tobytes(), DType.from_numpy(array.dtype)) for name, array in feeds.items()}
+    shapes = map(np.shape, o.compiled.run(feeds))  # a changed model may declare others
     found = o.compiled.run_typed(raw)
-    return [
-        np.frombuffer(data, dtype.numpy).reshape(value.shape.static())
-        for (data, dtype), value in zip(found, o.graph.outputs, strict=True)
-    ]
+    return [np.frombuffer(data, dtype.numpy).reshape(shape) for (data, dtype), shape in zip(found, shapes, strict=True)]
 
 
 def _dlpack(o: Opened, feeds: Feeds) -> list[Any]:
