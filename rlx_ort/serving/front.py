@@ -134,7 +134,7 @@ async def _served(settings: FrontSettings) -> None:
         taking.add(task)
         task.add_done_callback(taking.discard)
 
-    async def told(name: str, values: Sequence[Any], tensors: dict[str, Array]) -> tuple[None, dict[str, Array]]:
+    async def handle(name: str, values: Sequence[Any], tensors: dict[str, Array]) -> tuple[None, dict[str, Array]]:
         if name == "connection":
             take(_shared(values[0]))
         elif name == "end":
@@ -144,7 +144,7 @@ async def _served(settings: FrontSettings) -> None:
     table, written, own = (
         memoryview(shared_memory(*each)[0]) for each in (settings.table, settings.written, settings.own)
     )
-    channel = Channel(told, own, written.toreadonly(), on_lost=ended.set)
+    channel = Channel(handle, own, written.toreadonly(), on_lost=ended.set)
     budget = Budget(settings.most_held_bytes, table.cast("q"), settings.place)
     counted = 0
 
