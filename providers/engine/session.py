@@ -302,7 +302,7 @@ class OrtEngineSession:
         core = self._core
         if core is None or not self.records:
             return False
-        return self.recipe.replans or core.recordings is None or not core.recordings.active
+        return self.recipe.replans or core.recordings is None or core.recordings.all_refused
 
     def device_graph_report(self) -> DeviceGraphReport:
         """Return which runs replay recorded launches, and why others do not."""

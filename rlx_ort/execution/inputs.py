@@ -32,6 +32,7 @@ Kind: TypeAlias = "Callable[[Any], bool]"
 
 _LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)
 
+_OBJECT = np.dtype(object)  # of string arrays
 _DLPACK_CPU = 1
 
 
@@ -57,12 +58,10 @@ class InputPlan:
         self._types = dict(types)
         self.on_sizes = on_sizes or (lambda sizes, empty: None)
         tensors = {name: kind for name, kind in types.items() if isinstance(kind, TensorType)}
-        # None never is an array's dtype, so string arrays, whose elements may be anything, are checked in every run.
-        self._rows = tuple(
-            (name, None if kind.dtype is DType.STRING else kind.dtype.numpy, kind) for name, kind in tensors.items()
-        )
+        self._rows = tuple((name, kind.dtype.numpy, kind) for name, kind in tensors.items())
         self._others = tuple((name, kind) for name, kind in types.items() if name not in tensors)
-        self._bulk = not self._others and all(dtype is not None for _, dtype, _ in self._rows)
+        # The elements of string arrays may be anything, so they are checked in every run.
+        self._bulk = not self._others and all(dtype is not _OBJECT for _, dtype, _ in self._rows)
         # Matches the like of the last inputs that needed no conversion: that is four times as fast as checking each
         # input, and loops feed the same kind of arrays again and again.
         self._known: Kind = lambda _: False
@@ -102,18 +101,25 @@ class InputPlan:
         """Return the inputs as `feeds` does, after a check of each."""
         shapes: list[tuple[int, ...]] = []
         array_type = np.ndarray
-        unchanged = self._bulk
+        unchanged, resident = self._bulk, False
         try:
             feeds = dict(inputs)
             for name, dtype, kind in self._rows:
                 value = feeds[name]
-                if value.__class__ is not array_type or value.dtype is not dtype or not value.flags.c_contiguous:
+                if (
+                    value.__class__ is not array_type
+                    or value.dtype is not dtype
+                    or not value.flags.c_contiguous
+                    or (dtype is _OBJECT and not _all_text(value))
+                ):
                     feeds[name] = value = coerced(f"input {name!r}", value, kind, adopter)
                     unchanged = False
+                    resident = resident or isinstance(value, DeviceTensor)
                 shapes.append(value.shape)
             for name, other in self._others:
                 given = feeds.get(name) if isinstance(other, OptionalType) else feeds[name]
-                feeds[name] = _other(name, given, other)
+                feeds[name] = value = _other(name, given, other)
+                resident = resident or isinstance(value, DeviceTensor)
         except (KeyError, TypeError, ValueError) as err:
             if not isinstance(err, InputError):
                 self._check_names(inputs, err)
@@ -126,7 +132,7 @@ class InputPlan:
         if unchanged:
             arrays = feeds.values()
             self._known = _kind(list(feeds), [array.dtype for array in arrays], [array.shape for array in arrays])
-        elif any(isinstance(value, DeviceTensor) for value in feeds.values()):
+        elif resident:
             return ResidentFeeds(feeds)
         return feeds
 
@@ -441,9 +447,9 @@ def _by_value(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
 def _strings(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "OSUT":
         raise ValueError(f"{array.dtype} array of shape {array.shape} holds no strings")
-    items = array.reshape(-1).tolist()
-    if set(map(type, items)) <= {str}:
+    if _all_text(array):
         return np.asarray(array, dtype=object, order="C")
+    items = array.reshape(-1).tolist()
     texts = np.empty(array.size, dtype=object)
     for index, item in enumerate(items):
         if isinstance(item, bytes):
@@ -455,6 +461,10 @@ def _strings(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
             raise ValueError(f"item {index} is {type(item).__name__}, not a string")
         texts[index] = item
     return texts.reshape(array.shape)
+
+
+def _all_text(array: npt.NDArray[Any]) -> bool:
+    return set(map(type, array.reshape(-1).tolist())) <= {str}
 
 
 def _described(value: object, array: npt.NDArray[Any]) -> str:

@@ -80,16 +80,22 @@ def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
-    """Make CPU sessions record, only those with fixed sizes with success, and collect what runs in the background."""
+def jobs(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[Callable[[], None]]]:
+    """Make CPU sessions record, only those with fixed sizes with success, and collect what runs in the background.
+
+    The others cannot begin to record, or with the parameter `refused` each recording of theirs fails.
+    """
     Session("cpu")  # the probe's session must not be among them
     original = CpuProvider.recipe
+    opens = getattr(request, "param", "") == "refused"
 
     def recipe(self: CpuProvider, device: Device, options: CompileOptions) -> Any:
         def opened() -> FakeRecorder:
-            if not options.dims:
+            if not options.dims and not opens:
                 raise NotRecordedError("a node computes sizes on the host")
-            return FakeRecorder()
+            recorder = FakeRecorder()
+            recorder.refusal = "" if options.dims else "a node copies sizes from the host"
+            return recorder
 
         recording = Recording(opened, options.device_graph is True) if options.device_graph else None
         return dataclasses.replace(original(self, device, options), recording=recording)
@@ -128,6 +134,18 @@ def test_a_size_that_comes_back_has_a_session_that_records(jobs: list[Callable[[
     assert report.reason
     run_often(compiled, 3)
     run_often(compiled, 5, 3)
+
+
+@pytest.mark.parametrize("jobs", ["refused"], indirect=True)
+def test_a_size_whose_recording_is_refused_has_one_though_others_were_seen(jobs: list[Callable[[], None]]) -> None:
+    """A size that came once does not keep it waiting."""
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 5, 1)
+    run_often(compiled, 3, 2 * sized.AFTER_RUNS)
+    assert [(found.sizes, found.state) for found in sizes_of(compiled)] == [("x [3, 4]", "opening")]
+    jobs.pop()()
+    run_often(compiled, 3)
+    assert [one.inputs for one in compiled.device_graph_report().recorded] == [{"x": "float32[3, 4]"}]
 
 
 def test_sizes_that_do_not_come_back_have_none(jobs: list[Callable[[], None]]) -> None:
