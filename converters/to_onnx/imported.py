@@ -45,8 +45,8 @@ _Form: TypeAlias = Callable[[Emitter, OnnxNode, _Reads], Any]
 _REDUCTIONS = {op_type: function for function, op_type in REDUCE.items()}
 _ASKING: Mapping[DType, Collection[str]] = {
     DType.BOOL: BOOL_MOVES,
-    DType.F16: {"IsNaN"},
-    DType.F32: {"InstanceNormalization", "IsNaN"},
+    DType.F16: {"IsNaN", "LogSoftmax"},
+    DType.F32: {"InstanceNormalization", "IsNaN", "LogSoftmax"},
     DType.F64: {"Sigmoid"},
     DType.I64: MISORDERING | {"ConstantOfShape"},
 }
@@ -198,6 +198,19 @@ def _is_nan(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return None if rows is None else emit.imported(op, rows, "Expand")
 
 
+def _log_softmax(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """Differences from the largest value and the logarithm of their sum, where the provider has no `LogSoftmax`."""
+    dtype = emit.known_dtype(0)
+    if reads[0] is None or dtype is None or op.version < 13 or emit.has_kernel(op.op_type, TensorType(dtype)):
+        return None
+    if not all(emit.has_kernel(each, TensorType(dtype)) for each in ("Exp", "Log", "ReduceMax", "ReduceSum", "Sub")):
+        return None
+    axes = emit.i64([op.integer("axis", -1)])
+    below = emit.op("Sub", reads[0], emit.op("ReduceMax", reads[0], axes, keepdims=1))
+    total = emit.op("ReduceSum", emit.op("Exp", below), axes, keepdims=1)
+    return emit.imported(op, [below, emit.op("Log", total)], "Sub", {})
+
+
 def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     dtype = stand_in_for_bool(emit, op.op_type)
     if dtype is None or reads[0] is None:
@@ -237,6 +250,7 @@ _FORMS: dict[str, _Form] = {
     "Div": _division,
     "InstanceNormalization": _instance_norm,
     "IsNaN": _is_nan,
+    "LogSoftmax": _log_softmax,
     "Mod": _division,
     "Pow": _power,
     "Range": _range,

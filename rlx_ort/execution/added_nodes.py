@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SIZE_READERS = frozenset({"Shape", "Size"})
 _INTEGERS = frozenset({2, 3, 4, 5, 6, 7, 9, 12, 13})
 """TensorProto.DataType of the integers of at least 8 bits, and of bool."""
+_INT64 = 7
 _MOVES = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators whose result has the element type of the first input; a rewritten model does not type added nodes."""
 
@@ -71,12 +72,15 @@ class _Walk:
             self.sources.update((name, source) for name in node.output if name)
         if node.op_type == "Constant" and not node.domain:
             self.constants.update(node.output)
+        measures = node.op_type in _SIZE_READERS and not node.domain
+        if measures:
+            self.types[node.output[0]] = _INT64
         if node.op_type in _MOVES and read and read[0] in self.types:
             self.types.setdefault(node.output[0], self.types[read[0]])
         # Of constants alone too: the layout rewrites come after the folding of constants.
         follows = bool(read) and all(name in self.sizes or name in self.constants for name in read)
         integers = all(self.types.get(name) in _INTEGERS for name in node.output if name)
-        sizes = (node.op_type in _SIZE_READERS and not node.domain) or (follows and integers)
+        sizes = measures or (follows and integers)
         if sizes:
             self.sizes.update(name for name in node.output if name)
         self.nodes[node.name] = AddedNode(sizes, source)

@@ -46,6 +46,16 @@ def test_attention_over_a_row_that_is_masked_out_gives_zeros(axis: int, device: 
     np.testing.assert_allclose(run(device, text, x=x.astype(np.float32)), wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_logarithms_of_shares_are_exact_where_shares_vanish(axis: int, device: Device) -> None:
+    """As text recognisers end; the logarithm of a share that is rounded to 0 would be infinite."""
+    text = f"(float[n,4,3] x) => (float[n,4,3] y) {{ y = LogSoftmax <axis = {axis}> (x) }}"
+    x = np.random.default_rng(3).normal(0, 200, (2, 4, 3))
+    below = x - x.max(axis, keepdims=True)
+    wanted = below - np.log(np.exp(below).sum(axis, keepdims=True))
+    np.testing.assert_allclose(run(device, text, x=x.astype(np.float32)), wanted, rtol=1e-5, atol=1e-4)
+
+
 def test_bools_are_moved_by_coordinates_that_follow_from_sizes(device: Device) -> None:
     """As PyTorch's exporter looks up a mask."""
     text = """(float[n,3] x) => (bool[n] y) <float f = {0.0}, int64 zero = {0}, int64 one = {1}, int64[1] last = {1}> {

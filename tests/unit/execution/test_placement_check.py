@@ -124,6 +124,12 @@ def test_a_node_computes_sizes_if_it_reads_shapes_and_constants_alone(text: str,
     assert [node.sizes for node in gathers] == [sizes]
 
 
+def test_sizes_that_a_rewrite_leaves_untyped_are_integers() -> None:
+    """A `Shape` that the layout rewrite moves has an output that no value_info names."""
+    text = "<int64[2] places = {1, 0}> { read = Shape (x) to = Gather (read, places) y = Reshape (x, to) }"
+    assert added_nodes(_rewritten(text), _exported())["Gather_token_to"].sizes
+
+
 def test_a_float_made_from_sizes_is_no_size() -> None:
     """A fill of a computed shape is work of the device."""
     text = "<int64[3] read, float[n, 4, m] z> { read = Shape (x) z = ConstantOfShape (read) y = Add (x, z) }"
