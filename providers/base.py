@@ -74,7 +74,7 @@ class SizedRun:
     """The state of a session with fixed sizes for inputs that came back.
 
     `state` is `opening`, `used` or `refused`, with the `reason`. `plain_ns` and `sized_ns` are the least times of a run
-    without and with it, in ns; `nbytes` are those of its weights on the device.
+    without and with it, in ns; `nbytes` is the memory of the device that it takes, at least that of its weights.
     """
 
     sizes: str

@@ -132,8 +132,9 @@ def _open(
         model, memory = prepare_weights(options, request.model, request.weights, version, repacked=repacked)
         if recipe.rewritten is not None:
             model = recipe.rewritten(model)
-        if recipe.on_cpu and request.options.optimization is not OptimizationLevel.OFF:
-            _leave_out(options, disabled_optimizers(model), request.options)
+        if request.options.optimization is not OptimizationLevel.OFF:
+            faulty = disabled_optimizers(model) if recipe.on_cpu else []
+            _leave_out(options, [*recipe.leaves_out, *faulty], request.options)
     else:
         model, memory = str(saved), []
     if prepare is not None:

@@ -601,8 +601,15 @@ class EngineSlot:
                 rule,
                 self.options.sized_sessions,
                 (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
+                functools.partial(_in_use, self.provider, self.device),
             )
             engine.run = engine.sized.run
+
+
+def _in_use(provider: Provider, device: Device) -> int | None:
+    """Return the bytes of a device's memory that this process uses, None where they cannot be read."""
+    reading = provider.memory(device)
+    return None if reading is None else reading.nbytes
 
 
 def closed_error(device: Device) -> CancelledRunError:

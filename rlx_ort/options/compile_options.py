@@ -98,8 +98,8 @@ class CompileOptions:
             capture, whose shapes must be static. False never records. Runs of a recorded graph take turns. Devices
             without it ignore it.
         sized_sessions: the most sessions with fixed input sizes that one on CUDA may have beside it, for sizes that
-            come back. Each takes memory on the device for the weights once more, all together a 16th of it at most, and
-            is kept only where it is faster. 0 for none.
+            come back. Each takes the device's memory for weights, work space and handles once more, all together a 16th
+            of it at most, and is kept only where it is faster. 0 for none.
         device_memory_limit_bytes: the most memory a session takes on a CUDA device; a run that needs more is an
             `EngineError`, after which the session is usable.
         custom_op_libraries: absolute paths of custom-op libraries that the graph's `Custom` ops need. A library is

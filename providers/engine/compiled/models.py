@@ -141,6 +141,8 @@ def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, roo
         ),
         **cpu_facts(),
     }
+    if recipe.leaves_out:
+        parts["leaves_out"] = " ".join(recipe.leaves_out)
     if plugin is not None:
         parts["plugin"] = f"{plugin.distribution} {plugin.version}"
     if recipe.keeps is not Keeps.PACKED:

@@ -16,11 +16,12 @@ from doubles.fake_recorder import FakeRecorder
 from rlx_ort import CompileOptions, EngineError, GraphDevices
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
+from rlx_ort.execution import engine as engine_module
 from rlx_ort.execution import sized
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers.base import SizedRun
+from rlx_ort.providers.base import MemoryReading, SizedRun
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import replays
 from rlx_ort.providers.engine.recipe import Recording
@@ -181,6 +182,27 @@ def test_their_weights_take_a_share_of_the_memory_at_most(jobs: list[Callable[[]
         while jobs:
             jobs.pop()()
     assert [found.state for found in sizes_of(compiled)] == ["used", "refused"]
+
+
+def test_the_memory_that_they_really_take_counts_and_no_more_are_opened_without_room(
+    jobs: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes 1 GB by the provider's reading, of the 1.5 GB that all may take."""
+    taken = iter(range(0, 10 << 30, 1 << 30))
+    monkeypatch.setattr(CpuProvider, "memory", lambda *_: MemoryReading(next(taken), whole=True, source="a test"))
+    facts = dataclasses.replace(engine_module.availability(Device.CPU), memory_bytes=24 << 30)
+    monkeypatch.setattr(engine_module, "availability", lambda device: facts)
+    compiled = Session("cpu").compile(graph())
+    for count in (1, 2, 3):
+        run_often(compiled, count)
+        while jobs:
+            jobs.pop()()
+    assert [(found.sizes, found.state) for found in sizes_of(compiled)] == [
+        ("x [1, 4]", "used"),
+        ("x [2, 4]", "refused"),
+    ]
+    assert sizes_of(compiled)[0].nbytes == 1 << 30
+    assert "2048 MB with it are more than 1536 MB" in sizes_of(compiled)[1].reason
 
 
 def test_a_wrong_session_is_refused_with_the_reason(
