@@ -220,7 +220,9 @@ class CudaProvider(OrtProvider):
 
 def cuda_options(index: int, precision: Precision) -> dict[str, str]:
     """Return the options of the CUDA provider for a GPU and an arithmetic."""
-    return {"device_id": str(index), "use_tf32": "1" if precision is Precision.TF32 else "0"}
+    # ONNX Runtime (1.26 to 1.32) warns of each session that names its GPU that no plugin has it. It takes the first.
+    named = {"device_id": str(index)} if index else {}
+    return {**named, "use_tf32": "1" if precision is Precision.TF32 else "0"}
 
 
 def cuda_libraries_problem(library_name: str) -> Problem | None:

@@ -35,6 +35,7 @@ from rlx_ort.providers.tensorrt import TensorRtProvider
 def test_cuda_uses_tf32_only_when_asked(precision, tf32):
     """ONNX Runtime's own default would cost 6e-4 of accuracy."""
     assert cuda_options(2, precision) == {"device_id": "2", "use_tf32": tf32}
+    assert cuda_options(0, precision) == {"use_tf32": tf32}  # the first GPU by default, without a warning
 
 
 def test_directml_plans_no_memory_patterns_and_runs_one_at_a_time():
