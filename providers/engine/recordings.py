@@ -123,10 +123,9 @@ class Recordings:
         """Whether replays use memory of the session's arena, now or later."""
         return self.active or bool(self._bound)
 
-    @property
-    def all_refused(self) -> bool:
-        """Whether nothing is recorded, and not for want of runs."""
-        return not self.active or (bool(self._refused) and not self._recorded)
+    def refuses(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
+        """Return whether such runs on arrays are not recorded, and not for want of runs."""
+        return not self.active or signature(0, names, feeds) in self._refused
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run, by a replay where there is a recording, and return new arrays."""

@@ -297,12 +297,12 @@ class OrtEngineSession:
         """Whether a change of its inputs' sizes costs it the plans of kernels, and recordings with them."""
         return self.recipe.replans
 
-    def gains_from_fixed_sizes(self) -> bool:
-        """Return whether a session with fixed input sizes may be faster, as far as the runs so far show."""
+    def gains_from_fixed_sizes(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
+        """Return whether a session with the sizes of these inputs may be faster, as far as the runs so far show."""
         core = self._core
         if core is None or not self.records:
             return False
-        return self.recipe.replans or core.recordings is None or core.recordings.all_refused
+        return self.recipe.replans or core.recordings is None or core.recordings.refuses(names, feeds)
 
     def device_graph_report(self) -> DeviceGraphReport:
         """Return which runs replay recorded launches, and why others do not."""

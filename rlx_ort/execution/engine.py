@@ -595,7 +595,7 @@ class EngineSlot:
             link, asked = weakref.ref(self), weakref.WeakMethod(gains)
             engine.sized = SizedSessions(
                 engine.run,
-                lambda: bool((sized := asked()) and sized()),
+                lambda names, feeds: bool((gains := asked()) and gains(names, feeds)),
                 getattr(session, "replans", False),
                 lambda key: _sized_slot(link(), key),
                 rule,

@@ -64,7 +64,7 @@ class SizedSessions:
 
     Args:
         plain: runs the plain session: `(names, feeds)`.
-        gains: returns whether the plain session leaves something to gain.
+        gains: returns whether the plain session leaves something to gain for such outputs and inputs.
         replans: whether a change of sizes costs the plain session its plans and recordings.
         opened: makes the slot of a session with these sizes, for `(name of an input, shape)` pairs.
         rule: the placement rule that they keep.
@@ -79,7 +79,7 @@ class SizedSessions:
     def __init__(
         self,
         plain: Run,
-        gains: Callable[[], bool],
+        gains: Callable[[Sequence[str], Mapping[str, Any]], bool],
         replans: bool,
         opened: Callable[[_Key], Slot],
         rule: PlacementRule,
@@ -146,7 +146,7 @@ class SizedSessions:
             self._found = {each: entry for each, entry in self._found.items() if entry.state != "refused"}
         if count % AFTER_RUNS or self._tries >= MOST_TRIES or len(self._ready) >= self._most or self._full:
             return
-        if not self._gains() or not all(isinstance(array, np.ndarray) for array in feeds.values()):
+        if not self._gains(names, feeds) or not all(isinstance(array, np.ndarray) for array in feeds.values()):
             return
         with self._lock:
             if key in self._found or any(entry.state == "opening" for entry in self._found.values()):

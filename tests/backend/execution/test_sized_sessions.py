@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from rlx_ort.providers.base import MemoryReading, SizedRun
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import replays
 from rlx_ort.providers.engine.recipe import Recording
-from rlx_ort.providers.engine.replays import NotRecordedError
+from rlx_ort.providers.engine.replays import Copy, NotRecordedError
 
 
 def graph() -> Graph:
@@ -84,19 +84,17 @@ def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
 def jobs(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[Callable[[], None]]]:
     """Make CPU sessions record, only those with fixed sizes with success, and collect what runs in the background.
 
-    The others cannot begin to record, or with the parameter `refused` each recording of theirs fails.
+    The others cannot begin to record, or with the parameter `choosy` they record five rows alone.
     """
     Session("cpu")  # the probe's session must not be among them
     original = CpuProvider.recipe
-    opens = getattr(request, "param", "") == "refused"
+    opens = getattr(request, "param", "") == "choosy"
 
     def recipe(self: CpuProvider, device: Device, options: CompileOptions) -> Any:
         def opened() -> FakeRecorder:
             if not options.dims and not opens:
                 raise NotRecordedError("a node computes sizes on the host")
-            recorder = FakeRecorder()
-            recorder.refusal = "" if options.dims else "a node copies sizes from the host"
-            return recorder
+            return FakeRecorder() if options.dims else Choosy()
 
         recording = Recording(opened, options.device_graph is True) if options.device_graph else None
         return dataclasses.replace(original(self, device, options), recording=recording)
@@ -137,16 +135,27 @@ def test_a_size_that_comes_back_has_a_session_that_records(jobs: list[Callable[[
     run_often(compiled, 5, 3)
 
 
-@pytest.mark.parametrize("jobs", ["refused"], indirect=True)
-def test_a_size_whose_recording_is_refused_has_one_though_others_were_seen(jobs: list[Callable[[], None]]) -> None:
-    """A size that came once does not keep it waiting."""
+class Choosy(FakeRecorder):
+    """Records runs over five rows alone."""
+
+    def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
+        """Refuse other sizes."""
+        self.refusal = "" if [size for *_, size in copies_in] == [rows(5)["x"].nbytes] else "sizes come from the host"
+        return super().record(copies_in, run, copies_out)
+
+
+@pytest.mark.parametrize("jobs", ["choosy"], indirect=True)
+def test_a_size_whose_recording_is_refused_has_one_though_others_are_recorded(jobs: list[Callable[[], None]]) -> None:
+    """Neither a size that came once nor one that is recorded keeps it waiting."""
     compiled = Session("cpu").compile(graph())
-    run_often(compiled, 5, 1)
+    run_often(compiled, 7, 1)
+    run_often(compiled, 5, 20)
     run_often(compiled, 3, 2 * sized.AFTER_RUNS)
     assert [(found.sizes, found.state) for found in sizes_of(compiled)] == [("x [3, 4]", "opening")]
     jobs.pop()()
     run_often(compiled, 3)
-    assert [one.inputs for one in compiled.device_graph_report().recorded] == [{"x": "float32[3, 4]"}]
+    recorded = [one.inputs for one in compiled.device_graph_report().recorded]
+    assert recorded == [{"x": "float32[5, 4]"}, {"x": "float32[3, 4]"}]
 
 
 def test_sizes_that_do_not_come_back_have_none(jobs: list[Callable[[], None]]) -> None:
