@@ -35,7 +35,8 @@ _log = logging.getLogger(__name__)
 
 AFTER_RUNS = 4  # of the same sizes
 WORTH = 0.97  # the largest ratio of a run's time to a plain run's
-WORTH_AMONG_OTHERS = 1.1  # the same where other sizes come between, after which the plain run would have to plan anew
+WORTH_IN_TURNS = 1.1  # the same where sizes take turns, at each of which the plain session would have to plan anew
+TURNS = 0.5  # the least share of a size's runs that come after a run of another size, for it to take turns
 MOST_TRIES = 64  # of one session; each opens another
 MOST_KNOWN = 256  # sizes that are counted
 WARM_RUNS = 8  # before a session is timed; launches are recorded in them
@@ -99,9 +100,10 @@ class SizedSessions:
         self._full = False  # no room for another
         self._later = later or _in_thread
         self._ready: OrderedDict[_Key, Slot] = OrderedDict()
-        self._counts: OrderedDict[_Key, int] = OrderedDict()
+        self._counts: OrderedDict[_Key, tuple[int, int]] = OrderedDict()  # runs, and those after another size
         self._found: dict[_Key, SizedRun] = {}  # the state of each try
         self._tries = 0
+        self._last: _Key | None = None
         self._lock = threading.Lock()
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
@@ -136,10 +138,12 @@ class SizedSessions:
         return list(self._ready.values())
 
     def _count(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any]) -> None:
+        last, self._last = self._last, key
         if key in self._found:
             return
-        count = self._counts.pop(key, 0) + 1
-        self._counts[key] = count
+        count, turns = self._counts.pop(key, (0, 0))
+        count, turns = count + 1, turns + (key != last)
+        self._counts[key] = count, turns
         if len(self._counts) > MOST_KNOWN:
             self._counts.popitem(last=False)
         if count == 1 and self._replans and len(self._counts) == 2:  # the first one is no longer alone
@@ -154,10 +158,11 @@ class SizedSessions:
             self._found[key] = SizedRun(described(key), "opening")
             self._tries += 1
         copies = {name: array.copy() for name, array in feeds.items()}
-        self._later(lambda: self._try(key, list(names), copies))
+        worth = WORTH_IN_TURNS if self._replans and turns >= TURNS * count else WORTH
+        self._later(lambda: self._try(key, list(names), copies, worth))
 
-    def _try(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any]) -> None:
-        """Open the session of a size, and keep it if it is right and faster."""
+    def _try(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any], worth: float) -> None:
+        """Open the session of a size, and keep it if it is right and takes no more than this share of a plain run."""
         slot: Slot | None = None
         try:
             with _one_at_a_time:
@@ -180,8 +185,7 @@ class SizedSessions:
                 plain_ns, sized_ns = least_in_turns(
                     lambda: self._plain(names, feeds), lambda: engine.run(names, feeds), rounds=TIMED_PAIRS
                 )
-                several = self._replans and len(self._counts) > 1
-                if sized_ns > (WORTH_AMONG_OTHERS if several else WORTH) * plain_ns:
+                if sized_ns > worth * plain_ns:
                     raise _NotKeptError(f"a run takes {sized_ns / 1e3:.0f} us, a plain one {plain_ns / 1e3:.0f} us")
             self._found[key] = SizedRun(described(key), "used", "", plain_ns, sized_ns, nbytes)
             self._ready[key] = slot

@@ -69,7 +69,7 @@ def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
     replanning.pop()()
     assert [found.state for found in sizes_of(compiled)] == ["refused"]
     assert compiled.device_graph_report().recorded
-    monkeypatch.setattr(sized, "WORTH_AMONG_OTHERS", 1e9)
+    monkeypatch.setattr(sized, "WORTH_IN_TURNS", 1e9)
     for _ in range(2 * sized.AFTER_RUNS):
         for count in (3, 5):
             run_often(compiled, count, 1)
@@ -78,6 +78,20 @@ def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
     assert {found.sizes for found in sizes_of(compiled)} == {"x [3, 4]", "x [5, 4]"}
     for count in (3, 5, 7, 3, 5):
         run_often(compiled, count, 2)
+
+
+def test_a_size_that_seldom_changes_has_no_session_that_is_not_faster(
+    replanning: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One new plan in forty runs costs less than forty slower runs."""
+    monkeypatch.setattr(sized, "WORTH", 0.0)
+    monkeypatch.setattr(sized, "WORTH_IN_TURNS", 1e9)
+    compiled = Session("cpu").compile(graph())
+    for count in (3, 5):
+        run_often(compiled, count, 40)
+        while replanning:
+            replanning.pop()()
+    assert {found.state for found in sizes_of(compiled)} == {"refused"}
 
 
 @pytest.fixture
@@ -180,8 +194,11 @@ def test_there_are_at_most_as_many_as_the_options_say(jobs: list[Callable[[], No
     assert without.device_graph_report().sized is None
 
 
-def test_their_weights_take_a_share_of_the_memory_at_most(jobs: list[Callable[[], None]]) -> None:
-    """The second one would be too much."""
+def test_their_weights_take_a_share_of_the_memory_at_most(
+    jobs: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one would be too much; here the memory in use cannot be read."""
+    monkeypatch.setattr(CpuProvider, "memory", lambda *_: None)
     compiled = Session("cpu").compile(graph())
     engine = compiled.engine()
     assert engine.sized is not None
