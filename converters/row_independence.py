@@ -95,21 +95,13 @@ def _of_graph(
     return _proved(exported.model, batch, {**types}, {**data, **exported.constants})
 
 
-def model_row_independence(
-    model: onnx.ModelProto,
-    dim: str,
-    types: Mapping[str, ValueType] | None = None,
-    data: Mapping[str, TensorData] | None = None,
-) -> RowIndependence:
-    """Return the same for a model; `types` are those of its values, inferred if None, `data` that of its weights."""
-    return _proved(model, _Batch(dim), types, data)
+def model_row_independence(model: onnx.ModelProto, dim: str) -> RowIndependence:
+    """Return the same for a model; the types of its values are inferred."""
+    return _proved(model, _Batch(dim), None, {})
 
 
 def _proved(
-    model: onnx.ModelProto,
-    batch: _Batch,
-    types: Mapping[str, ValueType] | None,
-    data: Mapping[str, TensorData] | None,
+    model: onnx.ModelProto, batch: _Batch, types: Mapping[str, ValueType] | None, data: Mapping[str, TensorData]
 ) -> RowIndependence:
     from onnx import inliner
 
@@ -120,7 +112,7 @@ def _proved(
     if types is None:
         types = infer_proto(model)
     try:
-        proof = _Proof(types, batch, {entry.domain: entry.version for entry in model.opset_import}, data or {})
+        proof = _Proof(types, batch, {entry.domain: entry.version for entry in model.opset_import}, data)
         axes = proof.of_model(model)
     except _RefusedError as err:
         return RowIndependence(False, err.node, str(err))

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlx_ort.converters.protos import trimmed
-from rlx_ort.converters.to_onnx.dispatch import asks_kernels
 from rlx_ort.converters.to_onnx.elementwise import activate, power
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET, Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
@@ -69,10 +68,7 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
     return op.op_type in _ASKING.get(kind.dtype, ())
 
 
-asks_kernels(OnnxNode, _asks)
-
-
-@lowers(OnnxNode)
+@lowers(OnnxNode, asks=_asks)
 def _imported(emit: Emitter, op: OnnxNode, inputs: Sequence[Any]) -> Any:
     form = None if op.domain else _FORMS.get(op.op_type)
     results = None if form is None else form(emit, op, trimmed(inputs[: op.formal_inputs]))
