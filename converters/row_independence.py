@@ -95,21 +95,13 @@ def _of_graph(
     return _proved(exported.model, batch, {**types}, {**data, **exported.constants})
 
 
-def model_row_independence(
-    model: onnx.ModelProto,
-    dim: str,
-    types: Mapping[str, ValueType] | None = None,
-    data: Mapping[str, TensorData] | None = None,
-) -> RowIndependence:
-    """Return the same for a model; `types` are those of its values, inferred if None, `data` that of its weights."""
-    return _proved(model, _Batch(dim), types, data)
+def model_row_independence(model: onnx.ModelProto, dim: str) -> RowIndependence:
+    """Return the same for a model; the types of its values are inferred."""
+    return _proved(model, _Batch(dim), None, {})
 
 
 def _proved(
-    model: onnx.ModelProto,
-    batch: _Batch,
-    types: Mapping[str, ValueType] | None,
-    data: Mapping[str, TensorData] | None,
+    model: onnx.ModelProto, batch: _Batch, types: Mapping[str, ValueType] | None, data: Mapping[str, TensorData]
 ) -> RowIndependence:
     from onnx import inliner
 
@@ -120,7 +112,7 @@ def _proved(
     if types is None:
         types = infer_proto(model)
     try:
-        proof = _Proof(types, batch, {entry.domain: entry.version for entry in model.opset_import}, data or {})
+        proof = _Proof(types, batch, {entry.domain: entry.version for entry in model.opset_import}, data)
         axes = proof.of_model(model)
     except _RefusedError as err:
         return RowIndependence(False, err.node, str(err))
@@ -140,6 +132,12 @@ class _RefusedError(Exception):
     """The proof ends."""
 
     node = ""
+
+
+def _refuse_if(fails: object, reason: str) -> None:
+    """End the proof at the node that is followed, if a condition of its rule fails."""
+    if fails:
+        raise _RefusedError(reason)
 
 
 @dataclass(frozen=True)
@@ -312,8 +310,7 @@ class _Node:
         """Refuse inputs that have rows or depend on their number."""
         for place in places:
             given = self.get(place)
-            if given is not None and given.differs:
-                raise _RefusedError(f"input {place} differs between batches")
+            _refuse_if(given is not None and given.differs, f"input {place} differs between batches")
 
 
 _Rule = Callable[["_Proof", _Node], "list[_Value]"]
@@ -390,8 +387,7 @@ class _Proof:
             named = self.batch.dim if self.batch.dim != UNNAMED or len(inputs) > 1 else None
             if self.batch.dim is not None and (not alone or size != named):
                 raise _RefusedError(f"input {name!r} has no rows along {self.batch.dim!r} on its first axis alone")
-            if not alone and not isinstance(size, int):
-                raise _RefusedError(f"input {name!r} has no rows on axis {axis} alone")
+            _refuse_if(not alone and not isinstance(size, int), f"input {name!r} has no rows on axis {axis} alone")
             sizes.add(size)
         fixed = {size for size in sizes if isinstance(size, int)}
         if fixed and (len(fixed) < len(sizes) or any(size % self.batch.rows for size in fixed)):
@@ -505,8 +501,7 @@ class _Proof:
         if (domain, node.op_type) in _BODIES:
             return _BODIES[domain, node.op_type](self, view, known)
         graphs = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-        if any(each.type in graphs for each in node.attribute):
-            raise _RefusedError("its body has no rule")
+        _refuse_if(any(each.type in graphs for each in node.attribute), "its body has no rule")
         rule = _RULES.get((domain, node.op_type))
         if rule is None:
             standard = domain in ("", "ai.onnx.ml") and node.op_type not in _RANDOM
@@ -524,8 +519,7 @@ class _Proof:
                         return rule(self, view)
                 return [self.typed(name) for name in node.output]
         if node.op_type not in _MOVES_PLACES and any(each is not None and each.places for each in inputs):
-            if rule is not _elementwise:
-                raise _RefusedError("computes with the row's number")
+            _refuse_if(rule is not _elementwise, "computes with the row's number")
             return [replace(value, places=_ANYHOW) for value in rule(self, view)]  # its sizes may still be asked for
         if node.op_type not in _OF_SIZES and any(each is not None and each.sized for each in inputs):
             raise _RefusedError("computes with the number of rows")
@@ -562,16 +556,14 @@ class _Proof:
         """
         rank = max(value.rank for value in values)
         axes = {value.axis + rank - value.rank for value in values if value.axis is not None}
-        if len(axes) > 1:
-            raise _RefusedError("rows lie on different axes")
+        _refuse_if(len(axes) > 1, "rows lie on different axes")
         axis = axes.pop() if axes else None
         shape = []
         for place in range(rank):
             sizes = [value.dims[at] for value in values if (at := place - rank + value.rank) >= 0]
             wide = [size for size in dict.fromkeys(sizes) if size != _ONE]
             wide = [size for size in wide if _bound(size) not in wide]  # where they meet, it is equal or 1
-            if place == axis and len(wide) != 1:
-                raise _RefusedError("rows meet an axis of another size")
+            _refuse_if(place == axis and len(wide) != 1, "rows meet an axis of another size")
             numbers = [size for size in wide if size.whole is not None]
             shape.append(_ONE if not wide else wide[0] if len(wide) == 1 else (numbers or [self.unknown()])[0])
         if axis is not None and not self.is_fixed:
@@ -614,8 +606,7 @@ def _constant(array: npt.NDArray[Any]) -> _Value:
 
 
 def _at(axis: int, rank: int) -> int:
-    if not -rank <= axis < rank:
-        raise _RefusedError(f"axis {axis} is none of {rank}")
+    _refuse_if(not -rank <= axis < rank, f"axis {axis} is none of {rank}")
     return axis % rank
 
 
@@ -760,8 +751,7 @@ def _at_least(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _computed(name: str, left: _Size | None, right: _Size | None) -> _Size | None:
     if left is None or right is None:
-        if any(size is not None and size.batched for size in (left, right)):
-            raise _RefusedError("computes with the number of rows")
+        _refuse_if(any(size is not None and size.batched for size in (left, right)), "computes with the number of rows")
         return None
     if name == "Mul":
         return left * right
@@ -771,8 +761,7 @@ def _computed(name: str, left: _Size | None, right: _Size | None) -> _Size | Non
         exact = left.over(right) if left.number >= 0 and right.number > 0 else None
         if left.whole is not None and right.whole is not None:
             return _Size(int(left.whole / right.whole)) if right.whole else None
-        if exact is None and (left.batched or right.batched):
-            raise _RefusedError("divides the number of rows")
+        _refuse_if(exact is None and (left.batched or right.batched), "divides the number of rows")
         return exact
     if left.whole is not None and right.whole is not None:
         return _Size(left.whole + right.whole if name == "Add" else left.whole - right.whole)
@@ -780,8 +769,7 @@ def _computed(name: str, left: _Size | None, right: _Size | None) -> _Size | Non
         return left
     if left.whole == 0 and name == "Add":
         return right
-    if left.batched or right.batched:
-        raise _RefusedError("adds to the number of rows")
+    _refuse_if(left.batched or right.batched, "adds to the number of rows")
     return _Size(1, (f"({left}{'+' if name == 'Add' else '-'}{right})",))
 
 
@@ -808,8 +796,7 @@ def _constant_node(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
     given, target = node.need(0), node.need(1)
-    if target.axis is not None:
-        raise _RefusedError("the new shape differs between rows")
+    _refuse_if(target.axis is not None, "the new shape differs between rows")
     if given.axis is None and not target.sized:
         result = proof.typed(node.proto.output[0])
         if target.content is not None and all(s is not None and s.whole not in (0, -1) for s in target.content):
@@ -837,25 +824,21 @@ def _reshape(proof: _Proof, node: _Node) -> list[_Value]:
 
 def _reshaped(proof: _Proof, given: _Value, sizes: Sequence[_Size]) -> _Value:
     """Return the value with new sizes, on whose axis of rows the rows come first."""
-    if given.axis is None:
-        raise _RefusedError("a value without rows is given as many as there are")
+    _refuse_if(given.axis is None, "a value without rows is given as many as there are")
     before = _product(given.dims[: given.axis])
     axes = [at for at, size in enumerate(sizes) if proof.is_rows(size)]
     if proof.is_fixed:  # other sizes may be multiples of the number of rows by chance
         axes = [at for at in axes if _product(sizes[:at]) == before][:1]
-    if len(axes) != 1 or _product(sizes[: axes[0]]) != before:
-        raise _RefusedError("rows are mixed with another axis")
+    _refuse_if(len(axes) != 1 or _product(sizes[: axes[0]]) != before, "rows are mixed with another axis")
     return _moved(given, _Value(tuple(sizes), axes[0]))
 
 
 def _no_sizes(*values: _Value, places: bool = False) -> None:
-    if any(value.sized or (places and value.places) for value in values):
-        raise _RefusedError("computes with the number of rows")
+    _refuse_if(any(value.sized or (places and value.places) for value in values), "computes with the number of rows")
 
 
 def _no_places(value: _Value) -> None:
-    if value.places:
-        raise _RefusedError("computes with the row's number")
+    _refuse_if(value.places, "computes with the row's number")
 
 
 def _moved(given: _Value, result: _Value) -> _Value:
@@ -909,12 +892,10 @@ def _squeeze(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     axes = node.numbers(1, "axes")
     if axes is None:
-        if given.axis is not None:
-            raise _RefusedError("drops an axis of rows if there is one row")
+        _refuse_if(given.axis is not None, "drops an axis of rows if there is one row")
         return [replace(proof.typed(node.proto.output[0]), content=given.content)]
     gone = {_at(axis, given.rank) for axis in axes}
-    if given.axis in gone:
-        raise _RefusedError("drops the axis of rows")
+    _refuse_if(given.axis in gone, "drops the axis of rows")
     shape = [size for at, size in enumerate(given.dims) if at not in gone]
     axis = None if given.axis is None else given.axis - sum(at < given.axis for at in gone)
     return [_moved(given, _Value(tuple(shape), axis, given.content, given.data))]
@@ -924,26 +905,22 @@ def _expand(proof: _Proof, node: _Node) -> list[_Value]:
     given, target = node.need(0), node.need(1)
     _no_sizes(given)
     sizes = target.asked
-    if target.axis is not None or (given.axis is not None and sizes is None):
-        raise _RefusedError("the new shape is not known")
+    _refuse_if(target.axis is not None or (given.axis is not None and sizes is None), "the new shape is not known")
     if sizes is None:
         return [proof.typed(node.proto.output[0])]
     axes = [at for at, size in enumerate(sizes) if size.batched]
-    if len(axes) > 1:
-        raise _RefusedError("repeats values along two axes, as often as there are rows")
+    _refuse_if(len(axes) > 1, "repeats values along two axes, as often as there are rows")
     return [_moved(given, proof.broadcast([given, _Value(proof.numbered(sizes), axes[0] if axes else None)]))]
 
 
 def _constant_of_shape(proof: _Proof, node: _Node) -> list[_Value]:
     target = node.need(0)
-    if target.axis is not None:
-        raise _RefusedError("the new shape differs between rows")
+    _refuse_if(target.axis is not None, "the new shape differs between rows")
     sizes = target.asked
     if sizes is None:
         return [proof.typed(node.proto.output[0])]
     axes = [at for at, size in enumerate(sizes) if size.batched]
-    if len(axes) > 1:
-        raise _RefusedError("makes two axes of rows")
+    _refuse_if(len(axes) > 1, "makes two axes of rows")
     value = node.attributes.get("value")
     content = None
     if not axes and len(sizes) == 1 and sizes[0].whole is not None and sizes[0].whole <= _SMALL and value is not None:
@@ -958,8 +935,7 @@ def _range(proof: _Proof, node: _Node) -> list[_Value]:
     contents = [value.content or (None,) for value in (node.need(0), node.need(1), node.need(2))]
     start, end, step = (content[0] for content in contents)
     if end is not None and end.batched:
-        if start != _Size(0) or step != _ONE or end != _Size(1, (_BATCH,)):
-            raise _RefusedError("counts over the number of rows")
+        _refuse_if(start != _Size(0) or step != _ONE or end != _Size(1, (_BATCH,)), "counts over the number of rows")
         return [_Value(proof.numbered([end]), 0, places=(-1,), below=_ONE)]
     if any(node.need(place).sized or node.need(place).axis is not None for place in range(3)):
         raise _RefusedError("counts over the number of rows")
@@ -972,18 +948,14 @@ def _range(proof: _Proof, node: _Node) -> list[_Value]:
 def _tile(proof: _Proof, node: _Node) -> list[_Value]:
     given, times = node.need(0), node.need(1)
     _no_sizes(given)
-    if times.axis is not None:
-        raise _RefusedError("the repeats differ between rows")
+    _refuse_if(times.axis is not None, "the repeats differ between rows")
     repeats = times.asked
     if repeats is None:
-        if given.axis is not None:
-            raise _RefusedError("the repeats are not known")
+        _refuse_if(given.axis is not None, "the repeats are not known")
         return [proof.typed(node.proto.output[0])]
     axes = [at for at, size in enumerate(repeats) if size.batched]
-    if given.axis is not None and (axes or repeats[given.axis] != _ONE):
-        raise _RefusedError("repeats the rows")
-    if len(axes) > 1:
-        raise _RefusedError("makes two axes of rows")
+    _refuse_if(given.axis is not None and (axes or repeats[given.axis] != _ONE), "repeats the rows")
+    _refuse_if(len(axes) > 1, "makes two axes of rows")
     shape = tuple([size * count for size, count in zip(given.dims, proof.numbered(repeats), strict=True)])
     return [_Value(shape, axes[0] if axes else given.axis)]
 
@@ -996,8 +968,7 @@ def _concat(proof: _Proof, node: _Node) -> list[_Value]:
         if all(value.content is not None for value in values):
             content = tuple([size for value in values for size in value.content or ()])
             return [_Value((_Size(len(content)),), content=content)]
-        if any(value.sized for value in values):
-            raise _RefusedError("joins the number of rows with values that are not known")
+        _refuse_if(any(value.sized for value in values), "joins the number of rows with values that are not known")
         parts = [_elements(value) for value in values]
         if all(part is not None for part in parts):
             return [replace(result, content=tuple([size for part in parts for size in part or ()]))]
@@ -1006,8 +977,7 @@ def _concat(proof: _Proof, node: _Node) -> list[_Value]:
     if any(not proof.has_rows(value, first.axis or 0, first.rows) for value in values):
         raise _RefusedError("joins values with rows and values without, or with rows on other axes")
     axis = _at(node.attributes["axis"], first.rank)
-    if axis == first.axis:
-        raise _RefusedError("joins along the axis of rows")
+    _refuse_if(axis == first.axis, "joins along the axis of rows")
     total = [value.dims[axis].whole for value in values]
     size = proof.unknown() if None in total else _Size(sum(each for each in total if each is not None))
     shape = (*first.dims[:axis], size, *first.dims[axis + 1 :])
@@ -1033,12 +1003,10 @@ def _split(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     node.same_for_all(1)
     if given.axis is None:
-        if given.sized:
-            raise _RefusedError("splits a shape")
+        _refuse_if(given.sized, "splits a shape")
         return [proof.typed(name) for name in node.proto.output]
     axis = _at(node.attributes.get("axis", 0), given.rank)
-    if axis == given.axis:
-        raise _RefusedError("splits the axis of rows")
+    _refuse_if(axis == given.axis, "splits the axis of rows")
     parts = [proof.rows(node, at, given.axis, given.rows, given.rank).dims for at in range(len(node.proto.output))]
     return [_Value((*given.dims[:axis], part[axis], *given.dims[axis + 1 :]), given.axis) for part in parts]
 
@@ -1079,8 +1047,7 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
         return [_Value((_Size(len(content)),), content=content)]
     if given.axis is None:
         for value in (starts, ends):
-            if value is not None and value.differs:
-                raise _RefusedError("cuts a value without rows as many rows as there are")
+            _refuse_if(value is not None and value.differs, "cuts a value without rows as many rows as there are")
         if (cells := _sliced(node, given)) is not None:
             return [_Value(tuple(map(_Size, cells.shape)), content=tuple(cells.reshape(-1)))]
         result = proof.typed(node.proto.output[0])
@@ -1112,13 +1079,11 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
                 or end_size == given.rows
                 or (end_size is not None and (end_size.whole or 0) >= _END - 1)
             )
-            if begin != _Size(0) or not whole or steps[at] != 1:
-                raise _RefusedError("takes some of the rows")
+            _refuse_if(begin != _Size(0) or not whole or steps[at] != 1, "takes some of the rows")
         elif any(size is not None and size.batched for size in (begin, end_size)):
             raise _RefusedError("computes with the number of rows")
     for value in (starts, ends):
-        if value is not None and value.axis is not None:
-            raise _RefusedError("takes other elements of each row")
+        _refuse_if(value is not None and value.axis is not None, "takes other elements of each row")
     result = proof.rows(node, 0, given.axis, given.rows, given.rank)
     kept = [size if at not in axes else result.dims[at] for at, size in enumerate(given.dims)]
     kept[given.axis] = given.rows
@@ -1128,12 +1093,10 @@ def _slice(proof: _Proof, node: _Node) -> list[_Value]:
 def _gather(proof: _Proof, node: _Node) -> list[_Value]:
     given, index = node.need(0), node.need(1)
     _no_places(given)
-    if index.sized or (given.sized and index.axis is not None):
-        raise _RefusedError("computes with the number of rows")
+    _refuse_if(index.sized or (given.sized and index.axis is not None), "computes with the number of rows")
     if given.content is not None and index.axis is None and given.axis is None:
         if index.content is None or any(each is None or each.whole is None for each in index.content):
-            if given.sized:
-                raise _RefusedError("takes an unknown size")
+            _refuse_if(given.sized, "takes an unknown size")
             return [proof.typed(node.proto.output[0])]
         content = tuple([given.content[int(each.whole)] for each in index.content if each and each.whole is not None])
         return [_Value(index.shape, content=content)]
@@ -1145,13 +1108,11 @@ def _gather(proof: _Proof, node: _Node) -> list[_Value]:
     shape = (*given.dims[:axis], *index.dims, *given.dims[axis + 1 :])
     if index.places:
         assert index.axis is not None  # noqa: S101  # rows have numbers where there are rows
-        if not _in_own_row(proof, given, axis, index):
-            raise _RefusedError("takes rows by number")
+        _refuse_if(not _in_own_row(proof, given, axis, index), "takes rows by number")
         return [_Value(shape, axis + index.axis)]
     if given.axis is None:
         return [_Value(shape, None if index.axis is None else axis + index.axis)]
-    if index.axis is not None or given.axis == axis:
-        raise _RefusedError("takes rows by number")
+    _refuse_if(index.axis is not None or given.axis == axis, "takes rows by number")
     return [_Value(shape, given.axis if given.axis < axis else given.axis + index.rank - 1)]
 
 
@@ -1170,8 +1131,7 @@ def _gather_elements(proof: _Proof, node: _Node) -> list[_Value]:
     first = values[0]
     axis = _at(node.attributes.get("axis", 0), first.rank)
     rows = next(value for value in values if value.axis is not None)
-    if rows.axis == axis:
-        raise _RefusedError("takes elements along the axis of rows")
+    _refuse_if(rows.axis == axis, "takes elements along the axis of rows")
     if any(not proof.has_rows(value, rows.axis or 0, rows.rows) for value in values):
         raise _RefusedError("rows lie on different axes")
     shaped = first if node.proto.op_type == "ScatterElements" else values[1]
@@ -1186,8 +1146,7 @@ def _gather_nd(proof: _Proof, node: _Node) -> list[_Value]:
         raise _RefusedError("takes elements by number, the same for all rows")
     shape = (*index.dims[:-1], *given.dims[batch + depth :])
     if given.axis is None:
-        if batch or index.places:
-            raise _RefusedError("takes elements of a value without rows by the row's number")
+        _refuse_if(batch or index.places, "takes elements of a value without rows by the row's number")
     elif batch:
         if index.places or given.axis != index.axis or given.axis >= batch or given.rows != index.rows:
             raise _RefusedError("takes elements of other rows")
@@ -1208,8 +1167,7 @@ def _pad(proof: _Proof, node: _Node) -> list[_Value]:
     places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
     if given.axis in places:
         at = places.index(given.axis)
-        if pads[at] != _Size(0) or pads[at + len(places)] != _Size(0):
-            raise _RefusedError("may add rows")
+        _refuse_if(pads[at] != _Size(0) or pads[at + len(places)] != _Size(0), "may add rows")
     result = proof.rows(node, 0, given.axis, given.rows, given.rank)
     same = {axis for axis in range(given.rank) if axis not in places}
     same |= {axis for at, axis in enumerate(places) if pads[at] == _Size(0) == pads[at + len(places)]}
@@ -1227,8 +1185,7 @@ def _reduced(proof: _Proof, node: _Node) -> list[_Value]:
     if not axes and node.attributes.get("noop_with_empty_axes", 0):
         return [_Value(given.shape, given.axis)]
     gone = {_at(axis, given.rank) for axis in axes} if axes else set(range(given.rank))
-    if given.axis in gone:
-        raise _RefusedError("reduces over the rows")
+    _refuse_if(given.axis in gone, "reduces over the rows")
     keeps = node.attributes.get("keepdims", 1)
     shape = [_ONE if at in gone else size for at, size in enumerate(given.dims) if keeps or at not in gone]
     if given.axis is None or keeps:
@@ -1253,8 +1210,7 @@ def _along(default: int, *, after: bool = False, place: int | None = None) -> _R
             numbers = node.numbers(place, "axis")
             number = numbers[0] if numbers else first
         axis = _at(number, given.rank)
-        if given.axis == axis or ((after or flat) and given.axis > axis):
-            raise _RefusedError("mixes the rows along their axis")
+        _refuse_if(given.axis == axis or ((after or flat) and given.axis > axis), "mixes the rows along their axis")
         if node.proto.op_type == "TopK":
             return [proof.rows(node, at, given.axis, given.rows, given.rank) for at in range(2)]
         outputs = [replace(given, content=None)]
@@ -1289,8 +1245,7 @@ def _scored(*names: str) -> _Rule:
     def rule(proof: _Proof, node: _Node) -> list[_Value]:
         given = node.need(0)
         node.same_for_all(*range(1, len(node.inputs)))
-        if given.axis != 0 or given.rank != 2:
-            raise _RefusedError("input 0 does not have its rows on axis 0")
+        _refuse_if(given.axis != 0 or given.rank != 2, "input 0 does not have its rows on axis 0")
         counts = [node.attributes[name] for name in names if name in node.attributes]
         count = _Size(int(counts[0])) if counts else proof.unknown()
         scores = _Value((given.rows, count), 0)
@@ -1302,8 +1257,7 @@ def _scored(*names: str) -> _Rule:
 def _features(proof: _Proof, node: _Node) -> list[_Value]:
     """An operator of ai.onnx.ml that gives each row as many elements as it gets."""
     given = node.need(0)
-    if given.axis != 0 or given.rank != 2:
-        raise _RefusedError("input 0 does not have its rows on axis 0")
+    _refuse_if(given.axis != 0 or given.rank != 2, "input 0 does not have its rows on axis 0")
     return [_Value(given.shape, 0)]
 
 
@@ -1318,16 +1272,14 @@ def _compress(proof: _Proof, node: _Node) -> list[_Value]:
 
 
 def _max_pool(proof: _Proof, node: _Node) -> list[_Value]:
-    if len([name for name in node.proto.output if name]) > 1:
-        raise _RefusedError("its indices count over all rows")
+    _refuse_if(len([name for name in node.proto.output if name]) > 1, "its indices count over all rows")
     return _by_row(rank=2)(proof, node)
 
 
 def _one_hot_encoded(proof: _Proof, node: _Node) -> list[_Value]:
     """OneHotEncoder of ai.onnx.ml, which adds an axis of categories."""
     given = node.need(0)
-    if given.axis is None:
-        raise _RefusedError("computes with the number of rows")
+    _refuse_if(given.axis is None, "computes with the number of rows")
     return [_Value((*given.dims, proof.unknown()), given.axis)]
 
 
@@ -1357,8 +1309,7 @@ def _rotary_by_offset(proof: _Proof, node: _Node) -> list[_Value]:
     """RotaryEmbedding of com.microsoft: data, the first position or those of each row, cosines and sines."""
     first, positions = node.need(0), node.need(1)
     node.same_for_all(2, 3)
-    if node.attributes.get("is_packed_batching", 0):
-        raise _RefusedError("packs the rows")
+    _refuse_if(node.attributes.get("is_packed_batching", 0), "packs the rows")
     if first.axis != 0 or (positions.axis is not None and not proof.has_rows(positions, 0, first.rows)):
         raise _RefusedError("data or positions do not have their rows on axis 0")
     return [_Value(first.shape, 0)]
@@ -1387,8 +1338,7 @@ def _resize(proof: _Proof, node: _Node) -> list[_Value]:
         node.same_for_all(*range(len(node.inputs)))
         return [proof.typed(node.proto.output[0])]
     node.same_for_all(1, 2)
-    if sizes is not None and sizes.axis is not None:
-        raise _RefusedError("gives rows other sizes")
+    _refuse_if(sizes is not None and sizes.axis is not None, "gives rows other sizes")
     axes = node.attributes.get("axes")
     places = [_at(axis, given.rank) for axis in (range(given.rank) if axes is None else axes)]
     if sizes is not None and sizes.sized:
@@ -1404,12 +1354,10 @@ def _resize(proof: _Proof, node: _Node) -> list[_Value]:
         kept = kept or (
             scales is not None and scales.data is not None and scales.data.size > at and scales.data[at] == 1
         )
-        if not kept:
-            raise _RefusedError("may change the number of rows")
+        _refuse_if(not kept, "may change the number of rows")
     if node.attributes.get("mode", b"nearest") != b"nearest" and (given.axis != 0 or given.rank < 4):
         raise _RefusedError("interpolates along the rows, where a weight of 0 lets NaN through")
-    if node.attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
-        raise _RefusedError("crops along all axes")
+    _refuse_if(node.attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize", "crops along all axes")
     return [proof.rows(node, 0, given.axis, given.rows, given.rank)]
 
 
@@ -1443,8 +1391,7 @@ def _product_of(proof: _Proof, one: _Value, other: _Value) -> _Value:
             return _Value((*other.dims[:-2], other.dims[-1]), axis)
         raise _RefusedError("multiplies vectors")
     inside = (one.axis == one.rank - 2, other.axis == other.rank - 1)
-    if any(inside) and one.axis is not None and other.axis is not None:
-        raise _RefusedError("multiplies rows with rows")
+    _refuse_if(any(inside) and one.axis is not None and other.axis is not None, "multiplies rows with rows")
     stacks = [
         _Value(value.dims[:-2], None if within else value.axis)
         for value, within in zip((one, other), inside, strict=True)
@@ -1479,11 +1426,9 @@ def _quantised(proof: _Proof, node: _Node) -> list[_Value]:
     node.same_for_all(1, 2)
     if given.axis is None:
         return [_Value(given.shape)]
-    if node.need(1).rank > 1:
-        raise _RefusedError("has scales in blocks")
+    _refuse_if(node.need(1).rank > 1, "has scales in blocks")
     per_axis = node.need(1).rank == 1 and node.need(1).dims != (_ONE,)
-    if per_axis and _at(node.attributes.get("axis", 1), given.rank) == given.axis:
-        raise _RefusedError("has a scale for each row")
+    _refuse_if(per_axis and _at(node.attributes.get("axis", 1), given.rank) == given.axis, "has a scale for each row")
     return [replace(given, content=None)]
 
 
@@ -1504,8 +1449,7 @@ def _one_hot(proof: _Proof, node: _Node) -> list[_Value]:
 def _trilu(proof: _Proof, node: _Node) -> list[_Value]:
     given = node.need(0)
     node.same_for_all(1)
-    if given.axis is None or given.axis >= given.rank - 2:
-        raise _RefusedError("the rows are on an axis of the triangle")
+    _refuse_if(given.axis is None or given.axis >= given.rank - 2, "the rows are on an axis of the triangle")
     return [given]
 
 
@@ -1545,8 +1489,7 @@ def _subscripts(text: str, rank: int) -> list[str]:
     before, dots, after = text.partition("...")
     hidden = rank - len(before) - len(after) if dots else 0
     labels = [*before, *map(str, range(-hidden, 0)), *after]
-    if len(labels) != rank:
-        raise _RefusedError("its equation has other axes than its inputs")
+    _refuse_if(len(labels) != rank, "its equation has other axes than its inputs")
     return labels
 
 
@@ -1581,8 +1524,7 @@ def _packs_states(node: _Node) -> str:
 def _rotary(proof: _Proof, node: _Node) -> list[_Value]:
     """RotaryEmbedding of ONNX: data, cosines, sines and positions; with positions the tables are the same for all."""
     first = node.need(0)
-    if first.axis != 0:
-        raise _RefusedError("input 0 does not have its rows on axis 0")
+    _refuse_if(first.axis != 0, "input 0 does not have its rows on axis 0")
     with_rows = (3,) if node.get(3) is not None else (1, 2)
     node.same_for_all(*(at for at in (1, 2, 3) if at not in with_rows))
     proof.need_rows(node, with_rows, 0, first.rows)
@@ -1592,8 +1534,7 @@ def _rotary(proof: _Proof, node: _Node) -> list[_Value]:
 def _skip_norm(proof: _Proof, node: _Node) -> list[_Value]:
     node.same_for_all(*range(2, len(node.inputs)))
     total = proof.broadcast([node.need(0), node.need(1)])
-    if total.axis is None or total.axis == total.rank - 1:
-        raise _RefusedError("mixes the rows along their axis")
+    _refuse_if(total.axis is None or total.axis == total.rank - 1, "mixes the rows along their axis")
     few = _Value((*total.dims[:-1], _ONE), total.axis)
     return [total, few, few, total]
 
@@ -1640,8 +1581,7 @@ def _loop(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     inner.update((value.name, source) for value, source in zip(graph.input, given, strict=True))
     proof._inner_body(graph, inner)
     going_on, *results = [inner[value.name] for value in graph.output]
-    if going_on.axis is not None or going_on.sized:
-        raise _RefusedError("goes on as long as a row says")
+    _refuse_if(going_on.axis is not None or going_on.sized, "goes on as long as a row says")
     _keeps_states(states, results)
     return [*states, *(_stacked(proof, value) for value in results[len(states) :])]
 
@@ -1650,16 +1590,14 @@ def _scan(proof: _Proof, node: _Node, known: dict[str, _Value]) -> list[_Value]:
     """A body that keeps the rows of each state on their axis, over values along another axis."""
     graph, inner, count = node.attributes["body"], dict(known), node.attributes["num_scan_inputs"]
     values = [node.need(place) for place in range(len(node.inputs))]
-    if node.version < 9:
-        raise _RefusedError("scans a batch")
+    _refuse_if(node.version < 9, "scans a batch")
     _no_sizes(*values, places=True)
     states = [_state(proof, value) for value in values[:-count]]
     scanned = values[-count:]
     axes = node.attributes.get("scan_input_axes") or [0] * count
     for value, number in zip(scanned, axes, strict=True):
         axis = _at(number, value.rank)
-        if axis == value.axis:
-            raise _RefusedError("goes along the rows")
+        _refuse_if(axis == value.axis, "goes along the rows")
         rows = None if value.axis is None else value.axis - (axis < value.axis)
         states.append(_Value((*value.dims[:axis], *value.dims[axis + 1 :]), rows))
     inner.update((value.name, state) for value, state in zip(graph.input, states, strict=True))

@@ -31,7 +31,8 @@ NATIVE, COMMON = "native", "common-ir"
 
 O = TypeVar("O", bound=Op)  # noqa: E741
 _natives: dict[type[Op], _Native] = {}
-_by_kernel: dict[type[Op], Callable[[Any, TensorType, Sequence[TensorData | None]], bool]] = {}
+asking: dict[type[Op], Asks] = {}
+"""Op class -> when its lowering asks for kernels; see `lowers`."""
 _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf"})
@@ -42,6 +43,10 @@ _Types: TypeAlias = Sequence[ValueType | None]
 
 Lowering: TypeAlias = Callable[[Any, Any, Sequence[Any]], Any]
 """(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
+Asks: TypeAlias = "Callable[[Any, TensorType, Sequence[TensorData | None]], bool]"
+"""(op, type of its input 0, data of each input, None if no constant) -> whether the lowering asks `Emitter.has_kernel`.
+
+Such an op has one form by the rules of kernel dispatch, and avoids kernels that compute something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +86,6 @@ def lowers_native(
         return function
 
     return declare
-
-
-def asks_kernels(op: type[O], when: Callable[[O, TensorType, Sequence[TensorData | None]], bool]) -> None:
-    """Declare that the lowering of an op class asks `Emitter.has_kernel` where `when` of it is true.
-
-    `when` gets the op, the type of its input 0, and the data of the inputs that are constants, None for the others.
-    It has one form by the rules of kernel dispatch, and avoids kernels that compute something else.
-    """
-    _by_kernel[op] = when
 
 
 @dataclass(slots=True)
@@ -149,14 +145,14 @@ def has_choice(graph: Graph) -> bool:
         choosers = {kind for kind in kinds if kind in _natives or kind.bodies is not Op.bodies}
         ops = [node.op for node in graph.nodes if type(node.op) in choosers] if choosers else []
         natives = (native.when(op) for op in ops if (native := _natives.get(type(op))) is not None)
-        asking = kinds & _by_kernel.keys() and any(_asks(graph, node) for node in graph.nodes)
-        answer = any(natives) or bool(asking) or any(has_choice(body) for op in ops for body in op.bodies())
+        kernels = kinds & asking.keys() and any(_asks(graph, node) for node in graph.nodes)
+        answer = any(natives) or bool(kernels) or any(has_choice(body) for op in ops for body in op.bodies())
         known = _choosing[graph] = (graph.revision, answer)
     return known[1]
 
 
 def _asks(graph: Graph, node: Node) -> bool:
-    when, ref = _by_kernel.get(type(node.op)), node.inputs[0] if node.inputs else None
+    when, ref = asking.get(type(node.op)), node.inputs[0] if node.inputs else None
     kind = None if ref is None else graph.nodes[ref.node].types[ref.output]
     if when is None or not isinstance(kind, TensorType):
         return False

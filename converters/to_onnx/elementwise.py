@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rlx_ort.converters.to_onnx.dispatch import asks_kernels, lowers_native
+from rlx_ort.converters.to_onnx.dispatch import lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap, op_in, where_in
 from rlx_ort.converters.to_onnx.model import ModelValue
@@ -65,16 +65,14 @@ def _native_activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> 
     return emit.op(op_type, inputs[0], domain=domain, alpha=1.0 if silu else None)
 
 
-_ASKING = {DType.I64: {"relu", "sign"}, DType.F64: {"sigmoid", "silu"}}
-asks_kernels(Activation, lambda op, kind, _: op.function in _ASKING.get(kind.dtype, ()))
-asks_kernels(
-    Binary,
-    lambda op, kind, _: (
-        op.function in {"max", "min"} if kind.dtype is DType.I64 else op.function == "pow" and kind.dtype.is_float
-    ),
-)
-asks_kernels(Clamp, lambda op, kind, _: kind.dtype is DType.I64)
-lowers(Activation)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))
+_DOUBTFUL = {DType.I64: {"max", "min", "relu", "sign"}, DType.F64: {"sigmoid", "silu"}}
+
+
+def _asks(op: Activation | Binary, kind: TensorType, _: Any) -> bool:
+    return op.function in _DOUBTFUL.get(kind.dtype, ()) or (op.function == "pow" and kind.dtype.is_float)
+
+
+lowers(Activation, asks=_asks)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))
 lowers(Cast)(lambda emit, op, inputs: emit.op("Cast", inputs[0], to=op.to))
 lowers(Fma)(lambda emit, op, inputs: emit.op("Add", emit.op("Mul", *inputs[:2]), inputs[2]))
 lowers(StopGradient)(lambda emit, op, inputs: emit.op("Identity", inputs[0]))
@@ -113,7 +111,7 @@ _COMPOSED: dict[str, Callable[[Emitter, Any, DType], Any]] = {
 }
 
 
-@lowers(Binary)
+@lowers(Binary, asks=_asks)
 def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
     lhs, rhs = inputs
     dtype = emit.input_dtype(0)
@@ -322,7 +320,7 @@ def _compare(emit: Emitter, op: Compare, inputs: Sequence[Any]) -> Any:
     return emit.op("Not", result) if op.function == "ne" else result
 
 
-@lowers(Clamp)
+@lowers(Clamp, asks=lambda _, kind, __: kind.dtype is DType.I64)
 def _clamp(emit: Emitter, op: Clamp, inputs: Sequence[Any]) -> Any:
     dtype = emit.input_dtype(0)
     bounds = [None if bound is None else emit.constant(bound, dtype) for bound in (op.low, op.high)]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.protos import trimmed
-from rlx_ort.converters.to_onnx.dispatch import Lowering, NoNativeForm, load_family
+from rlx_ort.converters.to_onnx.dispatch import Asks, Lowering, NoNativeForm, asking, load_family
 from rlx_ort.converters.to_onnx.model import ExportedNode, ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError, GraphVerifyError
@@ -32,10 +32,12 @@ _lowerings: dict[type[Op], Lowering] = {}
 _NOTHING: Mapping[int, Any] = {}
 
 
-def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
-    """Declare the decorated function to be the lowering of op classes."""
+def lowers(*ops: type[Op], asks: Asks | None = None) -> Callable[[Lowering], Lowering]:
+    """Declare the decorated function to be the lowering of op classes, which asks for kernels if it says so."""
 
     def declare(function: Lowering) -> Lowering:
+        if asks is not None:
+            asking.update(dict.fromkeys(ops, asks))
         _lowerings.update(dict.fromkeys(ops, function))
         return function
 
@@ -256,30 +258,16 @@ class Emitter:
         return converted
 
     def has_kernel(
-        self,
-        op_type: str,
-        *inputs: ValueType | None,
-        outputs: Sequence[ValueType | None] = (),
-        domain: str = "",
-        version: int | None = None,
+        self, op_type: str, *inputs: ValueType | None, outputs: Sequence[ValueType | None] = (), domain: str = ""
     ) -> bool:
         """Return whether the provider that the model is for has a kernel that computes this; true for any provider."""
         kernels = self._writer.dispatcher.kernels
-        version = version or (1 if domain else DEFAULT_OPSET)
-        return kernels is None or kernels.takes(domain, op_type, version, inputs, outputs)
+        return kernels is None or kernels.takes(domain, op_type, 1 if domain else DEFAULT_OPSET, inputs, outputs)
 
-    def require_kernel(
-        self,
-        op_type: str,
-        *inputs: ValueType | None,
-        outputs: Sequence[ValueType | None] = (),
-        domain: str = "",
-        version: int | None = None,
-    ) -> None:
+    def require_kernel(self, op_type: str, *inputs: ValueType | None, domain: str = "") -> None:
         """Raise `NoNativeForm` if the model is for one provider and that has no kernel for a native form."""
         kernels = self._writer.dispatcher.kernels
-        taken = self.has_kernel(op_type, *inputs, outputs=outputs, domain=domain, version=version)
-        if kernels is not None and not taken:
+        if kernels is not None and not self.has_kernel(op_type, *inputs, domain=domain):
             kinds = ", ".join(dict.fromkeys(str(kind) for kind in inputs if kind is not None))
             raise NoNativeForm(f"{kernels.name} has no kernel for {domain or 'ai.onnx'}::{op_type} ({kinds})")
 

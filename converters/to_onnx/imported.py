@@ -6,30 +6,13 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 from rlx_ort.converters.protos import trimmed
-from rlx_ort.converters.to_onnx.dispatch import asks_kernels
+from rlx_ort.converters.to_onnx import kernel_dtypes as kernels
 from rlx_ort.converters.to_onnx.elementwise import activate, power
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET, Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import (
-    BOOL_MOVES,
-    FILLED_TOPK,
-    MISORDERING,
-    SAFE_EPSILON,
-    channels_apart,
-    compared,
-    compute_dtype,
-    divisor_and_sign,
-    extreme_place,
-    filled_rows,
-    masked_rows,
-    may_trap,
-    misorders,
-    reads_threes,
-    stand_in_for_bool,
-    with_epsilon,
-)
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.norm import REDUCE, is_doubtful, reduced
 from rlx_ort.ir.dtype import DType
@@ -43,12 +26,16 @@ _Form: TypeAlias = Callable[[Emitter, OnnxNode, _Reads], Any]
 """(emitter, op, values of the formal inputs) -> the results, or None to write the node as it is."""
 
 _REDUCTIONS = {op_type: function for function, op_type in REDUCE.items()}
+_SAFE_EPSILON = 1e-5
+"""WebGPU's InstanceNormalization computes with the epsilon of an earlier node (plugin 0.4.0): all have to have one."""
+_BOOL_MOVES = frozenset({"GatherElements", "GatherND"})
+"""Operators that move bools as they move numbers; WebGPU has kernels for numbers alone."""
 _ASKING: Mapping[DType, Collection[str]] = {
-    DType.BOOL: BOOL_MOVES,
+    DType.BOOL: _BOOL_MOVES,
     DType.F16: {"IsNaN", "LogSoftmax"},
     DType.F32: {"InstanceNormalization", "IsNaN", "LogSoftmax"},
     DType.F64: {"Sigmoid"},
-    DType.I64: MISORDERING | {"ConstantOfShape"},
+    DType.I64: kernels.MISORDERING | {"ConstantOfShape"},
 }
 
 
@@ -56,9 +43,9 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
     if op.domain:
         return False
     if op.op_type == "Conv":
-        return reads_threes(kind, op.integer("group", 1))
+        return kernels.reads_threes(kind, op.integer("group", 1))
     if op.op_type == "TopK":
-        return kind.dtype in FILLED_TOPK
+        return kind.dtype in kernels.FILLED_TOPK
     if op.op_type in ("ArgMax", "ArgMin"):
         return True
     if op.op_type == "Pow":
@@ -69,10 +56,7 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
     return op.op_type in _ASKING.get(kind.dtype, ())
 
 
-asks_kernels(OnnxNode, _asks)
-
-
-@lowers(OnnxNode)
+@lowers(OnnxNode, asks=_asks)
 def _imported(emit: Emitter, op: OnnxNode, inputs: Sequence[Any]) -> Any:
     form = None if op.domain else _FORMS.get(op.op_type)
     results = None if form is None else form(emit, op, trimmed(inputs[: op.formal_inputs]))
@@ -80,29 +64,29 @@ def _imported(emit: Emitter, op: OnnxNode, inputs: Sequence[Any]) -> Any:
 
 
 def _division(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    if reads[1] is None or not may_trap(emit):
+    if reads[1] is None or not kernels.may_trap(emit):
         return None
-    divisor, sign = divisor_and_sign(emit, reads[1])
+    divisor, sign = kernels.divisor_and_sign(emit, reads[1])
     if op.op_type == "Mod":
         return emit.imported(op, [reads[0], divisor])
     return emit.imported(op, [emit.op("Div", reads[0], divisor), sign], "Mul", {})
 
 
 def _ordering(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    if emit.known_dtype(0) is not DType.I64 or not misorders(emit, op.op_type):
+    if emit.known_dtype(0) is not DType.I64 or not kernels.misorders(emit, op.op_type):
         return None
-    op_type, last = compared(emit, op.op_type, reads)
+    op_type, last = kernels.compared(emit, op.op_type, reads)
     return emit.imported(op, last, op_type, {})
 
 
 def _instance_norm(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """The same epsilon for every node, where the kernel of the provider normalises f32 with one only."""
-    eps = float(op.attributes.get("epsilon", SAFE_EPSILON))  # type: ignore[arg-type]  # by ONNX's schema
-    if reads[0] is None or emit.known_dtype(0) is not DType.F32 or math.isclose(eps, SAFE_EPSILON, rel_tol=1e-6):
+    eps = float(op.attributes.get("epsilon", _SAFE_EPSILON))  # type: ignore[arg-type]  # by ONNX's schema
+    if reads[0] is None or emit.known_dtype(0) is not DType.F32 or math.isclose(eps, _SAFE_EPSILON, rel_tol=1e-6):
         return None
     if emit.has_kernel("InstanceNormalization", TensorType(DType.F32)):
         return None
-    x, eps = with_epsilon(emit, reads[0], DType.F32, eps, SAFE_EPSILON)
+    x, eps = kernels.with_epsilon(emit, reads[0], DType.F32, eps, _SAFE_EPSILON)
     return emit.imported(op, [x, *reads[1:]], attributes={**op.attributes, "epsilon": eps})
 
 
@@ -129,7 +113,7 @@ def _range(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 def _reduction(op: OnnxNode, kind: TensorType, axes: TensorData | None) -> Reduce | None:
     """Return the op of the IR that is the same as a reduction of opset 21, None where its axes are not known."""
     op_type, rank = op.op_type, None if kind.shape is None else kind.shape.rank
-    if op.version < DEFAULT_OPSET or rank is None or compute_dtype(op_type, kind.dtype) is not kind.dtype:
+    if op.version < DEFAULT_OPSET or rank is None or kernels.compute_dtype(op_type, kind.dtype) is not kind.dtype:
         return None
     if axes is not None:
         places = tuple(axes.numpy().reshape(-1).tolist())
@@ -154,18 +138,18 @@ def _reduced(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 def _convolved(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     if op.version < 13 or any(emit.known_dtype(place) is None for place in range(len(reads))):
         return None  # before 13 a Split had its sizes as an attribute
-    parts = channels_apart(emit, reads, op.integer("group", 1))
+    parts = kernels.channels_apart(emit, reads, op.integer("group", 1))
     attributes: dict[str, Any] = dict(op.attributes)
     return emit.op("Add", *(emit.op("Conv", *part, **attributes) for part in parts)) if parts else None
 
 
 def _top(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     dtype = emit.known_dtype(0)
-    if dtype not in FILLED_TOPK or reads[0] is None:
+    if dtype not in kernels.FILLED_TOPK or reads[0] is None:
         return None
     shape, axis = emit.input_type(0).shape, op.integer("axis", -1)
     size = None if shape is None else shape[axis]
-    filled = filled_rows(emit, reads[0], dtype, size, axis, op.integer("largest", 1) == 1)
+    filled = kernels.filled_rows(emit, reads[0], dtype, size, axis, op.integer("largest", 1) == 1)
     return emit.imported(op, [filled, *reads[1:]])
 
 
@@ -174,7 +158,7 @@ def _place(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     if reads[0] is None or dtype is None or emit.has_kernel(op.op_type, TensorType(dtype)):
         return None
     axis, keep, last = op.integer("axis", 0), op.integer("keepdims", 1) == 1, op.integer("select_last_index", 0) == 1
-    return extreme_place(emit, op.op_type, reads[0], dtype, axis, keep, last)
+    return kernels.extreme_place(emit, op.op_type, reads[0], dtype, axis, keep, last)
 
 
 def _power(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
@@ -194,8 +178,22 @@ def _sigmoid(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 
 def _is_nan(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    rows = None if reads[0] is None else masked_rows(emit, reads[0])
-    return None if rows is None else emit.imported(op, rows, "Expand")
+    """A test of the row that a Softmax read, where the provider has no `IsNaN`.
+
+    Exporters write zeros for attention over a row that is masked out, where Softmax gives NaN: its largest value is
+    infinite. WebGPU has no `IsNaN`, WGSL lets an implementation assume that nothing is NaN, and its Softmax gives 0 in
+    such a row (plugin 0.4.0). https://www.w3.org/TR/WGSL/#floating-point-evaluation
+    """
+    dtype = emit.known_dtype(0)
+    if dtype is None or emit.has_kernel("IsNaN", TensorType(dtype)) or (softmax := emit.softmax_before(0)) is None:
+        return None
+    x, kind, axis = softmax
+    largest = emit.op("ReduceMax", x, emit.i64([axis]), types=[TensorType(kind.dtype)], keepdims=1)
+    most = float(ml_dtypes.finfo(kind.dtype.numpy).max)  # type: ignore[no-untyped-call]  # of ml_dtypes
+    size = emit.op("Abs", largest, types=[TensorType(kind.dtype)])
+    finite = emit.op("LessOrEqual", size, emit.constant(most, kind.dtype), types=[TensorType(DType.BOOL)])
+    masked = emit.op("Not", finite, types=[TensorType(DType.BOOL)])
+    return emit.imported(op, [masked, emit.op("Shape", reads[0])], "Expand")
 
 
 def _log_softmax(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
@@ -212,8 +210,10 @@ def _log_softmax(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 
 def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    dtype = stand_in_for_bool(emit, op.op_type)
-    if dtype is None or reads[0] is None:
+    if reads[0] is None or emit.known_dtype(0) is not DType.BOOL or emit.has_kernel(op.op_type, TensorType(DType.BOOL)):
+        return None
+    stand_ins = (each for each in (DType.U8, DType.I32, DType.F32) if emit.has_kernel(op.op_type, TensorType(each)))
+    if (dtype := next(stand_ins, None)) is None:
         return None
     attributes: dict[str, Any] = dict(op.attributes)
     moved = emit.op(op.op_type, emit.cast(reads[0], dtype), *reads[1:], **attributes)
@@ -257,7 +257,7 @@ _FORMS: dict[str, _Form] = {
     "Reshape": _reshaped,
     "Sigmoid": _sigmoid,
     "TopK": _top,
-    **dict.fromkeys(BOOL_MOVES, _moved_bools),
-    **dict.fromkeys(MISORDERING, _ordering),
+    **dict.fromkeys(_BOOL_MOVES, _moved_bools),
+    **dict.fromkeys(kernels.MISORDERING, _ordering),
     **dict.fromkeys(_REDUCTIONS, _reduced),
 }

@@ -18,7 +18,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 from rlx_ort.ir.dtype import DType
@@ -185,10 +184,6 @@ def channels_apart(emit: Emitter, inputs: Sequence[Any], groups: int) -> Sequenc
     return [*fours, *bias], rest
 
 
-SAFE_EPSILON = 1e-5
-"""WebGPU's InstanceNormalization computes with the epsilon of an earlier node (plugin 0.4.0): all have to have one."""
-
-
 def with_epsilon(emit: Emitter, x: ModelValue, dtype: DType, eps: float, wanted: float) -> tuple[ModelValue, float]:
     """Return the value whose norm with `wanted` is that of x with `eps`: x times k is the same with k * k * eps."""
     if eps == wanted or not eps:
@@ -222,35 +217,6 @@ def compared(emit: Emitter, op_type: str, inputs: Sequence[ModelValue | None]) -
         value = emit.op(last[0], *last[1]) if place else first
         last = ("Where", [emit.op(keep, value, other), value, other])
     return last
-
-
-BOOL_MOVES = frozenset({"GatherElements", "GatherND"})
-"""Operators that move bools as they move numbers; WebGPU has kernels for numbers alone."""
-
-
-def stand_in_for_bool(emit: Emitter, op_type: str) -> DType | None:
-    """Return the dtype to move bools in, if the provider has no kernel for bools, else None."""
-    if emit.known_dtype(0) is not DType.BOOL or emit.has_kernel(op_type, TensorType(DType.BOOL)):
-        return None
-    return next((each for each in (DType.U8, DType.I32, DType.F32) if emit.has_kernel(op_type, TensorType(each))), None)
-
-
-def masked_rows(emit: Emitter, found: ModelValue) -> list[ModelValue | None] | None:
-    """Return the inputs of an `Expand` that stands for `IsNaN` of a Softmax; None with a kernel, or for other values.
-
-    Exporters write zeros for attention over a row that is masked out, where Softmax gives NaN: its largest value is
-    infinite. WebGPU has no `IsNaN`, WGSL lets an implementation assume that nothing is NaN, and its Softmax gives 0 in
-    such a row (plugin 0.4.0), so the row is tested. https://www.w3.org/TR/WGSL/#floating-point-evaluation
-    """
-    dtype = emit.known_dtype(0)
-    if dtype is None or emit.has_kernel("IsNaN", TensorType(dtype)) or (softmax := emit.softmax_before(0)) is None:
-        return None
-    x, kind, axis = softmax
-    largest = emit.op("ReduceMax", x, emit.i64([axis]), types=[TensorType(kind.dtype)], keepdims=1)
-    most = float(ml_dtypes.finfo(kind.dtype.numpy).max)  # type: ignore[no-untyped-call]  # of ml_dtypes
-    size = emit.op("Abs", largest, types=[TensorType(kind.dtype)])
-    finite = emit.op("LessOrEqual", size, emit.constant(most, kind.dtype), types=[TensorType(DType.BOOL)])
-    return [emit.op("Not", finite, types=[TensorType(DType.BOOL)]), emit.op("Shape", found)]
 
 
 def where_in(emit: Emitter, condition: ModelValue, dtype: DType, then: ModelValue, otherwise: ModelValue) -> Any:

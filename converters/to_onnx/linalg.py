@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowers_native
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import Doubles, activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import channels_apart, op_in, reads_threes
@@ -106,10 +106,7 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
-asks_kernels(Conv2d, lambda op, kind, _: reads_threes(kind, op.groups))
-
-
-@lowers(Conv2d, Conv3d, ConvTranspose2d)
+@lowers(Conv2d, Conv3d, ConvTranspose2d, asks=lambda op, x, _: isinstance(op, Conv2d) and reads_threes(x, op.groups))
 def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence[Any]) -> Any:
     if emit.input_dtype(0) is DType.F64:
         weight = known_shape(op, emit.input_type(1), "w")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, asks_kernels, lowers_native
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import activate, add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
@@ -95,10 +95,7 @@ def _native_rms_norm(emit: Emitter, op: norm.RmsNorm, inputs: Sequence[Any]) -> 
     return add_unless_zeros(emit, result, beta, 2)
 
 
-asks_kernels(norm.GroupNorm, lambda *_: True)
-
-
-@lowers(norm.GroupNorm)
+@lowers(norm.GroupNorm, asks=lambda *_: True)
 def _group_norm(emit: Emitter, op: norm.GroupNorm, inputs: Sequence[Any]) -> Any:
     """InstanceNormalization with a group as channel, then gamma and beta a channel.
 
@@ -205,10 +202,7 @@ def _reduced_dims(op: Reduce, kind: TensorType) -> list[Dim]:
     return [shape[axis] for axis in op.axes]
 
 
-asks_kernels(Reduce, lambda op, kind, _: is_doubtful(op, kind))
-
-
-@lowers(Reduce)
+@lowers(Reduce, asks=lambda op, kind, _: is_doubtful(op, kind))
 def reduced(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
     """One ONNX reduction, or another form where the kernel of the provider is wrong.
 
@@ -361,10 +355,7 @@ def _cumsum(emit: Emitter, op: Cumsum, inputs: Sequence[Any]) -> Any:
     return op_in(emit, "CumSum", emit.input_dtype(0), inputs[0], others=[axis], **flags)
 
 
-asks_kernels(TopK, lambda op, kind, _: kind.dtype in FILLED_TOPK)
-
-
-@lowers(TopK)
+@lowers(TopK, asks=lambda _, kind, __: kind.dtype in FILLED_TOPK)
 def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
     dtype = emit.input_dtype(0)
     size = known_shape(op, emit.input_type(0), "x")[-1]
@@ -373,11 +364,7 @@ def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
     return places if op.dtype is DType.I64 else emit.op("Cast", places, to=op.dtype)
 
 
-for _kind in (ArgMax, ArgMin):
-    asks_kernels(_kind, lambda op, kind, _: True)
-
-
-@lowers(ArgMax, ArgMin)
+@lowers(ArgMax, ArgMin, asks=lambda *_: True)
 def _places(emit: Emitter, op: ArgMax | ArgMin, inputs: Sequence[Any]) -> Any:
     op_type, dtype = "ArgMax" if isinstance(op, ArgMax) else "ArgMin", emit.input_dtype(0)
     x = to_compute(emit, op_type, inputs[0], dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlx_ort.converters.to_onnx.dispatch import asks_kernels
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import (
     FILLED_TOPK,
@@ -21,7 +20,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape, reshaped
 from rlx_ort.ir.ops import shape as ops
 from rlx_ort.ir.ops.shape import Concat, Expand, Gather, Narrow, Pad, Reshape, Slice, Tile, Transpose
-from rlx_ort.ir.types import Dim, Shape
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _END = 2**63 - 1
 _TRILU = frozenset({DType.F32, DType.F64, DType.F16, DType.BF16, DType.I32, DType.I64, DType.U64, DType.BOOL})
@@ -129,7 +128,7 @@ def _concat(emit: Emitter, op: Concat, inputs: Sequence[Any]) -> Any:
     return emit.op("Concat", *inputs, axis=op.axis) if len(inputs) > 1 else emit.op("Identity", inputs[0])
 
 
-@lowers(ops.Sort, ops.ArgSort)
+@lowers(ops.Sort, ops.ArgSort, asks=lambda _, kind, __: kind.dtype in FILLED_TOPK)
 def _sort(emit: Emitter, op: ops.Sort | ops.ArgSort, inputs: Sequence[Any]) -> Any:
     """Write a TopK of all elements, whose equal elements keep their order."""
     kind = emit.input_type(0)
@@ -140,12 +139,11 @@ def _sort(emit: Emitter, op: ops.Sort | ops.ArgSort, inputs: Sequence[Any]) -> A
     return places if isinstance(op, ops.ArgSort) else from_compute(emit, "TopK", values, kind.dtype)
 
 
-for _op in (ops.Sort, ops.ArgSort):
-    asks_kernels(_op, lambda op, kind, _: kind.dtype in FILLED_TOPK)
-asks_kernels(ops.CumMax, lambda op, kind, _: compute_dtype("Max", kind.dtype) is DType.I64)
+def _orders_i64(op: ops.CumProd | ops.CumMax, kind: TensorType, _: Any) -> bool:
+    return isinstance(op, ops.CumMax) and compute_dtype("Max", kind.dtype) is DType.I64
 
 
-@lowers(ops.CumProd, ops.CumMax)
+@lowers(ops.CumProd, ops.CumMax, asks=_orders_i64)
 def _running(emit: Emitter, op: ops.CumProd | ops.CumMax, inputs: Sequence[Any]) -> Any:
     """Combine each element with the one 1, then 2, 4, 8, ... places before it."""
     kind, x = emit.input_type(0), inputs[0]

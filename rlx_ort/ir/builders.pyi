@@ -87,7 +87,18 @@ class Builders:
         softcap: float | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Attend with a bias added to the scaled scores; it broadcasts to `(B, H, Q, K)`."""
+        """Return softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
+
+        Query i stands at position `i + max(K - Q, 0)` of the K keys. A masked score is replaced by the most negative
+        number that is safe in the dtype, so a fully masked row averages all of v.
+
+        Attributes:
+            mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
+                `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
+            window: how many keys before its own position a query attends to under `sliding`.
+            scale: factor of the scores, None for 1 / sqrt(head_dim).
+            softcap: c of c * tanh(score / c), applied to the scaled scores before any mask; None for none.
+        """
 
     def attention_kind(
         self,
@@ -569,7 +580,13 @@ class Builders:
         n: int | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Return the gated delta rule's results `(B, S, H, n)` from an empty state."""
+        """Return the gated delta rule over a sequence, a matrix S as state of each head, from 0 or from a given state.
+
+        For each token: S is scaled by exp(g); then k's entry, S^T k, moves to v by beta, S += k (beta (v - S^T k))^T;
+        and the result is S^T q / sqrt(n). Inputs: q, k, v `(B, S, H, n)`, g and beta `(B, S, H)` and, with
+        `carry_state`, the first state `(B, H, n, n)`. Narrow floats are computed in f32. n is the size of a head,
+        which the builder takes from q when it is left out. The last state is a second result if the first one is an input.
+        """
 
     def gated_delta_net_carry(
         self,
@@ -1120,7 +1137,11 @@ class Builders:
         n: int | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Return the selective scan of x `(B, S, H)`; n is the number of states, the columns of a when left out."""
+        """Return the selective scan y_t = sum of c_t h_t over the n states, with h_t = exp(delta_t a) h_{t-1} + delta_t b_t x_t.
+
+        Inputs: x and delta `(B, S, H)`, a `(H, n)`, b and c `(B, S, n)`; the result is `(B, S, H)`. h is 0 at first. Narrow
+        floats are computed in f32. The builder takes n from the columns of a when it is left out.
+        """
 
     def shared_matmul_pair(self, x: Operand, first: Operand, second: Operand) -> tuple[Value, Value]:
         """Return x @ first and x @ second.

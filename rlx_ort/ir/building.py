@@ -8,6 +8,8 @@ any, they are all operands, then all fields. Several builders of an op are apart
 - `beta!`, one that has no default; others have that of the field, and None for an operand that may be left out;
 - `bias?`, an operand that may be left out though others follow; the field `has_bias` says whether it is there;
 - `beta:zeros`, an operand that is zeros like the one before when it is left out;
+- `bias:cast`, an operand that is cast to the dtype of the first one;
+- `n@a`, a field that is the size of the last dimension of the operand `a` when it is left out;
 - `*`, after which parameters are keywords;
 - `out_shape`, `output_shape` or `dtype`, where these are no fields: the declared type of the result;
 - `kernel`, where it is no field: the size of the window, with which that of the weight is compared;
@@ -47,10 +49,11 @@ _SHARED_RULES = ("", "float", "number", "cast")  # of operands that take the dty
 
 
 class _Part(NamedTuple):
-    """What a parameter becomes: `role` is operand, zeros, field, shape, dtype or kernel; `target` a field or place."""
+    """What a parameter becomes: `target` is a field, or the place of an operand; `size_of` that of a field's `n@a`."""
 
-    role: str
+    role: str  # operand, zeros, cast, field, shape, dtype or kernel
     target: Any
+    size_of: int | None = None
 
 
 def builder(function: F) -> F:
@@ -88,6 +91,8 @@ def _method(
     known: Mapping[str, Field[Any]],
 ) -> Any:
     rules, zeros = dict(op._rules), {part.target for part in parts.values() if part.role == "zeros"}
+    rules |= {part.target: "cast" for part in parts.values() if part.role == "cast"}
+    sizes = {part.target: part.size_of for part in parts.values() if part.size_of is not None}
 
     def method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         bound = signature.bind(self, *args, **keywords)
@@ -95,13 +100,17 @@ def _method(
         attributes, values, declared = dict(fixed), dict[int, Any](), dict[str, Any](bound.arguments.pop("node", ()))
         for name, value in bound.arguments.items():
             part = parts.get(name) or _Part(name, name)
-            if part.role in ("operand", "zeros"):
+            if part.role in ("operand", "zeros", "cast"):
                 values[part.target] = value
             elif part.role == "field":
                 attributes[part.target] = _taken(known[part.target], value)
             elif part.role != "self":
                 declared[part.role] = value
         attributes |= {f"has_{name}": bound.arguments[name] is not None for name in parts if f"has_{name}" in known}
+        for name, place in sizes.items():
+            if attributes[name] is None:
+                values[place] = self._as_value(values[place], None if not place else self._as_value(values[0]))
+                attributes[name] = last_size(values[place], name)
         made, kernel = op(**attributes), declared.pop("kernel", None)
         if op.promotes:
             values = dict(enumerate(self._pair(*values.values())))
@@ -120,6 +129,14 @@ def _method(
         return self._add(made, *values.values(), **declared)
 
     return method
+
+
+def last_size(value: Any, name: str) -> int:
+    """Return the size of the last dimension of a value, which the field of that name is when it is left out."""
+    size = value.shape[-1] if value.rank else None
+    if not isinstance(size, int):
+        raise GraphVerifyError(f"{value.name!r} {value.shape} has no size in its last dimension; give {name}")
+    return size
 
 
 def _add(method: Any, name: str, doc: str, signature: Signature) -> None:
@@ -152,8 +169,11 @@ def _parsed(
             name, _, fixed[name] = word.partition("=")
             continue
         name, _, target = word.rstrip("!?").partition(":")
+        name, _, operand = name.partition("@")
         item, default = known.get(target or name), None
-        if item is not None:
+        if item is not None and operand:
+            parts[name], text = _Part("field", name, op.operands.index(operand)), f"{_accepted(item)} | None"
+        elif item is not None:
             parts[name], text, default = _Part("field", item.name), _accepted(item), item.default
         elif name in _DECLARED:
             role, text = _DECLARED[name]

@@ -6,13 +6,13 @@ number of heads and `(B, S, H, D)` otherwise. If both fit, the first one applies
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import numpy as np
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.building import builder
-from rlx_ort.ir.core import Graph, NodeArgs, Operand, Value
+from rlx_ort.ir.core import Graph, Operand, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, join_dims, named, tensor_input
 from rlx_ort.ir.ops.onnx import OnnxNode
@@ -56,7 +56,8 @@ class Attention(
     Op,
     operands="q:float k v mask:own?",
     builder="attention q k v mask! num_heads head_dim * scale softcap mask_kind=custom; "
-    "attention_kind q k v num_heads head_dim mask_kind! * scale softcap",
+    "attention_kind q k v num_heads head_dim mask_kind! * scale softcap; "
+    "attention_bias q k v bias:cast! num_heads head_dim * scale softcap mask_kind=bias",
 ):
     """softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
 
@@ -164,26 +165,6 @@ class Rope(
             if table.rank == 3:
                 self.expect_dim(rows, length, f"the rows of {name}")
                 self.expect_dim(join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
-
-
-@builder
-def attention_bias(
-    graph: Graph,
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    bias: Operand,
-    num_heads: int,
-    head_dim: int,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    **node: Unpack[NodeArgs],
-) -> Value:
-    """Attend with a bias added to the scaled scores; it broadcasts to `(B, H, Q, K)`."""
-    query, key, value, addend = (graph._as_value(item) for item in (q, k, v, bias))
-    op = Attention(num_heads, head_dim, "bias", None, scale, softcap)
-    return graph._add(op, query, key, value, addend.cast(query.dtype), **node)
 
 
 @builder
