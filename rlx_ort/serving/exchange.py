@@ -20,7 +20,18 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application."""
 
-_SENT_BYTES = 64 << 10
+READ_INTO = "rlx_ort.read_into"
+"""The extension of a request's scope that reads its body into memory of that size, where the server has it.
+
+It is called with the memory, and a function that gets the number of bytes as they arrive.
+"""
+ABORT = "rlx_ort.abort"
+"""The extension of a request's scope that ends its connection, where the server has it.
+
+Such a server takes parts of an answer that are no `bytes`, and holds none of them once it takes the next one.
+"""
+_SMALL_BYTES = 64 << 10
+_SENT_BYTES = 1 << 20  # at a time; a client must read so much within the time that it may leave an answer unread
 _WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away
 LINGER_S, LINGER_BYTES = 1.0, 16 << 20  # how long a refused body is still read, so that its client sees the answer
 
@@ -81,23 +92,17 @@ class Reply:
     async def send(self, request: Request, send: Send) -> None:
         """Send it; a refusal overrides this."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        if sum(map(len, self.parts)) <= _SENT_BYTES:
+        if sum(map(len, self.parts)) <= _SMALL_BYTES:
             for at, part in enumerate(self.parts, 1):
                 await send({"type": "http.response.body", "body": part, "more_body": at < len(self.parts)})
             return
+        copied = bytes if ABORT not in request.scope.get("extensions", ()) else memoryview
         with request.share.waiting():
-            for part in [
-                memoryview(each) for each in self.parts
-            ]:  # a server keeps what it was given until the client reads it
+            for part in map(memoryview, self.parts):  # a server keeps what it was given until the client reads it
                 for start in range(0, len(part), _SENT_BYTES):
-                    await send(
-                        {
-                            "type": "http.response.body",
-                            "body": bytes(part[start : start + _SENT_BYTES]),
-                            "more_body": True,
-                        }
-                    )
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    piece = copied(part[start : start + _SENT_BYTES])
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Refusal(Reply):

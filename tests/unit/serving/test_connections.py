@@ -29,6 +29,9 @@ class Transport:
         """End it."""
         self.closing = True
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        """Do nothing."""
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return nothing."""
         return default
