@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rlx_ort.errors import ServingError
-from rlx_ort.serving.exchange import ABORT, LINGER_BYTES, LINGER_S, READ_INTO, Application, ClientGoneError
+from rlx_ort.serving.exchange import ABORT, LINGER_BYTES, LINGER_S, READ_INTO, UNSENT, Application, ClientGoneError
 from rlx_ort.serving.options import ConnectionLimits
 
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
@@ -217,7 +217,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._since_s = self.loop.time()
         self._in_head = False
         super().on_headers_complete()
-        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        extensions: dict[str, Any] = {ABORT: self.transport.abort, UNSENT: self.transport.get_write_buffer_size}
         if not (self.cycle.waiting_for_100_continue or self.parser.should_upgrade()):
             extensions[READ_INTO] = functools.partial(self._read_into, self.cycle)
         self.scope["extensions"] = extensions

@@ -7,8 +7,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -60,12 +60,16 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """A request in a batch: its inputs, the outputs that are wanted (None for all), and when it came."""
+    """A request in a batch: its inputs, the outputs that are wanted (None for all), and when it came.
+
+    `place` copies an output to where it is sent from; None if it is sent from where it is.
+    """
 
     inputs: Mapping[str, Array]
     wanted: tuple[str, ...] | None
     rows: int
     arrived_ns: int
+    place: Callable[[Array], Array] | None = field(default=None, kw_only=True)
 
 
 class Lane:
@@ -105,7 +109,30 @@ class Lane:
         self._cap = self._runs = 0
         self._backoff_s = _LEAST_BACKOFF_S
         self._inline_from_ns = 0
+        self._rooms: dict[str, Array] = {}
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
+
+    def room(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """Return memory for an input of the next batch, that of earlier ones: new pages take longer than the copy.
+
+        A lane runs one batch at a time, and a run that returns has read its inputs. Only these may still be in use: of
+        a run that failed, as one that took too long and goes on in its thread; and such that are outputs as well. For
+        these, call `leave_rooms`.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        room = self._rooms.get(name)
+        if room is None or room.nbytes < size:
+            room = self._rooms[name] = np.empty(size, np.uint8)
+        return room[:size].view(dtype).reshape(shape)
+
+    def leave_rooms(self) -> None:
+        """Use the memory of earlier batches no more."""
+        self._rooms = {}
+
+    def left_rooms(self, outputs: Iterable[Array]) -> None:
+        """Use it no more if one of these outputs may lie there."""
+        if any(np.may_share_memory(output, room) for room in self._rooms.values() for output in outputs):
+            self.leave_rooms()
 
     def expected_ns(self, rows: int) -> float:
         """Return the time of a run with so many rows; infinity before anything is known of it."""
@@ -206,14 +233,25 @@ def _run_joined(lane: Lane, batch: Sequence[Rows]) -> list[Answer]:
     rows = [request.rows for request in batch]
     padding = lane.size_of(sum(rows), len(rows)) - sum(rows)
     if len(batch) > 1 or padding:
-        inputs = {name: _joined([request.inputs[name] for request in batch], padding, lane) for name in inputs}
+        inputs = {name: _joined(name, [request.inputs[name] for request in batch], padding, lane) for name in inputs}
     elif not all(array.flags.aligned for array in inputs.values()):  # as it came over the network
         inputs = {name: np.require(array, requirements="A") for name, array in inputs.items()}
     wanted = _all_wanted(batch)
     joined_ns = time.perf_counter_ns()
-    outputs = lane.run(inputs, wanted)
+    try:
+        outputs = lane.run(inputs, wanted)
+    except BaseException:
+        lane.leave_rooms()
+        raise
+    lane.left_rooms(outputs.values())
     ran_ns = time.perf_counter_ns()
     pieces = _split(outputs, rows, padding)
+    places = [
+        functools.partial(_placed, request.place, piece)
+        for request, piece in zip(batch, pieces, strict=True)
+        if request.place is not None
+    ]
+    _all_called(lane, places, sum(array.nbytes for array in outputs.values()))
     ended_ns = time.perf_counter_ns()
     spans = (joined_ns - begun_ns, ran_ns - joined_ns, ended_ns - ran_ns)
     return [
@@ -228,30 +266,39 @@ def _all_wanted(batch: Sequence[Rows]) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(name for request in batch for name in request.wanted or ()))
 
 
-def _joined(arrays: list[Array], padding: int, lane: Lane) -> Array:
-    """Return arrays as one, with the last row repeated, since a model takes its values.
-
-    Where a device stands still meanwhile, large ones are copied by several threads.
-    """
+def _joined(name: str, arrays: list[Array], padding: int, lane: Lane) -> Array:
+    """Return arrays as one, with the last row repeated, since a model takes its values."""
     arrays += [arrays[-1][-1:]] * padding
-    size = sum(array.nbytes for array in arrays)
-    if size < _THREADED_BYTES or lane.device == Device.CPU or arrays[0].dtype == object:
+    if arrays[0].dtype == object:
         return np.concatenate(arrays)
-    starts = [0, *itertools.accumulate(map(len, arrays))]
-    whole = np.empty((starts[-1], *arrays[0].shape[1:]), arrays[0].dtype)
-    each = -(-len(arrays) // _COPYING)
-    copies = []
-    for at in range(0, len(arrays), each):
-        part = arrays[at : at + each]
-        place = whole[starts[at] : starts[at + len(part)]]
-        copies.append(_copiers.submit(functools.partial(_copied, part, place)))
-    for copy in copies:
-        copy.result()
+    ends = list(itertools.accumulate(map(len, arrays)))
+    whole = lane.room(name, (ends[-1], *arrays[0].shape[1:]), arrays[0].dtype)
+    places = [whole[end - len(array) : end] for end, array in zip(ends, arrays, strict=True)]
+    _all_called(lane, [functools.partial(np.copyto, *pair) for pair in zip(places, arrays, strict=True)], whole.nbytes)
     return whole
 
 
-def _copied(arrays: Sequence[Array], place: Array) -> None:
-    np.concatenate(arrays, out=place)
+def _placed(place: Callable[[Array], Array], outputs: dict[str, Array]) -> None:
+    for name, array in outputs.items():
+        outputs[name] = place(array)
+
+
+def _all_called(lane: Lane, copies: Sequence[Callable[[], object]], size: int) -> None:
+    """Make copies of so many bytes in all; where a device stands still meanwhile, large ones are made by threads."""
+    each = len(copies)
+    if size >= _THREADED_BYTES and lane.device != Device.CPU:
+        each = -(-len(copies) // _COPYING)
+    parts = [copies[at : at + each] for at in range(0, len(copies), each or 1)]
+    others = [_copiers.submit(functools.partial(_called, part)) for part in parts[1:]]
+    for part in parts[:1]:
+        _called(part)
+    for other in others:
+        other.result()
+
+
+def _called(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def _split(outputs: dict[str, Array], rows: Sequence[int], padding: int) -> list[dict[str, Array]]:

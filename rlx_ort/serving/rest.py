@@ -173,11 +173,15 @@ class Rest:
                     abort()
                     await asyncio.sleep(0.001)  # its server notices
             finally:
+                self._end(request)
                 request.share.close()
         elif scope["type"] == "lifespan":
             await self._live_through(receive, send)
         else:
             await send({"type": "websocket.close"})
+
+    def _end(self, request: Request) -> None:
+        """Give back what a request holds beside its share; nothing of its answer is being sent any more."""
 
     async def _live_through(self, receive: Receive, send: Send) -> None:
         loading = None

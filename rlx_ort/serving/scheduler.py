@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import heapq
 import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -55,13 +57,52 @@ class BatchOptions:
     timeout_s: float | None = None
 
 
+Ended: TypeAlias = Callable[[Answer | BaseException], object]
+"""What a request ends with. Nothing reads its inputs or writes its outputs any more."""
+
+
+class Pending(Protocol):
+    """A request that was accepted."""
+
+    def cancel(self) -> object:
+        """Give it up; it ends with `CancelledError`, at once or with the batch that it runs in."""
+
+
+async def awaited(start: Callable[[Ended], Pending]) -> Answer:
+    """Start a request and wait for its answer. A cancelled call gives it up."""
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def ended(result: Answer | BaseException) -> None:
+        if future.done():
+            return
+        if isinstance(result, Answer):
+            future.set_result(result)
+        else:
+            future.set_exception(result)
+
+    request = start(ended)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        request.cancel()
+        raise
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting(Rows):
-    answer: asyncio.Future[Answer]
+    owner: Scheduler
+    ended: Ended
     deadline_ns: float = math.inf
+    timer: asyncio.TimerHandle | None = None
     tried: set[Device] = field(default_factory=set)
     running: bool = False
+    dropped: BaseException | None = None
+    is_over: bool = False
     group: _Group | None = None
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self.owner._drop(self, asyncio.CancelledError())
 
 
 @dataclass(slots=True)
@@ -134,6 +175,29 @@ class Scheduler:
             ServingError: the queue is full (429), the wait took too long (504), or the model is unloaded (503).
             RlxError: the run failed.
         """
+        return await awaited(lambda ended: self.accept(inputs, wanted, ended, priority=priority, timeout_s=timeout_s))
+
+    def accept(
+        self,
+        inputs: Mapping[str, Array],
+        wanted: tuple[str, ...] | None,
+        ended: Ended,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        place: Callable[[Array], Array] | None = None,
+    ) -> Pending:
+        """Queue a request as `submit` does; `ended` is called once with what it ends with.
+
+        Args:
+            inputs: name -> data.
+            wanted: names of outputs; None for all.
+            ended: called on the event loop.
+            priority: as in `submit`.
+            timeout_s: as in `submit`.
+            place: called in a thread with each output that is a part of a batch's, and returns a copy; without it,
+                outputs of several requests share memory. It must not fail.
+        """
         if self._closed:
             raise ServingError("the model is being unloaded", 503)
         if self._waiting >= self.options.queue_limit:
@@ -141,71 +205,50 @@ class Scheduler:
                 f"{self._waiting} requests wait already; try again later", 429, retry_after_s=self.backlog_s()
             )
         rows = next(iter(inputs.values())).shape[0] if self._batched else 1
+        queue = functools.partial(self._queue, wanted=wanted, priority=priority, timeout_s=timeout_s, place=place)
         if self._batched and rows > self.options.max_batch:
-            return await self._in_pieces(
-                inputs, rows, lambda piece, rows: self._queued(piece, rows, wanted, priority, timeout_s)
-            )
-        return await self._queued(inputs, rows, wanted, priority, timeout_s)
+            return _Pieces(self, inputs, rows, functools.partial(queue, place=None), ended)
+        return queue(inputs, rows, ended)
 
-    async def _queued(
+    def _queue(
         self,
         inputs: Mapping[str, Array],
         rows: int,
+        ended: Ended,
         wanted: tuple[str, ...] | None,
         priority: int,
         timeout_s: float | None,
-    ) -> Answer:
-        """Return the answer of an accepted request, or of a piece of one."""
-        loop = asyncio.get_running_loop()
-        request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), loop.create_future())
+        place: Callable[[Array], Array] | None,
+    ) -> _Waiting:
+        """Queue an accepted request, or a piece of one."""
+        request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), self, ended, place=place)
         self._note_arrival(request.arrived_ns, rows)
-        timer = None
         if timeout_s or self.options.timeout_s:
             limit_s = min(limit for limit in (timeout_s, self.options.timeout_s) if limit)
             request.deadline_ns = request.arrived_ns + limit_s * 1e9
-            timer = loop.call_later(limit_s, self._expire, request)
+            request.timer = asyncio.get_running_loop().call_later(limit_s, self._expire, request)
         level = min(priority or _LAST_PRIORITY, _LAST_PRIORITY)
         self._push(request.arrived_ns + level * _AGE_NS, request)
         self._soon()
-        try:
-            return await request.answer
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if not request.running and request.group is not None:  # it leaves the queue without having run
+        return request
+
+    def _drop(self, request: _Waiting, reason: BaseException) -> None:
+        """Give a request up; one that runs ends with its batch, which reads its inputs."""
+        if request.dropped is None and not request.is_over:
+            request.dropped = reason
+            if not request.running and request.group is not None:
                 self._waiting -= 1
                 request.group.rows -= request.rows
-                request.inputs = {}
+                self._end(request, reason)
                 if self._drained is not None:
                     self._soon()
 
-    async def _in_pieces(
-        self, inputs: Mapping[str, Array], rows: int, queued: Callable[[Mapping[str, Array], int], Awaitable[Answer]]
-    ) -> Answer:
-        """Return the answer of a request with more rows than a batch may have; it runs as several."""
-        most = self.options.max_batch
-        starts, answers = iter(range(0, rows, most)), dict[int, Answer]()
-
-        async def run() -> None:
-            for at in starts:
-                piece = {name: array[at : at + most] for name, array in inputs.items()}
-                answers[at] = await queued(piece, min(most, rows - at))
-
-        self._running += 1  # until it ends, the model is not closed
-        # So many at a time: the others in the queue get their turn.
-        runs = [asyncio.ensure_future(run()) for _ in range(_PIECES_A_LANE * len(self.lanes))]
-        try:
-            await asyncio.gather(*runs)
-        finally:
-            self._running -= 1
-            for each in runs:
-                each.cancel()
-            self._soon()
-        pieces = [answers[at] for at in range(0, rows, most)]
-        answers.clear()
-        last = pieces[-1]
-        outputs = await asyncio.to_thread(_concatenated, [piece.outputs for piece in pieces])
-        return Answer(outputs, last.device, last.times)
+    def _end(self, request: _Waiting, result: Answer | BaseException) -> None:
+        request.is_over = True
+        request.inputs = {}
+        if request.timer is not None:
+            request.timer.cancel()
+        request.ended(request.dropped or result)
 
     def backlog_s(self) -> float:
         """Return the predicted seconds until the queue of now has run."""
@@ -227,7 +270,7 @@ class Scheduler:
         waiting = sorted(entry for group in self._groups.values() for entry in group.heap)
         self._groups = {}
         for due_ns, _, request in waiting:
-            if not request.answer.done():  # else it has left the queue, or is about to
+            if request.dropped is None:  # else it has left the queue
                 self._waiting -= 1
                 request.rows = next(iter(request.inputs.values())).shape[0] if self._batched else 1
                 self._push(due_ns, request)
@@ -259,9 +302,9 @@ class Scheduler:
         self._waiting += 1
 
     def _expire(self, request: _Waiting) -> None:
-        if not request.answer.done() and not request.running:
+        if not request.running:
             waited_s = (time.perf_counter_ns() - request.arrived_ns) / 1e9
-            request.answer.set_exception(ServingError(f"the request waited {waited_s:.3g} s and was given up", 504))
+            self._drop(request, ServingError(f"the request waited {waited_s:.3g} s and was given up", 504))
 
     def _heads(self, now_ns: int) -> list[_Group]:
         """Return the groups by their first request that is still wanted."""
@@ -282,7 +325,7 @@ class Scheduler:
         """Return whether the client still waits and its time is not over."""
         if now_ns > request.deadline_ns:
             self._expire(request)
-        return not request.answer.done()
+        return request.dropped is None
 
     def _pop(self, group: _Group, most: int, now_ns: int) -> list[_Waiting]:
         heap, batch, rows = group.heap, list[_Waiting](), 0
@@ -499,13 +542,10 @@ class Scheduler:
         """Give the requests of a batch their answers."""
         failed = []
         for request, result in zip(batch, results, strict=True):
-            if isinstance(result, Answer):
-                if not request.answer.done():
-                    request.answer.set_result(result)
-            elif is_device_failure(result):
+            if isinstance(result, Exception) and is_device_failure(result):
                 failed.append((request, result))
-            elif not request.answer.done():
-                request.answer.set_exception(result)
+            else:
+                self._end(request, result)
         done = [result for result in results if isinstance(result, Answer)]
         rows = sum(request.rows for request in batch)
         if done and len(done) == len(batch):
@@ -529,14 +569,87 @@ class Scheduler:
         lane.fail(time.perf_counter_ns())
         for request, error in failed:
             request.tried.add(lane.device)
-            if request.answer.done():
-                continue
-            if all(other.device in request.tried for other in self.lanes):
-                request.answer.set_exception(error)
+            if request.dropped or all(other.device in request.tried for other in self.lanes):
+                self._end(request, error)
             else:
                 request.running = False
                 self._push(0, request)
         self._soon()
+
+
+class _Pieces:
+    """A request with more rows than a batch may have; it runs as several, few at a time, so that others get their turn.
+
+    Args:
+        scheduler: runs them.
+        inputs: those of the request.
+        rows: its rows.
+        queue: queues a piece.
+        ended: called with what the request ends with, once no piece runs any more.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        inputs: Mapping[str, Array],
+        rows: int,
+        queue: Callable[[Mapping[str, Array], int, Ended], Pending],
+        ended: Ended,
+    ) -> None:
+        self._scheduler, self._inputs, self._rows, self._queue, self._ended = scheduler, inputs, rows, queue, ended
+        self._most = scheduler.options.max_batch
+        self._starts = iter(range(0, rows, self._most))
+        self._active: dict[int, Pending] = {}
+        self._answers: dict[int, Answer] = {}
+        self._error: BaseException | None = None
+        scheduler._running += 1  # until it ends, the model is not closed
+        for _ in range(_PIECES_A_LANE * len(scheduler.lanes)):
+            self._begin()
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self._fail(asyncio.CancelledError())
+
+    def _begin(self) -> None:
+        at = next(self._starts, None)
+        if at is not None:
+            piece = {name: array[at : at + self._most] for name, array in self._inputs.items()}
+            self._active[at] = self._queue(
+                piece, min(self._most, self._rows - at), lambda result: self._piece_ended(at, result)
+            )
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error, self._starts = error, iter(range(0))
+            for piece in list(self._active.values()):
+                piece.cancel()
+
+    def _piece_ended(self, at: int, result: Answer | BaseException) -> None:
+        del self._active[at]
+        if isinstance(result, Answer):
+            self._answers[at] = result
+            self._begin()
+        else:
+            self._fail(result)
+        if not self._active and self._inputs:
+            self._inputs = {}
+            joining = asyncio.get_running_loop().run_in_executor(None, self._joined)
+            joining.add_done_callback(self._end)
+
+    def _joined(self) -> Answer | BaseException:
+        if self._error is not None:
+            return self._error
+        pieces = [answer for _, answer in sorted(self._answers.items())]
+        self._answers.clear()
+        try:
+            return Answer(_concatenated([piece.outputs for piece in pieces]), pieces[-1].device, pieces[-1].times)
+        except Exception as err:  # such as too little memory
+            return err
+
+    def _end(self, joined: asyncio.Future[Answer | BaseException]) -> None:
+        self._scheduler._running -= 1
+        self._scheduler._soon()
+        self._ended(self._error or joined.result())
 
 
 def _concatenated(pieces: Sequence[dict[str, Array]]) -> dict[str, Array]:

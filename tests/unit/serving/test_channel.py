@@ -112,7 +112,7 @@ def test_a_call_that_is_cancelled_gives_its_memory_back(pause_s: float) -> None:
                 await call
             await asyncio.sleep(0.1)
             assert not second._tasks
-            assert first._arena.take(SIZE) == 0
+            assert first.arena.take(SIZE) == 0
 
     asyncio.run(main())
 
