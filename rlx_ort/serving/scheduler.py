@@ -25,7 +25,19 @@ import numpy as np
 from rlx_ort.device import Device
 from rlx_ort.errors import ServingError
 from rlx_ort.faults import is_device_failure
-from rlx_ort.serving.lanes import Answer, Array, Lane, Rows, Times, executed
+from rlx_ort.serving.lanes import (
+    THREADED_BYTES,
+    Answer,
+    Array,
+    Lane,
+    Rows,
+    Times,
+    executed,
+    joined,
+    placed,
+    placed_bytes,
+    ran,
+)
 
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
@@ -33,6 +45,7 @@ _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter w
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
 _LEAST_SHARE = 0.1  # a device with less than this share of the fastest one's rate answers where that one fails only
 _WORTH = 0.9  # two batches of half the clients must take less than this share of the time for one of all
+_NEARLY_OVER = 0.25  # share of a run in which the next batch is put together, though clients are expected
 _LAST_PRIORITY = 30  # of requests without one, and of larger ones
 _AGE_NS = 1_000_000_000  # a request that waited for so long counts as one of the next priority
 _PIECES_A_LANE = 2  # of a large request that wait or run at a time: one runs while the next one waits
@@ -139,6 +152,7 @@ class Scheduler:
         self._order = itertools.count()
         self._waiting = 0
         self._running = 0
+
         self._closed = False
         self._drained: asyncio.Event | None = None
         self._timer: asyncio.Handle | None = None
@@ -358,11 +372,11 @@ class Scheduler:
                     heapq.heappop(group.heap)
                     continue
                 queued = max(group.rows, first.rows) if self._batched else 1
-                chosen = self._lane_for(first, queued, now_ns)
+                chosen = self._lane_for(first, queued, now_ns) or self._lane_ahead(first, queued, now_ns)
                 if chosen is None:
                     break
                 lane, rows = chosen
-                if self._batched and queued < rows and not self._closed:
+                if self._batched and queued < rows and lane.idle and not self._closed:
                     wait_ns = self._wait_ns(lane, first, queued, now_ns)
                     if wait_ns > 0:
                         self._again_in(wait_ns)
@@ -399,6 +413,23 @@ class Scheduler:
             if now_ns + lane.expected_ns(rows) <= ends[best]:
                 return lane, rows
         return None
+
+    def _lane_ahead(self, first: _Waiting, queued: int, now_ns: int) -> tuple[Lane, int] | None:
+        """Return the only device and the rows that it should run next, if they are known while it is busy.
+
+        They are once all clients that have just been answered are back, or once its run is nearly over. The batch is
+        joined then, so that the device does not stand still meanwhile.
+        """
+        lane, cap = self.lanes[0], self._cap(self.lanes[0])
+        if len(self.lanes) > 1 or lane.failed or not lane.rows or lane.rows_ahead or not self._batched:
+            return None
+        if not self._in_halves(lane, queued + self._returning + lane.unsettled):
+            return None
+        left_ns = lane.busy_until_ns - now_ns - lane.expected_ns(lane.rows) * _NEARLY_OVER
+        if self._returning and queued < cap and left_ns > 0:
+            self._again_in(max(left_ns, _TIMER_NS))
+            return None
+        return lane, max(cap, first.rows)
 
     def _worthwhile(self, lanes: Sequence[Lane], queued: int) -> list[Lane]:
         """Return the devices without those that would add little: their runs take time of the host from the others.
@@ -482,13 +513,17 @@ class Scheduler:
         It runs half of its clients' rows while the other half is answered and sends the next requests, unless one batch
         of all takes about as long together with the time that the device then stands still. The CPU does the answering.
         """
-        clients = queued + self._returning
+        clients = queued + self._returning + lane.unsettled
         half = (clients + 1) // 2
-        if queued <= half or lane.device == Device.CPU or not math.isfinite(self._back_ns):
-            return queued
+        return half if queued > half and self._in_halves(lane, clients) else queued
+
+    def _in_halves(self, lane: Lane, clients: int) -> bool:
+        """Return whether two batches that take turns are faster than one of all clients."""
+        if lane.device == Device.CPU or not math.isfinite(self._back_ns):
+            return False
         back_ns = self._back_ns * clients
-        halves_ns = max(2 * lane.expected_ns(half), back_ns)
-        return half if halves_ns < _WORTH * (lane.expected_ns(clients) + back_ns) else queued
+        halves_ns = max(2 * lane.expected_ns((clients + 1) // 2), back_ns)
+        return halves_ns < _WORTH * (lane.expected_ns(clients) + back_ns)
 
     def _note_arrival(self, now_ns: int, rows: int) -> None:
         """Keep the mean interval of arrivals, that of arrivals after answers, and how many rows came since the last."""
@@ -524,17 +559,50 @@ class Scheduler:
             self._settle(lane, batch, executed(lane, batch))
             lane.ran_inline(now_ns, time.perf_counter_ns())
             return
-        lane.idle = False
         expected_ns = lane.expected_ns(rows)
-        lane.busy_until_ns = now_ns + round(expected_ns if math.isfinite(expected_ns) else 1e9)
+        lane.busy_until_ns = max(lane.busy_until_ns if lane.rows else 0, now_ns)
+        lane.busy_until_ns += round(expected_ns if math.isfinite(expected_ns) else 1e9)
         self._running += 1
         loop = asyncio.get_running_loop()
-        lane.worker.submit(lambda: loop.call_soon_threadsafe(self._finish, lane, batch, executed(lane, batch)))
+        lane.unsettled += rows
+        rooms = lane.next_rooms()
+        inputs_of = functools.partial(joined, lane, batch, rooms)
+        if lane.idle:
+            lane.idle, lane.rows = False, rows
+        else:
+            lane.rows_ahead = rows
+            inputs_of = lane.helper.submit(inputs_of).result
+        lane.worker.submit(lambda: self._run(loop, lane, batch, lambda: ran(lane, batch, rooms, inputs_of)))
 
-    def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
-        lane.idle = True
+    def _run(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        lane: Lane,
+        batch: list[_Waiting],
+        run: Callable[[], Sequence[Answer | Exception]],
+    ) -> None:
+        """Run a batch in the lane's thread; large outputs are placed beside it, while the next batch runs."""
+        results = run()
+        if placed_bytes(batch, results) < THREADED_BYTES or lane.device == Device.CPU:
+            loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), True)
+            return
+        loop.call_soon_threadsafe(self._free, lane)
+        lane.helper.submit(
+            lambda: loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), False)
+        )
+
+    def _free(self, lane: Lane) -> None:
+        """Let a device take its next batch."""
+        lane.rows, lane.rows_ahead = lane.rows_ahead, 0
+        lane.idle = not lane.rows
         lane.free_since_ns = time.perf_counter_ns()
+        self._soon()
+
+    def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception], frees: bool) -> None:
+        if frees:
+            self._free(lane)
         self._running -= 1
+        lane.unsettled -= sum(request.rows for request in batch)
         self._settle(lane, batch, results)
         self._dispatch()
 
