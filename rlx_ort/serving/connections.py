@@ -75,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             transport.set_write_buffer_limits(high=0)  # whoever waits for room waits until the transport holds nothing
         self._body_left: int | None = None  # bytes of the body that the parser does not see
         self._room: memoryview | None = None  # where they go; None if nobody reads them
-        self._count: Callable[[int], object] = len
+        self._count: Callable[[int], object] = int
         self._whole: asyncio.Future[None] | None = None  # done with the body, or without its client
         self._since_s = self.loop.time()
         self._in_head = True

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rlx_ort.serving.protocol import Array, InferRequest
 
 _MOST_SOCKETS = 64  # that are taken in one call
+_MOST_ROOM = 4 << 20  # a body beyond it is copied to shared memory once it is complete; its client may be slow
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class _FrontRest(Rest):
 
     def _room(self, request: Request, size: int, header_bytes: int) -> memoryview:
         start, arena = -header_bytes % ALIGNMENT, self._channel.arena
-        if (at := arena.take(start + size)) is None:
+        if size > _MOST_ROOM or (at := arena.take(start + size)) is None:
             return super()._room(request, size, header_bytes)
         request.held.append(at)
         return arena.memory[at + start : at + start + size]

@@ -113,6 +113,36 @@ def test_tensors_without_room_in_shared_memory_cross_as_well(tmp_path: Path, mon
     assert not thread.is_alive()
 
 
+def test_an_answer_that_is_read_late_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that come meanwhile do not take its place in shared memory."""
+    monkeypatch.setattr(fronts, "_OWN", 0)
+    monkeypatch.setattr(fronts, "_MEMORY_BYTES", 64 << 20)
+    save_echo(tmp_path, DType.F32)
+    options = ServeOptions(policy=DevicePolicy.only("cpu"))
+    served, thread = started(tmp_path, HttpOptions(token="secret"), options, grpc_port=None, fronts=1)
+    rows = 3 << 20
+    late = np.arange(2 * rows, dtype=np.float32).tobytes()
+    host, _, port = served.http.rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        connection.sendall(binary("echo_fp32", "FP32", [rows, 2], late))
+        time.sleep(0.5)
+        for at in range(8):
+            other = np.full(2 * rows, -1 - at, np.float32).tobytes()
+            status, body = ask(served.http, binary("echo_fp32", "FP32", [rows, 2], other))
+            assert status == 200
+            assert body.endswith(other)
+        received = bytearray()
+        while len(received) < len(late) and (piece := connection.recv(1 << 20)):
+            received += piece
+        while not received.endswith(late[-64:]) and (piece := connection.recv(1 << 20)):
+            received += piece
+    assert received.endswith(late)
+    served.end()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_texts_cross(served: Served) -> None:
     """With what is no ASCII."""
     texts = ["a", "ä€𝄞"]
