@@ -108,7 +108,7 @@ class Reply:
         copied = memoryview if ABORT in extensions else bytes
         try:
             with request.share.waiting():
-                for part in map(memoryview, self.parts):
+                for part in [memoryview(each) for each in self.parts]:
                     for start in range(0, len(part), _SENT_BYTES):
                         piece = copied(part[start : start + _SENT_BYTES])
                         await send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -566,7 +566,7 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         lane.unsettled += rows
         rooms = lane.next_rooms()
-        inputs_of = functools.partial(joined, lane, batch, rooms)
+        inputs_of: Callable[[], Mapping[str, Array]] = functools.partial(joined, lane, batch, rooms)
         if lane.idle:
             lane.idle, lane.rows = False, rows
         else:
