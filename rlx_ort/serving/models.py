@@ -92,7 +92,9 @@ class Statistics:
         self.devices[device.label] = self.devices.get(device.label, 0) + requests
         self.rows.setdefault(device.label, BatchRows()).add(rows)
         size = rows if rows <= _SIZES_COUNTED else 1 << octave_of(rows)  # clients choose the rows
-        spans = self.batches.setdefault(size, {name: Counter() for name in list(self.spans)[3:]})
+        spans = self.batches.get(size)
+        if spans is None:
+            spans = self.batches[size] = {name: Counter() for name in list(self.spans)[3:]}
         for name, ns in zip(spans, (times.input_ns, times.infer_ns, times.output_ns), strict=True):
             spans[name].add(ns)
 

@@ -243,7 +243,10 @@ class Scheduler:
             request.timer = asyncio.get_running_loop().call_later(limit_s, self._expire, request)
         level = min(priority or _LAST_PRIORITY, _LAST_PRIORITY)
         self._push(request.arrived_ns + level * _AGE_NS, request)
-        self._soon()
+        if place is None and self._waiting == 1 and not (self._returning or self._running):
+            self._dispatch()  # nobody else is expected, so that a turn of the event loop would be lost
+        else:
+            self._soon()
         return request
 
     def _drop(self, request: _Waiting, reason: BaseException) -> None:
