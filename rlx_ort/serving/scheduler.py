@@ -206,7 +206,7 @@ class Scheduler:
         Args:
             inputs: name -> data.
             wanted: names of outputs; None for all.
-            ended: called on the event loop.
+            ended: called on the event loop; with `place`, after this has returned.
             priority: as in `submit`.
             timeout_s: as in `submit`.
             place: called in a thread with each output that is a part of a batch's, and returns a copy; without it,
@@ -253,7 +253,7 @@ class Scheduler:
         """Give a request up; one that runs ends with its batch, which reads its inputs."""
         if request.dropped is None and not request.is_over:
             request.dropped = reason
-            if not request.running and request.group is not None:
+            if not request.running and request.group is not None:  # it waits
                 self._waiting -= 1
                 request.group.rows -= request.rows
                 self._end(request, reason)
