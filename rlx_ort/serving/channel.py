@@ -16,24 +16,31 @@ import secrets
 import struct
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from rlx_ort.deploy.triton import DATATYPES
 from rlx_ort.errors import ServingError
 from rlx_ort.serving.protocol import Array
-from rlx_ort.serving.rest import described
+from rlx_ort.serving.rest import ALIGNMENT, described
+
+if TYPE_CHECKING:
+    from rlx_ort.serving.scheduler import Pending
 
 Tensors: TypeAlias = Mapping[str, Array]
+Begin: TypeAlias = Callable[[Sequence[Any], dict[str, Array], "Place", "Answered"], "Pending"]
+"""Begins to answer a call with its values and tensors, see `Scheduler.accept`."""
+Place: TypeAlias = Callable[[Array], Array]
+Answered: TypeAlias = Callable[[tuple[Any, Tensors] | BaseException], object]
 Handler: TypeAlias = Callable[[str, Sequence[Any], dict[str, Array]], Coroutine[Any, Any, tuple[Any, Tensors]]]
 """Answers a call: its name, its values and its tensors -> a value and tensors. Values are what marshal writes."""
 _Packed: TypeAlias = list[tuple[str, str, tuple[int, ...], Any]]
 
 _SIZE = struct.Struct("<Q")
 _SHARED_FROM = 16 << 10  # bytes; smaller tensors are sent over the socket
-_ALIGNMENT = 64
 _NUMPY = {name: dtype.numpy for dtype, name in DATATYPES.items()}
 LABELS: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in _NUMPY.items()}
 """numpy's type -> the protocol's name."""
@@ -59,35 +66,60 @@ def shared_memory(size: int, key: int | str | None = None) -> tuple[mmap.mmap, i
 
 
 class Arena:
-    """Gives out pieces of a memory, the first that is large enough; only one process gives out those of a memory."""
+    """Gives out pieces of a memory, the first that is large enough, to any thread of one process."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
+        self._begins = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        self._lock = threading.Lock()
         self._free = [(0, len(memory))]
         self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
         """Return where a piece of so many bytes begins, or None if there is no room."""
-        size += -size % _ALIGNMENT
-        for index, (at, length) in enumerate(self._free):
-            if length >= size:
-                self._free[index : index + 1] = [(at + size, length - size)] if length > size else []
-                self._taken[at] = size
-                return at
+        size += -size % ALIGNMENT
+        with self._lock:
+            for index, (at, length) in enumerate(self._free):
+                if length >= size:
+                    self._free[index : index + 1] = [(at + size, length - size)] if length > size else []
+                    self._taken[at] = size
+                    return at
         return None
 
     def give_back(self, at: int) -> None:
         """Free a piece."""
-        size = self._taken.pop(at)
-        index = bisect.bisect(self._free, (at, 0))
-        if index < len(self._free) and self._free[index][0] == at + size:
-            size += self._free.pop(index)[1]
-        if index and sum(self._free[index - 1]) == at:
-            index -= 1
-            at, size = self._free[index][0], size + self._free[index][1]
-            self._free[index] = (at, size)
-        else:
-            self._free.insert(index, (at, size))
+        with self._lock:
+            size = self._taken.pop(at)
+            index = bisect.bisect(self._free, (at, 0))
+            if index < len(self._free) and self._free[index][0] == at + size:
+                size += self._free.pop(index)[1]
+            if index and sum(self._free[index - 1]) == at:
+                index -= 1
+                at, size = self._free[index][0], size + self._free[index][1]
+                self._free[index] = (at, size)
+            else:
+                self._free.insert(index, (at, size))
+
+    def place(self, array: Array) -> tuple[Array, int] | None:
+        """Return a copy of an array in a piece, and where that begins; None if there is no room."""
+        if (at := self.take(array.nbytes)) is None:
+            return None
+        placed = np.ndarray(array.shape, array.dtype, self.memory, at)
+        placed[...] = array
+        return placed, at
+
+    def place_of(self, array: Array) -> int | None:
+        """Return where an array lies in this memory, or None if it does not."""
+        at: int = array.__array_interface__["data"][0] - self._begins
+        return at if 0 <= at < len(self.memory) and array.flags.c_contiguous else None
+
+
+class _Asked(NamedTuple):
+    """A call that waits for its answer: its pieces of our memory, and where those of the answer are noted."""
+
+    answered: asyncio.Future[tuple[Any, dict[str, Array]]]
+    regions: list[int]
+    shared: list[int] | None
 
 
 class Channel(asyncio.Protocol):
@@ -98,16 +130,22 @@ class Channel(asyncio.Protocol):
         own: memory that this end writes.
         other: memory that the other end writes.
         on_lost: called when the other end is gone.
+        begin: begins to answer the calls with the name "infer", without a task for each.
     """
 
     def __init__(
-        self, handler: Handler, own: memoryview, other: memoryview, on_lost: Callable[[], object] = lambda: None
+        self,
+        handler: Handler,
+        own: memoryview,
+        other: memoryview,
+        on_lost: Callable[[], object] = lambda: None,
+        begin: Begin | None = None,
     ) -> None:
-        self._handler, self._on_lost = handler, on_lost
-        self._arena, self._other = Arena(own), other
+        self._handler, self._on_lost, self._begin = handler, on_lost, begin
+        self.arena, self._other = Arena(own), other
         self._numbers = itertools.count(1)
-        self._asked: dict[int, tuple[asyncio.Future[tuple[Any, dict[str, Array]]], list[int]]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._tasks: dict[int, Pending] = {}
         self._told: set[asyncio.Future[Any]] = set()
         self._out: list[tuple[Any, ...]] = []
         self._read: list[int] = []  # where answers lay that have been read
@@ -115,19 +153,34 @@ class Channel(asyncio.Protocol):
         self._flushes = False
         self._transport: asyncio.Transport | None = None
 
-    async def ask(self, name: str, *values: Any, tensors: Tensors | None = None) -> tuple[Any, dict[str, Array]]:
-        """Return the answer of the other end: a value, and tensors that share no memory with it.
+    async def ask(
+        self,
+        name: str,
+        *values: Any,
+        tensors: Tensors | None = None,
+        held: Sequence[int] = (),
+        shared: list[int] | None = None,
+    ) -> tuple[Any, dict[str, Array]]:
+        """Return the answer of the other end: a value, and tensors.
 
         Cancelling the call cancels it there.
+
+        Args:
+            name: that of the call.
+            values: what marshal writes.
+            tensors: those in `arena` are not copied.
+            held: pieces of `arena` that the call takes over; they are given back once the other end reads them no more.
+            shared: if given, large tensors of the answer are not copied, and what `give_back` takes once nobody reads
+                them any more is added, even if the call is cancelled.
 
         Raises:
             ServingError: the other end raised it, or is gone.
         """
+        number, regions = next(self._numbers), list(held)
+        answered: asyncio.Future[tuple[Any, dict[str, Array]]] = asyncio.get_running_loop().create_future()
         if self._transport is None:
             raise ServingError("the server is ending", 503)
-        number, regions = next(self._numbers), list[int]()
-        answered: asyncio.Future[tuple[Any, dict[str, Array]]] = asyncio.get_running_loop().create_future()
-        self._asked[number] = (answered, regions)
+        self._asked[number] = _Asked(answered, regions, shared)
         self._send(number, name, values, self._packed(tensors or {}, regions))
         del tensors, values  # the caller may want to free them
         try:
@@ -135,6 +188,13 @@ class Channel(asyncio.Protocol):
         except asyncio.CancelledError:
             self.tell("cancel", number)
             raise
+
+    def give_back(self, shared: list[int]) -> None:
+        """Let the other end use the memory of an answer again, see `ask`."""
+        if shared:
+            self._read += shared
+            shared.clear()
+            self._flush_soon()
 
     def tell(self, name: str, *values: Any) -> None:
         """Send something that has no answer."""
@@ -156,10 +216,10 @@ class Channel(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what was asked, and give up what the other end has asked for."""
         self._transport = None
-        for answered, _ in self._asked.values():
-            if not answered.done():
-                answered.set_exception(ServingError("a process of the server has ended; try again", 503, 1.0))
-        for task in self._tasks.values():
+        for asked in self._asked.values():
+            if not asked.answered.done():
+                asked.answered.set_exception(ServingError("a process of the server has ended; try again", 503, 1.0))
+        for task in list(self._tasks.values()):
             task.cancel()
         self._on_lost()
 
@@ -199,13 +259,15 @@ class Channel(asyncio.Protocol):
             self._transport.write(_SIZE.pack(len(data)) + data)
 
     def _take(self, number: int, name: Any, values: Any, packed: _Packed) -> None:
-        if number > 0:
+        if number > 0 and name == "infer" and self._begin is not None:
+            self._infer(self._begin, number, values, self._unpacked(packed))
+        elif number > 0:
             self._tasks[number] = asyncio.ensure_future(self._answer(number, name, values, self._unpacked(packed)))
         elif number < 0:
             self._answered(-number, name, values, packed)
         elif name == "read":
             for at in values:
-                self._arena.give_back(at)
+                self.arena.give_back(at)
         elif name == "cancel":
             if (task := self._tasks.get(values[0])) is not None:
                 asyncio.get_running_loop().call_soon(task.cancel)  # once it has begun: it is to answer
@@ -213,35 +275,65 @@ class Channel(asyncio.Protocol):
             self._told.add(told := asyncio.ensure_future(self._handler(name, values, {})))
             told.add_done_callback(self._told.discard)
 
+    def _infer(self, begin: Begin, number: int, values: Sequence[Any], tensors: dict[str, Array]) -> None:
+        """Begin to answer a call; it is answered once nothing reads its tensors or writes to our memory for it."""
+        regions: list[int] = []
+
+        def place(array: Array) -> Array:
+            if array.nbytes < _SHARED_FROM or array.dtype == object or (found := self.arena.place(array)) is None:
+                return array
+            placed, at = found
+            regions.append(at)
+            return placed
+
+        def answered(result: tuple[Any, Tensors] | BaseException) -> None:
+            self._tasks.pop(number, None)
+            unused, packed = set(regions), _Packed()
+            try:
+                if isinstance(result, BaseException):
+                    raise result
+                packed = self._packed(result[1], [])
+            except BaseException as err:  # whatever it is, it belongs to the request
+                status, value = _failure(err)
+            else:
+                status, value = 200, result[0]
+                unused.difference_update([data for *_, data in packed if type(data) is int])
+            self._send(-number, status, value, packed)
+            for at in unused:  # of an answer that nobody waits for, or of a batch that ran again
+                self.arena.give_back(at)
+
+        try:
+            self._tasks[number] = begin(values, tensors, place, answered)
+        except Exception as err:  # whatever it is, it belongs to the request
+            answered(err)
+
     async def _answer(self, number: int, name: str, values: Sequence[Any], tensors: dict[str, Array]) -> None:
         status, packed = 200, _Packed()
         try:
             value, found = await self._handler(name, values, tensors)
             packed = self._packed(found, [])
-        except asyncio.CancelledError:
-            status, value = 503, ("the request was given up", None)
+        except asyncio.CancelledError as err:
+            status, value = _failure(err)
         except Exception as err:  # whatever it is, it belongs to the request
-            status, text = described(err)
-            value = (text, err.retry_after_s if isinstance(err, ServingError) else None)
+            status, value = _failure(err)
         finally:
             del self._tasks[number]
         self._send(-number, status, value, packed)
 
     def _answered(self, number: int, status: int, value: Any, packed: _Packed) -> None:
-        answered, regions = self._asked.pop(number)
+        answered, regions, shared = self._asked.pop(number)
         for at in regions:
-            self._arena.give_back(at)
-        tensors = {}
-        if not answered.done():
-            tensors = {name: np.array(array) for name, array in self._unpacked(packed).items()}
-        if read := [data for *_, data in packed if type(data) is int]:
-            self._read += read
-            self._flush_soon()
-        if answered.done():
-            return
-        if status == 200:
-            answered.set_result((value, tensors))
+            self.arena.give_back(at)
+        read, waits = [data for *_, data in packed if type(data) is int], not answered.done()
+        tensors = self._unpacked(packed) if waits else {}
+        if waits and shared is not None:
+            shared += read
         else:
+            tensors = {name: np.array(array) for name, array in tensors.items()}
+            self.give_back(read)
+        if waits and status == 200:
+            answered.set_result((value, tensors))
+        elif waits:
             answered.set_exception(ServingError(value[0], status, value[1]))
 
     def _packed(self, tensors: Tensors, regions: list[int]) -> _Packed:
@@ -252,10 +344,12 @@ class Channel(asyncio.Protocol):
             datatype = LABELS[array.dtype]
             if array.dtype == object:
                 data = array.ravel().tolist()
-            elif array.nbytes < _SHARED_FROM or (data := self._arena.take(array.nbytes)) is None:
+            elif (data := self.arena.place_of(array)) is not None:
+                pass
+            elif array.nbytes < _SHARED_FROM or (found := self.arena.place(array)) is None:
                 data = array.tobytes()
             else:
-                np.ndarray(array.shape, array.dtype, self._arena.memory, data)[...] = array
+                data = found[1]
                 regions.append(data)
             packed.append((name, datatype, array.shape, data))
         return packed
@@ -273,3 +367,11 @@ class Channel(asyncio.Protocol):
             else:
                 tensors[name] = np.ndarray(shape, _NUMPY[datatype], data)
         return tensors
+
+
+def _failure(error: BaseException) -> tuple[int, tuple[str, float | None]]:
+    """Return the status and the values of an answer to a call that failed."""
+    if not isinstance(error, Exception):
+        return 503, ("the request was given up", None)
+    status, text = described(error)
+    return status, (text, error.retry_after_s if isinstance(error, ServingError) else None)

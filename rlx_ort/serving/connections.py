@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rlx_ort.serving.exchange import LINGER_BYTES, LINGER_S, Application
+from rlx_ort.errors import ServingError
+from rlx_ort.serving.exchange import ABORT, LINGER_BYTES, LINGER_S, READ_INTO, UNSENT, Application, ClientGoneError
 from rlx_ort.serving.options import ConnectionLimits
-from rlx_ort.serving.rest import ABORT
 
 _SWEEP_TICKS = 5  # uvicorn ticks ten times a second
 _PATIENCE_S = 0.5  # a client that is waited for for longer may lose its connection to another one
-_READ_BYTES = 1 << 20  # at a time; a third more pictures a second than with the 256 KiB of asyncio
+_READ_BYTES = 64 << 10  # at a time, of anything but a body that is read into memory of its own
 _MOST_PIPELINED = 16
 _JOINED_BYTES = 64 << 10  # copying more takes longer than another call
 
@@ -50,11 +52,16 @@ class _HeadFirst:
         self._transport.close()
 
 
-class LimitedProtocol(HttpToolsProtocol):
-    """A connection of uvicorn that counts what it receives; `LimitedServer` closes it when it is too slow."""
+class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """A connection of uvicorn that counts what it receives; `LimitedServer` closes it when it is too slow.
+
+    The system writes a body straight into the memory that the application has for it; the parser does not see it then.
+    """
 
     limits = ConnectionLimits()
     passed_on: Callable[[Any, int], bool] | None = None
+    arrived = memoryview(b"")
+    """Where the connections of a server receive: what arrives is used before the next one receives."""
 
     def connection_made(self, transport: Any) -> None:
         """Make room by closing the connection that has been idle longest, else the one with the slowest client.
@@ -64,7 +71,12 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.passed_on is not None and self.passed_on(transport, len(self.connections)):
             return
         super().connection_made(transport)
-        transport.max_size = _READ_BYTES
+        if transport.get_extra_info("sslcontext") is None:  # TLS has copies of its own
+            transport.set_write_buffer_limits(high=0)  # whoever waits for room waits until the transport holds nothing
+        self._body_left: int | None = None  # bytes of the body that the parser does not see
+        self._room: memoryview | None = None  # where they go; None if nobody reads them
+        self._count: Callable[[int], object] = int
+        self._whole: asyncio.Future[None] | None = None  # done with the body, or without its client
         self._since_s = self.loop.time()
         self._in_head = True
         self._begun = False
@@ -87,6 +99,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """End what waits for the client."""
         if self.transport is not None:
             super().connection_lost(exc)
+            self._end_read()
 
     @property
     def _is_waiting(self) -> bool:
@@ -107,6 +120,69 @@ class LimitedProtocol(HttpToolsProtocol):
     def _is_read(self) -> bool:
         """Whether there is no request that has not arrived completely."""
         return self._in_head and not self._begun
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go; those behind a body are of another request."""
+        return self.arrived[: self._body_left] if self._room is None else self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes that have arrived."""
+        if self._body_left is None:
+            self.data_received(self.arrived[:nbytes])  # type: ignore[arg-type]  # the parser takes any buffer
+            return
+        self._body_bytes += nbytes
+        self._body_left -= nbytes
+        if self._room is not None:
+            self._room = self._room[nbytes:]
+            try:
+                self._count(nbytes)
+            except ServingError as err:
+                self._end_read(err)
+        if not self._body_left:
+            self._body_left = self._room = None
+            self.parser = httptools.HttpRequestParser(self)  # the old one waits for the body
+            with contextlib.suppress(AttributeError):  # as in uvicorn
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.on_message_complete()
+            self._end_read()
+
+    async def _read_into(self, cycle: Any, room: memoryview, count: Callable[[int], object]) -> None:
+        """Read the body of a request into memory of its size; once this returns or raises, nothing writes there.
+
+        Args:
+            cycle: the request.
+            room: the memory.
+            count: called with the number of bytes as they arrive; what it raises ends the call.
+
+        Raises:
+            ClientGoneError: the client is gone, or too slow.
+        """
+        if cycle.disconnected:
+            raise ClientGoneError
+        begun, cycle.body = cycle.body, bytearray()
+        room[: len(begun)] = begun
+        count(len(begun))
+        cycle.message_event.clear()
+        if not cycle.more_body:
+            return
+        self._room, self._body_left, self._count = room[len(begun) :], len(room) - len(begun), count
+        self._whole = self.loop.create_future()
+        self.flow.resume_reading()
+        try:
+            await self._whole
+        finally:
+            self._room = None
+        if cycle.disconnected:
+            raise ClientGoneError
+        cycle.message_event.clear()
+
+    def _end_read(self, error: ServingError | None = None) -> None:
+        self._room = None
+        if self._whole is not None and not self._whole.done():
+            if error is None:
+                self._whole.set_result(None)
+            else:
+                self._whole.set_exception(error)
 
     def data_received(self, data: bytes) -> None:
         """Count what belongs to no body; a head, chunk extensions or trailers without end are refused."""
@@ -141,7 +217,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._since_s = self.loop.time()
         self._in_head = False
         super().on_headers_complete()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # ASGI has objects here
+        extensions: dict[str, Any] = {ABORT: self.transport.abort, UNSENT: self.transport.get_write_buffer_size}
+        if not (self.cycle.waiting_for_100_continue or self.parser.should_upgrade()):
+            extensions[READ_INTO] = functools.partial(self._read_into, self.cycle)
+        self.scope["extensions"] = extensions
         if not self.cycle.waiting_for_100_continue and self.scope["method"] != "HEAD":  # nothing else is before a body
             self.cycle.transport = _HeadFirst(self.transport)  # type: ignore[assignment]  # has what uvicorn calls
 
@@ -149,9 +228,6 @@ class LimitedProtocol(HttpToolsProtocol):
         """Count the body."""
         self._other_bytes = 0
         self._body_bytes += len(body)
-        if len(body) > _JOINED_BYTES and not (self.cycle.body or self.cycle.response_complete):
-            self.cycle.body = body  # type: ignore[assignment]  # uvicorn would copy it twice, to add to it and to read it
-            body = b""
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -229,6 +305,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        self._body_left = None
+        self._end_read()
         if self.transport.can_write_eof():  # not by TLS
             self.transport.write_eof()
         self.flow.resume_reading()
@@ -257,7 +335,11 @@ class LimitedServer(uvicorn.Server):
         on_tick: Callable[[], object] = lambda: None,
         **place: Any,
     ) -> None:
-        settings = {"limits": limits, "passed_on": None if passed_on is None else staticmethod(passed_on)}
+        settings = {
+            "limits": limits,
+            "passed_on": None if passed_on is None else staticmethod(passed_on),
+            "arrived": memoryview(bytearray(_READ_BYTES)),
+        }
         config = uvicorn.Config(
             app,
             http=type("LimitedProtocol", (LimitedProtocol,), settings),

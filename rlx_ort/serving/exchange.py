@@ -20,7 +20,20 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application."""
 
-_SENT_BYTES = 64 << 10
+READ_INTO = "rlx_ort.read_into"
+"""The extension of a request's scope that reads its body into memory of that size, where the server has it.
+
+It is called with the memory, and a function that gets the number of bytes as they arrive.
+"""
+ABORT = "rlx_ort.abort"
+"""The extension of a request's scope that ends its connection, where the server has it.
+
+Such a server takes parts of an answer that are no `bytes`, and holds none of them once it takes the next one.
+"""
+UNSENT = "rlx_ort.unsent"
+"""The extension of a request's scope that returns how many bytes the server holds that are not sent."""
+_SMALL_BYTES = 64 << 10
+_SENT_BYTES = 1 << 20  # at a time; a client must read so much within the time that it may leave an answer unread
 _WATCHED_FROM_S = 0.05  # a request that takes longer is given up when its client goes away
 LINGER_S, LINGER_BYTES = 1.0, 16 << 20  # how long a refused body is still read, so that its client sees the answer
 
@@ -30,15 +43,21 @@ class ClientGoneError(Exception):
 
 
 class Request:
-    """A request as an ASGI server hands it over; of headers that are repeated, the last one counts."""
+    """A request as an ASGI server hands it over; of headers that are repeated, the last one counts.
 
-    __slots__ = ("headers", "is_read", "model", "receive", "scope", "share", "version")
+    In a front, `held` has where its body lies in the front's shared memory, and `shared` where its answer lies in that
+    of the server's process.
+    """
+
+    __slots__ = ("headers", "held", "is_read", "model", "receive", "scope", "share", "shared", "version")
 
     def __init__(self, scope: Scope, receive: Receive, share: Share) -> None:
         self.scope, self.receive, self.share = scope, receive, share
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.model = self.version = ""
         self.is_read = False
+        self.held: list[int] = []
+        self.shared: list[int] = []
 
     def header(self, name: bytes) -> str:
         """Return a header, named in lower case; empty if it is not there."""
@@ -79,25 +98,24 @@ class Reply:
         self.headers = [*headers, (b"content-length", b"%d" % size), (b"content-type", media_type)]
 
     async def send(self, request: Request, send: Send) -> None:
-        """Send it; a refusal overrides this."""
+        """Send it, so that nothing holds a large part any more; a refusal overrides this."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        if sum(map(len, self.parts)) <= _SENT_BYTES:
+        if sum(map(len, self.parts)) <= _SMALL_BYTES:
             for at, part in enumerate(self.parts, 1):
                 await send({"type": "http.response.body", "body": part, "more_body": at < len(self.parts)})
             return
-        with request.share.waiting():
-            for part in [
-                memoryview(each) for each in self.parts
-            ]:  # a server keeps what it was given until the client reads it
-                for start in range(0, len(part), _SENT_BYTES):
-                    await send(
-                        {
-                            "type": "http.response.body",
-                            "body": bytes(part[start : start + _SENT_BYTES]),
-                            "more_body": True,
-                        }
-                    )
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        extensions = request.scope.get("extensions", {})
+        copied = memoryview if ABORT in extensions else bytes
+        try:
+            with request.share.waiting():
+                for part in [memoryview(each) for each in self.parts]:
+                    for start in range(0, len(part), _SENT_BYTES):
+                        piece = copied(part[start : start + _SENT_BYTES])
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            if ABORT in extensions and extensions[UNSENT]():  # whose memory others may write from now on
+                extensions[ABORT]()
 
 
 class Refusal(Reply):

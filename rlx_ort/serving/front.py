@@ -28,12 +28,13 @@ from rlx_ort.serving.connections import LimitedServer
 from rlx_ort.serving.exchange import Reply, Request
 from rlx_ort.serving.lanes import Answer, Times
 from rlx_ort.serving.options import ENDING, SWITCH_S, ConnectionLimits, HttpOptions
-from rlx_ort.serving.rest import Rest, seen
+from rlx_ort.serving.rest import ALIGNMENT, Rest, seen
 
 if TYPE_CHECKING:
     from rlx_ort.serving.protocol import Array, InferRequest
 
 _MOST_SOCKETS = 64  # that are taken in one call
+_MOST_ROOM = 4 << 20  # a body beyond it is copied to shared memory once it is complete; its client may be slow
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,13 @@ class _FrontRest(Rest):
         begun_ns = time.perf_counter_ns()
         outputs = None if wanted.outputs is None else tuple([output.name for output in wanted.outputs])
         inputs, wanted.inputs = wanted.inputs, {}
+        held, request.held = request.held, []
         running = self._channel.ask(
-            "infer", request.model, request.version, outputs, wanted.priority, wanted.timeout_s, tensors=inputs
+            "infer",
+            *(request.model, request.version, outputs, wanted.priority, wanted.timeout_s),
+            tensors=inputs,
+            held=held,
+            shared=request.shared,
         )
         del inputs  # they are in shared memory once the call begins
         (version, label, times), tensors = await running
@@ -111,6 +117,18 @@ class _FrontRest(Rest):
         tracing.add_phases(request.model, version, answer, begun_ns)
         types = {name: LABELS[array.dtype] for name, array in tensors.items()}
         return _RemoteModel(request.model, version, types), answer
+
+    def _room(self, request: Request, size: int, header_bytes: int) -> memoryview:
+        start, arena = -header_bytes % ALIGNMENT, self._channel.arena
+        if size > _MOST_ROOM or (at := arena.take(start + size)) is None:
+            return super()._room(request, size, header_bytes)
+        request.held.append(at)
+        return arena.memory[at + start : at + start + size]
+
+    def _end(self, request: Request) -> None:
+        for at in request.held:
+            self._channel.arena.give_back(at)
+        self._channel.give_back(request.shared)
 
     async def _forwarded(self, request: Request) -> Reply:
         """Let the server's process answer a whole request."""

@@ -20,12 +20,14 @@ from dataclasses import replace
 from typing import IO, Any, cast
 
 from rlx_ort.serving.budget import COLUMNS
-from rlx_ort.serving.channel import Channel, Tensors, shared_memory
+from rlx_ort.serving.channel import Answered, Channel, Place, Tensors, shared_memory
 from rlx_ort.serving.front import FrontSettings
+from rlx_ort.serving.lanes import Answer
 from rlx_ort.serving.options import ConnectionLimits, HttpOptions
 from rlx_ort.serving.protocol import Array, InferRequest, WantedOutput
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import create_app
+from rlx_ort.serving.scheduler import Pending
 
 _OWN = 2  # connections that the server keeps, so that requests of few clients need no other process
 _MEMORY_BYTES = 128 << 20  # each way; tensors that find no room there are sent over the socket
@@ -82,7 +84,7 @@ class Fronts:
                     if not front.ends:
                         _log.error("a front process has ended; its connections are lost, and it gets no others")
 
-                front.channel = Channel(answered, front.written, front.read, lost)
+                front.channel = Channel(answered, front.written, front.read, lost, self._begin)
                 self._fronts.append(front)
                 await loop.connect_accepted_socket(lambda: front.channel, front.link)
                 await front.ready.wait()
@@ -93,8 +95,6 @@ class Fronts:
         self, front: _Front, name: str, values: Sequence[Any], tensors: dict[str, Array]
     ) -> tuple[Any, Tensors]:
         """Answer a call of a front."""
-        if name == "infer":
-            return await self._inferred(tensors, *values)
         if name == "find":
             self._repository.find(*values)
         elif name == "answer":
@@ -105,22 +105,21 @@ class Fronts:
             front.ready.set()
         return None, {}
 
-    async def _inferred(
-        self,
-        inputs: dict[str, Array],
-        name: str,
-        version: str,
-        wanted: tuple[str, ...] | None,
-        priority: int,
-        timeout_s: float | None,
-    ) -> tuple[Any, Tensors]:
+    def _begin(self, values: Sequence[Any], inputs: dict[str, Array], place: Place, answered: Answered) -> Pending:
+        """Begin an inference for a front."""
+        name, version, wanted, priority, timeout_s = values
         model = self._repository.find(name, version)
         outputs = None if wanted is None else tuple(map(WantedOutput, wanted))
-        answer = await model.infer(InferRequest(inputs, outputs, priority=priority, timeout_s=timeout_s))
-        found = answer.outputs if wanted is None else {output: answer.outputs[output] for output in wanted}
-        times = answer.times
-        spans = (times.queue_ns, times.input_ns, times.infer_ns, times.output_ns)
-        return (model.version, answer.device.label, spans), found
+
+        def ended(result: Answer | BaseException) -> None:
+            if isinstance(result, BaseException):
+                answered(result)
+                return
+            times = result.times
+            spans = (times.queue_ns, times.input_ns, times.infer_ns, times.output_ns)
+            answered(((model.version, result.device.label, spans), result.outputs))
+
+        return model.start(InferRequest(inputs, outputs, priority=priority, timeout_s=timeout_s), ended, place)
 
     async def _replied(
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes

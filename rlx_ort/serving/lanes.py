@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -34,7 +34,9 @@ _INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing
 _ALONE_NS = 300_000  # the same where requests are so rare that the event loop has nothing else to do
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
-_THREADED_BYTES, _COPYING = 4 << 20, 4  # inputs of batches from this size on are copied by so many threads
+_COPYING = 4
+THREADED_BYTES = 4 << 20
+"""Inputs and outputs of batches from this size on are copied by several threads, outputs beside the device's."""
 _copiers = Workers(_COPYING, "rlx_ort-serve-copy", idle_s=10.0)
 _log = logging.getLogger(__name__)
 
@@ -60,12 +62,20 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """A request in a batch: its inputs, the outputs that are wanted (None for all), and when it came."""
+    """A request in a batch: its inputs, the outputs that are wanted (None for all), and when it came.
+
+    `place` copies an output to where it is sent from; None if it is sent from where it is.
+    """
 
     inputs: Mapping[str, Array]
     wanted: tuple[str, ...] | None
     rows: int
     arrived_ns: int
+    place: Callable[[Array], Array] | None = field(default=None, kw_only=True)
+
+
+Rooms: TypeAlias = dict[str, Array]
+"""Memory for the inputs of a batch, by their names."""
 
 
 class Lane:
@@ -95,6 +105,8 @@ class Lane:
         self.padding: Padding = padding
         self.busy_until_ns = 0
         self.idle = True
+        self.rows = self.rows_ahead = 0  # of the batch that runs, and of the one that its thread runs next
+        self.unsettled = 0  # rows of batches that run or have run, and are not answered
         self.free_since_ns = 0
         self.out_until_ns = 0
         self.failed = False
@@ -105,7 +117,19 @@ class Lane:
         self._cap = self._runs = 0
         self._backoff_s = _LEAST_BACKOFF_S
         self._inline_from_ns = 0
+        self._rooms: tuple[Rooms, Rooms] = ({}, {})
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
+        self.helper = Workers(1, f"rlx_ort-serve-{device.label}-copy", idle_s=10.0)
+
+    def next_rooms(self) -> Rooms:
+        """Return the memory of the inputs of the batch before the last, for the next one to be joined in.
+
+        New pages take longer to make than to fill. Nothing reads that memory any more: at most one batch is joined
+        while another one runs, and a run that returns has read its inputs. `ran` drops the memory of runs for which
+        this may not hold.
+        """
+        self._rooms = self._rooms[::-1]
+        return self._rooms[0]
 
     def expected_ns(self, rows: int) -> float:
         """Return the time of a run with so many rows; infinity before anything is known of it."""
@@ -189,31 +213,83 @@ def octave_of(rows: int) -> int:
 
 def executed(lane: Lane, batch: Sequence[Rows]) -> Sequence[Answer | Exception]:
     """Run a batch and return an answer or an error for each request; a batch that fails is run again one by one."""
+    rooms = lane.next_rooms()
+    return placed(lane, batch, ran(lane, batch, rooms, functools.partial(joined, lane, batch, rooms)))
+
+
+def ran(
+    lane: Lane, batch: Sequence[Rows], rooms: Rooms, inputs_of: Callable[[], Mapping[str, Array]]
+) -> Sequence[Answer | Exception]:
+    """Run a batch as `executed` does, without placing its outputs; `inputs_of` returns what `joined` does."""
     try:
-        return _run_joined(lane, batch)
+        return _run_joined(lane, batch, rooms, inputs_of)
     except Exception as err:  # it belongs to the requests
         if len(batch) == 1:
             return [err if isinstance(err, RlxError) or is_device_failure(err) else _wrapped(err)]
     singly: list[Answer | Exception] = []
     for request in batch:
-        singly += executed(lane, [request])
+        singly += ran(lane, [request], unshared := Rooms(), functools.partial(joined, lane, [request], unshared))
     return singly
 
 
-def _run_joined(lane: Lane, batch: Sequence[Rows]) -> list[Answer]:
-    begun_ns = time.perf_counter_ns()
-    inputs: Mapping[str, Array] = batch[0].inputs
-    rows = [request.rows for request in batch]
-    padding = lane.size_of(sum(rows), len(rows)) - sum(rows)
+def joined(lane: Lane, batch: Sequence[Rows], rooms: Rooms) -> Mapping[str, Array]:
+    """Return the inputs of a batch, those of several requests in memory of `rooms`."""
+    inputs = batch[0].inputs
+    padding = _padding(lane, batch)
     if len(batch) > 1 or padding:
-        inputs = {name: _joined([request.inputs[name] for request in batch], padding, lane) for name in inputs}
-    elif not all(array.flags.aligned for array in inputs.values()):  # as it came over the network
-        inputs = {name: np.require(array, requirements="A") for name, array in inputs.items()}
-    wanted = _all_wanted(batch)
+        return {
+            name: _joined(lane, name, [request.inputs[name] for request in batch], padding, rooms) for name in inputs
+        }
+    if not all(array.flags.aligned for array in inputs.values()):  # as it came over the network
+        return {name: np.require(array, requirements="A") for name, array in inputs.items()}
+    return inputs
+
+
+def placed(lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> Sequence[Answer | Exception]:
+    """Copy outputs to where they are sent from."""
+    begun_ns = time.perf_counter_ns()
+    copies = [
+        functools.partial(_place, request.place, request.wanted, result.outputs)
+        for request, result in zip(batch, results, strict=True)
+        if request.place is not None and isinstance(result, Answer)
+    ]
+    if copies:
+        try:
+            _call_all(lane, copies, placed_bytes(batch, results))
+        except Exception as err:  # it belongs to the requests
+            return [_wrapped(err)] * len(batch)
+        took_ns = time.perf_counter_ns() - begun_ns
+        for result in results:
+            if isinstance(result, Answer):
+                result.times.output_ns += took_ns
+    return results
+
+
+def placed_bytes(batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> int:
+    """Return how much `place` copies."""
+    return sum(
+        array.nbytes
+        for request, result in zip(batch, results, strict=True)
+        if request.place is not None and isinstance(result, Answer)
+        for array in result.outputs.values()
+    )
+
+
+def _run_joined(
+    lane: Lane, batch: Sequence[Rows], rooms: Rooms, inputs_of: Callable[[], Mapping[str, Array]]
+) -> list[Answer]:
+    begun_ns = time.perf_counter_ns()
+    inputs, wanted = inputs_of(), _all_wanted(batch)
     joined_ns = time.perf_counter_ns()
-    outputs = lane.run(inputs, wanted)
+    try:
+        outputs = lane.run(inputs, wanted)
+    except BaseException:
+        rooms.clear()  # a run that took too long goes on in its thread
+        raise
+    if any(np.may_share_memory(output, room) for output in outputs.values() for room in rooms.values()):
+        rooms.clear()  # an output is an input
     ran_ns = time.perf_counter_ns()
-    pieces = _split(outputs, rows, padding)
+    pieces = _split(outputs, [request.rows for request in batch], _padding(lane, batch))
     ended_ns = time.perf_counter_ns()
     spans = (joined_ns - begun_ns, ran_ns - joined_ns, ended_ns - ran_ns)
     return [
@@ -222,36 +298,65 @@ def _run_joined(lane: Lane, batch: Sequence[Rows]) -> list[Answer]:
     ]
 
 
+def _padding(lane: Lane, batch: Sequence[Rows]) -> int:
+    rows = sum(request.rows for request in batch)
+    return lane.size_of(rows, len(batch)) - rows
+
+
 def _all_wanted(batch: Sequence[Rows]) -> tuple[str, ...] | None:
     if any(request.wanted is None for request in batch):
         return None
     return tuple(dict.fromkeys(name for request in batch for name in request.wanted or ()))
 
 
-def _joined(arrays: list[Array], padding: int, lane: Lane) -> Array:
-    """Return arrays as one, with the last row repeated, since a model takes its values.
-
-    Where a device stands still meanwhile, large ones are copied by several threads.
-    """
+def _joined(lane: Lane, name: str, arrays: list[Array], padding: int, rooms: Rooms) -> Array:
+    """Return arrays as one, with the last row repeated, since a model takes its values."""
     arrays += [arrays[-1][-1:]] * padding
-    size = sum(array.nbytes for array in arrays)
-    if size < _THREADED_BYTES or lane.device == Device.CPU or arrays[0].dtype == object:
+    if arrays[0].dtype == object:
         return np.concatenate(arrays)
     starts = [0, *itertools.accumulate(map(len, arrays))]
-    whole = np.empty((starts[-1], *arrays[0].shape[1:]), arrays[0].dtype)
-    each = -(-len(arrays) // _COPYING)
-    copies = []
-    for at in range(0, len(arrays), each):
-        part = arrays[at : at + each]
-        place = whole[starts[at] : starts[at + len(part)]]
-        copies.append(_copiers.submit(functools.partial(_copied, part, place)))
-    for copy in copies:
-        copy.result()
+    shape = (starts[-1], *arrays[0].shape[1:])
+    size = math.prod(shape) * arrays[0].itemsize
+    room = rooms.get(name)
+    if room is None or room.nbytes < size:
+        room = rooms[name] = np.empty(size, np.uint8)
+    whole = room[:size].view(arrays[0].dtype).reshape(shape)
+    each = -(-len(arrays) // (_COPYING if _is_threaded(lane, whole.nbytes) else 1))
+    _call_all(
+        lane,
+        [
+            functools.partial(np.concatenate, part, out=whole[starts[at] : starts[at + len(part)]])
+            for at in range(0, len(arrays), each)
+            if (part := arrays[at : at + each])
+        ],
+        whole.nbytes,
+    )
     return whole
 
 
-def _copied(arrays: Sequence[Array], place: Array) -> None:
-    np.concatenate(arrays, out=place)
+def _place(to: Callable[[Array], Array], wanted: tuple[str, ...] | None, outputs: dict[str, Array]) -> None:
+    for name in list(outputs) if wanted is None else wanted:
+        outputs[name] = to(outputs[name])
+
+
+def _is_threaded(lane: Lane, size: int) -> bool:
+    """Return whether copies of so many bytes are made by several threads, since a device stands still meanwhile."""
+    return size >= THREADED_BYTES and lane.device != Device.CPU
+
+
+def _call_all(lane: Lane, copies: Sequence[Callable[[], object]], size: int) -> None:
+    """Make copies of so many bytes in all."""
+    each = -(-len(copies) // (_COPYING if _is_threaded(lane, size) else 1))
+    first, *others = [copies[at : at + each] for at in range(0, len(copies), each)]
+    copied = [_copiers.submit(functools.partial(_call, part)) for part in others]
+    _call(first)
+    for each_part in copied:
+        each_part.result()
+
+
+def _call(copies: Sequence[Callable[[], object]]) -> None:
+    for copy in copies:
+        copy()
 
 
 def _split(outputs: dict[str, Array], rows: Sequence[int], padding: int) -> list[dict[str, Array]]:

@@ -24,7 +24,7 @@ from rlx_ort.serving.model_devices import ModelDevices, started_devices, tried_d
 from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
-from rlx_ort.serving.scheduler import Scheduler
+from rlx_ort.serving.scheduler import Ended, Pending, Scheduler, awaited
 
 if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices
@@ -92,7 +92,9 @@ class Statistics:
         self.devices[device.label] = self.devices.get(device.label, 0) + requests
         self.rows.setdefault(device.label, BatchRows()).add(rows)
         size = rows if rows <= _SIZES_COUNTED else 1 << octave_of(rows)  # clients choose the rows
-        spans = self.batches.setdefault(size, {name: Counter() for name in list(self.spans)[3:]})
+        spans = self.batches.get(size)
+        if spans is None:
+            spans = self.batches[size] = {name: Counter() for name in list(self.spans)[3:]}
         for name, ns in zip(spans, (times.input_ns, times.infer_ns, times.output_ns), strict=True):
             spans[name].add(ns)
 
@@ -180,18 +182,35 @@ class ServedModel:
             RlxError: the run failed.
         """
         begun_ns = time.perf_counter_ns()
+        answer = await awaited(lambda ended: self.start(request, ended))
+        tracing.add_phases(self.name, self.version, answer, begun_ns)
+        return answer
+
+    def start(self, request: InferRequest, ended: Ended, place: Callable[[Array], Array] | None = None) -> Pending:
+        """Begin an inference; see `Scheduler.accept`.
+
+        Raises:
+            ServingError: the request does not fit the model, or its queue refuses it.
+        """
+        begun_ns = time.perf_counter_ns()
+
+        def counted(result: Answer | BaseException) -> None:
+            took_ns = time.perf_counter_ns() - begun_ns
+            if isinstance(result, Answer):
+                self.statistics.answered(result.times, took_ns)
+            elif isinstance(result, RlxError):
+                self.statistics.spans["fail"].add(took_ns)
+            ended(result)
+
         try:
             self._check(request)
-            wanted = None if request.outputs is None else tuple(output.name for output in request.outputs)
-            answer = await self.scheduler.submit(
-                request.inputs, wanted, priority=request.priority, timeout_s=request.timeout_s
+            wanted = None if request.outputs is None else tuple([output.name for output in request.outputs])
+            return self.scheduler.accept(
+                request.inputs, wanted, counted, priority=request.priority, timeout_s=request.timeout_s, place=place
             )
         except RlxError:
             self.statistics.spans["fail"].add(time.perf_counter_ns() - begun_ns)
             raise
-        self.statistics.answered(answer.times, time.perf_counter_ns() - begun_ns)
-        tracing.add_phases(self.name, self.version, answer, begun_ns)
-        return answer
 
     def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
         """Return the model's metadata in the protocol's form."""

@@ -15,11 +15,15 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 import rlx_ort
 from rlx_ort.errors import InputError, MemoryBudgetError, NoViableDeviceError, RlxError, ServingError, TimeLimitError
 from rlx_ort.serving.access import Logged
 from rlx_ort.serving.budget import Share
 from rlx_ort.serving.exchange import (
+    ABORT,
+    READ_INTO,
     Application,
     ClientGoneError,
     Receive,
@@ -47,10 +51,10 @@ if TYPE_CHECKING:
     from rlx_ort.serving.repository import Repository
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+ALIGNMENT = 64
+"""Of tensors in a body, in bytes."""
 INLINE_BYTES = 64 << 10
 """JSON, texts and compressed bodies beyond this are read in a thread."""
-ABORT = "rlx_ort.abort"
-"""The extension of a request's scope that ends its connection, where the server has it."""
 _HEADER = "Inference-Header-Content-Length"
 _HEADER_KEY = _HEADER.lower().encode()
 _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
@@ -126,6 +130,7 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "rlx_ort", "version": rlx_ort.__version__, "extensions": list(EXTENSIONS)}
 
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 Handler: TypeAlias = Callable[[Request], Awaitable[Reply]]
 
 
@@ -168,11 +173,15 @@ class Rest:
                     abort()
                     await asyncio.sleep(0.001)  # its server notices
             finally:
+                self._end(request)
                 request.share.close()
         elif scope["type"] == "lifespan":
             await self._live_through(receive, send)
         else:
             await send({"type": "websocket.close"})
+
+    def _end(self, request: Request) -> None:
+        """Give back what a request holds beside its share; nothing of its answer is being sent any more."""
 
     async def _live_through(self, receive: Receive, send: Send) -> None:
         loading = None
@@ -257,7 +266,8 @@ class Rest:
         length = request.once(_HEADER_KEY)
         if length is not None and not (length.isascii() and length.isdigit() and len(length) < 19):
             raise ServingError(f"{_HEADER} is {length!r}, not a number of bytes", 400)
-        wanted = await self._parsed(request, await self._body(request), None if length is None else int(length))
+        header_bytes = None if length is None else int(length)
+        wanted = await self._parsed(request, await self._body(request, header_bytes or 0), header_bytes)
         model, found = await self._watch.unless_gone(request, self._run(request, wanted))
         outputs = sum(map(bytes_of_array, found.outputs.values()))
         making = answer_bytes(wanted, found.outputs)
@@ -277,12 +287,12 @@ class Rest:
         model = self._model(request)  # a reload since the request began has replaced it; nothing is awaited in between
         return model, await model.infer(wanted)
 
-    async def _parsed(self, request: Request, body: bytes | bytearray, header_bytes: int | None) -> InferRequest:
+    async def _parsed(self, request: Request, body: Buffer, header_bytes: int | None) -> InferRequest:
         json_bytes = len(body) if header_bytes is None else header_bytes
         if json_bytes > self._options.most_json_bytes:
             most = self._options.most_json_bytes
             raise ServingError(f"the request has {json_bytes} bytes of JSON; {most} are allowed; send binary data", 413)
-        slow = json_bytes > INLINE_BYTES or (len(body) > INLINE_BYTES and body.find(b"BYTES", 0, json_bytes) >= 0)
+        slow = json_bytes > INLINE_BYTES or (len(body) > INLINE_BYTES and b"BYTES" in bytes(body[:json_bytes]))
         if not slow:
             return parse_request(memoryview(body), header_bytes)
         share = request.share
@@ -291,8 +301,11 @@ class Rest:
         share.keep(len(body) + sum(map(bytes_of_array, found.inputs.values())))
         return found
 
-    async def _body(self, request: Request) -> bytes | bytearray:
-        """Read the body; until the request is answered, its bytes count against the limit of all requests."""
+    async def _body(self, request: Request, header_bytes: int = 0) -> Buffer:
+        """Read the body; until the request is answered, its bytes count against the limit of all requests.
+
+        What is behind the first `header_bytes` is aligned where the server reads large bodies into our memory.
+        """
         most = self._options.most_bytes
         said = request.header(b"content-length")
         if said.isdigit() and int(said) > most:
@@ -300,19 +313,29 @@ class Rest:
         coding = request.header(b"content-encoding").strip().lower()
         if coding not in ("", "identity", *_INFLATERS):
             raise ServingError(f"the body is encoded as {coding!r}; known: gzip, deflate", 415)
-        body: bytes | bytearray
+        read_into = request.scope.get("extensions", {}).get(READ_INTO)
+        if read_into is not None and coding not in _INFLATERS and said.isdigit() and int(said) > INLINE_BYTES:
+            room = self._room(request, int(said), min(header_bytes, int(said)))
+            with request.share.waiting():
+                await read_into(room, request.share.take)
+            request.is_read = True
+            return room
+        body: Buffer
         body, more = await self._piece(request)
         if len(body) > most or more:
             body = await self._rest_of(request, bytearray(body), most, more)
         request.is_read = True
         if coding in _INFLATERS:
-            inflate: Callable[[], bytes | bytearray] = functools.partial(
-                _inflated, body, _INFLATERS[coding], most, request.share.take
-            )
+            inflate = functools.partial(_inflated, body, _INFLATERS[coding], most, request.share.take)
             slow = len(body) > INLINE_BYTES // 64
             body = await self._repository.budget.decoded(inflate) if slow else inflate()
             request.share.keep(len(body))
         return body
+
+    def _room(self, request: Request, size: int, header_bytes: int) -> memoryview:
+        """Return memory for a body, aligned behind its header."""
+        start = -header_bytes % ALIGNMENT
+        return np.empty(start + size, np.uint8).data[start:]
 
     async def _rest_of(self, request: Request, body: bytearray, most: int, more: bool) -> bytearray:
         """Add to a body what has not arrived yet; a client that is too slow may lose its place to others."""
@@ -336,7 +359,7 @@ class Rest:
     async def _document(self, request: Request) -> dict[str, Any]:
         """Return the JSON of a request whose body may be empty."""
         body = await self._body(request)
-        return parse_document(body) if body.strip() else {}
+        return parse_document(text) if (text := bytes(body).strip()) else {}
 
     async def _live(self, request: Request) -> Reply:
         return Reply(b"{}")
@@ -414,7 +437,7 @@ def _name_of(host: str) -> str:
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()
 
 
-def _inflated(body: bytes | bytearray, window: int, most: int, take: Callable[[int], object]) -> bytearray:
+def _inflated(body: Buffer, window: int, most: int, take: Callable[[int], object]) -> bytearray:
     inflater, found = zlib.decompressobj(window), bytearray()
     for start in range(0, len(body), INLINE_BYTES):
         left, piece = bytes(body[start : start + INLINE_BYTES]), b""

@@ -10,20 +10,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import heapq
 import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import ServingError
 from rlx_ort.faults import is_device_failure
-from rlx_ort.serving.lanes import Answer, Array, Lane, Rows, Times, executed
+from rlx_ort.serving.lanes import (
+    THREADED_BYTES,
+    Answer,
+    Array,
+    Lane,
+    Rows,
+    Times,
+    executed,
+    joined,
+    placed,
+    placed_bytes,
+    ran,
+)
 
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
@@ -31,6 +45,7 @@ _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter w
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
 _LEAST_SHARE = 0.1  # a device with less than this share of the fastest one's rate answers where that one fails only
 _WORTH = 0.9  # two batches of half the clients must take less than this share of the time for one of all
+_NEARLY_OVER = 0.25  # share of a run in which the next batch is put together, though clients are expected
 _LAST_PRIORITY = 30  # of requests without one, and of larger ones
 _AGE_NS = 1_000_000_000  # a request that waited for so long counts as one of the next priority
 _PIECES_A_LANE = 2  # of a large request that wait or run at a time: one runs while the next one waits
@@ -55,13 +70,52 @@ class BatchOptions:
     timeout_s: float | None = None
 
 
+Ended: TypeAlias = Callable[[Answer | BaseException], object]
+"""What a request ends with. Nothing reads its inputs or writes its outputs any more."""
+
+
+class Pending(Protocol):
+    """A request that was accepted."""
+
+    def cancel(self) -> object:
+        """Give it up; it ends with `CancelledError`, at once or with the batch that it runs in."""
+
+
+async def awaited(start: Callable[[Ended], Pending]) -> Answer:
+    """Start a request and wait for its answer. A cancelled call gives it up."""
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def ended(result: Answer | BaseException) -> None:
+        if future.done():
+            return
+        if isinstance(result, Answer):
+            future.set_result(result)
+        else:
+            future.set_exception(result)
+
+    request = start(ended)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        request.cancel()
+        raise
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting(Rows):
-    answer: asyncio.Future[Answer]
+    owner: Scheduler
+    ended: Ended
     deadline_ns: float = math.inf
+    timer: asyncio.TimerHandle | None = None
     tried: set[Device] = field(default_factory=set)
     running: bool = False
+    dropped: BaseException | None = None
+    is_over: bool = False
     group: _Group | None = None
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self.owner._drop(self, asyncio.CancelledError())
 
 
 @dataclass(slots=True)
@@ -98,6 +152,7 @@ class Scheduler:
         self._order = itertools.count()
         self._waiting = 0
         self._running = 0
+
         self._closed = False
         self._drained: asyncio.Event | None = None
         self._timer: asyncio.Handle | None = None
@@ -134,6 +189,29 @@ class Scheduler:
             ServingError: the queue is full (429), the wait took too long (504), or the model is unloaded (503).
             RlxError: the run failed.
         """
+        return await awaited(lambda ended: self.accept(inputs, wanted, ended, priority=priority, timeout_s=timeout_s))
+
+    def accept(
+        self,
+        inputs: Mapping[str, Array],
+        wanted: tuple[str, ...] | None,
+        ended: Ended,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        place: Callable[[Array], Array] | None = None,
+    ) -> Pending:
+        """Queue a request as `submit` does; `ended` is called once with what it ends with.
+
+        Args:
+            inputs: name -> data.
+            wanted: names of outputs; None for all.
+            ended: called on the event loop; with `place`, after this has returned.
+            priority: as in `submit`.
+            timeout_s: as in `submit`.
+            place: called in a thread with each output that is a part of a batch's, and returns a copy; without it,
+                outputs of several requests share memory. It must not fail.
+        """
         if self._closed:
             raise ServingError("the model is being unloaded", 503)
         if self._waiting >= self.options.queue_limit:
@@ -141,71 +219,53 @@ class Scheduler:
                 f"{self._waiting} requests wait already; try again later", 429, retry_after_s=self.backlog_s()
             )
         rows = next(iter(inputs.values())).shape[0] if self._batched else 1
+        queue = functools.partial(self._queue, wanted=wanted, priority=priority, timeout_s=timeout_s, place=place)
         if self._batched and rows > self.options.max_batch:
-            return await self._in_pieces(
-                inputs, rows, lambda piece, rows: self._queued(piece, rows, wanted, priority, timeout_s)
-            )
-        return await self._queued(inputs, rows, wanted, priority, timeout_s)
+            return _Pieces(self, inputs, rows, functools.partial(queue, place=None), ended)
+        return queue(inputs, rows, ended)
 
-    async def _queued(
+    def _queue(
         self,
         inputs: Mapping[str, Array],
         rows: int,
+        ended: Ended,
         wanted: tuple[str, ...] | None,
         priority: int,
         timeout_s: float | None,
-    ) -> Answer:
-        """Return the answer of an accepted request, or of a piece of one."""
-        loop = asyncio.get_running_loop()
-        request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), loop.create_future())
+        place: Callable[[Array], Array] | None,
+    ) -> _Waiting:
+        """Queue an accepted request, or a piece of one."""
+        request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), self, ended, place=place)
         self._note_arrival(request.arrived_ns, rows)
-        timer = None
         if timeout_s or self.options.timeout_s:
             limit_s = min(limit for limit in (timeout_s, self.options.timeout_s) if limit)
             request.deadline_ns = request.arrived_ns + limit_s * 1e9
-            timer = loop.call_later(limit_s, self._expire, request)
+            request.timer = asyncio.get_running_loop().call_later(limit_s, self._expire, request)
         level = min(priority or _LAST_PRIORITY, _LAST_PRIORITY)
         self._push(request.arrived_ns + level * _AGE_NS, request)
-        self._soon()
-        try:
-            return await request.answer
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if not request.running and request.group is not None:  # it leaves the queue without having run
+        if place is None and self._waiting == 1 and not (self._returning or self._running):
+            self._dispatch()  # nobody else is expected, so that a turn of the event loop would be lost
+        else:
+            self._soon()
+        return request
+
+    def _drop(self, request: _Waiting, reason: BaseException) -> None:
+        """Give a request up; one that runs ends with its batch, which reads its inputs."""
+        if request.dropped is None and not request.is_over:
+            request.dropped = reason
+            if not request.running and request.group is not None:  # it waits
                 self._waiting -= 1
                 request.group.rows -= request.rows
-                request.inputs = {}
+                self._end(request, reason)
                 if self._drained is not None:
                     self._soon()
 
-    async def _in_pieces(
-        self, inputs: Mapping[str, Array], rows: int, queued: Callable[[Mapping[str, Array], int], Awaitable[Answer]]
-    ) -> Answer:
-        """Return the answer of a request with more rows than a batch may have; it runs as several."""
-        most = self.options.max_batch
-        starts, answers = iter(range(0, rows, most)), dict[int, Answer]()
-
-        async def run() -> None:
-            for at in starts:
-                piece = {name: array[at : at + most] for name, array in inputs.items()}
-                answers[at] = await queued(piece, min(most, rows - at))
-
-        self._running += 1  # until it ends, the model is not closed
-        # So many at a time: the others in the queue get their turn.
-        runs = [asyncio.ensure_future(run()) for _ in range(_PIECES_A_LANE * len(self.lanes))]
-        try:
-            await asyncio.gather(*runs)
-        finally:
-            self._running -= 1
-            for each in runs:
-                each.cancel()
-            self._soon()
-        pieces = [answers[at] for at in range(0, rows, most)]
-        answers.clear()
-        last = pieces[-1]
-        outputs = await asyncio.to_thread(_concatenated, [piece.outputs for piece in pieces])
-        return Answer(outputs, last.device, last.times)
+    def _end(self, request: _Waiting, result: Answer | BaseException) -> None:
+        request.is_over = True
+        request.inputs = {}
+        if request.timer is not None:
+            request.timer.cancel()
+        request.ended(request.dropped or result)
 
     def backlog_s(self) -> float:
         """Return the predicted seconds until the queue of now has run."""
@@ -227,7 +287,7 @@ class Scheduler:
         waiting = sorted(entry for group in self._groups.values() for entry in group.heap)
         self._groups = {}
         for due_ns, _, request in waiting:
-            if not request.answer.done():  # else it has left the queue, or is about to
+            if request.dropped is None:  # else it has left the queue
                 self._waiting -= 1
                 request.rows = next(iter(request.inputs.values())).shape[0] if self._batched else 1
                 self._push(due_ns, request)
@@ -259,9 +319,9 @@ class Scheduler:
         self._waiting += 1
 
     def _expire(self, request: _Waiting) -> None:
-        if not request.answer.done() and not request.running:
+        if not request.running:
             waited_s = (time.perf_counter_ns() - request.arrived_ns) / 1e9
-            request.answer.set_exception(ServingError(f"the request waited {waited_s:.3g} s and was given up", 504))
+            self._drop(request, ServingError(f"the request waited {waited_s:.3g} s and was given up", 504))
 
     def _heads(self, now_ns: int) -> list[_Group]:
         """Return the groups by their first request that is still wanted."""
@@ -282,7 +342,7 @@ class Scheduler:
         """Return whether the client still waits and its time is not over."""
         if now_ns > request.deadline_ns:
             self._expire(request)
-        return not request.answer.done()
+        return request.dropped is None
 
     def _pop(self, group: _Group, most: int, now_ns: int) -> list[_Waiting]:
         heap, batch, rows = group.heap, list[_Waiting](), 0
@@ -315,11 +375,11 @@ class Scheduler:
                     heapq.heappop(group.heap)
                     continue
                 queued = max(group.rows, first.rows) if self._batched else 1
-                chosen = self._lane_for(first, queued, now_ns)
+                chosen = self._lane_for(first, queued, now_ns) or self._lane_ahead(first, queued, now_ns)
                 if chosen is None:
                     break
                 lane, rows = chosen
-                if self._batched and queued < rows and not self._closed:
+                if self._batched and queued < rows and lane.idle and not self._closed:
                     wait_ns = self._wait_ns(lane, first, queued, now_ns)
                     if wait_ns > 0:
                         self._again_in(wait_ns)
@@ -356,6 +416,23 @@ class Scheduler:
             if now_ns + lane.expected_ns(rows) <= ends[best]:
                 return lane, rows
         return None
+
+    def _lane_ahead(self, first: _Waiting, queued: int, now_ns: int) -> tuple[Lane, int] | None:
+        """Return the only device and the rows that it should run next, if they are known while it is busy.
+
+        They are once all clients that have just been answered are back, or once its run is nearly over. The batch is
+        joined then, so that the device does not stand still meanwhile.
+        """
+        lane, cap = self.lanes[0], self._cap(self.lanes[0])
+        if len(self.lanes) > 1 or lane.failed or not lane.rows or lane.rows_ahead or not self._batched:
+            return None
+        if not self._in_halves(lane, queued + self._returning + lane.unsettled):
+            return None
+        left_ns = lane.busy_until_ns - now_ns - lane.expected_ns(lane.rows) * _NEARLY_OVER
+        if self._returning and queued < cap and left_ns > 0:
+            self._again_in(max(left_ns, _TIMER_NS))
+            return None
+        return lane, max(cap, first.rows)
 
     def _worthwhile(self, lanes: Sequence[Lane], queued: int) -> list[Lane]:
         """Return the devices without those that would add little: their runs take time of the host from the others.
@@ -439,13 +516,17 @@ class Scheduler:
         It runs half of its clients' rows while the other half is answered and sends the next requests, unless one batch
         of all takes about as long together with the time that the device then stands still. The CPU does the answering.
         """
-        clients = queued + self._returning
+        clients = queued + self._returning + lane.unsettled
         half = (clients + 1) // 2
-        if queued <= half or lane.device == Device.CPU or not math.isfinite(self._back_ns):
-            return queued
+        return half if queued > half and self._in_halves(lane, clients) else queued
+
+    def _in_halves(self, lane: Lane, clients: int) -> bool:
+        """Return whether two batches that take turns are faster than one of all clients."""
+        if lane.device == Device.CPU or not math.isfinite(self._back_ns):
+            return False
         back_ns = self._back_ns * clients
-        halves_ns = max(2 * lane.expected_ns(half), back_ns)
-        return half if halves_ns < _WORTH * (lane.expected_ns(clients) + back_ns) else queued
+        halves_ns = max(2 * lane.expected_ns((clients + 1) // 2), back_ns)
+        return halves_ns < _WORTH * (lane.expected_ns(clients) + back_ns)
 
     def _note_arrival(self, now_ns: int, rows: int) -> None:
         """Keep the mean interval of arrivals, that of arrivals after answers, and how many rows came since the last."""
@@ -481,17 +562,50 @@ class Scheduler:
             self._settle(lane, batch, executed(lane, batch))
             lane.ran_inline(now_ns, time.perf_counter_ns())
             return
-        lane.idle = False
         expected_ns = lane.expected_ns(rows)
-        lane.busy_until_ns = now_ns + round(expected_ns if math.isfinite(expected_ns) else 1e9)
+        lane.busy_until_ns = max(lane.busy_until_ns if lane.rows else 0, now_ns)
+        lane.busy_until_ns += round(expected_ns if math.isfinite(expected_ns) else 1e9)
         self._running += 1
         loop = asyncio.get_running_loop()
-        lane.worker.submit(lambda: loop.call_soon_threadsafe(self._finish, lane, batch, executed(lane, batch)))
+        lane.unsettled += rows
+        rooms = lane.next_rooms()
+        inputs_of: Callable[[], Mapping[str, Array]] = functools.partial(joined, lane, batch, rooms)
+        if lane.idle:
+            lane.idle, lane.rows = False, rows
+        else:
+            lane.rows_ahead = rows
+            inputs_of = lane.helper.submit(inputs_of).result
+        lane.worker.submit(lambda: self._run(loop, lane, batch, lambda: ran(lane, batch, rooms, inputs_of)))
 
-    def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
-        lane.idle = True
+    def _run(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        lane: Lane,
+        batch: list[_Waiting],
+        run: Callable[[], Sequence[Answer | Exception]],
+    ) -> None:
+        """Run a batch in the lane's thread; large outputs are placed beside it, while the next batch runs."""
+        results = run()
+        if placed_bytes(batch, results) < THREADED_BYTES or lane.device == Device.CPU:
+            loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), True)
+            return
+        loop.call_soon_threadsafe(self._free, lane)
+        lane.helper.submit(
+            lambda: loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), False)
+        )
+
+    def _free(self, lane: Lane) -> None:
+        """Let a device take its next batch."""
+        lane.rows, lane.rows_ahead = lane.rows_ahead, 0
+        lane.idle = not lane.rows
         lane.free_since_ns = time.perf_counter_ns()
+        self._soon()
+
+    def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception], frees: bool) -> None:
+        if frees:
+            self._free(lane)
         self._running -= 1
+        lane.unsettled -= sum(request.rows for request in batch)
         self._settle(lane, batch, results)
         self._dispatch()
 
@@ -499,13 +613,10 @@ class Scheduler:
         """Give the requests of a batch their answers."""
         failed = []
         for request, result in zip(batch, results, strict=True):
-            if isinstance(result, Answer):
-                if not request.answer.done():
-                    request.answer.set_result(result)
-            elif is_device_failure(result):
+            if isinstance(result, Exception) and is_device_failure(result):
                 failed.append((request, result))
-            elif not request.answer.done():
-                request.answer.set_exception(result)
+            else:
+                self._end(request, result)
         done = [result for result in results if isinstance(result, Answer)]
         rows = sum(request.rows for request in batch)
         if done and len(done) == len(batch):
@@ -529,14 +640,87 @@ class Scheduler:
         lane.fail(time.perf_counter_ns())
         for request, error in failed:
             request.tried.add(lane.device)
-            if request.answer.done():
-                continue
-            if all(other.device in request.tried for other in self.lanes):
-                request.answer.set_exception(error)
+            if request.dropped or all(other.device in request.tried for other in self.lanes):
+                self._end(request, error)
             else:
                 request.running = False
                 self._push(0, request)
         self._soon()
+
+
+class _Pieces:
+    """A request with more rows than a batch may have; it runs as several, few at a time, so that others get their turn.
+
+    Args:
+        scheduler: runs them.
+        inputs: those of the request.
+        rows: its rows.
+        queue: queues a piece.
+        ended: called with what the request ends with, once no piece runs any more.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        inputs: Mapping[str, Array],
+        rows: int,
+        queue: Callable[[Mapping[str, Array], int, Ended], Pending],
+        ended: Ended,
+    ) -> None:
+        self._scheduler, self._inputs, self._rows, self._queue, self._ended = scheduler, inputs, rows, queue, ended
+        self._most = scheduler.options.max_batch
+        self._starts = iter(range(0, rows, self._most))
+        self._active: dict[int, Pending] = {}
+        self._answers: dict[int, Answer] = {}
+        self._error: BaseException | None = None
+        scheduler._running += 1  # until it ends, the model is not closed
+        for _ in range(_PIECES_A_LANE * len(scheduler.lanes)):
+            self._begin()
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self._fail(asyncio.CancelledError())
+
+    def _begin(self) -> None:
+        at = next(self._starts, None)
+        if at is not None:
+            piece = {name: array[at : at + self._most] for name, array in self._inputs.items()}
+            self._active[at] = self._queue(
+                piece, min(self._most, self._rows - at), lambda result: self._piece_ended(at, result)
+            )
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error, self._starts = error, iter(range(0))
+            for piece in list(self._active.values()):
+                piece.cancel()
+
+    def _piece_ended(self, at: int, result: Answer | BaseException) -> None:
+        del self._active[at]
+        if isinstance(result, Answer):
+            self._answers[at] = result
+            self._begin()
+        else:
+            self._fail(result)
+        if not self._active and self._inputs:
+            self._inputs = {}
+            joining = asyncio.get_running_loop().run_in_executor(None, self._joined)
+            joining.add_done_callback(self._end)
+
+    def _joined(self) -> Answer | BaseException:
+        if self._error is not None:
+            return self._error
+        pieces = [answer for _, answer in sorted(self._answers.items())]
+        self._answers.clear()
+        try:
+            return Answer(_concatenated([piece.outputs for piece in pieces]), pieces[-1].device, pieces[-1].times)
+        except Exception as err:  # such as too little memory
+            return err
+
+    def _end(self, joined: asyncio.Future[Answer | BaseException]) -> None:
+        self._scheduler._running -= 1
+        self._scheduler._soon()
+        self._ended(self._error or joined.result())
 
 
 def _concatenated(pieces: Sequence[dict[str, Array]]) -> dict[str, Array]:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -23,7 +24,9 @@ from served_models import WEIGHT, Served, save_echo, save_product, started, star
 from rlx_ort.ir.dtype import DType
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import fronts
+from rlx_ort.serving.channel import Channel
 from rlx_ort.serving.options import ConnectionLimits, HttpOptions, ServeOptions
+from rlx_ort.serving.protocol import Array
 
 BODY = json.dumps(GOOD).encode()
 MOST = 8 << 20
@@ -108,6 +111,74 @@ def test_tensors_without_room_in_shared_memory_cross_as_well(tmp_path: Path, mon
         status, body = ask(served.http, binary("echo_fp32", "FP32", [(1 << 17) + 1, 2], data))
         assert status == 200
         assert body.endswith(data)
+    served.end()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_shared_memory_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of bodies and of answers, also of clients that go away; later tensors still cross through it."""
+    made, kinds = list[Channel](), list[list[type]]()
+
+    class Seen(Channel):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+        def _unpacked(self, packed: Any) -> dict[str, Array]:
+            kinds.append([type(data) for *_, data in packed])
+            return super()._unpacked(packed)
+
+    monkeypatch.setattr(fronts, "_OWN", 0)
+    monkeypatch.setattr(fronts, "_MEMORY_BYTES", 4 << 20)
+    monkeypatch.setattr(fronts, "Channel", Seen)
+    save_echo(tmp_path, DType.F32)
+    options = ServeOptions(policy=DevicePolicy.only("cpu"))
+    served, thread = started(tmp_path, HttpOptions(token="secret"), options, grpc_port=None, fronts=1)
+    data = np.arange(1 << 18, dtype=np.float32).tobytes()
+    whole, wrong = (binary("echo_fp32", "FP32", [1 << 17, size], data) for size in (2, 1))
+    host, _, port = served.http.rpartition(":")
+    for _ in range(5):
+        assert ask(served.http, wrong)[0] == 400
+        assert ask(served.http, whole)[0] == 200
+        for most in (-1000, len(whole)):
+            with socket.create_connection((host, int(port)), 10) as connection:
+                connection.sendall(whole[:most])
+                time.sleep(0.05)
+    assert ask(served.http, whole)[1].endswith(data)
+    assert kinds[-1] == [int]
+    [channel] = made
+    assert _waits(lambda: len(channel.arena._free) == 1 and channel.arena._free[0][1] == 4 << 20)
+    served.end()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_an_answer_that_is_read_late_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that come meanwhile do not take its place in shared memory."""
+    monkeypatch.setattr(fronts, "_OWN", 0)
+    monkeypatch.setattr(fronts, "_MEMORY_BYTES", 64 << 20)
+    save_echo(tmp_path, DType.F32)
+    options = ServeOptions(policy=DevicePolicy.only("cpu"))
+    served, thread = started(tmp_path, HttpOptions(token="secret"), options, grpc_port=None, fronts=1)
+    rows = 3 << 20
+    late = np.arange(2 * rows, dtype=np.float32).tobytes()
+    host, _, port = served.http.rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        connection.sendall(binary("echo_fp32", "FP32", [rows, 2], late))
+        time.sleep(0.5)
+        for at in range(8):
+            other = np.full(2 * rows, -1 - at, np.float32).tobytes()
+            status, body = ask(served.http, binary("echo_fp32", "FP32", [rows, 2], other))
+            assert status == 200
+            assert body.endswith(other)
+        received = bytearray()
+        while len(received) < len(late) and (piece := connection.recv(1 << 20)):
+            received += piece
+        while not received.endswith(late[-64:]) and (piece := connection.recv(1 << 20)):
+            received += piece
+    assert received.endswith(late)
     served.end()
     thread.join(30)
     assert not thread.is_alive()

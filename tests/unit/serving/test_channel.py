@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,11 @@ async def _doubled(name: str, values: Sequence[Any], tensors: dict[str, Array]) 
 
 
 @contextlib.asynccontextmanager
-async def _ends() -> AsyncIterator[tuple[Channel, Channel]]:
-    """Yield two ends; the second one doubles."""
+async def _ends(begin: Any = None) -> AsyncIterator[tuple[Channel, Channel]]:
+    """Yield two ends; the second one doubles, or begins inferences."""
     loop = asyncio.get_running_loop()
     one, other = memoryview(shared_memory(SIZE)[0]), memoryview(shared_memory(SIZE)[0])
-    first, second = Channel(_doubled, one, other.toreadonly()), Channel(_doubled, other, one.toreadonly())
+    first, second = Channel(_doubled, one, other.toreadonly()), Channel(_doubled, other, one.toreadonly(), begin=begin)
     for end, link in zip((first, second), socket.socketpair(), strict=True):
         link.setblocking(False)
         await loop.connect_accepted_socket(lambda end=end: end, link)  # type: ignore[misc]
@@ -112,7 +113,7 @@ def test_a_call_that_is_cancelled_gives_its_memory_back(pause_s: float) -> None:
                 await call
             await asyncio.sleep(0.1)
             assert not second._tasks
-            assert first._arena.take(SIZE) == 0
+            assert first.arena.take(SIZE) == 0
 
     asyncio.run(main())
 
@@ -129,5 +130,83 @@ def test_calls_to_an_end_that_is_gone_fail() -> None:
                 with pytest.raises(ServingError) as refused:
                     await each
                 assert refused.value.status == 503
+
+    asyncio.run(main())
+
+
+def test_an_answer_keeps_its_memory_until_it_is_given_back() -> None:
+    """The tensors that a front sends lie in the memory of the other end."""
+
+    async def main() -> None:
+        async with _ends() as (first, second):
+            shared: list[int] = []
+            _, found = await first.ask("double", tensors={"x": np.ones(SIZE // 16)}, shared=shared)
+            await asyncio.sleep(0.05)
+            assert second.arena.take(SIZE) is None
+            assert not found["x"].flags.owndata
+            assert (found["x"] == 2).all()
+            first.give_back(shared)
+            await asyncio.sleep(0.05)
+            assert second.arena.take(SIZE) == 0
+
+    asyncio.run(main())
+
+
+def test_a_tensor_in_the_memory_of_an_end_is_not_copied() -> None:
+    """As the body of a request, wherever its tensors begin; the call gives the piece back."""
+
+    async def main() -> None:
+        async with _ends() as (first, _):
+            at = first.arena.take(SIZE // 2)
+            assert at == 0
+            whole = np.ndarray(SIZE // 2, np.uint8, first.arena.memory)
+            part = whole[3 : 3 + 40_000].view(np.float32)
+            part[:] = 7
+            call = asyncio.ensure_future(first.ask("double", tensors={"x": part}, held=[at]))
+            await asyncio.sleep(0)
+            assert first.arena.take(SIZE // 2 + 64) is None
+            assert first.arena.take(SIZE // 2) == SIZE // 2  # it was not copied there
+            assert ((await call)[1]["x"] == 14).all()
+            first.arena.give_back(SIZE // 2)
+            assert first.arena.take(SIZE) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_memory_of_an_inference_is_kept_until_nothing_uses_it(given_up: bool) -> None:
+    """A call that is cancelled is answered when the model ends it, which reads and places tensors until then."""
+
+    async def main() -> None:
+        begun = list[Any]()
+
+        def begin(*given: Any) -> Any:
+            begun.append(given)
+            return SimpleNamespace(cancel=lambda: None)
+
+        async with _ends(begin) as (first, second):
+            shared: list[int] = []
+            call = asyncio.ensure_future(first.ask("infer", tensors={"x": np.ones(SIZE // 16)}, shared=shared))
+            while not begun:
+                await asyncio.sleep(0.001)
+            [(_, tensors, place, answered)] = begun
+            used, unused = await asyncio.to_thread(lambda: (place(tensors["x"] + 1), place(tensors["x"])))
+            if given_up:
+                call.cancel()
+            await asyncio.sleep(0.05)
+            assert first.arena.take(SIZE) is None
+            assert second.arena.take(SIZE) is None
+            assert (unused == 1).all()
+            answered(asyncio.CancelledError() if given_up else ("value", {"y": used}))
+            if given_up:
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+            else:
+                assert ((await call)[1]["y"] == 2).all()
+                assert len(shared) == 1
+                first.give_back(shared)
+            await asyncio.sleep(0.05)
+            assert first.arena.take(SIZE) == 0
+            assert second.arena.take(SIZE) == 0
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlx_ort.serving.budget import Budget, Share
-from rlx_ort.serving.exchange import ClientGoneError, Request, Watch
+from rlx_ort.serving.exchange import ABORT, UNSENT, ClientGoneError, Reply, Request, Watch
 
 SCOPE: dict[str, Any] = {"headers": []}
 WATCHED_S = 0.2  # two ticks are over
@@ -51,3 +51,20 @@ def test_a_client_that_goes_as_its_answer_comes_cancels_nothing_else() -> None:
         assert await task == "answer"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("unsent", [0, 1])
+def test_a_connection_that_still_holds_a_part_of_an_answer_is_ended(unsent: int) -> None:
+    """As it does after a refusal in the middle: the memory of the part is used for other answers from then on."""
+    ended: list[bool] = []
+    scope = {"headers": [], "extensions": {ABORT: lambda: ended.append(True), UNSENT: lambda: unsent}}
+
+    async def send(message: Any) -> None:
+        assert not isinstance(message.get("body"), bytes) or len(message["body"]) == 0
+
+    async def main() -> None:
+        request = Request(scope, lambda: asyncio.sleep(0, {}), Share(Budget()))
+        await Reply([memoryview(bytes(1 << 20))]).send(request, send)
+
+    asyncio.run(main())
+    assert ended == [True] * unsent

@@ -162,6 +162,99 @@ def test_large_batches_keep_their_order(counts: list[int]) -> None:
     np.testing.assert_array_equal(seen[0][len(whole) :], np.repeat(whole[-1:], len(seen[0]) - len(whole), axis=0))
 
 
+def pair(value: float) -> list[Rows]:
+    """Return two requests, which are joined."""
+    return [Rows(rows(1, value + at), None, 1, 0) for at in range(2)]
+
+
+def test_batches_are_joined_in_the_memory_of_earlier_ones() -> None:
+    """Of the one before the last, since the last one may run while the next one is joined."""
+    seen: list[Array] = []
+    device = Lane(CUDA, lambda inputs, _: {"y": seen.append(inputs["x"]) or inputs["x"] * 2}, lambda rows: 1e6, 64)  # type: ignore[func-returns-value]
+    for at in range(4):
+        executed(device, pair(at))
+    assert [np.shares_memory(seen[0], other) for other in seen[1:]] == [False, True, False]
+    assert np.shares_memory(seen[1], seen[3])
+
+
+def test_memory_that_is_still_read_is_not_used_again() -> None:
+    """Inputs that are outputs as well, and those of a run that failed, as one that took too long and goes on."""
+    seen: list[Array] = []
+
+    def failing(inputs: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+        seen.append(inputs["x"])
+        if len(inputs["x"]) > 1:
+            raise InputError("no")
+        return {"y": inputs["x"]}
+
+    device = Lane(CUDA, failing, lambda rows: 1e6, 64)
+    for at in range(4):
+        executed(device, pair(10 * at))
+    joined = [array for array in seen if len(array) > 1]
+    assert [array[:, 0].tolist() for array in joined] == [[10 * at, 10 * at + 1] for at in range(4)]
+
+    device = Lane(CUDA, lambda inputs, _: {"y": inputs["x"]}, lambda rows: 1e6, 64)
+    answers = [executed(device, pair(10 * at)) for at in range(4)]
+    for at, (first, second) in enumerate(answers):
+        assert isinstance(first, Answer)
+        assert isinstance(second, Answer)
+        assert (first.outputs["y"][0, 0], second.outputs["y"][0, 0]) == (10 * at, 10 * at + 1)
+
+
+def test_a_device_goes_on_with_the_next_batch_without_the_event_loop() -> None:
+    """The batch is chosen and joined while the one before runs; each request gets its own rows."""
+
+    async def work() -> None:
+        fake = Fake(lambda rows: 1e6 + 1e6 * rows)
+        scheduler = Scheduler([lane(fake, CUDA)], batched=True)
+        scheduler._back_ns = 2e6  # clients come back so late that two batches take turns
+        first = await held(fake, scheduler)
+        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(4)]
+        while not scheduler.lanes[0].rows_ahead:
+            await asyncio.sleep(0.001)
+        assert fake.runs == [1]
+        assert fake.gate is not None
+        fake.gate.set()
+        time.sleep(0.2)  # the event loop does nothing
+        assert fake.runs == [1, 3]  # half of the clients
+        for at, answer in enumerate(await asyncio.gather(*later)):
+            np.testing.assert_array_equal(answer.outputs["y"], np.full((1, 3), 2 * at))
+        await first
+        await scheduler.close()
+
+    run(work)
+
+
+@pytest.mark.parametrize("count", [2, 1 << 20])
+def test_a_request_that_is_given_up_ends_with_its_batch(count: int) -> None:
+    """Before, the device reads its inputs, and its outputs are placed; also where other threads place them."""
+
+    async def work() -> None:
+        fake, ended, placing = Fake(), list[object](), list[int]()
+        scheduler = Scheduler([lane(fake, CUDA)], batched=True)
+
+        def place(array: Array) -> Array:
+            placing.append(len(ended))
+            return array.copy()
+
+        fake.gate = threading.Event()
+        given = rows(1, width=count)
+        pending = [scheduler.accept(given, None, ended.append, place=place) for _ in range(2)]
+        while not fake.runs:
+            await asyncio.sleep(0.001)
+        pending[0].cancel()
+        await asyncio.sleep(0.01)
+        assert ended == []
+        fake.gate.set()
+        while len(ended) < 2:
+            await asyncio.sleep(0.001)
+        assert [type(each) for each in ended] == [asyncio.CancelledError, Answer]
+        assert placing == [0, 0]
+        await scheduler.close()
+
+    run(work)
+
+
 @pytest.mark.parametrize(
     ("compiles", "recorded", "wanted"), [(False, 0, "never"), (False, 1, "joined"), (True, 0, "always")]
 )

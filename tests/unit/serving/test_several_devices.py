@@ -69,7 +69,7 @@ class Fake:
     def __init__(self, clock: Clock, cost: Cost) -> None:
         self.clock, self.cost = clock, cost
         self.rows = 0
-        self.broken_until_ns = 0
+        self.broken_until_ns = self.until_ns = 0
 
     def __call__(self, inputs: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
         count = len(inputs["x"])
@@ -80,10 +80,11 @@ class Fake:
         return {"y": inputs["x"]}
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Run as a worker does: the time of the run passes for the run alone."""
+        """Run as a worker does, one call after the other: the time of the run passes for the run alone."""
         began = self.clock.ns
+        self.clock.ns = max(began, self.until_ns)
         call()
-        self.clock.ns = began
+        self.until_ns, self.clock.ns = self.clock.ns, began
 
     def close(self) -> None:
         """End."""
