@@ -96,13 +96,6 @@ def test_why_says_how_each_part_is_known(cli: Cli, tmp_path: Path) -> None:
     assert "how it is known" in cli("report", model, "--only", "cpu", "--why").out
 
 
-def test_sizes_without_a_model_are_wrong_usage(cli: Cli) -> None:
-    """--dim is of a model's dims."""
-    outcome = cli("calibrate", "--device", "cpu", "--dim", "rows=400")
-    assert outcome.code == 2
-    assert "--dim is for a model" in outcome.err
-
-
 def test_bench_tells_percentiles_and_the_prediction(cli: Cli, classifier: Path) -> None:
     """The percentiles are in order, and the model ran as often as was asked."""
     outcome = cli("bench", classifier, "--devices", "cpu", "--runs", "5", "--shape", "ids=2,6", "--json")
@@ -126,20 +119,6 @@ def test_bench_opens_no_denied_device(cli: Cli, add_one: Path) -> None:
         [row] = cli("bench", add_one, "--devices", "cpu", "--runs", "2", "--json").document["devices"]
     assert row["p50_ns"] is None
     assert "deny: cpu" in row["failure"]
-
-
-@pytest.mark.parametrize("text", ["ids", "ids=a,b", "=2,6"])
-def test_a_malformed_shape_is_wrong_usage(cli: Cli, classifier: Path, text: str) -> None:
-    """--shape takes NAME=SIZES and nothing else."""
-    assert cli("bench", classifier, "--shape", text).code == 2
-
-
-@pytest.mark.parametrize("text", ["nobody=2,6", "ids=2,6,1"])
-def test_a_shape_that_fits_no_input_is_wrong_usage(cli: Cli, classifier: Path, text: str) -> None:
-    """The message says what the inputs are."""
-    outcome = cli("bench", classifier, "--devices", "cpu", "--shape", text)
-    assert outcome.code == 2
-    assert "ids" in outcome.err
 
 
 def test_why_splits_each_prediction_into_parts(cli: Cli, classifier: Path) -> None:

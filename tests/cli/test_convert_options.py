@@ -177,16 +177,6 @@ def test_a_part_is_cut_out(cli: Cli, small: Path, tmp_path: Path) -> None:
     assert ([value.name for value in graph.input], [value.name for value in graph.output]) == ([inside], [outside])
 
 
-def test_the_older_names_of_the_cut_lead_to_its_options(cli: Cli, small: Path, tmp_path: Path) -> None:
-    """--inputs is a file, as in every command: names of values are refused with the option for them."""
-    outcome = cli("convert", small, tmp_path / "part.onnx", "--inputs", "a,b")
-    assert outcome.code == 2
-    assert "use --cut-inputs" in outcome.err
-    outcome = cli("convert", small, tmp_path / "part.onnx", "--outputs", "a,b")
-    assert outcome.code == 2
-    assert "--cut-outputs" in outcome.err
-
-
 def test_weights_go_beside_the_model_where_asked(cli: Cli, small: Path, tmp_path: Path) -> None:
     """--external-data writes a data file, --detach a safetensors file; both belong to the target."""
     assert cli("convert", small, tmp_path / "a.onnx", "--external-data").code == 0
@@ -247,37 +237,6 @@ def test_without_an_engine_formats_convert_and_the_note_says_unverified(small: P
     assert "cannot be verified" in asked.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("--precision", "f16", "--quantize", "int8-dynamic"), "exclude each other"),
-        (("--free", "batch", "--no-verify"), "--no-verify excludes --free"),
-        (("--quantize", "int8-static"), "needs --calibration"),
-        (("--rename", "a=b"), "--params"),
-        (("--no-verify", "--tolerance", "1"), "--no-verify excludes"),
-        (("--opset", "0"), "--opset"),
-        (("--dim", "batch"), "NAME=SIZE"),
-        (("--device", "toaster"), "toaster"),
-        (("--tolerance", "-1"), "--tolerance"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(
-    cli: Cli, small: Path, tmp_path: Path, arguments: tuple[str, ...], reason: str
-) -> None:
-    """Wrong usage is exit code 2, and nothing is written."""
-    outcome = cli("convert", small, tmp_path / "b.onnx", *arguments)
-    assert outcome.code == 2
-    assert reason in outcome.err
-    assert not (tmp_path / "b.onnx").exists()
-
-
-def test_an_unknown_suffix_is_refused(cli: Cli, small: Path, tmp_path: Path) -> None:
-    """The message lists what there is."""
-    outcome = cli("convert", small, tmp_path / "model.tflite")
-    assert outcome.code == 2
-    assert ".onnx, .json, .ort" in outcome.err
-
-
 def test_a_model_may_be_converted_in_its_place(cli: Cli, small: Path, tmp_path: Path) -> None:
     """With --force the source may be the target, with its data file beside it too."""
     assert cli("convert", small, small, "--force", "--external-data").code == 0
@@ -285,13 +244,6 @@ def test_a_model_may_be_converted_in_its_place(cli: Cli, small: Path, tmp_path: 
     assert outcome.code == 0, outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.onnx", "small.onnx.data"]
     assert cli("inspect", small).code == 0
-
-
-def test_a_folder_that_is_not_there_is_named(cli: Cli, small: Path, tmp_path: Path) -> None:
-    """Folders are not made up."""
-    outcome = cli("convert", small, tmp_path / "missing" / "b.onnx")
-    assert outcome.code == 9
-    assert "missing" in outcome.err
 
 
 @pytest.mark.parametrize(("shape", "code"), [((-1, 6), 0), ((0, 6), 0), ((1, -1), 4), ((1, 6), 4)])

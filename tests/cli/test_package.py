@@ -51,13 +51,6 @@ def test_create_keeps_what_is_there(cli: Cli, add_one: Path, package: Path) -> N
     assert package.read_bytes() != before
 
 
-@pytest.mark.parametrize("variant", ["cpu", "cpu:f99", "nonsense:f16", ":f16"])
-def test_a_variant_that_does_not_parse_is_wrong_usage(cli: Cli, add_one: Path, tmp_path: Path, variant: str) -> None:
-    """DEVICE:PRECISION is asked for, and nothing is written."""
-    assert cli("package", "create", add_one, "-o", tmp_path / "a.ortpackage", "--variant", variant).code == 2
-    assert not (tmp_path / "a.ortpackage").exists()
-
-
 def test_inspect_shows_what_was_said(cli: Cli, add_one: Path, tmp_path: Path) -> None:
     """Variants, policy, dims, licence and provenance are in the document and in the text."""
     target = tmp_path / "a.ortpackage"

@@ -139,7 +139,6 @@ def test_messages_name_options_of_the_command_line(cli: Cli, tmp_path: Path) -> 
     assert "--cast converts floats" in outcome.err
     assert "cast=True" not in outcome.err
     assert cli(*arguments, "--cast").code == 0
-    assert cli("convert", tmp_path / "m.onnx", tmp_path / "b.onnx", "--cast").code == 2
     assert "--force to replace" in cli(*arguments).err
 
 
@@ -302,27 +301,6 @@ def test_a_damaged_copy_that_runs_from_the_cache_is_reported(cli: Cli, classifie
     assert outcome.code == 7
     assert "is not what was packed" in outcome.err
     assert cli("package", "run", package).code == 0
-
-
-def test_one_device_is_not_a_list(cli: Cli, add_one: Path) -> None:
-    """An option that takes one device refuses two, and does not look for a device of that name."""
-    outcome = cli("run", add_one, "--device", "cpu,webgpu")
-    assert outcome.code == 2
-    assert "this option takes one" in outcome.err
-
-
-def test_several_dims_in_one_option_are_refused(cli: Cli, add_one: Path) -> None:
-    """The message names the option to repeat, not a dim called `rows=2,columns`."""
-    outcome = cli("run", add_one, "--dim", "rows=2,columns=3")
-    assert outcome.code == 2
-    assert "repeat --dim" in outcome.err
-
-
-def test_a_model_in_place_of_a_package_leads_to_making_one(cli: Cli, add_one: Path) -> None:
-    """Exit code 7, and the command that makes a package."""
-    outcome = cli("package", "verify", add_one)
-    assert outcome.code == 7
-    assert "rlx-ort package create add_one.onnx" in outcome.err
 
 
 def test_inspect_names_the_operators(cli: Cli, add_one: Path) -> None:
