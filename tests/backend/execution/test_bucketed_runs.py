@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
+from onnx_text import parsed
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
@@ -164,8 +164,7 @@ VALUES = {
 
 def _imported(mixing: tuple[str, str], rows: int | str) -> Graph:
     kind, body = mixing
-    text = f'<ir_version: 8, opset_import: ["": 17]> g ({kind}[{rows},4] x) => ({kind}[{rows},4] y) {{ {body} }}'
-    return from_onnx(onnx.parser.parse_model(text))
+    return from_onnx(parsed(f"({kind}[{rows},4] x) => ({kind}[{rows},4] y) {{ {body} }}", 17, 8))
 
 
 @pytest.mark.parametrize("mixing", MIXING.values(), ids=MIXING.keys())

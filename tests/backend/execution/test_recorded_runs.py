@@ -8,9 +8,9 @@ import threading
 from typing import Any
 
 import numpy as np
-import onnx.parser
 import pytest
 from doubles.fake_recorder import FakeRecorder
+from onnx_text import parsed
 from sample_models.decoders import DECODER, build
 from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
@@ -279,10 +279,7 @@ def test_slots_write_plain_runs_to_pinned_buffers(recorders: list[FakeRecorder],
 
 
 def _positions() -> Graph:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[4] x) => (int64[1, n] y) { y = NonZero(x) }'
-    )
-    return from_onnx(model)
+    return from_onnx(parsed("(float[4] x) => (int64[1, n] y) { y = NonZero(x) }"))
 
 
 def test_a_refusal_before_opening_takes_no_stream(recorders: list[FakeRecorder]) -> None:

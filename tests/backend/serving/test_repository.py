@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import onnx
-import onnx.helper as oh
 import pytest
+from onnx_text import parsed
 from served_models import save_product
 
 from rlx_ort.errors import RlxError
@@ -24,29 +24,13 @@ CPU = ServeOptions(policy=DevicePolicy.only("cpu"))
 
 def save_endless(path: Path) -> None:
     """Write a model whose loop ends after 2^62 rounds."""
-    state = oh.make_tensor_value_info("s", onnx.TensorProto.FLOAT, [2])
-    body = oh.make_graph(
-        [oh.make_node("Identity", ["c"], ["c2"]), oh.make_node("Add", ["s", "s"], ["s2"])],
-        "body",
-        [
-            oh.make_tensor_value_info("i", onnx.TensorProto.INT64, []),
-            oh.make_tensor_value_info("c", onnx.TensorProto.BOOL, []),
-            state,
-        ],
-        [
-            oh.make_tensor_value_info("c2", onnx.TensorProto.BOOL, []),
-            oh.make_tensor_value_info("s2", onnx.TensorProto.FLOAT, [2]),
-        ],
-    )
-    rounds = oh.make_tensor("rounds", onnx.TensorProto.INT64, [], [1 << 62])
-    graph = oh.make_graph(
-        [oh.make_node("Loop", ["rounds", "", "x"], ["y"], body=body)],
-        "endless",
-        [oh.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])],
-        [oh.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])],
-        [rounds],
-    )
-    onnx.save(oh.make_model(graph, opset_imports=[oh.make_opsetid("", 21)], ir_version=10), path)
+    text = """(float[2] x) => (float[2] y) <int64 rounds = {4611686018427387904}> {
+      y = Loop (rounds, "", x) <body = b (int64 i, bool c, float[2] s) => (bool c2, float[2] s2) {
+        c2 = Identity (c)
+        s2 = Add (s, s)
+      }>
+    }"""
+    onnx.save(parsed(text), path)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), ValueError("no"), MemoryError(), OSError("no")], ids=repr)
@@ -77,13 +61,7 @@ def test_a_model_that_fails_in_any_way_keeps_its_reason(
 
 def test_a_text_output_of_one_dim_does_not_stop_the_models_behind_it(tmp_path: Path) -> None:
     """Its made-up inputs once raised an error that was none of ours."""
-    graph = oh.make_graph(
-        [oh.make_node("Identity", ["x"], ["y"])],
-        "texts",
-        [oh.make_tensor_value_info("x", onnx.TensorProto.STRING, ["batch"])],
-        [oh.make_tensor_value_info("y", onnx.TensorProto.STRING, ["batch"])],
-    )
-    onnx.save(oh.make_model(graph, opset_imports=[oh.make_opsetid("", 21)], ir_version=10), tmp_path / "a.onnx")
+    onnx.save(parsed("(string[batch] x) => (string[batch] y) { y = Identity (x) }"), tmp_path / "a.onnx")
     save_product(tmp_path / "b.onnx")
     repository = Repository([tmp_path], CPU)
 
