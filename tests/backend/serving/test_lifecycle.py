@@ -289,24 +289,20 @@ def test_a_warmed_package_answers_before_it_is_opened_in_full(warmed: Path, monk
     assert not thread.is_alive()
 
 
-def test_a_package_that_cannot_be_opened_in_full_is_unloaded(warmed: Path) -> None:
+async def test_a_package_that_cannot_be_opened_in_full_is_unloaded(warmed: Path) -> None:
     """Without golden inputs nothing else of it was read; the index of the repository gives the reason."""
     path = make(warmed.with_name("bare.ortpackage"), folder=True, golden=[])
     assert warm_package(path, [Device.CPU])[0].starts
     graph = path / "graph.json"
     graph.write_bytes(graph.read_bytes().replace(b"relu", b"rely"))
     repository = Repository([path])
-
-    async def load() -> None:
-        await repository.load_all(complete=False)
-        assert repository.ready
-        repository.complete()
-        await repository.find("bare").completed()
-        assert not repository.ready
-        assert "graph.json" in repository.index()[0]["reason"]
-        await repository.close()
-
-    asyncio.run(load())
+    await repository.load_all(complete=False)
+    assert repository.ready
+    repository.complete()
+    await repository.find("bare").completed()
+    assert not repository.ready
+    assert "graph.json" in repository.index()[0]["reason"]
+    await repository.close()
 
 
 def test_a_package_that_may_not_run_on_the_cpu_does_not_start_there(warmed: Path) -> None:

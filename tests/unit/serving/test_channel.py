@@ -67,67 +67,49 @@ async def _ends() -> AsyncIterator[tuple[Channel, Channel]]:
     await asyncio.sleep(0.05)
 
 
-def test_tensors_of_every_size_cross() -> None:
+async def test_tensors_of_every_size_cross() -> None:
     """Small ones in the message, larger ones in shared memory, and those without room there; texts; many at a time."""
-
-    async def main() -> None:
-        async with _ends() as (first, _):
-            for _ in range(3):
-                given = [
-                    np.arange(count, dtype=np.float32).reshape(-1, 2) for count in (0, 2, 10_000, 200_000, 600_000)
-                ]
-                calls = [first.ask("double", at, tensors={"x": array}) for at, array in enumerate(given)]
-                for at, (value, found) in enumerate(await asyncio.gather(*calls)):
-                    assert value == ["double", at]
-                    np.testing.assert_array_equal(found["x"], 2 * given[at])
-            texts = np.array([["a", "ä"]], object)
-            _, found = await first.ask("double", tensors={"x": texts})
-            assert found["x"].tolist() == [["aa", "ää"]]
-
-    asyncio.run(main())
+    async with _ends() as (first, _):
+        for _ in range(3):
+            given = [np.arange(count, dtype=np.float32).reshape(-1, 2) for count in (0, 2, 10_000, 200_000, 600_000)]
+            calls = [first.ask("double", at, tensors={"x": array}) for at, array in enumerate(given)]
+            for at, (value, found) in enumerate(await asyncio.gather(*calls)):
+                assert value == ["double", at]
+                np.testing.assert_array_equal(found["x"], 2 * given[at])
+        texts = np.array([["a", "ä"]], object)
+        _, found = await first.ask("double", tensors={"x": texts})
+        assert found["x"].tolist() == [["aa", "ää"]]
 
 
-def test_an_error_crosses_with_its_status() -> None:
+async def test_an_error_crosses_with_its_status() -> None:
     """And when to come back."""
-
-    async def main() -> None:
-        async with _ends() as (first, _):
-            with pytest.raises(ServingError, match="no") as refused:
-                await first.ask("refuse")
-            assert (refused.value.status, refused.value.retry_after_s) == (429, 2.0)
-
-    asyncio.run(main())
+    async with _ends() as (first, _):
+        with pytest.raises(ServingError, match="no") as refused:
+            await first.ask("refuse")
+        assert (refused.value.status, refused.value.retry_after_s) == (429, 2.0)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
-def test_a_call_that_is_cancelled_gives_its_memory_back(pause_s: float) -> None:
+async def test_a_call_that_is_cancelled_gives_its_memory_back(pause_s: float) -> None:
     """Before the other end has seen it, and while it runs there."""
-
-    async def main() -> None:
-        async with _ends() as (first, second):
-            call = asyncio.ensure_future(first.ask("wait", tensors={"x": np.zeros(SIZE // 8)}))
-            await asyncio.sleep(pause_s)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            await asyncio.sleep(0.1)
-            assert not second._tasks
-            assert first._arena.take(SIZE) == 0
-
-    asyncio.run(main())
+    async with _ends() as (first, second):
+        call = asyncio.ensure_future(first.ask("wait", tensors={"x": np.zeros(SIZE // 8)}))
+        await asyncio.sleep(pause_s)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await asyncio.sleep(0.1)
+        assert not second._tasks
+        assert first._arena.take(SIZE) == 0
 
 
-def test_calls_to_an_end_that_is_gone_fail() -> None:
+async def test_calls_to_an_end_that_is_gone_fail() -> None:
     """Those that wait, and later ones."""
-
-    async def main() -> None:
-        async with _ends() as (first, second):
-            call = asyncio.ensure_future(first.ask("wait"))
-            await asyncio.sleep(0.02)
-            second.close()
-            for each in (call, first.ask("double")):
-                with pytest.raises(ServingError) as refused:
-                    await each
-                assert refused.value.status == 503
-
-    asyncio.run(main())
+    async with _ends() as (first, second):
+        call = asyncio.ensure_future(first.ask("wait"))
+        await asyncio.sleep(0.02)
+        second.close()
+        for each in (call, first.ask("double")):
+            with pytest.raises(ServingError) as refused:
+                await each
+            assert refused.value.status == 503

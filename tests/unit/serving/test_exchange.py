@@ -24,30 +24,22 @@ async def _watched(gone: asyncio.Event, answer: asyncio.Future[str]) -> str:
     return str(found)
 
 
-def test_a_request_without_a_client_is_given_up() -> None:
+async def test_a_request_without_a_client_is_given_up() -> None:
     """What it waits for is cancelled."""
-
-    async def main() -> None:
-        gone, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(_watched(gone, answer))
-        await asyncio.sleep(WATCHED_S)
-        gone.set()
-        with pytest.raises(ClientGoneError):
-            await task
-        assert answer.cancelled()
-
-    asyncio.run(main())
+    gone, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(_watched(gone, answer))
+    await asyncio.sleep(WATCHED_S)
+    gone.set()
+    with pytest.raises(ClientGoneError):
+        await task
+    assert answer.cancelled()
 
 
-def test_a_client_that_goes_as_its_answer_comes_cancels_nothing_else() -> None:
+async def test_a_client_that_goes_as_its_answer_comes_cancels_nothing_else() -> None:
     """The request is no longer waiting, so that the cancellation would hit what comes after."""
-
-    async def main() -> None:
-        gone, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(_watched(gone, answer))
-        await asyncio.sleep(WATCHED_S)
-        gone.set()
-        answer.set_result("answer")
-        assert await task == "answer"
-
-    asyncio.run(main())
+    gone, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(_watched(gone, answer))
+    await asyncio.sleep(WATCHED_S)
+    gone.set()
+    answer.set_result("answer")
+    assert await task == "answer"

@@ -65,25 +65,21 @@ async def held(fake: Fake, scheduler: Scheduler) -> asyncio.Task[Answer]:
     return task
 
 
-def test_what_waits_runs_together() -> None:
+async def test_what_waits_runs_together() -> None:
     """Sixteen requests behind a busy device are one batch, and each gets its own rows."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake)], batched=True)
-        first = await held(fake, scheduler)
-        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(16)]
-        await asyncio.sleep(0.01)
-        assert fake.gate is not None
-        fake.gate.set()
-        answers = await asyncio.gather(*later)
-        await first
-        assert fake.runs == [1, 16]
-        assert [float(found.outputs["y"][0, 0]) for found in answers] == [2.0 * at for at in range(16)]
-        assert all(found.outputs["y"].shape == (1, 3) for found in answers)
-        await scheduler.close()
-
-    run(work)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake)], batched=True)
+    first = await held(fake, scheduler)
+    later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(16)]
+    await asyncio.sleep(0.01)
+    assert fake.gate is not None
+    fake.gate.set()
+    answers = await asyncio.gather(*later)
+    await first
+    assert fake.runs == [1, 16]
+    assert [float(found.outputs["y"][0, 0]) for found in answers] == [2.0 * at for at in range(16)]
+    assert all(found.outputs["y"].shape == (1, 3) for found in answers)
+    await scheduler.close()
 
 
 class _EarlyLoop(asyncio.SelectorEventLoop):
@@ -192,26 +188,22 @@ def test_padding_is_weighed_against_a_smaller_batch() -> None:
     assert device.taken(33) == 33
 
 
-def test_requests_of_other_shapes_are_not_joined() -> None:
+async def test_requests_of_other_shapes_are_not_joined() -> None:
     """Rows of 3 and rows of 5 run in two batches."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake)], batched=True)
-        first = await held(fake, scheduler)
-        later = [asyncio.create_task(scheduler.submit(rows(1, width=3 + 2 * (at % 2)))) for at in range(6)]
-        await asyncio.sleep(0.01)
-        assert fake.gate is not None
-        fake.gate.set()
-        answers = await asyncio.gather(first, *later)
-        assert fake.runs == [1, 3, 3]
-        assert [found.outputs["y"].shape[1] for found in answers[1:]] == [3, 5] * 3
-        await scheduler.close()
-
-    run(work)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake)], batched=True)
+    first = await held(fake, scheduler)
+    later = [asyncio.create_task(scheduler.submit(rows(1, width=3 + 2 * (at % 2)))) for at in range(6)]
+    await asyncio.sleep(0.01)
+    assert fake.gate is not None
+    fake.gate.set()
+    answers = await asyncio.gather(first, *later)
+    assert fake.runs == [1, 3, 3]
+    assert [found.outputs["y"].shape[1] for found in answers[1:]] == [3, 5] * 3
+    await scheduler.close()
 
 
-def test_a_failed_batch_runs_again_one_by_one() -> None:
+async def test_a_failed_batch_runs_again_one_by_one() -> None:
     """Only the request at fault gets the error."""
 
     class Picky(Fake):
@@ -221,47 +213,36 @@ def test_a_failed_batch_runs_again_one_by_one() -> None:
                 raise InputError("13 is refused")
             return found
 
-    async def work() -> None:
-        fake = Picky()
-        scheduler = Scheduler([lane(fake)], batched=True)
-        first = await held(fake, scheduler)
-        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in (1, 13, 2)]
-        await asyncio.sleep(0.01)
-        assert fake.gate is not None
-        fake.gate.set()
-        await first
-        answers = await asyncio.gather(*later, return_exceptions=True)
-        assert [type(found) for found in answers] == [Answer, InputError, Answer]
-        assert fake.runs == [1, 3, 1, 1, 1]
-        await scheduler.close()
-
-    run(work)
+    fake = Picky()
+    scheduler = Scheduler([lane(fake)], batched=True)
+    first = await held(fake, scheduler)
+    later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in (1, 13, 2)]
+    await asyncio.sleep(0.01)
+    assert fake.gate is not None
+    fake.gate.set()
+    await first
+    answers = await asyncio.gather(*later, return_exceptions=True)
+    assert [type(found) for found in answers] == [Answer, InputError, Answer]
+    assert fake.runs == [1, 3, 1, 1, 1]
+    await scheduler.close()
 
 
-def test_a_device_that_fails_hands_its_requests_on() -> None:
+async def test_a_device_that_fails_hands_its_requests_on() -> None:
     """The other device answers, and the failed one is left out."""
-
-    async def work() -> None:
-        broken, sound = Fake(lambda rows: 1e5, EngineError("lost")), Fake(lambda rows: 5e6)
-        scheduler = Scheduler([lane(broken, CUDA), lane(sound)], batched=True)
-        for _ in range(3):
-            assert (await scheduler.submit(rows(1))).device == Device.CPU
-        assert len(broken.runs) == 1
-        await scheduler.close()
-
-    run(work)
+    broken, sound = Fake(lambda rows: 1e5, EngineError("lost")), Fake(lambda rows: 5e6)
+    scheduler = Scheduler([lane(broken, CUDA), lane(sound)], batched=True)
+    for _ in range(3):
+        assert (await scheduler.submit(rows(1))).device == Device.CPU
+    assert len(broken.runs) == 1
+    await scheduler.close()
 
 
-def test_the_last_device_raises_its_error() -> None:
+async def test_the_last_device_raises_its_error() -> None:
     """A request that every device failed gets the error of the engine."""
-
-    async def work() -> None:
-        scheduler = Scheduler([lane(Fake(error=EngineError("lost")))], batched=True)
-        with pytest.raises(EngineError, match="lost"):
-            await scheduler.submit(rows(1))
-        await scheduler.close()
-
-    run(work)
+    scheduler = Scheduler([lane(Fake(error=EngineError("lost")))], batched=True)
+    with pytest.raises(EngineError, match="lost"):
+        await scheduler.submit(rows(1))
+    await scheduler.close()
 
 
 def test_a_slow_device_takes_only_what_it_ends_sooner() -> None:
@@ -281,70 +262,58 @@ def test_a_slow_device_takes_only_what_it_ends_sooner() -> None:
     assert run(lambda: work(42e6)) == [1]
 
 
-def test_a_request_that_waits_too_long_or_is_cancelled_never_runs() -> None:
+async def test_a_request_that_waits_too_long_or_is_cancelled_never_runs() -> None:
     """Status 504 for one, and the other leaves the queue."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake)], batched=True)
-        first = await held(fake, scheduler)
-        gone = asyncio.create_task(scheduler.submit(rows(1)))
-        await asyncio.sleep(0)
-        gone.cancel()
-        with pytest.raises(ServingError) as caught:
-            await scheduler.submit(rows(1), timeout_s=0.02)
-        assert caught.value.status == 504
-        assert fake.gate is not None
-        fake.gate.set()
-        await first
-        await scheduler.submit(rows(1))
-        assert fake.runs == [1, 1]
-        await scheduler.close()
-
-    run(work)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake)], batched=True)
+    first = await held(fake, scheduler)
+    gone = asyncio.create_task(scheduler.submit(rows(1)))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(ServingError) as caught:
+        await scheduler.submit(rows(1), timeout_s=0.02)
+    assert caught.value.status == 504
+    assert fake.gate is not None
+    fake.gate.set()
+    await first
+    await scheduler.submit(rows(1))
+    assert fake.runs == [1, 1]
+    await scheduler.close()
 
 
-def test_priorities_come_first() -> None:
+async def test_priorities_come_first() -> None:
     """1 runs before 2, and 0, the default, last."""
+    fake = Fake()
+    scheduler = Scheduler([lane(fake, most=1)], batched=True)
+    first = await held(fake, scheduler)
+    order: list[int] = []
 
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=1)], batched=True)
-        first = await held(fake, scheduler)
-        order: list[int] = []
+    async def ask(priority: int) -> None:
+        await scheduler.submit(rows(1), priority=priority)
+        order.append(priority)
 
-        async def ask(priority: int) -> None:
-            await scheduler.submit(rows(1), priority=priority)
-            order.append(priority)
-
-        later = [asyncio.create_task(ask(priority)) for priority in (0, 2, 1)]
-        await asyncio.sleep(0.005)
-        assert fake.gate is not None
-        fake.gate.set()
-        await asyncio.gather(first, *later)
-        assert order == [1, 2, 0]
-        await scheduler.close()
-
-    run(work)
+    later = [asyncio.create_task(ask(priority)) for priority in (0, 2, 1)]
+    await asyncio.sleep(0.005)
+    assert fake.gate is not None
+    fake.gate.set()
+    await asyncio.gather(first, *later)
+    assert order == [1, 2, 0]
+    await scheduler.close()
 
 
-def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
+async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     """Status 503 for what comes after."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=1)], batched=True)
-        accepted = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(5)]
-        await asyncio.sleep(0)
-        closing = asyncio.create_task(scheduler.close())
-        await asyncio.sleep(0)
-        with pytest.raises(ServingError) as caught:
-            await scheduler.submit(rows(1))
-        assert caught.value.status == 503
-        assert len(await asyncio.gather(*accepted)) == 5
-        await closing
-
-    run(work)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake, most=1)], batched=True)
+    accepted = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(5)]
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(scheduler.close())
+    await asyncio.sleep(0)
+    with pytest.raises(ServingError) as caught:
+        await scheduler.submit(rows(1))
+    assert caught.value.status == 503
+    assert len(await asyncio.gather(*accepted)) == 5
+    await closing
 
 
 def test_what_runs_took_corrects_the_predictions() -> None:
@@ -356,57 +325,45 @@ def test_what_runs_took_corrects_the_predictions() -> None:
     assert slow.expected_ns(8) == pytest.approx(10e6, rel=0.05)
 
 
-def test_a_request_with_more_rows_than_a_batch_runs_in_pieces() -> None:
+async def test_a_request_with_more_rows_than_a_batch_runs_in_pieces() -> None:
     """Its answer is whole; no run has more rows than a batch may have."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=4)], batched=True, options=BatchOptions(max_batch=4))
-        given = {"x": np.arange(30, dtype=np.float32).reshape(10, 3)}
-        found = await scheduler.submit(given)
-        np.testing.assert_array_equal(found.outputs["y"], given["x"] * 2)
-        assert sum(fake.runs) == 10
-        assert max(fake.runs) <= 4
-        await scheduler.close()
-
-    run(work)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake, most=4)], batched=True, options=BatchOptions(max_batch=4))
+    given = {"x": np.arange(30, dtype=np.float32).reshape(10, 3)}
+    found = await scheduler.submit(given)
+    np.testing.assert_array_equal(found.outputs["y"], given["x"] * 2)
+    assert sum(fake.runs) == 10
+    assert max(fake.runs) <= 4
+    await scheduler.close()
 
 
-def test_a_large_request_neither_fills_the_queue_nor_is_refused_for_its_size() -> None:
+async def test_a_large_request_neither_fills_the_queue_nor_is_refused_for_its_size() -> None:
     """Forty pieces count as one request: others are accepted beside them, and closing waits for all of them."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=2)], batched=True, options=BatchOptions(max_batch=2, queue_limit=4))
-        large = asyncio.create_task(scheduler.submit(rows(80)))
-        await asyncio.sleep(0.003)
-        assert (await scheduler.submit(rows(1))).outputs["y"].shape == (1, 3)
-        assert sum(fake.runs) < 40
-        await scheduler.close()
-        assert (await large).outputs["y"].shape == (80, 3)
-
-    run(work)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake, most=2)], batched=True, options=BatchOptions(max_batch=2, queue_limit=4))
+    large = asyncio.create_task(scheduler.submit(rows(80)))
+    await asyncio.sleep(0.003)
+    assert (await scheduler.submit(rows(1))).outputs["y"].shape == (1, 3)
+    assert sum(fake.runs) < 40
+    await scheduler.close()
+    assert (await large).outputs["y"].shape == (80, 3)
 
 
-def test_a_full_queue_names_the_time_of_its_backlog() -> None:
+async def test_a_full_queue_names_the_time_of_its_backlog() -> None:
     """Four rows behind a device of 2 s a row."""
-
-    async def work() -> None:
-        fake = Fake(lambda rows: 2e9 * rows)
-        scheduler = Scheduler([lane(fake)], batched=True, options=BatchOptions(queue_limit=4))
-        scheduler.lanes[0].idle = False
-        later = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(4)]
-        await asyncio.sleep(0)
-        with pytest.raises(ServingError) as caught:
-            await scheduler.submit(rows(1))
-        assert (caught.value.status, caught.value.retry_after_s) == (429, pytest.approx(8.0, rel=0.05))
-        for task in later:
-            task.cancel()
-        await asyncio.gather(*later, return_exceptions=True)
-        assert scheduler.depth == 0
-        await scheduler.close()
-
-    run(work)
+    fake = Fake(lambda rows: 2e9 * rows)
+    scheduler = Scheduler([lane(fake)], batched=True, options=BatchOptions(queue_limit=4))
+    scheduler.lanes[0].idle = False
+    later = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(ServingError) as caught:
+        await scheduler.submit(rows(1))
+    assert (caught.value.status, caught.value.retry_after_s) == (429, pytest.approx(8.0, rel=0.05))
+    for task in later:
+        task.cancel()
+    await asyncio.gather(*later, return_exceptions=True)
+    assert scheduler.depth == 0
+    await scheduler.close()
 
 
 def test_a_batch_shorter_than_a_hand_over_runs_on_the_event_loop() -> None:
@@ -451,54 +408,48 @@ def test_longer_runs_are_on_the_event_loop_while_requests_are_rare(took_ns: int,
     assert one.runs_inline(1, 0, gap_ns) is inline
 
 
-def test_what_waits_moves_to_the_lanes_that_replace_others() -> None:
+async def test_what_waits_moves_to_the_lanes_that_replace_others() -> None:
     """What runs ends on the old one; requests that waited one by one are joined, those of other shapes apart."""
-
-    async def work() -> None:
-        old, new = Fake(), Fake()
-        scheduler = Scheduler([lane(old)], batched=False)
-        first = await held(old, scheduler)
-        gone = asyncio.create_task(scheduler.submit(rows(1, 9)))
-        later = [asyncio.create_task(scheduler.submit(rows(2, at, 3 + at % 2))) for at in range(8)]
-        await asyncio.sleep(0.01)
-        gone.cancel()
-        scheduler.replace([lane(new)], batched=True)
-        answers = await asyncio.gather(*later)
-        assert old.gate is not None
-        old.gate.set()
-        await first
-        assert (old.runs, new.runs) == ([1], [8, 8])
-        assert [float(found.outputs["y"][1, 0]) for found in answers] == [2.0 * at for at in range(8)]
-        assert scheduler.depth == 0
-        await scheduler.close()
-        scheduler.replace([lane(old)], batched=True)
-        assert scheduler.lanes[0].run is new
-
-    run(work)
+    old, new = Fake(), Fake()
+    scheduler = Scheduler([lane(old)], batched=False)
+    first = await held(old, scheduler)
+    gone = asyncio.create_task(scheduler.submit(rows(1, 9)))
+    later = [asyncio.create_task(scheduler.submit(rows(2, at, 3 + at % 2))) for at in range(8)]
+    await asyncio.sleep(0.01)
+    gone.cancel()
+    scheduler.replace([lane(new)], batched=True)
+    answers = await asyncio.gather(*later)
+    assert old.gate is not None
+    old.gate.set()
+    await first
+    assert (old.runs, new.runs) == ([1], [8, 8])
+    assert [float(found.outputs["y"][1, 0]) for found in answers] == [2.0 * at for at in range(8)]
+    assert scheduler.depth == 0
+    await scheduler.close()
+    scheduler.replace([lane(old)], batched=True)
+    assert scheduler.lanes[0].run is new
 
 
-def test_a_request_that_waited_long_comes_before_new_ones_of_a_higher_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_waited_long_comes_before_new_ones_of_a_higher_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So that low priorities do not wait without end."""
     monkeypatch.setattr("rlx_ort.serving.scheduler._AGE_NS", 1_000_000)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake, most=1)], batched=True)
+    first = await held(fake, scheduler)
+    order: list[int] = []
 
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=1)], batched=True)
-        first = await held(fake, scheduler)
-        order: list[int] = []
+    async def ask(priority: int) -> None:
+        await scheduler.submit(rows(1), priority=priority)
+        order.append(priority)
 
-        async def ask(priority: int) -> None:
-            await scheduler.submit(rows(1), priority=priority)
-            order.append(priority)
-
-        later = [asyncio.create_task(ask(0))]
-        await asyncio.sleep(0.1)  # more than the 30 ms that are between the first and the last priority here
-        later.append(asyncio.create_task(ask(1)))
-        await asyncio.sleep(0.005)
-        assert fake.gate is not None
-        fake.gate.set()
-        await asyncio.gather(first, *later)
-        assert order == [0, 1]
-        await scheduler.close()
-
-    run(work)
+    later = [asyncio.create_task(ask(0))]
+    await asyncio.sleep(0.1)  # more than the 30 ms that are between the first and the last priority here
+    later.append(asyncio.create_task(ask(1)))
+    await asyncio.sleep(0.005)
+    assert fake.gate is not None
+    fake.gate.set()
+    await asyncio.gather(first, *later)
+    assert order == [0, 1]
+    await scheduler.close()
