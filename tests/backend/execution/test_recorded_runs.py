@@ -159,21 +159,14 @@ def test_steps_of_a_decode_loop_are_replayed(recorders: list[FakeRecorder], form
     assert (recorders[0].dropped, recorders[0].closed) == ([1], True)
 
 
-def test_a_step_whose_replay_differs_is_run_plainly(recorders: list[FakeRecorder]) -> None:
-    """The first comparison finds it, and the recording is dropped."""
+@pytest.mark.parametrize(("what", "value"), [("spoil", 1), ("failure", "the replay failed")])
+def test_a_step_whose_replay_differs_or_fails_is_run_plainly(
+    recorders: list[FakeRecorder], what: str, value: object
+) -> None:
+    """The first comparison finds it; the plain run had its result before, and the recording is dropped."""
     compiled = Session("cpu").compile(build(form="cached"))
     compiled.open()
-    recorders[0].spoil = 1
-    found = np.stack(list(DecodeLoop(compiled, 32).generate(PROMPT, 16)), axis=1)
-    np.testing.assert_array_equal(found, DECODER.tokens(PROMPT, 16))
-    assert (recorders[0].replays, recorders[0].dropped) == (1, [1])
-
-
-def test_a_step_whose_replay_fails_while_it_is_checked_is_run_plainly(recorders: list[FakeRecorder]) -> None:
-    """The plain run had its result before, so the failure is a reason and no error."""
-    compiled = Session("cpu").compile(build(form="cached"))
-    compiled.open()
-    recorders[0].failure = "the replay failed"
+    setattr(recorders[0], what, value)
     found = np.stack(list(DecodeLoop(compiled, 32).generate(PROMPT, 16)), axis=1)
     np.testing.assert_array_equal(found, DECODER.tokens(PROMPT, 16))
     assert (recorders[0].replays, recorders[0].dropped) == (1, [1])
@@ -562,15 +555,19 @@ def test_cuda_close_frees_recordings(cuda: Device) -> None:
             assert len(compiled.device_graph_report().recorded) == 2
 
 
+def _concat() -> Graph:
+    """Return a graph that joins 80 inputs, whose addresses the kernel copies from host memory."""
+    graph = Graph("concat")
+    graph.outputs = [graph.concat([graph.input(f"x{index}", [2, 3]) for index in range(80)], 0)]
+    return graph
+
+
 @pytest.mark.parametrize("how", ["auto", False])
 def test_cuda_close_is_clean_where_kernels_copy_from_the_host(cuda: Device, how: Any) -> None:
     """Sessions with pinned buffers that runs have left would abort the process, 20 of them almost surely."""
-    graph = Graph("concat")
-    values = [graph.input(f"x{index}", [2, 3]) for index in range(80)]
-    graph.outputs = [graph.concat(values, 0)]
     inputs = {f"x{index}": np.full((2, 3), index, np.float32) for index in range(80)}
     for runs in range(5, 25):
-        with Session(cuda, CompileOptions(device_graph=how)).compile(graph) as compiled:
+        with Session(cuda, CompileOptions(device_graph=how)).compile(_concat()) as compiled:
             for _ in range(runs):
                 np.testing.assert_array_equal(compiled.run(inputs)[0], np.concatenate(list(inputs.values())))
 
@@ -578,12 +575,9 @@ def test_cuda_close_is_clean_where_kernels_copy_from_the_host(cuda: Device, how:
 @pytest.mark.parametrize("how", ["auto", False])
 def test_cuda_close_is_clean_after_runs_in_threads(cuda: Device, how: Any) -> None:
     """Each run in flight leaves buffers of its own."""
-    graph = Graph("concat")
-    values = [graph.input(f"x{index}", [2, 3]) for index in range(80)]
-    graph.outputs = [graph.concat(values, 0)]
     inputs = {f"x{index}": np.full((2, 3), index, np.float32) for index in range(80)}
     for _ in range(5):
-        with Session(cuda, CompileOptions(device_graph=how)).compile(graph) as compiled:
+        with Session(cuda, CompileOptions(device_graph=how)).compile(_concat()) as compiled:
 
             def work(compiled: CompiledGraph = compiled) -> None:
                 for _ in range(20):
