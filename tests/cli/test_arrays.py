@@ -8,9 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rlx_ort import DType, Graph
 from rlx_ort.cli.arrays import flattened, read_npz, storable, to_model_types, write_npz
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 
 NUMERIC = [dtype for dtype in DType if dtype is not DType.STRING]

@@ -9,9 +9,8 @@ import onnx
 import pytest
 from sample_packages.packages import X, make, reference
 
+from rlx_ort import Graph, load
 from rlx_ort.deploy.create import create_package
-from rlx_ort.deploy.open import load
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.engine.compiled.store import default_store
 
 

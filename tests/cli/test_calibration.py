@@ -11,12 +11,10 @@ import pytest
 from command_line import Cli
 from onnx import parser
 
-from rlx_ort import environment
+from rlx_ort import Device, calibrate, environment
 from rlx_ort.calibration import store
-from rlx_ort.device import Device
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.selection import candidates
-from rlx_ort.selection.predict import calibrate
 
 DET = """
 <ir_version: 8, opset_import: ["": 18]>

@@ -15,8 +15,7 @@ import pytest
 from command_line import Cli
 from sample_models.source_files import SOURCES, small_graph, write_source
 
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Graph, save_onnx
 
 MODELS = ("onnx", "onnx-external", "json")
 WEIGHTS = tuple(kind for kind in SOURCES if kind not in MODELS)

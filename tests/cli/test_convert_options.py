@@ -14,8 +14,7 @@ from command_line import Cli
 from onnx import TensorProto, numpy_helper
 from sample_models.source_files import small_graph
 
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.errors import GraphError
+from rlx_ort import GraphError, save_onnx
 from rlx_ort.ir.serde import save_json
 
 

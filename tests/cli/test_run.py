@@ -10,8 +10,7 @@ import onnx
 import pytest
 from command_line import Cli
 
-from rlx_ort.device import Device
-from rlx_ort.providers.registry import is_available
+from rlx_ort import Device, is_available
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 

@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort import Device, DeviceUnavailableError, DType, EngineError, Graph
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import (
     Availability,

@@ -15,9 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import DType, Graph, save_onnx
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.serving.host import HostOptions, serve
 from rlx_ort.serving.options import HttpOptions, ServeOptions

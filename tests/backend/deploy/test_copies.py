@@ -14,15 +14,11 @@ import pytest
 from sample_packages.keys import write_keys
 from sample_packages.packages import SIZE, X, make, reference
 
+from rlx_ort import Device, Graph, IntegrityError, load, open_package, start_package, warm_package
 from rlx_ort.deploy.copies import PackageCopy
 from rlx_ort.deploy.create import create_package
-from rlx_ort.deploy.open import load, open_package, warm_package
 from rlx_ort.deploy.package import Package, sign_package
-from rlx_ort.deploy.start import start_package
-from rlx_ort.device import Device
 from rlx_ort.environment import override
-from rlx_ort.errors import IntegrityError
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CacheUse, CompileOptions
 from rlx_ort.serving.options import ServeOptions

@@ -11,9 +11,8 @@ import pytest
 from sample_packages.packages import X, make, reference
 
 import rlx_ort
+from rlx_ort import Graph, Precision
 from rlx_ort.deploy.create import Recipe, create_package
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import Precision
 from rlx_ort.providers.engine.runtime import onnxruntime
 
 pytestmark = pytest.mark.skipif(

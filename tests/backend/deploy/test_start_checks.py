@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 from sample_packages.packages import X, files_of, make, reference, repacked
 
+from rlx_ort import Device, IntegrityError, PackageError, start_package, warm_package
 from rlx_ort.deploy.names import INDEX, MANIFEST
-from rlx_ort.deploy.open import warm_package
 from rlx_ort.deploy.package import Package
-from rlx_ort.deploy.start import start_package
-from rlx_ort.device import Device
-from rlx_ort.errors import IntegrityError, PackageError
 
 
 @pytest.fixture(params=[False, True], ids=["file", "folder"])

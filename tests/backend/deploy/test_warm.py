@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from sample_packages.packages import SIZE, X, make, reference
 
-from rlx_ort.deploy.open import open_package, warm_package
-from rlx_ort.deploy.start import start_package
-from rlx_ort.device import Device
+from rlx_ort import Device, open_package, start_package, warm_package
 from rlx_ort.errors import DeviceError, DeviceParseError, InputError, IntegrityError, NoViableDeviceError, PackageError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, WeightSharing
 from rlx_ort.providers.engine.compiled.models import watched

@@ -15,11 +15,9 @@ import pytest
 from sample_packages.packages import SIZE, X, flip, make, reference
 
 import rlx_ort
+from rlx_ort import CompileOptions, Device, DevicePolicy, IntegrityError, NoViableDeviceError, RlxError
 from rlx_ort.deploy import package as package_module
 from rlx_ort.deploy.open import PackageDevices, warm_package
-from rlx_ort.device import Device
-from rlx_ort.errors import IntegrityError, NoViableDeviceError, RlxError
-from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import registry
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import process
@@ -27,7 +25,6 @@ from rlx_ort.providers.engine.compiled import starts
 from rlx_ort.providers.engine.compiled.models import watched
 from rlx_ort.providers.engine.compiled.store import default_store
 from rlx_ort.providers.engine.process import ThreadBudget
-from rlx_ort.selection.policy import DevicePolicy
 
 
 @pytest.fixture(autouse=True)

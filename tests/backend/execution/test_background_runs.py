@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort import CompiledGraph, CompileOptions, Device, Graph, InputError, Session
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 RNG = np.random.default_rng(11)

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from onnx_text import parsed
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError, ParamError
-from rlx_ort.execution.buckets import BucketedCompileCache, power_of_two_ladder
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
+from rlx_ort import BucketedCompileCache, Device, Graph, InputError, ParamError, Session, from_onnx, power_of_two_ladder
 
 SOURCE = np.random.default_rng(3)
 W = SOURCE.normal(size=(4, 3)).astype(np.float32)

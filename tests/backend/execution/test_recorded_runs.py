@@ -14,15 +14,8 @@ from onnx_text import parsed
 from sample_models.decoders import DECODER, build
 from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort import CompiledGraph, CompileOptions, DecodeLoop, Device, EngineError, Graph, Session, from_onnx
 from rlx_ort.execution import decode
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.decode import DecodeLoop
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import recordings, replays
 from rlx_ort.providers.engine.recipe import Recording

@@ -13,13 +13,8 @@ import onnx.parser
 import pytest
 from doubles.fake_recorder import FakeRecorder
 
-from rlx_ort import CompileOptions, EngineError, GraphDevices
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
+from rlx_ort import CompiledGraph, CompileOptions, Device, EngineError, Graph, GraphDevices, Session, from_onnx
 from rlx_ort.execution import sized
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.base import SizedRun
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import replays

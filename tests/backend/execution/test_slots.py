@@ -11,12 +11,7 @@ import pytest
 from onnx_text import parsed
 from sample_models.step_graphs import W, assert_same, step_graph, step_inputs
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, DType, Graph, InputError, Session, from_onnx
 from rlx_ort.ir.ops.leaf import Input
 from rlx_ort.ir.types import SequenceType, Shape, TensorType
 

@@ -10,10 +10,8 @@ import pytest
 from genai_folders import CONTEXT, edit_config, greedy_tokens, write_folder, write_tokenizer
 
 import rlx_ort.genai
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, Device, DevicePolicy, PlacementRule
 from rlx_ort.errors import ConversionError, EngineError, InputError, NoViableDeviceError, RunError
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.policy import DevicePolicy
 
 PROMPT = [3, 14, 15, 9, 2, 6]
 HALF_PROMPT = [2, 6, 3, 14]

@@ -11,13 +11,8 @@ from interpreter import evaluate
 from interpreter.layers import rotate
 from op_tests.harness import Array, check, rand, run
 
+from rlx_ort import CompileOptions, Device, Graph, KernelDispatch, KernelDispatchPolicy, RunError, Session
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.errors import RunError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 
 H, D = 2, 4
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from op_tests.harness import Array, check, rand, run
 
+from rlx_ort import Device, Graph
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.blocks import FusedTransformerLayer
 
 CPU = Device.CPU

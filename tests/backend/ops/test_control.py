@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from op_tests.harness import check, run
 
+from rlx_ort import Device, DType, Graph, Session, Value
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.ops.control import Scan
 from rlx_ort.ir.ops.leaf import Capture
 from rlx_ort.ir.types import Shape, TensorType

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from op_tests.harness import Array, check, rand
 
-from rlx_ort.device import Device
-from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, Graph, GraphVerifyError
 
 Pair = tuple[int, int]
 

@@ -19,17 +19,13 @@ from interpreter import RULES, Array, evaluate
 from op_tests.cases import CASES, DTYPES, Case, X, built, kinds_of, plain, runnable_kinds
 from op_tests.harness import compare
 
+from rlx_ort import Device, DType, Graph, legalize_graph_for_device, verify
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, GraphVerifyError, LegalizeError
 from rlx_ort.execution.session import Session, working_provider
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import op_class
 from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.ir.types import TensorType
-from rlx_ort.ir.verify import verify
-from rlx_ort.selection.support import legalize_graph_for_device
 
 SELDOM = (DType.BF16, DType.F64, DType.I8, DType.I16, DType.U16, DType.U32, DType.U64)
 RUN_ONE_IN = 3  # of those pairs

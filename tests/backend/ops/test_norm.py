@@ -14,13 +14,8 @@ from interpreter.layers import rms_norm
 from op_tests.harness import Array, check, rand, run
 from op_tests.philox import stream
 
-from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort import Device, DType, EngineError, Graph, Session, from_onnx
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.claims import kernel_set
 from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.support import support_of

@@ -9,13 +9,9 @@ import numpy.typing as npt
 import pytest
 from interpreter import evaluate
 
+from rlx_ort import CompileOptions, Device, Graph, KernelDispatch, KernelDispatchPolicy, PlacementRule, Session
 from rlx_ort.converters.to_onnx.dispatch import KernelSet
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 
 Array = npt.NDArray[Any]
 BATCH, WIDTH, N = 2, 3, 4

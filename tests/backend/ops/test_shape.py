@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 from op_tests.harness import Array, check, rand, run
 
+from rlx_ort import Device, EngineError, Graph, InputError, RunError, Session
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError, InputError, RunError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.shape import SCATTER_MODES
 
 RESHAPES: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {

@@ -8,10 +8,9 @@ import onnx
 import pytest
 from onnx_text import parsed
 
+from rlx_ort import CompileOptions, OptimizationLevel, PlacementRule, RlxError
 from rlx_ort.conversion.check import holds_bf16, with_f32_kernels
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
-from rlx_ort.errors import RlxError
-from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.parity.compare import reference_run
 
 BF16 = ml_dtypes.bfloat16

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError
+from rlx_ort import Device, DeviceUnavailableError, EngineError
 from rlx_ort.providers.hardware import core_share
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
 

@@ -6,9 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import Device, DeviceUnavailableError, DType, EngineError, InputError, LegalizeError, RlxError
 from rlx_ort.ir.types import OptionalType, SequenceType, Shape, TensorType
 from rlx_ort.providers.engine.runtime import ENGINE_EXCEPTIONS, bindings, opening_error, running_error
 

@@ -15,16 +15,11 @@ import numpy as np
 import pytest
 from fault_provider import LOST, NODE_OUT_OF_MEMORY, NODE_OVERFLOW, FaultProvider, until
 
+from rlx_ort import DevicePolicy, Graph, GraphDevices, HealthState, Resilience, Session
 from rlx_ort.errors import CancelledRunError, EngineError, RlxError, TimeLimitError
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CacheUse, CompileOptions
 from rlx_ort.providers.engine import opening
 from rlx_ort.resilience.limits import CancelToken, limited, limited_async
-from rlx_ort.resilience.options import Resilience
-from rlx_ort.resilience.quarantine import HealthState
-from rlx_ort.selection.policy import DevicePolicy
 
 RNG = np.random.default_rng(3)
 WEIGHTS = RNG.standard_normal((8, 8)).astype(np.float32)

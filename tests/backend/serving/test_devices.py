@@ -10,9 +10,7 @@ import numpy as np
 from fault_provider import LOST, FaultProvider
 from served_models import WEIGHT, save_product
 
-from rlx_ort.device import Device
-from rlx_ort.resilience.quarantine import HealthState
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import Device, DevicePolicy, HealthState
 from rlx_ort.serving.models import ServedModel
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import InferRequest

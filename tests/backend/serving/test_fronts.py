@@ -20,8 +20,7 @@ import pytest
 from served_attacks import GOOD, PATH, ask, attacks, judged, request
 from served_models import WEIGHT, Served, save_echo, save_product, started, started_command
 
-from rlx_ort.ir.dtype import DType
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import DevicePolicy, DType
 from rlx_ort.serving import fronts
 from rlx_ort.serving.options import ConnectionLimits, HttpOptions, ServeOptions
 

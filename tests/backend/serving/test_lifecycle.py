@@ -20,12 +20,10 @@ from sample_packages.packages import SIZE, X, make, reference
 from served_attacks import GOOD, PATH, ask, good_message, request
 from served_models import WEIGHT, Served, save_product, started
 
+from rlx_ort import ConversionError, Device, DevicePolicy, ServingError
 from rlx_ort.deploy.open import PackageDevices, warm_package
 from rlx_ort.deploy.package import Package, sign_package
-from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, ServingError
 from rlx_ort.providers.engine.compiled.starts import SavedSession
-from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import repository
 from rlx_ort.serving.host import HostOptions, serve
 from rlx_ort.serving.messages import messages

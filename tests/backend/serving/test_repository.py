@@ -14,8 +14,7 @@ import pytest
 from onnx_text import parsed
 from served_models import save_product
 
-from rlx_ort.errors import RlxError
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import DevicePolicy, RlxError
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.repository import Repository
 

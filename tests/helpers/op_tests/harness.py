@@ -11,12 +11,7 @@ import numpy.typing as npt
 import pytest
 from interpreter import evaluate, wide
 
-from rlx_ort.device import Device
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.support import first_unsupported_op
+from rlx_ort import CompileOptions, Device, DType, Graph, GraphDevices, PlacementRule, Value, first_unsupported_op
 
 __all__ = ["Array", "check", "compare", "rand", "run"]
 

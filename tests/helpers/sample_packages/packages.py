@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort import Graph, Precision
 from rlx_ort.deploy.create import Recipe, create_package
 from rlx_ort.deploy.names import INDEX
 from rlx_ort.deploy.write import Content, write_package
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.options.compile_options import Precision
 
 __all__ = ["SIZE", "X", "files_of", "flip", "make", "make_graph", "rebuilt", "reference", "repacked"]
 

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from rlx_ort import CompileOptions, DType, Graph, Value
 from rlx_ort.calibration.features import DEFAULT_DIM, Workload, workload_of
 from rlx_ort.converters.to_onnx.exporter import drafted
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.options.compile_options import CompileOptions
 
 
 def workload(graph: Graph, **dims: int) -> Workload:

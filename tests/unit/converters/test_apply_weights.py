@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from sample_models.source_files import model_with_bodies, small_graph
 
+from rlx_ort import ConversionError, DType, Graph
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of
 from rlx_ort.converters.sources import Rename, Renames, WeightFile, apply_weights, load_renames
 from rlx_ort.converters.sources.weights import WeightEntry
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 
 NEW_W = np.full((16, 8), 3, np.float32)

@@ -8,8 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.errors import ConversionError
+from rlx_ort import ConversionError, from_onnx
 
 
 def model(text: str) -> onnx.ModelProto:

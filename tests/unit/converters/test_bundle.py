@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_text import parsed
 from sample_models.source_files import LARGE, SMALL, model_with_bodies, small_graph
 
+from rlx_ort import ConversionError, to_onnx
 from rlx_ort.converters.bundle import (
     ModelBundle,
     bundle_from_graph,
@@ -23,8 +24,6 @@ from rlx_ort.converters.bundle import (
 from rlx_ort.converters.files import save_bundle, save_onnx, written_files
 from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir, bundle_to_ir
 from rlx_ort.converters.sources import open_source
-from rlx_ort.converters.to_onnx import to_onnx
-from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 
 

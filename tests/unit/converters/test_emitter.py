@@ -9,13 +9,10 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from rlx_ort.converters.to_onnx import to_onnx
+from rlx_ort import ConversionError, DType, Graph, GraphVerifyError, to_onnx
 from rlx_ort.converters.to_onnx.emitter import lowering_of, lowers
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir import op as op_module
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 

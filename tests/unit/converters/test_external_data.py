@@ -11,9 +11,8 @@ import pytest
 from onnx import TensorProto
 from onnx_text import parsed
 
+from rlx_ort import ConversionError, from_onnx
 from rlx_ort.converters.files import load_graph
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.errors import ConversionError
 
 WEIGHT = np.arange(64, dtype="<f4")
 

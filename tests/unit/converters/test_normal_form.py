@@ -10,17 +10,13 @@ import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort import CompileOptions, ConversionError, DType, Graph, GraphVerifyError, ParamError, Value, from_onnx
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.exporter import export_model, exported
-from rlx_ort.errors import ConversionError, GraphVerifyError, ParamError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.ops.leaf import Capture, Input
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, SequenceType, Shape, TensorType, UnknownType
-from rlx_ort.options.compile_options import CompileOptions
 
 F32 = TensorType(DType.F32, Shape([2, 3]))
 

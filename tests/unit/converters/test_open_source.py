@@ -14,11 +14,9 @@ from onnx import TensorProto, helper
 from onnx_text import parsed
 from sample_models.source_files import Trap, small_graph, write_source
 
+from rlx_ort import ConversionError, save_onnx, to_onnx
 from rlx_ort.converters.bundle import graph_from_bundle
-from rlx_ort.converters.files import save_onnx
 from rlx_ort.converters.sources import Format, format_of, open_source, read_weights
-from rlx_ort.converters.to_onnx import to_onnx
-from rlx_ort.errors import ConversionError
 
 FORMATS = {
     "onnx": Format.ONNX,

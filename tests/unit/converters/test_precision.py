@@ -5,17 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlx_ort import CompileOptions, ConversionError, DType, Graph, Precision, op_kinds, verify
 from rlx_ort.converters.precision_pass import KIND_CLASSES, ONNX_CLASSES, apply_precision
 from rlx_ort.converters.to_onnx import exporter, to_onnx
-from rlx_ort.errors import ConversionError
 from rlx_ort.execution.weights import WeightStore
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.op import op_kinds
 from rlx_ort.ir.tensor import TensorData, narrowed
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.ir.verify import verify
-from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.options.precision import OpClass, PrecisionPolicy
 
 F16 = PrecisionPolicy.auto_mixed()

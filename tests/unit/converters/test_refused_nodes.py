@@ -11,8 +11,7 @@ import pytest
 from onnx import AttributeProto, TensorProto, helper
 from onnx_text import parsed
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.errors import ConversionError
+from rlx_ort import ConversionError, from_onnx
 from rlx_ort.ir.types import TensorType
 
 

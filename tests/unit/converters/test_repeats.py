@@ -10,17 +10,14 @@ import numpy as np
 import pytest
 from op_tests.cases import CASES, Case, plain
 
+from rlx_ort import CompileOptions, ConversionError, Graph, KernelDispatch, KernelDispatchPolicy
 from rlx_ort.converters.to_onnx.dispatch import NATIVE, KernelSet
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.converters.to_onnx.repeats import Repeats
-from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Ref, Value
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.elementwise import Clamp
 from rlx_ort.ir.ops.leaf import Input, Param
-from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 
 TIMES = 4
 """How often a graph is laid beside itself: the first and the second time nothing is known yet."""

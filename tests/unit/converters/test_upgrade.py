@@ -11,10 +11,8 @@ import onnx.reference
 import pytest
 from onnx import parser
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.converters.to_onnx import to_onnx
+from rlx_ort import Graph, from_onnx, to_onnx
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.onnx import OnnxNode
 
 X = "float[2,3] x"

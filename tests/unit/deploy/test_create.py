@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from sample_packages.packages import X, files_of, golden, make, make_graph
 
+from rlx_ort import Graph, PackageError, Precision
 from rlx_ort.deploy.create import create_package
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.write import Content, write_package
-from rlx_ort.errors import PackageError
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import Precision
 
 
 def test_an_existing_package_is_left_alone(tmp_path: Path) -> None:

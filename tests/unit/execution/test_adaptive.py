@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort import adaptive
+from rlx_ort import Device, DeviceFallbackError, EngineError, Graph, GraphDevices, NoViableDeviceError, adaptive
 from rlx_ort.calibration import store
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceFallbackError, EngineError, NoViableDeviceError
 from rlx_ort.execution.benchmark import DeviceBenchResult, Pace
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import plugins
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine import runtime

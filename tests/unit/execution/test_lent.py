@@ -10,13 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rlx_ort import BucketedCompileCache, CompileCache, CompiledGraph, Graph, GraphDevices, PlacementRule, Session
 from rlx_ort.errors import PlacementError, RunError
-from rlx_ort.execution.buckets import BucketedCompileCache
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.session import CompileCache, Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import PlacementRule
 
 ONES = np.ones((4, 3), np.float32)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

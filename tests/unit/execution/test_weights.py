@@ -6,10 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.errors import ParamError
+from rlx_ort import DType, Graph, ParamError
 from rlx_ort.execution.weights import WeightStore
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx_ort.errors import GraphVerifyError
+from rlx_ort import GraphVerifyError, verify
 from rlx_ort.ir.graph import (
     DimBinding,
     Graph,
@@ -15,7 +15,6 @@ from rlx_ort.ir.graph import (
     infer_bindings_from_inputs,
 )
 from rlx_ort.ir.ops.shape import Reshape
-from rlx_ort.ir.verify import verify
 
 
 def _graph() -> Graph:

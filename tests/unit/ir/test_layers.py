@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from op_tests.philox import stream
 
-from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
+from rlx_ort import DType, Graph, GraphVerifyError, Value
 from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.ops.norm import Sample, uniforms
 from rlx_ort.ir.ops.sequence import GatedDeltaNet, SelectiveScan

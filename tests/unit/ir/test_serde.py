@@ -12,15 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import ConversionError, DType, Graph, verify
 from rlx_ort.ir.ops.leaf import Capture
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.serde import SCHEMA, from_json, load_json, save_json, to_json
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType
-from rlx_ort.ir.verify import verify
 
 
 def assert_same(left: Graph, right: Graph) -> None:

@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlx_ort.errors import GraphVerifyError
+from rlx_ort import DType, Graph, GraphVerifyError
 from rlx_ort.ir.core import Ref
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Capture, Input
 from rlx_ort.ir.ops.norm import Softmax
 from rlx_ort.ir.ops.onnx import OnnxNode

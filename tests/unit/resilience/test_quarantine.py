@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from fault_provider import LOST, until
 
-from rlx_ort.device import Device
+from rlx_ort import CancelToken, Device, Resilience, limited
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, EngineError, RunError
-from rlx_ort.resilience.limits import CancelToken, limited
-from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import HealthState, Quarantine
 
 X = np.arange(4, dtype=np.float32)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import NoViableDeviceError
+from rlx_ort import Device, NoViableDeviceError
 from rlx_ort.providers.registry import (
     availability,
     available_apple_devices,

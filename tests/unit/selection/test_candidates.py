@@ -6,19 +6,10 @@ from typing import Any
 
 import pytest
 
+from rlx_ort import Device, DeviceCandidate, DevicePolicy, Graph, device_report, devices_for, fastest_device_for, rank
 from rlx_ort.converters.to_onnx import exporter
-from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
-from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.candidates import (
-    DeviceCandidate,
-    device_report,
-    devices_for,
-    fastest_device_for,
-    rank,
-)
-from rlx_ort.selection.policy import DevicePolicy
 
 CPU, CUDA, GPU, METAL = Device.CPU, Device.CUDA, Device.GPU, Device.METAL
 STRICT = CompileOptions(placement=PlacementRule.STRICT)

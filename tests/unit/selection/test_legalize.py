@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, Device, DType, Graph, PlacementRule, PrecisionPolicy, verify
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
 from rlx_ort.execution.placement import (
     DispatchSummary,
@@ -15,13 +15,8 @@ from rlx_ort.execution.placement import (
     merge_placement,
     report_as_dict,
 )
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.onnx import refused_op
-from rlx_ort.ir.verify import verify
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.options.precision import PrecisionPolicy
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection.support import dispatch_report_for_device, legalize_graph_for_device
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, Device, DevicePolicy, PlacementRule
 from rlx_ort.errors import (
     DeviceFallbackError,
     DeviceParseError,
@@ -19,8 +19,6 @@ from rlx_ort.errors import (
     ParamError,
     PlacementError,
 )
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
 
 CPU, CUDA, GPU, METAL = Device.CPU, Device.CUDA, Device.GPU, Device.METAL

@@ -4,15 +4,12 @@ from typing import Any
 
 import pytest
 
+from rlx_ort import CompileOptions, Device, DType, Graph, PlacementRule
 from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.device import Device
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.ops.leaf import Input
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import Shape, TensorType, ValueType
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection.node_claims import function_body, is_function
 from rlx_ort.selection.support import (

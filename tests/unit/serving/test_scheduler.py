@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError, InputError, ServingError
+from rlx_ort import Device, EngineError, InputError, ServingError
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import DeviceGraphReport
 from rlx_ort.serving import model_devices

@@ -7,10 +7,9 @@ import onnx
 import pytest
 from onnx_text import parsed
 
+from rlx_ort import ConversionError, DType
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.converters.transforms.half_precision import PrecisionKind, to_precision
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 
 RNG = np.random.default_rng(2)
