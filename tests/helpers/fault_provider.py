@@ -283,9 +283,9 @@ def doubled(shape: Sequence[int | str] = (4,)) -> Graph:
     return graph
 
 
-def until(done: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(done: Callable[[], object], seconds: float = 10.0, step_s: float = 0.002) -> None:
     """Wait for something that happens in the background."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.002)
+        threading.Event().wait(step_s)
