@@ -264,8 +264,6 @@ def test_a_compiled_graph_that_the_caller_closed_is_lent_anew(make: Any, fault: 
 
 def test_each_thread_has_its_own_last_run(make: Any, fault: Any) -> None:
     """A thread that ran nothing has none."""
-    import threading
-
     runner = make()
     runner.run_fastest(INPUTS)
     seen: list[Any] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,26 +56,26 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return asyncio.run(asyncio.wait_for(work(), 30))
 
 
-async def held(fake: Fake, scheduler: Scheduler) -> asyncio.Task[Answer]:
-    """Start a request that keeps the device busy until the gate opens."""
+@asynccontextmanager
+async def busy(fake: Fake, scheduler: Scheduler) -> AsyncIterator[None]:
+    """Keep the device busy with a request meanwhile; what was submitted inside begins to wait before it ends."""
     fake.gate = threading.Event()
     task = asyncio.create_task(scheduler.submit(rows(1)))
     while not fake.runs:
         await asyncio.sleep(0.001)
-    return task
+    yield
+    await asyncio.sleep(0.01)
+    fake.gate.set()
+    await task
 
 
 async def test_what_waits_runs_together() -> None:
     """Sixteen requests behind a busy device are one batch, and each gets its own rows."""
     fake = Fake()
     scheduler = Scheduler([lane(fake)], batched=True)
-    first = await held(fake, scheduler)
-    later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(16)]
-    await asyncio.sleep(0.01)
-    assert fake.gate is not None
-    fake.gate.set()
+    async with busy(fake, scheduler):
+        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(16)]
     answers = await asyncio.gather(*later)
-    await first
     assert fake.runs == [1, 16]
     assert [float(found.outputs["y"][0, 0]) for found in answers] == [2.0 * at for at in range(16)]
     assert all(found.outputs["y"].shape == (1, 3) for found in answers)
@@ -191,14 +192,11 @@ async def test_requests_of_other_shapes_are_not_joined() -> None:
     """Rows of 3 and rows of 5 run in two batches."""
     fake = Fake()
     scheduler = Scheduler([lane(fake)], batched=True)
-    first = await held(fake, scheduler)
-    later = [asyncio.create_task(scheduler.submit(rows(1, width=3 + 2 * (at % 2)))) for at in range(6)]
-    await asyncio.sleep(0.01)
-    assert fake.gate is not None
-    fake.gate.set()
-    answers = await asyncio.gather(first, *later)
+    async with busy(fake, scheduler):
+        later = [asyncio.create_task(scheduler.submit(rows(1, width=3 + 2 * (at % 2)))) for at in range(6)]
+    answers = await asyncio.gather(*later)
     assert fake.runs == [1, 3, 3]
-    assert [found.outputs["y"].shape[1] for found in answers[1:]] == [3, 5] * 3
+    assert [found.outputs["y"].shape[1] for found in answers] == [3, 5] * 3
     await scheduler.close()
 
 
@@ -214,12 +212,8 @@ async def test_a_failed_batch_runs_again_one_by_one() -> None:
 
     fake = Picky()
     scheduler = Scheduler([lane(fake)], batched=True)
-    first = await held(fake, scheduler)
-    later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in (1, 13, 2)]
-    await asyncio.sleep(0.01)
-    assert fake.gate is not None
-    fake.gate.set()
-    await first
+    async with busy(fake, scheduler):
+        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in (1, 13, 2)]
     answers = await asyncio.gather(*later, return_exceptions=True)
     assert [type(found) for found in answers] == [Answer, InputError, Answer]
     assert fake.runs == [1, 3, 1, 1, 1]
@@ -265,38 +259,46 @@ async def test_a_request_that_waits_too_long_or_is_cancelled_never_runs() -> Non
     """Status 504 for one, and the other leaves the queue."""
     fake = Fake()
     scheduler = Scheduler([lane(fake)], batched=True)
-    first = await held(fake, scheduler)
-    gone = asyncio.create_task(scheduler.submit(rows(1)))
-    await asyncio.sleep(0)
-    gone.cancel()
-    with pytest.raises(ServingError) as caught:
-        await scheduler.submit(rows(1), timeout_s=0.02)
+    async with busy(fake, scheduler):
+        gone = asyncio.create_task(scheduler.submit(rows(1)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(ServingError) as caught:
+            await scheduler.submit(rows(1), timeout_s=0.02)
     assert caught.value.status == 504
-    assert fake.gate is not None
-    fake.gate.set()
-    await first
     await scheduler.submit(rows(1))
     assert fake.runs == [1, 1]
     await scheduler.close()
 
 
-async def test_priorities_come_first() -> None:
-    """1 runs before 2, and 0, the default, last."""
+@pytest.mark.parametrize(
+    ("age_ns", "priorities", "wait_s", "wanted"),
+    [
+        pytest.param(1_000_000_000, (0, 2, 1), 0.0, [1, 2, 0], id="1 before 2 and 0, the default, last"),
+        # longer than the 30 ms that are between the first and the last priority here
+        pytest.param(1_000_000, (0, 1), 0.1, [0, 1], id="after what has waited for long, so that it does not for ever"),
+    ],
+)
+async def test_priorities_come_first(
+    monkeypatch: pytest.MonkeyPatch, age_ns: int, priorities: tuple[int, ...], wait_s: float, wanted: list[int]
+) -> None:
+    """The lowest number runs first, unless a request has waited for long."""
+    monkeypatch.setattr("rlx_ort.serving.scheduler._AGE_NS", age_ns)
     fake = Fake()
     scheduler = Scheduler([lane(fake, most=1)], batched=True)
-    first = await held(fake, scheduler)
     order: list[int] = []
 
     async def ask(priority: int) -> None:
         await scheduler.submit(rows(1), priority=priority)
         order.append(priority)
 
-    later = [asyncio.create_task(ask(priority)) for priority in (0, 2, 1)]
-    await asyncio.sleep(0.005)
-    assert fake.gate is not None
-    fake.gate.set()
-    await asyncio.gather(first, *later)
-    assert order == [1, 2, 0]
+    async with busy(fake, scheduler):
+        later = []
+        for priority in priorities:
+            later.append(asyncio.create_task(ask(priority)))
+            await asyncio.sleep(wait_s)
+    await asyncio.gather(*later)
+    assert order == wanted
     await scheduler.close()
 
 
@@ -411,44 +413,16 @@ async def test_what_waits_moves_to_the_lanes_that_replace_others() -> None:
     """What runs ends on the old one; requests that waited one by one are joined, those of other shapes apart."""
     old, new = Fake(), Fake()
     scheduler = Scheduler([lane(old)], batched=False)
-    first = await held(old, scheduler)
-    gone = asyncio.create_task(scheduler.submit(rows(1, 9)))
-    later = [asyncio.create_task(scheduler.submit(rows(2, at, 3 + at % 2))) for at in range(8)]
-    await asyncio.sleep(0.01)
-    gone.cancel()
-    scheduler.replace([lane(new)], batched=True)
-    answers = await asyncio.gather(*later)
-    assert old.gate is not None
-    old.gate.set()
-    await first
+    async with busy(old, scheduler):
+        gone = asyncio.create_task(scheduler.submit(rows(1, 9)))
+        later = [asyncio.create_task(scheduler.submit(rows(2, at, 3 + at % 2))) for at in range(8)]
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        scheduler.replace([lane(new)], batched=True)
+        answers = await asyncio.gather(*later)
     assert (old.runs, new.runs) == ([1], [8, 8])
     assert [float(found.outputs["y"][1, 0]) for found in answers] == [2.0 * at for at in range(8)]
     assert scheduler.depth == 0
     await scheduler.close()
     scheduler.replace([lane(old)], batched=True)
     assert scheduler.lanes[0].run is new
-
-
-async def test_a_request_that_waited_long_comes_before_new_ones_of_a_higher_priority(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """So that low priorities do not wait without end."""
-    monkeypatch.setattr("rlx_ort.serving.scheduler._AGE_NS", 1_000_000)
-    fake = Fake()
-    scheduler = Scheduler([lane(fake, most=1)], batched=True)
-    first = await held(fake, scheduler)
-    order: list[int] = []
-
-    async def ask(priority: int) -> None:
-        await scheduler.submit(rows(1), priority=priority)
-        order.append(priority)
-
-    later = [asyncio.create_task(ask(0))]
-    await asyncio.sleep(0.1)  # more than the 30 ms that are between the first and the last priority here
-    later.append(asyncio.create_task(ask(1)))
-    await asyncio.sleep(0.005)
-    assert fake.gate is not None
-    fake.gate.set()
-    await asyncio.gather(first, *later)
-    assert order == [0, 1]
-    await scheduler.close()
