@@ -21,11 +21,6 @@ pytestmark = pytest.mark.skipif(
 STRICT = {"allow_external_paths": False, "follow_symlinks": False, "strict_unknown_fields": True}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
-
-
 def session_of(folder: Path) -> Any:
     """Return the session that ONNX Runtime opens for the CPU, with no settings but the package's."""
     engine = onnxruntime()

@@ -29,11 +29,6 @@ from rlx_ort.providers.null import NullProvider
 from rlx_ort.providers.registry import ProviderRegistry
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
-
-
 def _used(runner: GraphDevices, name: str) -> bool:
     data = runner.weights.get(name)
     assert isinstance(data, PackageTensor)
