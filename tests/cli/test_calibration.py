@@ -232,9 +232,7 @@ def test_a_picture_of_an_unknown_format_is_refused(cli: Cli, add_one: Path, tmp_
     """The formats are named, and no file is left."""
     pytest.importorskip("matplotlib")
     path = tmp_path / "picture.bmpx"
-    outcome = cli("report", add_one, "--only", "cpu", "--plot", path)
-    assert outcome.code == 1
-    assert "png" in outcome.err
+    cli("report", add_one, "--only", "cpu", "--plot", path).fails(1, "png")
     assert not path.exists()
 
 
@@ -243,9 +241,9 @@ def test_a_picture_without_matplotlib_names_the_extra(
 ) -> None:
     """The command that installs it is in the message."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    outcome = cli("bench", add_one, "--devices", "cpu", "--runs", "1", "--plot", tmp_path / "picture.png")
-    assert outcome.code == 1
-    assert 'pip install ".[plot]"' in outcome.err
+    cli("bench", add_one, "--devices", "cpu", "--runs", "1", "--plot", tmp_path / "picture.png").fails(
+        1, 'pip install ".[plot]"'
+    )
 
 
 def test_a_bench_with_faults_shows_what_each_one_costs(cli: Cli, add_one: Path) -> None:

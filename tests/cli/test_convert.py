@@ -38,9 +38,7 @@ def test_convert_replaces_nothing_without_force(cli: Cli, add_one: Path, tmp_pat
     """An existing target is kept as it is, and the message says how to replace it."""
     target = tmp_path / f"target{suffix}"
     target.write_text("mine", encoding="utf-8")
-    outcome = cli("convert", add_one, target)
-    assert outcome.code == 4
-    assert "--force" in outcome.err
+    cli("convert", add_one, target).fails(4, "--force")
     assert target.read_text(encoding="utf-8") == "mine"
 
 

@@ -40,9 +40,7 @@ def test_the_summary_says_what_changed(cli: Cli, small: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["sub/w.safetensors", "sub\\w.safetensors", "C:w.safetensors", "..", ""])
 def test_detached_weights_are_beside_the_target(cli: Cli, small: Path, tmp_path: Path, name: str) -> None:
     """A name with a folder or drive is wrong usage on every system, and nothing is written."""
-    outcome = cli("convert", small, tmp_path / "o.onnx", "--detach", name)
-    assert outcome.code == 2
-    assert "beside the target" in outcome.err
+    cli("convert", small, tmp_path / "o.onnx", "--detach", name).fails(2, "beside the target")
     assert not (tmp_path / "o.onnx").exists()
 
 
@@ -88,10 +86,7 @@ def test_a_result_beyond_the_tolerance_is_not_written(cli: Cli, small: Path, tmp
     target, before = tmp_path / "half.onnx", small.read_bytes()
     target.write_bytes(b"old")
     arguments = ("convert", small, target, "--precision", "f16", "--tolerance", "1e-9", "--force")
-    outcome = cli(*arguments)
-    assert outcome.code == 8
-    assert "relative L2 <= 1e-09" in outcome.err
-    assert "y: max abs" in outcome.err
+    cli(*arguments).fails(8, "relative L2 <= 1e-09", "y: max abs")
     assert target.read_bytes() == b"old"
     assert small.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["half.onnx", "small.onnx"]
@@ -118,9 +113,7 @@ def test_given_inputs_are_used(cli: Cli, small: Path, tmp_path: Path) -> None:
     outcome = cli("convert", small, tmp_path / "b.json", "--inputs", tmp_path / "in.npz", "--json")
     assert json.loads(outcome.out)["verification"]["inputs"] == {"x": [5, 16]}
     np.savez(tmp_path / "in.npz", z=np.ones((5, 16), np.float32))
-    outcome = cli("convert", small, tmp_path / "c.json", "--inputs", tmp_path / "in.npz")
-    assert outcome.code == 5
-    assert "not given: x" in outcome.err
+    cli("convert", small, tmp_path / "c.json", "--inputs", tmp_path / "in.npz").fails(5, "not given: x")
     assert not (tmp_path / "c.json").exists()
 
 
@@ -149,9 +142,7 @@ def test_weights_of_other_names_are_renamed(cli: Cli, small: Path, tmp_path: Pat
 def test_weights_of_no_use_are_an_error(cli: Cli, small: Path, tmp_path: Path) -> None:
     """A file of which the model takes nothing is most likely the wrong one."""
     np.savez(tmp_path / "w.npz", stranger=np.zeros(3, np.float32))
-    outcome = cli("convert", small, tmp_path / "b.onnx", "--params", tmp_path / "w.npz")
-    assert outcome.code == 4
-    assert "stranger" in outcome.err
+    cli("convert", small, tmp_path / "b.onnx", "--params", tmp_path / "w.npz").fails(4, "stranger")
 
 
 def test_a_graph_without_weights_gets_them(cli: Cli, tmp_path: Path) -> None:

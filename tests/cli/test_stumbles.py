@@ -59,10 +59,7 @@ def _outputs(command: str, folder: Path) -> list[str]:
 def test_a_misspelt_dim_is_refused(cli: Cli, add_one: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """A size for a dim that the model does not have is refused with the nearest name, and nothing is written."""
     filled = [part.format(model=add_one, out=tmp_path / "out") for part in arguments]
-    outcome = cli(*filled, "--dim", "rosw=2")
-    assert outcome.code == 4
-    assert "dim 'rosw'" in outcome.err
-    assert "did you mean 'rows'" in outcome.err
+    cli(*filled, "--dim", "rosw=2").fails(4, "dim 'rosw'", "did you mean 'rows'")
     assert [*tmp_path.glob("out*")] == []
 
 
@@ -74,10 +71,7 @@ def test_what_cannot_be_written_has_an_exit_code_of_its_own(
     if command == "report":
         pytest.importorskip("matplotlib")
     words = PACKAGE if command == "package" else (command,)
-    outcome = cli(*words, add_one, *_outputs(command, tmp_path / "absent"))
-    assert outcome.code == 9
-    assert "absent" in outcome.err
-    assert "cannot be written" in outcome.err
+    cli(*words, add_one, *_outputs(command, tmp_path / "absent")).fails(9, "absent", "cannot be written")
 
 
 @pytest.mark.parametrize("form", ["onnx", "triton"])
@@ -86,9 +80,7 @@ def test_an_export_into_a_file_has_that_code_too(cli: Cli, add_one: Path, tmp_pa
     assert cli(*PACKAGE, add_one, "-o", tmp_path / "m.ortpackage").code == 0
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     target = tmp_path / "taken" / "below"
-    outcome = cli("package", "export", tmp_path / "m.ortpackage", target, "--format", form)
-    assert outcome.code == 9, outcome.err
-    assert "cannot be written" in outcome.err
+    cli("package", "export", tmp_path / "m.ortpackage", target, "--format", form).fails(9, "cannot be written")
 
 
 def test_a_benchmark_in_which_every_device_fails_is_a_failure(cli: Cli, add_one: Path) -> None:
@@ -198,9 +190,7 @@ def test_a_damaged_package_is_neither_compared_nor_converted(cli: Cli, classifie
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     for words in (("compare", package, classifier), ("convert", package, tmp_path / "out.onnx")):
-        outcome = cli(*words)
-        assert outcome.code == 7
-        assert weights.name in outcome.err
+        cli(*words).fails(7, weights.name)
     assert not (tmp_path / "out.onnx").exists()
 
 
