@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,9 @@ from rlx_ort.selection import questions
 
 REQUIRE_WEBGPU = "RLX_REQUIRE_WEBGPU"
 """When set to 1, a test that needs WebGPU fails where it would be skipped; read before variables are cleared."""
+
+LONGEST_S = 300.0
+"""How long a test that is a coroutine may take."""
 
 hypothesis.settings.register_profile("rlx", deadline=None, derandomize=True, max_examples=50, print_blob=True)
 hypothesis.settings.load_profile("rlx")
@@ -178,6 +183,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if _webgpu_required:
         pytest.fail(f"{REQUIRE_WEBGPU} is set, and there is {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, in an event loop of its own; one that waits for ever fails."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), LONGEST_S))
+    return True
 
 
 @pytest.fixture(scope="session")

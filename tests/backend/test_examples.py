@@ -16,10 +16,7 @@ import onnx
 import pytest
 from reference_check import relative_error
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort import CompileOptions, Device, PlacementRule, Session, from_onnx
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

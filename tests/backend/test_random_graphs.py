@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from generated.graphs import made_of, quiet
 
+from rlx_ort import Graph, verify
 from rlx_ort.ir.core import format_graph
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import from_json, to_json
-from rlx_ort.ir.verify import verify
 
 
 @pytest.fixture(params=range(0, 60, 2), ids=lambda seed: f"seed {seed}")

@@ -7,11 +7,7 @@ import pytest
 import tiny_llama
 from reference_check import relative_error, rotation
 
-from rlx_ort.device import Device
-from rlx_ort.execution.buckets import LayerKvCache
-from rlx_ort.execution.decode import DecodeLoop
-from rlx_ort.execution.session import Session
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort import CompileOptions, DecodeLoop, Device, LayerKvCache, PlacementRule, Session
 
 SIZES = tiny_llama.Sizes(vocabulary=24, width=32, heads=4, kv_heads=2, inner=24)
 PROMPT = np.random.default_rng(2).integers(0, SIZES.vocabulary, (2, 4))

@@ -8,10 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rlx_ort import DType, Graph
 from rlx_ort.cli.arrays import flattened, read_npz, storable, to_model_types, write_npz
-from rlx_ort.cli.show import replacing
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 
 NUMERIC = [dtype for dtype in DType if dtype is not DType.STRING]
@@ -53,22 +51,6 @@ def test_bfloat16_is_stored_as_float32() -> None:
     """A type that npz would turn into raw bytes is stored in one that holds all its values."""
     array = np.array([1.5, -3.0], ml_dtypes.bfloat16)
     assert storable(array).dtype == np.float32
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    """When writing stops half-way, the old content stands and no partial file is left."""
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"old")
-
-    def stop_half_way() -> None:
-        with replacing(path) as stream:
-            stream.write(b"new, but incom")
-            raise RuntimeError("half-way")
-
-    with pytest.raises(RuntimeError, match="half-way"):
-        stop_half_way()
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def _input(name: str, kind: object) -> object:

@@ -9,9 +9,8 @@ import onnx
 import pytest
 from sample_packages.packages import X, make, reference
 
+from rlx_ort import Graph, load
 from rlx_ort.deploy.create import create_package
-from rlx_ort.deploy.open import load
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.engine.compiled.store import default_store
 
 
@@ -64,9 +63,7 @@ def test_explain_takes_the_first_digits_of_a_key(cli, package):
     """As `list` shows them."""
     (row,) = cli("package", "warm", package, "--device", "cpu", "--json").document["devices"]
     assert cli("cache", "explain", row["entry"][:8], "--json").document["key"] == row["entry"]
-    outcome = cli("cache", "explain", "no-such-thing")
-    assert outcome.code == 2
-    assert "no file and no key" in outcome.err
+    cli("cache", "explain", "no-such-thing").fails(2, "no file and no key")
 
 
 def test_list_check_drops_what_is_damaged(cli, package, tmp_path):
@@ -83,9 +80,7 @@ def test_list_check_drops_what_is_damaged(cli, package, tmp_path):
 
 def test_warming_for_a_device_that_is_not_here_fails_and_says_why(cli, package):
     """The exit code is 1, and the reason is on stderr."""
-    outcome = cli("package", "warm", package, "--device", "cuda:7")
-    assert outcome.code == 1
-    assert "cuda:7" in outcome.err
+    cli("package", "warm", package, "--device", "cuda:7").fails(1, "cuda:7")
 
 
 def test_export_to_triton_and_back(cli, package, tmp_path):
@@ -138,7 +133,5 @@ def test_a_damaged_copy_that_runs_from_the_cache_says_so(cli, package, tmp_path)
     assert (document["device"], document["weights"]) == ("cpu", "compile cache")
     for weights in set(folder.rglob("*.bin")) - {folder / "golden" / "data.bin"}:
         weights.write_bytes(bytes(byte ^ 255 for byte in weights.read_bytes()))
-    outcome = cli("package", "run", folder, "--device", "cpu")
-    assert outcome.code == 7
-    assert "weights.bin" in outcome.err
+    cli("package", "run", folder, "--device", "cpu").fails(7, "weights.bin")
     assert cli("package", "verify", folder).code == 7

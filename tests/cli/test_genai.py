@@ -106,16 +106,14 @@ def test_text_goes_on_from_text(cli: Cli, folder: Path) -> None:
 
 def test_text_without_a_tokenizer_is_an_error_before_anything_is_opened(cli: Cli, folder: Path) -> None:
     """The message says what to give instead."""
-    outcome = cli("genai", folder, "--prompt", "text")
-    assert outcome.code == 4
-    assert "no tokenizer.json; give tokens instead" in outcome.err
+    cli("genai", folder, "--prompt", "text").fails(4, "no tokenizer.json; give tokens instead")
 
 
 def test_a_misspelt_provider_is_refused(cli: Cli, tmp_path: Path) -> None:
     """The exit code is that of a wrong model, and the right name is in the message."""
-    outcome = cli("genai", write_folder(tmp_path, providers=[{"CUDAExecutionProvidr": {}}]))
-    assert outcome.code == 4
-    assert "did you mean 'cudaexecutionprovider'" in outcome.err
+    cli("genai", write_folder(tmp_path, providers=[{"CUDAExecutionProvidr": {}}])).fails(
+        4, "did you mean 'cudaexecutionprovider'"
+    )
 
 
 def test_a_variant_that_cannot_be_read_is_listed(cli: Cli, tmp_path: Path) -> None:
@@ -130,9 +128,7 @@ def test_a_variant_that_cannot_be_read_is_listed(cli: Cli, tmp_path: Path) -> No
 
 def test_a_device_that_is_not_here_is_an_error(cli: Cli, folder: Path) -> None:
     """With the reason."""
-    outcome = cli("genai", folder, "--device", "rocm")
-    assert outcome.code == 3
-    assert "rocm: " in outcome.err
+    cli("genai", folder, "--device", "rocm").fails(3, "rocm: ")
 
 
 def test_prompt_and_ids_exclude_each_other(cli: Cli, folder: Path) -> None:

@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rlx_ort import cli
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Graph, cli, save_onnx
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a child is not sent Ctrl-C alone there")
 

@@ -123,20 +123,6 @@ def test_an_unexpected_exception_is_not_swallowed(monkeypatch: pytest.MonkeyPatc
         CliRunner().invoke(main, ["devices"], catch_exceptions=False)
 
 
-def test_an_unknown_command_is_wrong_usage(cli: Cli) -> None:
-    """A command that does not exist is exit code 2 with a message on stderr."""
-    outcome = cli("devises")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "devises" in outcome.err
-
-
-def test_a_missing_model_file_is_wrong_usage(cli: Cli, tmp_path: Path) -> None:
-    """A path that does not exist is refused before anything is loaded."""
-    outcome = cli("inspect", tmp_path / "absent.onnx")
-    assert outcome.code == 2
-    assert "absent.onnx" in outcome.err
-
-
 @pytest.mark.parametrize("name", ["inspect", "report", "run"])
 def test_a_file_that_is_no_model_is_a_model_error(cli: Cli, tmp_path: Path, name: str) -> None:
     """A file of other content is exit code 4, with the path in the message and nothing on stdout."""

@@ -42,14 +42,6 @@ def test_open_shows_the_page(cli: Cli, add_one: Path, tmp_path: Path, monkeypatc
     assert shown == [(tmp_path / "page.html").as_uri()]
 
 
-@pytest.mark.parametrize("command", [("bench",), ("compare", "--device", "cpu")])
-def test_open_alone_is_wrong_usage(cli: Cli, add_one: Path, command: tuple[str, ...]) -> None:
-    """There is no page to show."""
-    outcome = cli(*command, add_one, "--open")
-    assert outcome.code == 2
-    assert "--html" in outcome.err
-
-
 def test_bench_writes_the_page_with_the_times_it_measured(cli: Cli, add_one: Path, tmp_path: Path) -> None:
     """The measured time of the page is the benchmark's median."""
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
@@ -77,12 +69,6 @@ def test_run_writes_a_trace_of_the_run_it_prints(cli: Cli, add_one: Path, tmp_pa
     assert (outcome.document["device"], outcome.document["outputs"][0]["shape"]) == ("cpu", [3, 2])
     names = [event["name"] for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]]
     assert [name for name in names if name in ("run", "copy out")] == ["run", "copy out"]
-
-
-@pytest.mark.parametrize("other", [("--chain", "cpu"), ("--resilient",)])
-def test_a_trace_is_of_one_device(cli: Cli, add_one: Path, tmp_path: Path, other: tuple[str, ...]) -> None:
-    """A chain and resilience may use several."""
-    assert cli("run", add_one, *other, "--trace", tmp_path / "trace.json").code == 2
 
 
 def test_a_page_that_cannot_be_written_is_an_error(cli: Cli, add_one: Path, tmp_path: Path) -> None:

@@ -43,19 +43,12 @@ def test_inspect_describes_the_classifier(cli: Cli, classifier: Path) -> None:
         ("mask", "i64", ["batch", "tokens"]),
     ]
     assert [row["name"] for row in document["outputs"]] == ["probabilities"]
-    assert document["dims"][:2] == ["batch", "tokens"]
+    assert (document["dims"][:2], document["opset"]["ai.onnx"]) == (["batch", "tokens"], 21)
     assert document["params"] == {
         "count": len(weights),
         "elements": sum(array.size for array in weights.values()),
         "bytes": sum(array.nbytes for array in weights.values()),
     }
-
-
-def test_inspect_counts_the_operators(cli: Cli, add_one: Path) -> None:
-    """A model of one addition has one operator, and is exported at opset 21."""
-    document = cli("inspect", add_one, "--json").document
-    assert [row["count"] for row in document["ops"]] == [1]
-    assert document["opset"]["ai.onnx"] == 21
 
 
 def test_inspect_prints_tables_for_people(cli: Cli, classifier: Path) -> None:
@@ -98,14 +91,6 @@ def test_report_says_which_predictions_were_not_measured_here(cli: Cli, add_one:
     rows = cli("report", add_one, "--only", "cpu", "--json").document["devices"]
     assert rows[0]["profile_source"].startswith("default")
     assert "not measured on this machine: cpu" in cli("report", add_one, "--only", "cpu").err
-
-
-@pytest.mark.parametrize("text", ["batch", "batch=", "=4", "batch=-1", "batch=2.5"])
-def test_a_malformed_dim_is_wrong_usage(cli: Cli, add_one: Path, text: str) -> None:
-    """--dim takes NAME=SIZE and nothing else."""
-    outcome = cli("report", add_one, "--dim", text)
-    assert outcome.code == 2
-    assert repr(text) in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,7 @@ def test_what_cannot_be_used_is_one_line(cli: Cli, add_one: Path) -> None:
 )
 def test_a_misspelt_command_gets_a_suggestion(cli: Cli, arguments: tuple[str, ...], word: str) -> None:
     """Exit code 2, and the nearest name."""
-    outcome = cli(*arguments)
-    assert outcome.code == 2
-    assert word in outcome.err
+    cli(*arguments).fails(2, word)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,9 @@ import pytest
 from generated.graphs import made_of, quiet
 from row_runs import difference, influence, opened
 
+from rlx_ort import RlxError, from_onnx, to_onnx
 from rlx_ort.converters import row_independence
-from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.row_independence import model_row_independence, padding_independence
-from rlx_ort.converters.to_onnx import to_onnx
-from rlx_ort.errors import RlxError
 
 DIM = "n"
 """The dim of rows in graphs that have rows."""

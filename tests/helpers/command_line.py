@@ -25,6 +25,11 @@ class Outcome:
         assert isinstance(parsed, dict), self.out
         return parsed
 
+    def fails(self, code: int, *words: str) -> None:
+        """Check the exit code, and that stderr has some words."""
+        assert self.code == code, self.err
+        assert [word for word in words if word not in self.err] == [], self.err
+
 
 Cli: TypeAlias = Callable[..., Outcome]
 """A function that runs `rlx-ort` with some arguments."""

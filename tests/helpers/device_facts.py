@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx_ort.device import Device
-from rlx_ort.ir.dtype import DType
+from rlx_ort import Device, DType
 
 __all__ = ["FOLDER", "UNDER_WINE", "KnownFailure", "bound", "known_failure", "known_failures", "late_refusals"]
 

@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort import Device, DeviceUnavailableError, DType, EngineError, Graph
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import (
     Availability,
@@ -286,9 +283,9 @@ def doubled(shape: Sequence[int | str] = (4,)) -> Graph:
     return graph
 
 
-def until(done: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(done: Callable[[], object], seconds: float = 10.0, step_s: float = 0.002) -> None:
     """Wait for something that happens in the background."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.002)
+        threading.Event().wait(step_s)

@@ -8,23 +8,23 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import DevicePolicy, DType, Graph, save_onnx
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.serving.host import HostOptions, serve
-from rlx_ort.serving.options import HttpOptions, ServeOptions
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import DATATYPES
 from rlx_ort.serving.repository import Repository
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
+ON_CPU = ServeOptions(policy=DevicePolicy.only("cpu"))
 
 
 @dataclass
@@ -37,11 +37,17 @@ class Served:
     grpc: str = ""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     loop: asyncio.AbstractEventLoop | None = None
+    thread: threading.Thread = field(init=False)
 
     def end(self) -> None:
         """Stop the server from any thread."""
-        if self.loop is not None:
+        if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.stop.set)
+
+    def wait(self, seconds: float = 30.0) -> None:
+        """Wait for the end of a server that was asked to end."""
+        self.thread.join(seconds)
+        assert not self.thread.is_alive()
 
 
 def save_echo(folder: Path, dtype: DType) -> None:
@@ -62,8 +68,9 @@ def save_product(path: Path, factor: float = 1.0, total: bool = False) -> None:
     save_onnx(graph, path)
 
 
-def started(folder: Path, http: HttpOptions, options: ServeOptions, **place: Any) -> tuple[Served, threading.Thread]:
-    """Start a server in a thread and wait until it is ready; `place` has fields of `HostOptions`."""
+@contextmanager
+def serving(folder: Path, options: ServeOptions = ON_CPU, **place: Any) -> Iterator[Served]:
+    """Yield a server in a thread once it is ready, and end it; `place` has fields of `HostOptions`."""
     ready = threading.Event()
     found: list[Served] = []
 
@@ -75,7 +82,7 @@ def started(folder: Path, http: HttpOptions, options: ServeOptions, **place: Any
         def listening(rest: str | None, rpc: str | None) -> None:
             served.http, served.grpc = rest or "", rpc or ""
 
-        host = HostOptions(**{"http_port": 0, "grpc_port": 0, "http": http, **place})
+        host = HostOptions(**{"http_port": 0, "grpc_port": 0, **place})
         loaded = asyncio.Event()  # front processes are ready as well then
         running = asyncio.create_task(
             serve(served.repository, host, on_listening=listening, on_loaded=loaded.set, stop=served.stop)
@@ -88,7 +95,12 @@ def started(folder: Path, http: HttpOptions, options: ServeOptions, **place: Any
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     assert ready.wait(60)
-    return found[0], thread
+    found[0].thread = thread
+    try:
+        yield found[0]
+    finally:
+        found[0].end()
+        found[0].wait()
 
 
 def started_command(
@@ -120,3 +132,30 @@ def _dropped(stream: IO[str]) -> None:
     with stream:
         for _ in stream:
             pass
+
+
+class Gate:
+    """Holds runs until it is opened, and keeps the first elements of the rows that were run."""
+
+    def __init__(self, run: Any) -> None:
+        self._run, self.open, self.rows = run, threading.Event(), list[float]()
+
+    def __call__(self, inputs: Any, wanted: Any) -> Any:
+        """Run once the gate is open."""
+        self.rows += inputs["x"][:, 0].tolist()
+        assert self.open.wait(20)
+        return self._run(inputs, wanted)
+
+
+@contextmanager
+def gated(served: Served, name: str) -> Iterator[Gate]:
+    """Yield a gate before the runs of a model's first device; afterwards they run as before."""
+    lane: Any = served.repository.find(name).scheduler.lanes[0]
+    run, gate = lane.run, Gate(lane.run)
+    lane.run, lane.runs_inline = gate, lambda *_: False  # a held run would hold the event loop
+    try:
+        yield gate
+    finally:
+        gate.open.set()
+        lane.run = run
+        del lane.runs_inline

@@ -14,9 +14,7 @@ import numpy as np
 from served_attacks import request
 from served_models import save_echo
 
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import DType, Graph, save_onnx
 from rlx_ort.serving.messages import messages
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -7,12 +7,11 @@ import json
 import re
 from pathlib import Path
 
-from rlx_ort import environment
+from rlx_ort import Device, environment
 from rlx_ort.calibration.features import DEFAULT_DIM
 from rlx_ort.calibration.kernels import KERNELS
 from rlx_ort.calibration.model import ERRORS
 from rlx_ort.calibration.profile import NOISY, SCHEMA, CalibrationProfile, ProfileKey, Row
-from rlx_ort.device import Device
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
 

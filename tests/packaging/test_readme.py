@@ -7,9 +7,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from rlx_ort import environment, errors
+from rlx_ort import Device, environment, errors
 from rlx_ort.cli import main
-from rlx_ort.device import Device
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 

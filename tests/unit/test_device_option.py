@@ -59,18 +59,14 @@ def test_tests_run_on_the_named_devices(collect, options):
     assert ids(collect(*options)) == ["test_runs_on[cpu]", "test_names_its_own[1-qnn]"]
 
 
-def test_a_device_that_does_not_work_stops_the_tests(collect):
+@pytest.mark.parametrize(
+    ("name", "reason"), [("tpu", "--device tpu: no ONNX Runtime execution provider serves"), ("cpux", "cpux")]
+)
+def test_a_device_that_does_not_work_stops_the_tests(collect, name, reason):
     """A named device is used or refused with the reason; its tests are not skipped."""
-    done = collect("--device", "tpu")
+    done = collect("--device", name)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--device tpu: no ONNX Runtime execution provider serves" in done.stdout + done.stderr
-
-
-def test_a_name_that_is_no_device_stops_the_tests(collect):
-    """The message quotes the name."""
-    done = collect("--device", "cpux")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "cpux" in done.stdout + done.stderr
+    assert reason in done.stdout + done.stderr
 
 
 LATE = """

@@ -1,19 +1,9 @@
 """`RLX_*` variables: keys, overrides, flags, parsing, the bulk builder and the guard."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from rlx_ort import environment
 from rlx_ort.environment import RlxEnv
-
-
-@pytest.fixture(autouse=True)
-def no_overrides() -> Iterator[None]:
-    """No override comes into a test or leaves it."""
-    environment.clear_overrides()
-    yield
-    environment.clear_overrides()
 
 
 def test_a_key_gets_its_prefix_unless_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,7 @@ import pickle
 
 import pytest
 
-from rlx_ort import errors
-from rlx_ort.device import Device
+from rlx_ort import Device, errors
 
 # Class -> direct bases within the tree or among the built-ins, and the exit code; from the design.
 TREE = {

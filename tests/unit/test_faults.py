@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort import errors
-from rlx_ort.errors import EngineError, InputError, NoViableDeviceError, RunError
+from rlx_ort import EngineError, InputError, NoViableDeviceError, RunError, errors
 from rlx_ort.faults import Fault, fault_of, is_device_failure
 from rlx_ort.resilience.trial import disagreement
 

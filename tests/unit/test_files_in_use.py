@@ -12,11 +12,9 @@ import pytest
 from sample_packages.packages import make
 from windows_files import WindowsFiles, windows_files
 
-from rlx_ort import storage
+from rlx_ort import ConversionError, Graph, storage
 from rlx_ort.converters.files import save_onnx, staging
 from rlx_ort.deploy.triton import export_triton
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.graph import Graph
 from rlx_ort.storage import clear_unfinished, remove, write_atomic
 
 __all__ = ["windows_files"]

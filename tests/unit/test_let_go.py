@@ -20,16 +20,13 @@ import pytest
 from sample_models.source_files import SOURCES, damaged, write_source
 from sample_packages.packages import flip, make
 
+from rlx_ort import CancelToken, CompileOptions, limited, load, open_package, start_package
 from rlx_ort.converters.bundle import graph_from_bundle
 from rlx_ort.converters.onnx_ir_bridge import foreign_errors
 from rlx_ort.converters.sources import open_source, read_weights
-from rlx_ort.deploy.open import load, open_package
 from rlx_ort.deploy.package import Package
-from rlx_ort.deploy.start import start_package
 from rlx_ort.errors import ConversionError, IntegrityError, RlxError, let_go
 from rlx_ort.execution import background
-from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.resilience.limits import CancelToken, limited
 
 
 @pytest.fixture(autouse=True)

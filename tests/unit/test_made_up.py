@@ -6,9 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort import Graph
-from rlx_ort.errors import InputError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import DType, Graph, InputError
 from rlx_ort.ir.types import SequenceType, TensorType
 from rlx_ort.made_up import even_inputs, random_inputs, shaped_inputs
 

@@ -17,20 +17,16 @@ import pytest
 from genai_folders import write_folder
 from mutations import mutated_json
 
+from rlx_ort import Device, DType, Graph, RlxError, verify
 from rlx_ort.calibration.features import Kernel
 from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.converters.files import load_graph
 from rlx_ort.converters.to_onnx.exporter import exported
-from rlx_ort.device import Device
-from rlx_ort.errors import RlxError
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.genai.config import read_config
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json, to_json
 from rlx_ort.ir.tensor import TensorData, read_tensors, write_tensors
-from rlx_ort.ir.verify import verify
 
 COUNT = int(os.environ.get("RLX_FUZZ_COUNT", "240"))
 FIRST = int(os.environ.get("RLX_FUZZ_FIRST", "0"))

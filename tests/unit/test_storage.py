@@ -39,6 +39,18 @@ def test_a_stream_that_raises_leaves_the_old_file_alone(tmp_path: Path) -> None:
     assert _content(tmp_path) == {"file": b"old"}
 
 
+def test_two_writers_of_one_file_do_not_write_into_each_other(tmp_path: Path) -> None:
+    """Each writes a file of its own, and the last to end wins."""
+    path = tmp_path / "file"
+    with replacing(path) as first:
+        first.write(b"first, ")
+        with replacing(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+        first.write(b"whole")
+    assert _content(tmp_path) == {"file": b"first, whole"}
+
+
 def test_a_file_is_flushed_to_the_disk_before_it_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,13 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx_ort import environment
+from rlx_ort import CalibrationError, CalibrationProfile, Device, Graph, calibrate, cost_model, environment, explain
 from rlx_ort.calibration import store
-from rlx_ort.calibration.profile import CalibrationProfile
-from rlx_ort.device import Device
-from rlx_ort.errors import CalibrationError
-from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.predict import calibrate, cost_model, explain
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlx_ort import CompileOptions, Device, Graph
 from rlx_ort.calibration.features import Workload, workload_of
 from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
-from rlx_ort.device import Device
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import from_json
-from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.hardware import core_share
 from rlx_ort.providers.registry import provider_of

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx_ort import Device, DType
 from rlx_ort.calibration.measure import Node, measure_nodes
-from rlx_ort.device import Device
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType
 

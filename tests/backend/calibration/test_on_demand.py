@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlx_ort import environment
+from rlx_ort import CalibrationProfile, Device, DType, EngineError, Graph, environment
 from rlx_ort.calibration import on_demand, store
-from rlx_ort.calibration.profile import CalibrationProfile
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.selection.cost import Term
 from rlx_ort.selection.predict import calibrate, explain, measure_unknown

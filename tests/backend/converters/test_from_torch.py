@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx_ort import ConversionError, Device, Graph, GraphDevices
 from rlx_ort.converters.bundle import bundle_from_graph, graph_from_bundle
 from rlx_ort.converters.files import save_bundle
 from rlx_ort.converters.from_torch import from_torch as graph_from_torch
 from rlx_ort.converters.sources import apply_weights, from_torch, open_source, read_weights
-from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
 
 torch = pytest.importorskip("torch")

@@ -9,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rlx_ort import Device, Graph, GraphDevices
 from rlx_ort.converters.sources import Rename, Renames, apply_weights, read_weights
-from rlx_ort.device import Device
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.dequant import DequantMatMul
 
 gguf = pytest.importorskip("gguf")

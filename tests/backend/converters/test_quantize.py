@@ -141,16 +141,12 @@ def test_options_that_make_no_sense_are_refused(kind: str, options: QuantizeOpti
         quantize(convnet(), kind, None, options)
 
 
-def test_a_model_with_nothing_to_quantise_is_refused() -> None:
-    """A convnet has one product, of 16 rows, below a block."""
-    with pytest.raises(ConversionError, match="int4-weights finds nothing to quantise in convnet"):
-        quantize(convnet(), "int4-weights", quantization())
-
-
-def test_data_for_a_kind_that_takes_none_is_refused() -> None:
-    """Else the user would think that it counted."""
+def test_data_that_would_not_count_and_a_model_with_nothing_to_quantise_are_refused() -> None:
+    """Else the user would think that something was done; the convnet has one product, of 16 rows, below a block."""
     with pytest.raises(ConversionError, match="int8-dynamic takes no calibration data"):
         quantize(convnet(), "int8-dynamic", None, calibration={"image": IMAGES})
+    with pytest.raises(ConversionError, match="int4-weights finds nothing to quantise in convnet"):
+        quantize(convnet(), "int4-weights", quantization())
 
 
 def _of_scikit_learn(nodes: list[onnx.NodeProto], output: onnx.ValueInfoProto, **weights: np.ndarray) -> ModelBundle:

@@ -14,11 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 from sample_models.bundles import convnet, decoder, images, relative, run, tokens
 
+from rlx_ort import ConversionError, DeviceUnavailableError, RlxError, Session
 from rlx_ort.converters.bundle import bundle_from_graph, bundle_of
 from rlx_ort.converters.files import load_graph
 from rlx_ort.converters.targets import TargetOptions, write_target
-from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError
-from rlx_ort.execution.session import Session
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.providers.ort_provider import save_optimized
 

@@ -11,20 +11,14 @@ import pytest
 from sample_packages.packages import X, make, reference
 
 import rlx_ort
+from rlx_ort import Graph, Precision
 from rlx_ort.deploy.create import Recipe, create_package
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import Precision
 from rlx_ort.providers.engine.runtime import onnxruntime
 
 pytestmark = pytest.mark.skipif(
     not hasattr(onnxruntime(), "ModelPackage"), reason="this ONNX Runtime has no ModelPackage in Python"
 )
 STRICT = {"allow_external_paths": False, "follow_symlinks": False, "strict_unknown_fields": True}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def session_of(folder: Path) -> Any:

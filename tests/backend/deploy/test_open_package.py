@@ -14,26 +14,19 @@ from onnx import parser
 from sample_packages.packages import X, files_of, flip, golden, make, reference
 
 import rlx_ort
+from rlx_ort import CompileOptions, DevicePolicy, GraphDevices, Precision
 from rlx_ort.deploy import golden as golden_module
 from rlx_ort.deploy.create import Recipe, create_package
 from rlx_ort.deploy.golden import check_device
 from rlx_ort.deploy.open import buckets_of, runner_of
 from rlx_ort.deploy.package import Package, PackageTensor
 from rlx_ort.errors import DeviceParseError, IntegrityError, NoViableDeviceError, PackageError
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine.runtime import onnxruntime
 from rlx_ort.providers.null import NullProvider
 from rlx_ort.providers.registry import ProviderRegistry
-from rlx_ort.selection.policy import DevicePolicy
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def _used(runner: GraphDevices, name: str) -> bool:

@@ -8,25 +8,12 @@ import sys
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
-from sample_packages.packages import X, files_of, make, reference, repacked
+from sample_packages.packages import X, assert_right, files_of, make, repacked
 
+from rlx_ort import IntegrityError, start_package
 from rlx_ort.deploy.names import INDEX, MANIFEST
-from rlx_ort.deploy.open import warm_package
 from rlx_ort.deploy.package import Package
-from rlx_ort.deploy.start import start_package
-from rlx_ort.device import Device
-from rlx_ort.errors import IntegrityError, PackageError
-
-
-@pytest.fixture(params=[False, True], ids=["file", "folder"])
-def warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """Return a package that was warmed for the CPU, with a compile cache of the test's own."""
-    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
-    path = make(tmp_path / "small.ortpackage", folder=request.param)
-    assert warm_package(path, [Device.CPU])[0].starts
-    return path
 
 
 def refused(path: Path) -> None:
@@ -82,7 +69,7 @@ def test_a_package_that_is_replaced_while_it_runs_is_not_mixed_with_the_new_one(
     """What is opened in full is the package it was started with, or an error."""
     with start_package(warmed) as started:
         assert started.quick
-        np.testing.assert_allclose(started.run({"x": X})[0], reference(X), rtol=1e-3, atol=1e-3)
+        assert_right(started.run({"x": X})[0])
         warmed.rename(tmp_path / "old.ortpackage")
         make(warmed, seed=1)
         with pytest.raises(IntegrityError, match="another package"):
@@ -106,7 +93,7 @@ def test_the_digest_and_the_serial_number_that_are_asked_for_start(warmed: Path)
         digest = package.sha256
     with start_package(warmed, sha256=digest.upper(), min_serial=5) as started:
         assert started.quick
-        np.testing.assert_allclose(started.run({"x": X})[0], reference(X), rtol=1e-3, atol=1e-3)
+        assert_right(started.run({"x": X})[0])
 
 
 @pytest.mark.parametrize(
@@ -120,10 +107,3 @@ def test_another_package_than_the_one_asked_for_does_not_start(
     """In the words of `open_package`."""
     with pytest.raises(IntegrityError, match=message):
         start_package(warmed, **wanted)  # type: ignore[arg-type]  # one of the two
-
-
-def test_a_signature_that_is_asked_for_is_looked_at(warmed: Path, tmp_path: Path) -> None:
-    """The cache does not stand in for it."""
-    (tmp_path / "key.pem").write_text("no key", encoding="ascii")
-    with pytest.raises(PackageError):
-        start_package(warmed, require_signature=tmp_path / "key.pem")

@@ -5,38 +5,51 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from sample_packages.packages import SIZE, X, make, reference
+from sample_packages.packages import SIZE, X, assert_right, make, reference
 
-from rlx_ort.deploy.open import open_package, warm_package
-from rlx_ort.deploy.start import start_package
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceError, DeviceParseError, InputError, IntegrityError, NoViableDeviceError, PackageError
+from rlx_ort import Device, RlxError, open_package, start_package, warm_package
+from rlx_ort.errors import DeviceError, DeviceParseError, IntegrityError, NoViableDeviceError, PackageError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, WeightSharing
 from rlx_ort.providers.engine.compiled.models import watched
 from rlx_ort.providers.engine.compiled.store import default_store
 
+INPUTS = {"x": X}
+
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a package, with a compile cache of the test's own."""
-    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+def package(tmp_path: Path) -> Path:
+    """Return a package."""
     return make(tmp_path / "small.ortpackage")
 
 
-def close_to(result, x=X):
-    np.testing.assert_allclose(result, reference(x), rtol=1e-3, atol=1e-3)
+class Way(NamedTuple):
+    """A way to start a package that was warmed, to run it, and to see whether it runs without its graph."""
+
+    open: Callable[..., Any]
+    run: Callable[..., Any]
+    is_quick: Callable[[Any], bool]
 
 
-def answer(run, inputs):
-    """Return what a run gives: the outputs, or the text of the error."""
+START = Way(start_package, lambda opened, inputs=INPUTS: opened.run(inputs), lambda opened: opened.quick)
+OPEN = Way(
+    open_package, lambda opened, inputs=INPUTS: opened.run("cpu", inputs), lambda opened: "started on" in repr(opened)
+)
+RESOLVED = OPEN._replace(run=lambda opened, inputs=INPUTS: opened.run_resolved(inputs, Device.CPU))
+both_ways = pytest.mark.parametrize("way", [START, OPEN], ids=["start", "open"])
+
+
+def answer(run: Callable[[], Any]) -> Any:
+    """Return what a call gives: the outputs, or the type and text of the error."""
     try:
-        return [output.tolist() for output in run(inputs)]
-    except InputError as err:
-        return str(err)
+        return [output.tolist() for output in run()]
+    except RlxError as err:
+        return type(err), str(err)
 
 
 def test_a_session_opened_after_warming_uses_what_was_kept(package, device):
@@ -45,14 +58,14 @@ def test_a_session_opened_after_warming_uses_what_was_kept(package, device):
     assert [row.problem for row in rows] == ["", ""]
     assert rows[0].entry == rows[1].entry
     with watched() as openings, open_package(package) as runner:
-        close_to(runner.compile(device).run({"x": X})[0])
+        assert_right(runner.compile(device).run({"x": X})[0])
     assert [opening.entry.digest for opening in openings] == [rows[0].entry]
 
 
 def test_a_package_that_was_not_warmed_writes_nothing(package):
     """Opening a package costs no disk."""
     with open_package(package) as runner:
-        close_to(runner.run("cpu", {"x": X})[0])
+        assert_right(runner.run("cpu", {"x": X})[0])
     assert default_store().entries() == []
 
 
@@ -78,16 +91,15 @@ def test_a_device_that_cannot_be_had_is_a_problem_and_not_the_end(package):
     assert (rows[1].problem, rows[1].starts) == ("", True)
 
 
-def test_a_warmed_package_starts_without_its_graph(package):
-    """The results are right before and after the weights are packed."""
-    warm_package(package, [Device.CPU])
-    with start_package(package) as started:
-        assert started.quick
+@pytest.mark.parametrize("way", [START, OPEN, RESOLVED], ids=["start", "open", "resolved"])
+def test_a_warmed_package_runs_without_its_graph(warmed: Path, way: Way) -> None:
+    """The results are right before and after the weights are packed, whoever names the CPU."""
+    with way.open(warmed) as opened:
         for _ in range(8):
-            close_to(started.run({"x": X})[0])
-        started._quick.settle()
-        close_to(started.run({"x": X})[0])
-        assert started._runner is None
+            assert_right(way.run(opened)[0])
+        opened._quick.settle()
+        assert_right(way.run(opened)[0])
+        assert way.is_quick(opened)
 
 
 def test_a_denied_device_starts_nothing(package, monkeypatch):
@@ -99,22 +111,31 @@ def test_a_denied_device_starts_nothing(package, monkeypatch):
     assert "cpu" not in [row.device for row in warm_package(package)]
 
 
-def test_starting_reads_no_model(package, tmp_path):
-    """A process that starts a warmed package imports no ONNX, and none of the IR."""
-    warm_package(package, [Device.CPU])
+@pytest.mark.parametrize(
+    ("opened", "run", "heavy"),
+    [
+        ("start_package", "", {"rlx_ort.adaptive", "filelock", "importlib.metadata"}),
+        ("open_package", "'cpu', ", {"rlx_ort.adaptive", "rlx_ort.execution.compiled"}),
+    ],
+    ids=["start", "open"],
+)
+def test_the_first_result_needs_no_graph_and_no_onnx(
+    warmed: Path, tmp_path: Path, opened: str, run: str, heavy: set[str]
+) -> None:
+    """A process that opens a warmed package and runs it imports neither ONNX nor the IR, nor the cost models."""
     np.save(tmp_path / "x.npy", X)
     program = f"""
 import json, sys
 import numpy as np
-from rlx_ort.deploy.start import start_package
-started = start_package({str(package)!r})
-result = started.run({{"x": np.load({str(tmp_path / "x.npy")!r})}})[0]
-heavy = {{"onnx", "rlx_ort.ir.graph", "filelock", "psutil", "importlib.metadata"}}.intersection(sys.modules)
-print(json.dumps([started.quick, sorted(heavy), float(result.sum())]))
+import rlx_ort
+opened = rlx_ort.{opened}({str(warmed)!r})
+result = opened.run({run}{{"x": np.load({str(tmp_path / "x.npy")!r})}})[0]
+heavy = {heavy | {"onnx", "rlx_ort.ir.graph", "psutil"}!r}
+print(json.dumps([sorted(heavy.intersection(sys.modules)), float(result.sum())]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    quick, heavy, total = json.loads(done.stdout)
-    assert (quick, heavy) == (True, [])
+    found, total = json.loads(done.stdout)
+    assert found == []
     assert total == pytest.approx(reference(X).sum(), rel=1e-3)
 
 
@@ -122,7 +143,7 @@ def test_a_package_that_is_not_in_the_cache_is_opened_in_full(package):
     """The answer is the same, a little later."""
     with start_package(package) as started:
         assert not started.quick
-        close_to(started.run({"x": X})[0])
+        assert_right(started.run({"x": X})[0])
 
 
 def test_another_package_of_the_same_name_does_not_start_from_the_old_one(package, tmp_path):
@@ -131,17 +152,18 @@ def test_another_package_of_the_same_name_does_not_start_from_the_old_one(packag
     make(tmp_path / "other.ortpackage", seed=1).replace(package)
     with start_package(package) as started:
         assert not started.quick
-        np.testing.assert_allclose(started.run({"x": X})[0], reference(X, 1), rtol=1e-3, atol=1e-3)
+        assert_right(started.run({"x": X})[0], seed=1)
 
 
-def test_another_engine_does_not_start_from_what_an_older_one_left(package, monkeypatch):
-    """What is saved is of one build of ONNX Runtime and one processor."""
-    from rlx_ort.providers.engine.compiled import starts
-
-    warm_package(package, [Device.CPU])
-    monkeypatch.setattr(starts, "cpu_facts", lambda: {"cpu": "another"})
-    with start_package(package) as started:
-        assert not started.quick
+@both_ways
+@pytest.mark.parametrize(("name", "found"), [("cpu_facts", {"cpu": "another"}), ("_installation", "newer")])
+def test_another_processor_or_version_does_not_start_from_what_is_kept(
+    warmed: Path, way: Way, monkeypatch: pytest.MonkeyPatch, name: str, found: object
+) -> None:
+    """What is kept is of one processor, one build of ONNX Runtime and one version, which may write another model."""
+    monkeypatch.setattr(f"rlx_ort.providers.engine.compiled.starts.{name}", lambda: found)
+    with way.open(warmed) as opened:
+        assert not way.is_quick(opened)
 
 
 def test_a_damaged_entry_does_not_start(package):
@@ -151,30 +173,44 @@ def test_a_damaged_entry_does_not_start(package):
     model.write_bytes(model.read_bytes()[:-1])
     with start_package(package) as started:
         assert not started.quick
-        close_to(started.run({"x": X})[0])
+        assert_right(started.run({"x": X})[0])
 
 
-def test_the_variable_keeps_a_start_from_the_cache(package, monkeypatch):
-    """`RLX_CACHE=off` counts for packages as well."""
-    warm_package(package, [Device.CPU])
-    monkeypatch.setenv("RLX_CACHE", "off")
-    with watched() as openings, start_package(package) as started:
-        assert not started.quick
-        close_to(started.run({"x": X})[0])
-    assert openings == []
+@pytest.mark.parametrize(
+    ("way", "variable"),
+    [
+        *((way, variable) for way in (START, OPEN) for variable in ("RLX_CACHE=off", "RLX_KERNEL_DISPATCH=common")),
+        (OPEN, "RLX_DISPATCH_REPORT=1"),
+    ],
+)
+def test_variables_that_change_the_session_count(
+    warmed: Path, way: Way, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """What was warmed was warmed without them."""
+    name, _, value = variable.partition("=")
+    monkeypatch.setenv(name, value)
+    with watched() as openings, way.open(warmed) as opened:
+        assert not way.is_quick(opened)
+        assert_right(way.run(opened)[0])
+    assert name != "RLX_CACHE" or openings == []
 
 
-def test_a_package_whose_signature_is_asked_for_is_opened_in_full(package, monkeypatch, tmp_path):
-    """The cache does not stand in for a signature."""
-    warm_package(package, [Device.CPU])
-    monkeypatch.setenv("RLX_PACKAGE_KEY", str(tmp_path / "key.pem"))
+@both_ways
+@pytest.mark.parametrize("asked", ["variable", "argument"])
+def test_a_signature_that_is_asked_for_is_looked_at(
+    warmed: Path, way: Way, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str
+) -> None:
+    """The cache does not stand in for it."""
+    key = tmp_path / "key.pem"
+    key.write_text("no key", encoding="ascii")
+    if asked == "variable":
+        monkeypatch.setenv("RLX_PACKAGE_KEY", str(key))
     with pytest.raises(PackageError):
-        start_package(package)
+        way.open(warmed, **{} if asked == "variable" else {"require_signature": key})
 
 
-def test_a_package_that_wants_its_golden_cases_run_first_does_not_start_without_them(tmp_path, monkeypatch):
+def test_a_package_that_wants_its_golden_cases_run_first_does_not_start_without_them(tmp_path):
     """They are run when it is opened in full."""
-    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
     path = make(tmp_path / "careful.ortpackage", verify_on_first_use=True)
     (row,) = warm_package(path, [Device.CPU])
     assert (row.problem, row.starts) == ("", False)
@@ -182,23 +218,20 @@ def test_a_package_that_wants_its_golden_cases_run_first_does_not_start_without_
         assert not started.quick
 
 
+@both_ways
 @pytest.mark.parametrize(
     "inputs",
-    [{}, {"y": X}, {"x": X, "y": X}, {"x": X[0]}, {"x": X[:, :-1]}, {"x": X.astype(np.float64)}, {"x": X > 0}],
-    ids=["none", "another", "too many", "rank", "size", "wider", "bool"],
+    [
+        *({}, {"y": X}, {"x": X, "y": X}, {"x": X[0]}, {"x": X[:, :-1]}),
+        *({"x": X.astype(np.float64)}, {"x": X > 0}, {"x": X.tolist()}),
+    ],
+    ids=["none", "another", "too many", "rank", "size", "wider", "bool", "list"],
 )
-def test_inputs_that_do_not_fit_get_the_graph_s_own_answer(package, inputs):
+def test_inputs_that_do_not_fit_get_the_graph_s_own_answer(warmed: Path, way: Way, inputs: dict[str, Any]) -> None:
     """The quick way takes exact arrays only; all else is refused or converted as everywhere."""
-    warm_package(package, [Device.CPU])
-    with start_package(package) as started, open_package(package) as runner:
-        assert answer(started.run, inputs) == answer(lambda given: runner.run("cpu", given), inputs)
-
-
-def test_lists_are_judged_by_value(package):
-    """As in `CompiledGraph.run`."""
-    warm_package(package, [Device.CPU])
-    with start_package(package) as started:
-        close_to(started.run({"x": X.tolist()})[0])
+    with way.open(warmed) as quick, open_package(warmed, options=CompileOptions()) as full:
+        assert (way.is_quick(quick), OPEN.is_quick(full)) == (True, False)
+        assert answer(lambda: way.run(quick, inputs)) == answer(lambda: full.run("cpu", inputs))
 
 
 def test_a_path_without_a_package_is_an_error(tmp_path):
@@ -225,7 +258,7 @@ def test_private_weights_come_from_no_file_of_the_cache(package):
     """They are copied and hashed, and what was warmed is mapped from a file that others may write to."""
     warm_package(package, [Device.CPU])
     with watched() as openings, open_package(package, private=True) as runner:
-        close_to(runner.run("cpu", {"x": X})[0])
+        assert_right(runner.run("cpu", {"x": X})[0])
     assert openings == []
 
 

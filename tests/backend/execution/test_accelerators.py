@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort import CompileOptions, Device, EngineError, Graph, GraphDevices, Precision, Session
 
 
 @pytest.mark.parametrize(("precision", "bound"), [(Precision.F32, 1e-5), (Precision.TF32, 5e-3)])

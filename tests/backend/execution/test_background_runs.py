@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort import CompiledGraph, CompileOptions, Device, Graph, InputError, Session
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 RNG = np.random.default_rng(11)
@@ -120,7 +115,7 @@ def _endless() -> Any:
     return Session("cpu", CompileOptions(intra_op_threads=1)).compile(graph)
 
 
-def test_cancelling_the_task_stops_the_run() -> None:
+async def test_cancelling_the_task_stops_the_run() -> None:
     """The run in the thread ends early, and the graph runs on afterwards."""
     compiled = _endless()
     inputs = {"x": np.zeros((256, 256), np.float32)}
@@ -135,15 +130,11 @@ def test_cancelling_the_task_stops_the_run() -> None:
             ended.set()
 
     engine.run = watched
-
-    async def cancelled() -> None:
-        task = asyncio.create_task(compiled.run_async(inputs))
-        await asyncio.sleep(0.1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancelled())
+    task = asyncio.create_task(compiled.run_async(inputs))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert ended.wait(1.0), "the run went on after it was cancelled"
 
 

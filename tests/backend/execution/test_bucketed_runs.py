@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-import onnx
-import pytest
+from collections.abc import Callable
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError, ParamError
-from rlx_ort.execution.buckets import BucketedCompileCache, power_of_two_ladder
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
+import numpy as np
+import pytest
+from onnx_text import parsed
+
+from rlx_ort import BucketedCompileCache, Device, Graph, InputError, ParamError, Session, from_onnx, power_of_two_ladder
 
 SOURCE = np.random.default_rng(3)
 W = SOURCE.normal(size=(4, 3)).astype(np.float32)
@@ -51,31 +48,20 @@ def test_padded_rows_equal_plain_ones(device: Device, rows: int) -> None:
     np.testing.assert_allclose(padded, plain[1][0], rtol=1e-6, atol=1e-6)
 
 
-def test_an_open_graph_runs_the_true_shape() -> None:
-    """Where the provider does not compile for each shape, nothing is padded, nothing is cut."""
-    cache = _cache("cpu")
-    cache.ensure_graph_with_params(3, _open, {"w": W})
-    found = cache.run_padded(3, 3, _open, [("x", np.ones((3, 4), np.float32), 4)])
+@pytest.mark.parametrize(
+    ("build", "pad", "shape", "sizes", "rows"),
+    [(_open, None, (3, 4), [], 3), (_open, True, (3, 4), [0], 4), (_fixed, None, (12,), [3], 3)],
+    ids=["an open graph", "padding that is asked for", "data without axes"],
+)
+def test_what_is_padded(
+    build: Callable[[int], Graph], pad: bool | None, shape: tuple[int, ...], sizes: list[int], rows: int
+) -> None:
+    """Nothing where the size is open; with `pad`, an output of no row size keeps the padding; flat data gets axes."""
+    cache = _cache("cpu", pad=pad)
+    cache.ensure_graph_with_params(3, build, {"w": W})
+    found = cache.run_padded(3, 3, build, [("x", np.ones(shape, np.float32), 4)], sizes)
     assert found is not None
-    assert found[1][0].shape == (3, 3)
-
-
-def test_padding_can_be_asked_for() -> None:
-    """With `pad`, an output without a row size comes back with the padding."""
-    cache = _cache("cpu", pad=True)
-    cache.ensure_graph_with_params(3, _open, {"w": W})
-    found = cache.run_padded(3, 3, _open, [("x", np.ones((3, 4), np.float32), 4)], [0])
-    assert found is not None
-    assert found[1][0].shape == (4, 3)
-
-
-def test_flat_rows_take_the_declared_shape() -> None:
-    """Data without axes is padded and shaped as the input wants it."""
-    cache = _cache("cpu")
-    cache.ensure_graph_with_params(3, _fixed, {"w": W})
-    found = cache.run_padded(3, 3, _fixed, [("x", np.ones(12, np.float32), 4)], [3])
-    assert found is not None
-    assert found[1][0].shape == (3, 3)
+    assert found[1][0].shape == (rows, 3)
 
 
 def test_mixed_inputs_are_padded_one_by_one() -> None:
@@ -164,8 +150,7 @@ VALUES = {
 
 def _imported(mixing: tuple[str, str], rows: int | str) -> Graph:
     kind, body = mixing
-    text = f'<ir_version: 8, opset_import: ["": 17]> g ({kind}[{rows},4] x) => ({kind}[{rows},4] y) {{ {body} }}'
-    return from_onnx(onnx.parser.parse_model(text))
+    return from_onnx(parsed(f"({kind}[{rows},4] x) => ({kind}[{rows},4] y) {{ {body} }}", 17, 8))
 
 
 @pytest.mark.parametrize("mixing", MIXING.values(), ids=MIXING.keys())

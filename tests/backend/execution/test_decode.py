@@ -13,17 +13,10 @@ import numpy as np
 import pytest
 from sample_models.decoders import DECODER, FORMS, build
 
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, DecodeLoop, Device, DType, Graph, GraphDevices, PlacementRule, Session, limited
 from rlx_ort.errors import InputError, LegalizeError, RunError, TimeLimitError
-from rlx_ort.execution.decode import DecodeLoop
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.ort_binding import OrtBinder
-from rlx_ort.resilience.limits import limited
 
 PROMPT = np.random.default_rng(7).integers(0, DECODER.vocabulary, (1, 6))
 EXPECTED = DECODER.tokens(PROMPT, 12)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
+from rlx_ort import Device, Session
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 

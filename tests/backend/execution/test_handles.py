@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 from sample_models.step_graphs import W, assert_same, growing_graph, step_graph, step_inputs
 
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError, RlxError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, Graph, InputError, RlxError, Session
 
 RNG = np.random.default_rng(11)
 

@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import CompiledGraph, CompileOptions, Device, DType, Graph, PlacementRule, Session
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.session import OrtEngineSession
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

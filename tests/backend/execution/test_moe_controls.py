@@ -8,15 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rlx_ort.device import Device
+from rlx_ort import CompiledGraph, Device, DevicePolicy, Graph, GraphDevices, MoeResidencyStats, Session
 from rlx_ort.errors import GraphVerifyError, InputError
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.moe import MoeResidencyStats
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.policy import DevicePolicy
 
 EXPERTS, WIDTH, TOKENS, PICKED = 4, 4, 3, 2
 SOURCE = np.random.default_rng(5)

@@ -7,11 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError, ParamError
-from rlx_ort.execution.session import Session
+from rlx_ort import Device, Graph, InputError, ParamError, Session
 from rlx_ort.execution.weights import WeightStore
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import from_json, to_json
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from sample_models.step_graphs import W, assert_same, step_graph, step_inputs
 
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError, RlxError
-from rlx_ort.execution.session import Session
+from rlx_ort import Device, InputError, RlxError, Session
 from rlx_ort.providers import registry
 
 

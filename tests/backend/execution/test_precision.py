@@ -7,15 +7,10 @@ import logging
 import numpy as np
 import pytest
 
-from rlx_ort import environment
-from rlx_ort.device import Device
-from rlx_ort.errors import LegalizeError
+from rlx_ort import Device, Graph, LegalizeError, PrecisionPolicy, Session, Value, environment
 from rlx_ort.execution.placement import merge_placement
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.options.precision import PrecisionPolicy
 from rlx_ort.selection.support import dispatch_report_for_device, legalize_graph_for_device, support_of
 
 HEADS, HEAD, LENGTH, VOCABULARY = 4, 16, 12, 50

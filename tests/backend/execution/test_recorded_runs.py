@@ -8,21 +8,14 @@ import threading
 from typing import Any
 
 import numpy as np
-import onnx.parser
 import pytest
 from doubles.fake_recorder import FakeRecorder
+from onnx_text import parsed
 from sample_models.decoders import DECODER, build
 from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort import CompiledGraph, CompileOptions, DecodeLoop, Device, EngineError, Graph, Session, from_onnx
 from rlx_ort.execution import decode
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.decode import DecodeLoop
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import recordings, replays
 from rlx_ort.providers.engine.recipe import Recording
@@ -159,21 +152,14 @@ def test_steps_of_a_decode_loop_are_replayed(recorders: list[FakeRecorder], form
     assert (recorders[0].dropped, recorders[0].closed) == ([1], True)
 
 
-def test_a_step_whose_replay_differs_is_run_plainly(recorders: list[FakeRecorder]) -> None:
-    """The first comparison finds it, and the recording is dropped."""
+@pytest.mark.parametrize(("what", "value"), [("spoil", 1), ("failure", "the replay failed")])
+def test_a_step_whose_replay_differs_or_fails_is_run_plainly(
+    recorders: list[FakeRecorder], what: str, value: object
+) -> None:
+    """The first comparison finds it; the plain run had its result before, and the recording is dropped."""
     compiled = Session("cpu").compile(build(form="cached"))
     compiled.open()
-    recorders[0].spoil = 1
-    found = np.stack(list(DecodeLoop(compiled, 32).generate(PROMPT, 16)), axis=1)
-    np.testing.assert_array_equal(found, DECODER.tokens(PROMPT, 16))
-    assert (recorders[0].replays, recorders[0].dropped) == (1, [1])
-
-
-def test_a_step_whose_replay_fails_while_it_is_checked_is_run_plainly(recorders: list[FakeRecorder]) -> None:
-    """The plain run had its result before, so the failure is a reason and no error."""
-    compiled = Session("cpu").compile(build(form="cached"))
-    compiled.open()
-    recorders[0].failure = "the replay failed"
+    setattr(recorders[0], what, value)
     found = np.stack(list(DecodeLoop(compiled, 32).generate(PROMPT, 16)), axis=1)
     np.testing.assert_array_equal(found, DECODER.tokens(PROMPT, 16))
     assert (recorders[0].replays, recorders[0].dropped) == (1, [1])
@@ -279,10 +265,7 @@ def test_slots_write_plain_runs_to_pinned_buffers(recorders: list[FakeRecorder],
 
 
 def _positions() -> Graph:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[4] x) => (int64[1, n] y) { y = NonZero(x) }'
-    )
-    return from_onnx(model)
+    return from_onnx(parsed("(float[4] x) => (int64[1, n] y) { y = NonZero(x) }"))
 
 
 def test_a_refusal_before_opening_takes_no_stream(recorders: list[FakeRecorder]) -> None:
@@ -565,15 +548,19 @@ def test_cuda_close_frees_recordings(cuda: Device) -> None:
             assert len(compiled.device_graph_report().recorded) == 2
 
 
+def _concat() -> Graph:
+    """Return a graph that joins 80 inputs, whose addresses the kernel copies from host memory."""
+    graph = Graph("concat")
+    graph.outputs = [graph.concat([graph.input(f"x{index}", [2, 3]) for index in range(80)], 0)]
+    return graph
+
+
 @pytest.mark.parametrize("how", ["auto", False])
 def test_cuda_close_is_clean_where_kernels_copy_from_the_host(cuda: Device, how: Any) -> None:
     """Sessions with pinned buffers that runs have left would abort the process, 20 of them almost surely."""
-    graph = Graph("concat")
-    values = [graph.input(f"x{index}", [2, 3]) for index in range(80)]
-    graph.outputs = [graph.concat(values, 0)]
     inputs = {f"x{index}": np.full((2, 3), index, np.float32) for index in range(80)}
     for runs in range(5, 25):
-        with Session(cuda, CompileOptions(device_graph=how)).compile(graph) as compiled:
+        with Session(cuda, CompileOptions(device_graph=how)).compile(_concat()) as compiled:
             for _ in range(runs):
                 np.testing.assert_array_equal(compiled.run(inputs)[0], np.concatenate(list(inputs.values())))
 
@@ -581,12 +568,9 @@ def test_cuda_close_is_clean_where_kernels_copy_from_the_host(cuda: Device, how:
 @pytest.mark.parametrize("how", ["auto", False])
 def test_cuda_close_is_clean_after_runs_in_threads(cuda: Device, how: Any) -> None:
     """Each run in flight leaves buffers of its own."""
-    graph = Graph("concat")
-    values = [graph.input(f"x{index}", [2, 3]) for index in range(80)]
-    graph.outputs = [graph.concat(values, 0)]
     inputs = {f"x{index}": np.full((2, 3), index, np.float32) for index in range(80)}
     for _ in range(5):
-        with Session(cuda, CompileOptions(device_graph=how)).compile(graph) as compiled:
+        with Session(cuda, CompileOptions(device_graph=how)).compile(_concat()) as compiled:
 
             def work(compiled: CompiledGraph = compiled) -> None:
                 for _ in range(20):
@@ -598,3 +582,35 @@ def test_cuda_close_is_clean_after_runs_in_threads(cuda: Device, how: Any) -> No
                 thread.start()
             for thread in threads:
                 thread.join()
+
+
+@pytest.mark.webgpu
+def test_a_device_graph_replays_with_new_inputs() -> None:
+    """Recorded launches give new results for new inputs, on every path."""
+    graph = Graph("static")
+    x = graph.input("x", [2, 4])
+    state = graph.input("state", [2, 4])
+    graph.outputs = [graph.tanh(x + state)]
+    compiled = Session("webgpu", CompileOptions(device_graph=True)).compile(graph)
+    plain = Session("webgpu").compile(graph)
+    for _ in range(4):
+        inputs = {name: RNG.standard_normal((2, 4)).astype(np.float32) for name in ("x", "state")}
+        expected = plain.run(inputs)[0]
+        np.testing.assert_allclose(compiled.run(inputs)[0], expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(compiled.run_slots(list(inputs.values()))[0], expected, rtol=1e-6, atol=1e-6)
+    compiled.bind_gpu_handle("state", inputs["state"])
+    compiled.set_gpu_handle_feed("state", 0)
+    plain.bind_gpu_handle("state", inputs["state"])
+    plain.set_gpu_handle_feed("state", 0)
+    for _ in range(3):
+        np.testing.assert_allclose(
+            compiled.run({"x": inputs["x"]})[0], plain.run({"x": inputs["x"]})[0], rtol=1e-6, atol=1e-6
+        )
+
+
+@pytest.mark.webgpu
+def test_a_device_graph_needs_static_shapes() -> None:
+    """Dims without a size are refused, with the option that binds them."""
+    compiled = Session("webgpu", CompileOptions(device_graph=True)).compile(step_graph())
+    with pytest.raises(EngineError, match="dims="):
+        compiled.run(step_inputs()[0])

@@ -9,19 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort import environment
+from rlx_ort import Device, DevicePolicy, DType, Graph, GraphDevices, Session, environment, is_available
 from rlx_ort.converters.onnx_types import elem_type
-from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, InputError, ParamError, PlacementError, RunError
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers import registry
-from rlx_ort.providers.registry import is_available
-from rlx_ort.selection.policy import DevicePolicy
 
 RNG = np.random.default_rng(7)
 X = RNG.standard_normal((3, 4)).astype(np.float32)

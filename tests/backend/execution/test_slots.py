@@ -7,16 +7,11 @@ import threading
 from typing import Any
 
 import numpy as np
-import onnx.parser
 import pytest
+from onnx_text import parsed
 from sample_models.step_graphs import W, assert_same, step_graph, step_inputs
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, DType, Graph, InputError, Session, from_onnx
 from rlx_ort.ir.ops.leaf import Input
 from rlx_ort.ir.types import SequenceType, Shape, TensorType
 
@@ -276,9 +271,10 @@ def test_slots_take_sequences_like_plain_runs() -> None:
 
 def test_slots_take_outputs_of_another_shape_than_declared() -> None:
     """Converters of classifiers declare labels `[1]` for any number of rows; all rows come, in every run."""
-    text = '<ir_version: 10, opset_import: ["": 21]> g (float[n,2] x) => (int64[1] label, float[n,2] y)'
-    body = "{ label = ArgMax <axis = 1, keepdims = 0> (x) y = Neg (x) }"
-    compiled = Session("cpu").compile(from_onnx(onnx.parser.parse_model(f"{text} {body}")))
+    text = (
+        "(float[n,2] x) => (int64[1] label, float[n,2] y) { label = ArgMax <axis = 1, keepdims = 0> (x) y = Neg (x) }"
+    )
+    compiled = Session("cpu").compile(from_onnx(parsed(text)))
     for rows in (3, 3, 3, 1, 1, 4, 4, 3):
         x = RNG.standard_normal((rows, 2)).astype(np.float32)
         for label, y in (compiled.run_slots([x]), compiled.run_raw({"x": x})):

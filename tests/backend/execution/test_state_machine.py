@@ -12,10 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlx_ort.errors import RunError
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import DevicePolicy, Graph, GraphDevices, RunError
 
 CPU = DevicePolicy.only("cpu")
 NUMBERS = st.integers(-8, 8)  # exact in f32, products and sums too

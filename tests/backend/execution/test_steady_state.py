@@ -16,13 +16,7 @@ import numpy as np
 import pytest
 
 import rlx_ort
-from rlx_ort import environment
-from rlx_ort.device import Device
-from rlx_ort.errors import NoViableDeviceError
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
-from rlx_ort.resilience.options import Resilience
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import Device, DevicePolicy, Graph, GraphDevices, NoViableDeviceError, Resilience, environment
 
 MOST_CALLS = 8
 FOLDER = str(Path(rlx_ort.__file__).resolve().parents[1])

@@ -10,13 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError
+from rlx_ort import Device, DType, Graph, GraphDevices, InputError, Session
 from rlx_ort.execution.inputs import InputPlan
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.engine.runtime import runtime_version
 
 torch = pytest.importorskip("torch")

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlx_ort.errors import ConversionError, ParamError
-from rlx_ort.execution.session import Session
+from rlx_ort import CompileOptions, ConversionError, Graph, ParamError, Session, WeightSharing
 from rlx_ort.execution.weights import WeightStore
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, WeightSharing
 
 W = np.arange(64 * 3, dtype=np.float32).reshape(64, 3)
 B = np.ones(3, np.float32)

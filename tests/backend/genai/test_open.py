@@ -10,10 +10,8 @@ import pytest
 from genai_folders import CONTEXT, edit_config, greedy_tokens, write_folder, write_tokenizer
 
 import rlx_ort.genai
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, Device, DevicePolicy, PlacementRule
 from rlx_ort.errors import ConversionError, EngineError, InputError, NoViableDeviceError, RunError
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.policy import DevicePolicy
 
 PROMPT = [3, 14, 15, 9, 2, 6]
 HALF_PROMPT = [2, 6, 3, 14]
@@ -196,22 +194,14 @@ def test_variants_are_ranked_together(tmp_path: Path) -> None:
     assert "'cuda'" in reason
 
 
-def test_a_misspelt_provider_is_refused(tmp_path: Path) -> None:
-    """A single folder with one does not open."""
-    with pytest.raises(ConversionError, match=r"'webgpuu', which does not exist; did you mean 'webgpu'\?"):
-        rlx_ort.genai.open(write_folder(tmp_path, providers=[{"webgpuu": {}}]))
-
-
-def test_a_device_that_is_not_here_is_an_error(folder: Path) -> None:
-    """A device that was named is used, or the reason is given."""
+def test_a_device_or_engine_that_is_not_here_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that was named, by an argument or by the variable, is used, or the reason is given."""
+    with pytest.raises(InputError, match="auto, genai, rlx_ort"):
+        rlx_ort.genai.open(folder, engine="own")
     with pytest.raises(NoViableDeviceError, match="rocm: "):
         rlx_ort.genai.open(folder, device="rocm")
     with pytest.raises(NoViableDeviceError, match="denied"):
         rlx_ort.genai.open(folder, DevicePolicy(deny=(Device.CPU,)), device="cpu")
-
-
-def test_rlx_device_names_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an argument the variable decides."""
     monkeypatch.setenv("RLX_DEVICE", "rocm")
     with pytest.raises(NoViableDeviceError, match="rocm: "):
         rlx_ort.genai.open(folder)
@@ -242,12 +232,6 @@ def test_more_tokens_than_the_context_cannot_be_ranked(folder: Path) -> None:
     """The message has the context of the model."""
     with pytest.raises(InputError, match="at most 64"):
         rlx_ort.genai.rank(folder, prompt_tokens=60, new_tokens=10)
-
-
-def test_an_engine_that_does_not_exist_is_an_error(folder: Path) -> None:
-    """The message has those that do."""
-    with pytest.raises(InputError, match="auto, genai, rlx_ort"):
-        rlx_ort.genai.open(folder, engine="own")
 
 
 @pytest.mark.skipif(HAS_GENAI, reason="onnxruntime-genai is installed")

@@ -17,18 +17,15 @@ import numpy as np
 import pytest
 from interpreter import RULES, Array, evaluate
 from op_tests.cases import CASES, DTYPES, Case, X, built, kinds_of, plain, runnable_kinds
+from op_tests.harness import compare
 
+from rlx_ort import Device, DType, Graph, legalize_graph_for_device, verify
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, GraphVerifyError, LegalizeError
 from rlx_ort.execution.session import Session, working_provider
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import op_class
 from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.ir.types import TensorType
-from rlx_ort.ir.verify import verify
-from rlx_ort.selection.support import legalize_graph_for_device
 
 SELDOM = (DType.BF16, DType.F64, DType.I8, DType.I16, DType.U16, DType.U32, DType.U64)
 RUN_ONE_IN = 3  # of those pairs
@@ -97,24 +94,12 @@ def dtypes_of(graph: Graph) -> set[DType]:
 
 
 def run_and_compare(case: Case, graph: Graph, feeds: dict[str, Array], device: Device, dtype: DType) -> None:
-    """Run on the device, all of it, and compare with the interpreter."""
+    """Run on the device, all of it, and compare within the bound of the narrower of the dtype and the result's."""
     results = Session(device).compile(graph).run(feeds)
     for value, result, expected in zip(graph.outputs, results, evaluate(graph, feeds), strict=True):
         assert DType.from_numpy(result.dtype) is value.dtype
-        compare(result, expected, case, device, dtype)
-
-
-def compare(result: Array, expected: Array, case: Case, device: Device, dtype: DType) -> None:
-    """Compare within the bound of the narrower of the dtype under test and the result's."""
-    assert result.shape == expected.shape
-    found = DType.from_numpy(result.dtype)
-    if not found.is_float:
-        np.testing.assert_array_equal(result, expected)
-        return
-    bound = max(device_facts.bound(device, kind) for kind in (found, dtype)) * case.loose
-    finite = np.abs(expected[np.isfinite(expected)])
-    floor = bound * float(finite.max()) if finite.size else 0.0
-    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=bound, atol=floor)
+        widths = device_facts.bound(device, DType.from_numpy(result.dtype)), device_facts.bound(device, dtype)
+        compare(result, expected, max(widths) * case.loose)
 
 
 def assert_refused_well(err: LegalizeError, graph: Graph, device: Device) -> None:

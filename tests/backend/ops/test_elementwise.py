@@ -15,6 +15,7 @@ from rlx_ort.device import Device
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS
 
 POSITIVE = {"log", "sqrt", "rsqrt"}
+INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 POINTS = np.array([[-6.0, -3.0, -2.5, -1.5, -0.5], [0.25, 0.5, 1.5, 2.5, 4.75]], np.float32)
 
 
@@ -27,7 +28,7 @@ def test_every_activation_has_a_reference() -> None:
 def test_activation_matches_its_formula(name: str, device: Device) -> None:
     """Each activation on negative and positive numbers, with an open batch dim."""
     x = np.abs(POINTS) if name in POSITIVE else POINTS
-    check(device, lambda g, x: g.activation(name, x), ACTIVATION[name], x, shapes=[["n", 5]])
+    check(device, lambda g, x: g.activation(name, x), x, shapes=[["n", 5]])
 
 
 def test_round_goes_half_to_even(device: Device) -> None:
@@ -40,88 +41,37 @@ def test_round_goes_half_to_even(device: Device) -> None:
 @pytest.mark.parametrize("name", ["softplus", "log_sigmoid", "mish", "sigmoid", "silu", "elu"])
 def test_activation_is_stable_far_from_zero(name: str, device: Device) -> None:
     """Large arguments neither overflow nor become NaN."""
-    x = np.array([-200.0, -90.0, 90.0, 200.0], np.float32)
-    with np.errstate(over="ignore"):
-        check(device, lambda g, x: g.activation(name, x), ACTIVATION[name], x)
+    check(device, lambda g, x: g.activation(name, x), np.array([-200.0, -90.0, 90.0, 200.0], np.float32))
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
-@pytest.mark.parametrize("name", ["relu", "neg", "abs", "sign"])
-def test_integer_activation(name: str, dtype: type) -> None:
-    """The activations that make sense for integers take all of them."""
-    check(Device.CPU, lambda g, x: g.activation(name, x), ACTIVATION[name], np.array([-3, 0, 5], dtype))
-
-
-BINARY: dict[str, Callable[[Array, Array], Array]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mod": np.fmod,
-    "atan2": np.arctan2,
-}
-
-
-@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "max", "min", "mod", "atan2"])
 def test_binary_broadcasts(name: str, device: Device) -> None:
     """Shapes (3, 1) and (4,) meet in (3, 4), with an open dim."""
-    check(
-        device,
-        lambda g, a, b: g.binary(name, a, b),
-        BINARY[name],
-        rand(3, 1),
-        rand(4, seed=1),
-        shapes=[["n", 1], None],
-    )
+    check(device, lambda g, a, b: g.binary(name, a, b), rand(3, 1), rand(4, seed=1), shapes=[["n", 1], None])
 
 
 def test_pow(device: Device) -> None:
     """Bases above 0 to any power."""
-    check(device, lambda g, a, b: a**b, np.power, np.abs(rand(3, 4)) + 0.1, rand(3, 4, seed=1))
+    check(device, lambda g, a, b: a**b, np.abs(rand(3, 4)) + 0.1, rand(3, 4, seed=1))
 
 
-def test_atan2_on_the_axes() -> None:
-    """The quadrant follows the signs, and the axes are exact."""
-    y = np.array([0.0, 1, 0, -1, 1, -1, 0], np.float32)
-    x = np.array([1.0, 0, -1, 0, -1, -1, 0], np.float32)
-    check(Device.CPU, lambda g, y, x: g.binary("atan2", y, x), np.arctan2, y, x)
-
-
-INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
-
-
-@pytest.mark.parametrize("dtype", INTEGERS)
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "max", "min", "bit_and", "bit_or", "bit_xor", "pow"])
-def test_integer_binary(name: str, dtype: type) -> None:
-    """Every integer type is computed as numpy computes it."""
-    functions = {"bit_and": np.bitwise_and, "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor, "pow": np.power}
-    reference = functions.get(name) or BINARY[name]
-    a, b = np.array([7, 5, 3, 100], dtype), np.array([2, 1, 3, 1], dtype)
-    check(Device.CPU, lambda g, a, b: g.binary(name, a, b), reference, a, b)
-
-
-@pytest.mark.parametrize("name", ["max", "min", "relu", "sign", "clamp", "cummax"])
-def test_i64_that_differ_in_their_lower_half_are_ordered(name: str) -> None:
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda g, a, b: g.binary("max", a, b),
+        lambda g, a, b: g.binary("min", a, b),
+        lambda g, a, b: g.activation("relu", a),
+        lambda g, a, b: g.activation("sign", a),
+        lambda g, a, b: g.clamp(a, -1, 3_900_000_000),
+        lambda g, a, b: g.cummax(a, axis=0),
+    ],
+    ids=["max", "min", "relu", "sign", "clamp", "cummax"],
+)
+def test_i64_that_differ_in_their_lower_half_are_ordered(build: Callable[..., Any]) -> None:
     """The CPU's vector kernels take the lower 32 bits for a signed number."""
     a = np.array([5, 3_000_000_000, -1, -3_000_000_000, 2**40, 0, 2**40 + 2**31, 4_200_000_000])
     b = np.array([4_000_000_000, 5, -3_000_000_000, -1, 2**40 + 2**31, -1, 2**40, 4_100_000_000])
-    build: dict[str, Callable[..., Any]] = {
-        "relu": lambda g, a, b: g.activation("relu", a),
-        "sign": lambda g, a, b: g.activation("sign", a),
-        "clamp": lambda g, a, b: g.clamp(a, -1, 3_900_000_000),
-        "cummax": lambda g, a, b: g.cummax(a, axis=0),
-    }
-    reference: dict[str, Callable[..., Array]] = {
-        "max": np.maximum,
-        "min": np.minimum,
-        "relu": lambda a, b: np.maximum(a, 0),
-        "sign": lambda a, b: np.sign(a),
-        "clamp": lambda a, b: np.clip(a, -1, 3_900_000_000),
-        "cummax": lambda a, b: np.maximum.accumulate(a),
-    }
-    check(Device.CPU, build.get(name, lambda g, a, b: g.binary(name, a, b)), reference[name], a, b)
+    check(Device.CPU, build, a, b)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -129,8 +79,7 @@ def test_integer_division_and_remainder_drop_the_fraction(dtype: type) -> None:
     """The quotient goes toward 0, so the remainder has the sign of the dividend."""
     signs = [1, 1] if dtype(0).dtype.kind == "u" else [-1, 1]
     a, b = np.array([7 * signs[0], 7], dtype), np.array([2, 2 * signs[0]], dtype)
-    check(Device.CPU, lambda g, a, b: a / b, lambda a, b: np.trunc(a / b).astype(dtype), a, b)
-    check(Device.CPU, lambda g, a, b: g.binary("%", a, b), np.fmod, a, b)
+    check(Device.CPU, lambda g, a, b: [a / b, g.binary("%", a, b)], a, b)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -138,87 +87,51 @@ def test_shifts_match_numpy(dtype: type) -> None:
     """Left shifts drop high bits; right shifts of negative numbers keep the sign."""
     values = [1, 3, 100, 0] if dtype(0).dtype.kind == "u" else [-1, -77, 100, 3]
     a, b = np.array(values, dtype), np.array([1, 2, 3, 0], dtype)
-    check(Device.CPU, lambda g, a, b: g.binary("<<", a, b), np.left_shift, a, b)
-    check(Device.CPU, lambda g, a, b: g.binary(">>", a, b), np.right_shift, a, b)
+    check(Device.CPU, lambda g, a, b: [g.binary("<<", a, b), g.binary(">>", a, b)], a, b)
 
 
-@pytest.mark.parametrize(("name", "reference"), [("&", np.logical_and), ("|", np.logical_or), ("^", np.logical_xor)])
-def test_bit_ops_on_bool_are_logical(name: str, reference: Callable[[Array, Array], Array]) -> None:
-    """Bool operands take part in & | ^."""
-    a, b = np.array([True, True, False, False]), np.array([True, False, True, False])
-    check(Device.CPU, lambda g, a, b: g.binary(name, a, b), reference, a, b)
-
-
-COMPARE = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}
-
-
-@pytest.mark.parametrize("name", COMPARE)
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
 def test_comparison(name: str, device: Device) -> None:
     """All six comparisons, equal elements among them."""
     a, b = np.array([1.0, 2.0, 3.0], np.float32), np.array([2.0, 2.0, 2.0], np.float32)
-    check(device, lambda g, a, b: g.compare(name, a, b), COMPARE[name], a, b, shapes=[["n"], ["n"]])
-
-
-@pytest.mark.parametrize("dtype", [*INTEGERS, np.bool_, np.float64])
-@pytest.mark.parametrize("name", COMPARE)
-def test_comparison_takes_every_dtype(name: str, dtype: type) -> None:
-    """Integers, bool and f64 compare as in numpy."""
-    a, b = np.array([0, 1, 1], dtype), np.array([1, 1, 0], dtype)
-    check(Device.CPU, lambda g, a, b: g.compare(name, a, b), COMPARE[name], a, b)
+    check(device, lambda g, a, b: g.compare(name, a, b), a, b, shapes=[["n"], ["n"]])
 
 
 def test_where_takes_a_number_as_condition(device: Device) -> None:
     """Anything but 0 picks the first branch."""
     c = np.array([0.0, -1.0, 0.25], np.float32)
-    check(device, lambda g, c, a, b: g.where_(c, a, b), lambda c, a, b: np.where(c != 0, a, b), c, rand(2, 3), rand(3))
+    reference = lambda c, a, b: np.where(c != 0, a, b)  # noqa: E731
+    check(device, lambda g, c, a, b: g.where_(c, a, b), c, rand(2, 3), rand(3), reference=reference)
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, np.bool_, np.float64, np.float16])
-def test_where_takes_every_dtype(dtype: type) -> None:
-    """The branches may have any type, the largest unsigned number included."""
-    a = np.array([0, 1], dtype) if dtype is np.bool_ else np.array([3, 100], dtype)
-    if dtype(0).dtype.kind == "u":
-        a[1] = np.iinfo(dtype).max
-    check(Device.CPU, lambda g, c, a, b: g.where_(c, a, b), np.where, np.array([False, True]), a, a[::-1].copy())
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_where_keeps_the_largest_number(dtype: type) -> None:
+    """No branch passes through a type that cannot hold it."""
+    a = np.array([3, np.iinfo(dtype).max], dtype)
+    check(Device.CPU, lambda g, c, a, b: g.where_(c, a, b), np.array([False, True]), a, a[::-1].copy())
 
 
-@pytest.mark.parametrize(("to", "dtype"), [("i32", np.int32), ("i8", np.int8), ("bool", np.bool_), ("f64", np.float64)])
-def test_cast_drops_the_fraction(to: str, dtype: type) -> None:
+@pytest.mark.parametrize("to", ["i32", "i8", "bool", "f64"])
+def test_cast_drops_the_fraction(to: str) -> None:
     """Float to integer goes toward 0, to bool is != 0."""
-    x = np.array([-2.9, -0.5, 0.0, 0.5, 2.9], np.float32)
-    reference = (lambda x: x != 0) if dtype is np.bool_ else (lambda x: np.trunc(x) if dtype != np.float64 else x)
-    check(Device.CPU, lambda g, x: g.cast(x, to), lambda x: np.asarray(reference(x)).astype(dtype), x)
+    check(Device.CPU, lambda g, x: g.cast(x, to), np.array([-2.9, -0.5, 0.0, 0.5, 2.9], np.float32))
 
 
 def test_mixed_dtypes_compute_in_the_promoted_one() -> None:
     """i64 + f32 is f64, f16 + bf16 would lose nothing in f32."""
-    check(Device.CPU, lambda g, a, b: a + b, np.add, np.array([2**40 + 1], np.int64), np.array([0.5], np.float32))
+    a, b = np.array([2**40 + 1], np.int64), np.array([0.5], np.float32)
+    check(Device.CPU, lambda g, a, b: a + b, a, b, reference=np.add)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.5, 0.5), (None, 0.25), (0.0, None)])
 def test_clamp(low: float | None, high: float | None, device: Device) -> None:
     """Either bound may be left out."""
-    check(device, lambda g, x: g.clamp(x, low, high), lambda x: np.clip(x, low, high), rand(3, 4))
-
-
-def test_fma_and_stop_gradient(device: Device) -> None:
-    """A * b + c, passed on unchanged."""
-    check(
-        device, lambda g, a, b, c: g.stop_gradient(g.fma(a, b, c)), lambda a, b, c: a * b + c, rand(3), rand(3), rand(1)
-    )
+    check(device, lambda g, x: g.clamp(x, low, high), rand(3, 4))
 
 
 def test_elementwise_of_nothing() -> None:
     """An empty tensor stays empty."""
-    empty = np.zeros((0, 3), np.float32)
-    check(Device.CPU, lambda g, x: g.gelu(x) + 1, lambda x: x, empty, shapes=[["n", 3]])
+    check(Device.CPU, lambda g, x: g.gelu(x) + 1, np.zeros((0, 3), np.float32), shapes=[["n", 3]])
 
 
 _SIZES = np.concatenate([np.logspace(-12, 2.8, 150), [0.5, 1.0, 2.0, 20.0, 40.0, 700.0]])
@@ -264,7 +177,7 @@ def test_an_f64_factor_near_1_counts() -> None:
 def test_an_f64_product_is_scaled_in_f64() -> None:
     """ONNX Runtime's optimiser would put the factor into an attribute, which is an f32."""
     a, b = np.random.default_rng(0).normal(size=(2, 3, 3))
-    check(Device.CPU, lambda g, a, b: (a @ b) * 0.1 / 0.3, lambda a, b: a @ b * 0.1 / 0.3, a, b, bound=1e-13)
+    check(Device.CPU, lambda g, a, b: (a @ b) * 0.1 / 0.3, a, b, bound=1e-13)
 
 
 def test_angles_of_f64_have_the_precision_of_f64() -> None:

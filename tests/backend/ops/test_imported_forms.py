@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.errors import RlxError
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.selection.support import supports_graph
+from rlx_ort import Device, GraphDevices, RlxError, Session, from_onnx, supports_graph
 
 LOWEST = np.finfo(np.float32).min
 

@@ -1,8 +1,6 @@
-"""Matrix products and solvers against numpy in float64."""
+"""Matrix products and solvers against the reference interpreter."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
@@ -18,47 +16,21 @@ def test_matmul_broadcasts_its_batch(shapes: tuple[tuple[int, ...], tuple[int, .
     """Leading dimensions broadcast; an empty inner dimension gives zeros."""
     if 0 in shapes[0] and device.kind != "cpu":
         pytest.skip("empty products are checked on the CPU")
-    check(device, lambda g, a, b: a @ b, np.matmul, rand(*shapes[0]), rand(*shapes[1]))
+    check(device, lambda g, a, b: a @ b, rand(*shapes[0]), rand(*shapes[1]))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.int64, np.uint8, np.int8])
 def test_matmul_of_other_dtypes(dtype: type) -> None:
     """Integer products are exact."""
     a, b = np.arange(6).reshape(2, 3).astype(dtype), np.arange(6).reshape(3, 2).astype(dtype)
-    check(Device.CPU, lambda g, a, b: a @ b, np.matmul, a, b)
+    check(Device.CPU, lambda g, a, b: a @ b, a, b)
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
 def test_fused_matmul_bias_act(activation: str | None, device: Device) -> None:
     """act(x @ w + b), with an open batch."""
-    functions = {
-        None: lambda y: y,
-        "relu": lambda y: np.maximum(y, 0),
-        "gelu": lambda y: y * 0.5 * (1 + np.vectorize(math.erf)(y / math.sqrt(2))),
-    }
-    check(
-        device,
-        lambda g, x, w, b: g.fused_matmul_bias_act(x, w, b, activation=activation),
-        lambda x, w, b: functions[activation](x @ w + b),
-        rand(3, 4),
-        rand(4, 5),
-        rand(5),
-        shapes=[["n", 4]],
-        strict=True,
-    )
-
-
-def test_lora_matmul(device: Device) -> None:
-    """X W + scale (x A) B."""
-    check(
-        device,
-        lambda g, x, w, a, b: g.lora_matmul(x, w, a, b, 0.25),
-        lambda x, w, a, b: x @ w + 0.25 * (x @ a) @ b,
-        rand(3, 4),
-        rand(4, 5),
-        rand(4, 2),
-        rand(2, 5),
-    )
+    build = lambda g, x, w, b: g.fused_matmul_bias_act(x, w, b, activation=activation)  # noqa: E731
+    check(device, build, rand(3, 4), rand(4, 5), rand(5), shapes=[["n", 4]])
 
 
 @pytest.mark.parametrize("open_dims", [False, True])
@@ -69,16 +41,16 @@ def test_dot_general_orders_its_axes(open_dims: bool, device: Device) -> None:
     check(
         device,
         lambda g, a, b: g.dot_general(a, b, [2, 3], [2, 0], [0], [1]),
-        lambda a, b: np.einsum("bmik,kbinj->bmnj", a, b),
         lhs,
         rhs,
         shapes=shapes,
+        reference=lambda a, b: np.einsum("bmik,kbinj->bmnj", a, b),
     )
 
 
 def test_dot_general_of_vectors_is_a_scalar(device: Device) -> None:
     """Nothing is left when all axes are contracted."""
-    check(device, lambda g, a, b: g.dot_general(a, b, [0], [0]), np.dot, rand(7), rand(7, seed=1))
+    check(device, lambda g, a, b: g.dot_general(a, b, [0], [0]), rand(7), rand(7, seed=1))
 
 
 def test_half_precision_matmul_is_close() -> None:
@@ -93,29 +65,23 @@ def matrices(*shape: int) -> Array:
     return (rand(*shape) + 3 * np.eye(shape[-1])).astype(np.float32)
 
 
-def solved(a: Array, b: Array) -> Array:
-    if b.ndim < a.ndim:
-        return np.linalg.solve(a, b[..., None])[..., 0]
-    return np.linalg.solve(a, b)
-
-
 @pytest.mark.parametrize("n", [1, 2, 8, 9, 30])
 @pytest.mark.parametrize("columns", [(), (1,), (3,)])
 def test_dense_solve(n: int, columns: tuple[int, ...]) -> None:
     """Written out up to 8 unknowns, as a loop above."""
-    check(CPU, lambda g, a, b: g.dense_solve(a, b), solved, matrices(n, n), rand(n, *columns), bound=1e-4, strict=False)
+    check(CPU, lambda g, a, b: g.dense_solve(a, b), matrices(n, n), rand(n, *columns), bound=1e-4, strict=False)
 
 
 def test_dense_solve_on_the_device(device: Device) -> None:
     """A small system needs basic ops only."""
-    check(device, lambda g, a, b: g.dense_solve(a, b), solved, matrices(3, 3), rand(3, 2), bound=1e-4, strict=False)
+    check(device, lambda g, a, b: g.dense_solve(a, b), matrices(3, 3), rand(3, 2), bound=1e-4, strict=False)
 
 
 @pytest.mark.parametrize("n", [5, 12])
 def test_dense_solve_in_f64(n: int) -> None:
     """Doubles keep their precision."""
     a, b = matrices(n, n).astype(np.float64), rand(n).astype(np.float64)
-    check(CPU, lambda g, a, b: g.dense_solve(a, b), solved, a, b, bound=1e-11, strict=False)
+    check(CPU, lambda g, a, b: g.dense_solve(a, b), a, b, bound=1e-11, strict=False)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +96,7 @@ def test_dense_solve_in_f64(n: int) -> None:
 def test_rows_are_exchanged(matrix: list[list[float]]) -> None:
     """A zero or tiny pivot would lose everything without partial pivoting."""
     a = np.array(matrix, np.float32)
-    check(CPU, lambda g, a, b: g.dense_solve(a, b), solved, a, np.arange(1, len(a) + 1, dtype=np.float32))
+    check(CPU, lambda g, a, b: g.dense_solve(a, b), a, np.arange(1, len(a) + 1, dtype=np.float32))
 
 
 @pytest.mark.parametrize("batch", [(4,), (2, 3), (0,)])
@@ -140,7 +106,7 @@ def test_batched_dense_solve(batch: tuple[int, ...], n: int, columns: tuple[int,
     """Each matrix of the batch exchanges its own rows."""
     a, b = matrices(*batch, n, n), rand(*batch, n, *columns)
     a[..., 0, 0] = 0
-    check(CPU, lambda g, a, b: g.batched_dense_solve(a, b), solved, a, b, bound=1e-4, strict=False)
+    check(CPU, lambda g, a, b: g.batched_dense_solve(a, b), a, b, bound=1e-4, strict=False)
 
 
 def test_batched_dense_solve_with_named_dims() -> None:
@@ -149,7 +115,6 @@ def test_batched_dense_solve_with_named_dims() -> None:
     check(
         CPU,
         lambda g, a, b: g.batched_dense_solve(a, b),
-        solved,
         matrices(3, 4, 4),
         rand(3, 4, 2),
         shapes=shapes,

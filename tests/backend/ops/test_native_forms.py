@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 from op_tests.harness import Array, rand
 
+from rlx_ort import CompileOptions, Device, Graph, KernelDispatch, KernelDispatchPolicy, PlacementRule, Session
 from rlx_ort.converters.to_onnx.dispatch import COMMON, NATIVE
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.providers.registry import default_registry
 
 Build = Callable[..., Any]

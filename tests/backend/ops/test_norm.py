@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from interpreter import layers
+from interpreter.layers import rms_norm
 from op_tests.harness import Array, check, rand, run
 from op_tests.philox import stream
 
-from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort import Device, DType, EngineError, Graph, Session, from_onnx
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.claims import kernel_set
 from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.support import support_of
@@ -28,18 +23,14 @@ from rlx_ort.selection.support import support_of
 EPS = 1e-3
 
 
-layer_norm, rms_norm = (partial(norm, eps=EPS) for norm in (layers.layer_norm, layers.rms_norm))
-
-
 @pytest.mark.parametrize("axis", [-1, 0, 1])
-@pytest.mark.parametrize(("name", "reference"), [("layer_norm", layer_norm), ("rms_norm", rms_norm)])
-def test_norm_along_one_axis(name: str, reference: Any, axis: int, device: Device) -> None:
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_norm_along_one_axis(name: str, axis: int, device: Device) -> None:
     """Only the axis is normalised, whichever it is."""
     size = (3, 4, 5)[axis]
     check(
         device,
         lambda g, x, a, b: getattr(g, name)(x, a, b, axis=axis, eps=EPS),
-        lambda x, a, b: reference(x, a, b, axis=axis),
         rand(3, 4, 5) + 2,
         rand(size),
         rand(size, seed=1),
@@ -49,29 +40,18 @@ def test_norm_along_one_axis(name: str, reference: Any, axis: int, device: Devic
 
 def test_rms_norm_without_beta(device: Device) -> None:
     """No beta means zeros."""
-    check(
-        device,
-        lambda g, x, a: g.rms_norm(x, a, eps=EPS),
-        lambda x, a: rms_norm(x, a, np.zeros(5)),
-        rand(3, 5),
-        rand(5),
-        strict=True,
-    )
+    x, gamma = rand(3, 5), rand(5)
+    reference = lambda x, a: rms_norm(x, a, np.zeros(5), EPS)  # noqa: E731
+    check(device, lambda g, x, a: g.rms_norm(x, a, eps=EPS), x, gamma, reference=reference)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-12), (np.float16, 2e-3)])
 @pytest.mark.parametrize("eps", [1.0, 1e-5])
-@pytest.mark.parametrize(("name", "reference"), [("layer_norm", layer_norm), ("rms_norm", rms_norm)])
-def test_norm_of_other_dtypes(name: str, reference: Any, eps: float, dtype: type, bound: float) -> None:
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_norm_of_other_dtypes(name: str, eps: float, dtype: type, bound: float) -> None:
     """f64 keeps f64 accuracy, f16 its own, for any eps: fusions of the engine must not replace it."""
-    check(
-        Device.CPU,
-        lambda g, x, a: getattr(g, name)(x, a, a, eps=eps),
-        lambda x, a: reference(x, a, a, eps=eps),
-        rand(3, 5).astype(dtype),
-        rand(5).astype(dtype),
-        bound=bound,
-    )
+    x, gamma = rand(3, 5).astype(dtype), rand(5).astype(dtype)
+    check(Device.CPU, lambda g, x, a: getattr(g, name)(x, a, a, eps=eps), x, gamma, bound=bound)
 
 
 def test_beta_of_zeros_costs_no_node() -> None:
@@ -86,125 +66,66 @@ def test_fused_residual_rms_norm_without_beta() -> None:
     check(
         Device.CPU,
         lambda g, x, r, c, a: g.fused_residual_rms_norm(x, r, c, a, eps=EPS),
-        lambda x, r, c, a: rms_norm(x + r + c, a, 0 * a),
-        rand(2, 4),
-        rand(2, 4, seed=1),
-        rand(4),
-        rand(4, seed=1),
+        *(rand(2, 4), rand(2, 4, seed=1), rand(4), rand(4, seed=1)),
+        reference=lambda x, r, c, a: rms_norm(x + r + c, a, 0 * a, EPS),
     )
 
 
 def test_rms_norm_of_large_halves() -> None:
     """Squares that f16 cannot hold do not overflow."""
     x = np.full((1, 4), 300.0, np.float16)
-    check(Device.CPU, lambda g, x: g.rms_norm(x, np.ones(4, np.float16)), lambda x: np.ones((1, 4)), x, bound=1e-3)
+    check(Device.CPU, lambda g, x: g.rms_norm(x, np.ones(4, np.float16)), x, bound=1e-3)
 
 
 def test_layer_norm2d_normalises_the_channels_of_each_pixel(device: Device) -> None:
     """Statistics run over axis 1 of an NCHW image of open size."""
-    check(
-        device,
-        lambda g, x, a, b: g.layer_norm2d(x, a, b, EPS),
-        lambda x, a, b: layer_norm(x, a, b, axis=1),
-        rand(2, 3, 4, 5),
-        rand(3),
-        rand(3, seed=1),
-        shapes=[["n", 3, "h", "w"]],
-    )
+    arrays = rand(2, 3, 4, 5), rand(3), rand(3, seed=1)
+    check(device, lambda g, x, a, b: g.layer_norm2d(x, a, b, EPS), *arrays, shapes=[["n", 3, "h", "w"]])
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_group_norm(groups: int, device: Device) -> None:
     """Statistics over a group of channels and all pixels, gamma and beta for each channel."""
-
-    def reference(x: Array, gamma: Array, beta: Array) -> Array:
-        parts = x.reshape(2, groups, -1)
-        normal = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + EPS)
-        return normal.reshape(x.shape) * gamma[:, None, None] + beta[:, None, None]
-
-    check(
-        device,
-        lambda g, x, a, b: g.group_norm(x, a, b, groups, EPS),
-        reference,
-        rand(2, 4, 3, 5),
-        rand(4),
-        rand(4, seed=1),
-        shapes=[["n", 4, "h", "w"]],
-    )
+    arrays = rand(2, 4, 3, 5), rand(4), rand(4, seed=1)
+    check(device, lambda g, x, a, b: g.group_norm(x, a, b, groups, EPS), *arrays, shapes=[["n", 4, "h", "w"]])
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "group_norm", "batch_norm_inference"])
-def test_norms_of_f64_have_the_precision_of_f64(name: str) -> None:
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda g, x, a, b: g.layer_norm(x, a, b, eps=EPS),
+        lambda g, x, a, b: g.rms_norm(x, a, b, eps=EPS),
+        lambda g, x, a, b: g.group_norm(x, a, b, 3, eps=EPS),
+        lambda g, x, a, b: g.batch_norm_inference(x, a, b, b, a * a, eps=EPS),
+    ],
+    ids=["layer_norm", "rms_norm", "group_norm", "batch_norm_inference"],
+)
+def test_norms_of_f64_have_the_precision_of_f64(build: Callable[..., Any]) -> None:
     """The eps of 1e-3 is rounded in the attribute of a kernel, which is an f32."""
     x, gamma, beta = (rand(*shape, seed=9) / 7.0 for shape in ((2, 6, 6), (6,), (6,)))
-    x, gamma, beta = (part.astype(np.float64) + 1e-9 for part in (x, gamma, beta))
-    if name == "group_norm":
-        parts = x.reshape(2, 3, -1)
-        normal = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + EPS)
-        expected = normal.reshape(x.shape) * gamma[:, None] + beta[:, None]
-        build = lambda g, x, a, b: g.group_norm(x, a, b, 3, eps=EPS)  # noqa: E731
-    elif name == "batch_norm_inference":
-        variance = gamma**2
-        expected = (x - beta[:, None]) / np.sqrt(variance[:, None] + EPS) * gamma[:, None] + beta[:, None]
-        build = lambda g, x, a, b: g.batch_norm_inference(x, a, b, b, a * a, eps=EPS)  # noqa: E731
-    else:
-        expected = {"layer_norm": layer_norm, "rms_norm": rms_norm}[name](x, gamma, beta)
-        build = lambda g, x, a, b: getattr(g, name)(x, a, b, eps=EPS)  # noqa: E731
-    check(Device.CPU, build, lambda *_: expected, x, gamma, beta, bound=1e-14)
-
-
-def test_batch_norm_inference(device: Device) -> None:
-    """Given statistics a channel."""
-    check(
-        device,
-        lambda g, x, s, b, m, v: g.batch_norm_inference(x, s, b, m, v, EPS),
-        lambda x, s, b, m, v: (
-            (x - m[:, None, None]) / np.sqrt(v + EPS)[:, None, None] * s[:, None, None] + b[:, None, None]
-        ),
-        rand(2, 3, 4, 4),
-        rand(3),
-        rand(3, seed=1),
-        rand(3, seed=2),
-        np.abs(rand(3, seed=3)),
-    )
+    check(Device.CPU, build, *(part.astype(np.float64) + 1e-9 for part in (x, gamma, beta)), bound=1e-14)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(
-    ("name", "reference"), [("fused_residual_ln", layer_norm), ("fused_residual_rms_norm", rms_norm)]
-)
-def test_fused_residual_norm(name: str, reference: Any, bias: bool, device: Device) -> None:
+@pytest.mark.parametrize("name", ["fused_residual_ln", "fused_residual_rms_norm"])
+def test_fused_residual_norm(name: str, bias: bool, device: Device) -> None:
     """norm(x + residual [+ bias])."""
     check(
         device,
         lambda g, x, r, c, a, b: getattr(g, name)(x, r, c if bias else None, a, b, EPS),
-        lambda x, r, c, a, b: reference(x + r + (c if bias else 0), a, b),
-        rand(2, 3, 4),
-        rand(2, 3, 4, seed=1),
-        rand(4),
-        rand(4, seed=1),
-        rand(4, seed=2),
+        *(rand(2, 3, 4), rand(2, 3, 4, seed=1), rand(4), rand(4, seed=1), rand(4, seed=2)),
     )
 
 
 @pytest.mark.parametrize("gate_first", [False, True])
 def test_fused_swiglu(gate_first: bool, device: Device) -> None:
     """Up * silu(gate); the low half is up unless the gate comes first."""
-
-    def reference(x: Array) -> Array:
-        up, gate = (x[..., 4:], x[..., :4]) if gate_first else (x[..., :4], x[..., 4:])
-        return up * gate / (1 + np.exp(-gate))
-
-    check(device, lambda g, x: g.fused_swiglu(x, gate_first), reference, rand(3, 8), shapes=[["n", 8]], strict=True)
+    check(device, lambda g, x: g.fused_swiglu(x, gate_first), rand(3, 8), shapes=[["n", 8]])
 
 
 def test_fused_swiglu_casts_its_result() -> None:
     """`cast_to` gives the dtype of the result."""
-
-    def reference(x: Array) -> Array:
-        return (x[..., :2] * x[..., 2:] / (1 + np.exp(-x[..., 2:]))).astype(np.float16)
-
-    check(Device.CPU, lambda g, x: g.fused_swiglu(x, cast_to="f16"), reference, rand(3, 4), bound=2e-3)
+    check(Device.CPU, lambda g, x: g.fused_swiglu(x, cast_to="f16"), rand(3, 4), bound=2e-3)
 
 
 FUNCTIONS = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod}
@@ -217,26 +138,7 @@ def test_reduction_over_axes(name: str, axes: tuple[int, ...], keep: bool, devic
     """Axes that are no neighbours, negative ones and all of them."""
     if device.kind != "cpu" and axes != (0, 2):
         pytest.skip("one choice of axes is enough on a slow device")
-    check(
-        device,
-        lambda g, x: g.reduce(x, name, axes, keep),
-        lambda x: FUNCTIONS[name](x, axis=axes, keepdims=keep),
-        rand(3, 4, 5),
-        shapes=[["n", 4, 5]],
-    )
-
-
-def test_reduction_over_no_axes_changes_nothing(device: Device) -> None:
-    """An empty list of axes is not "all axes"."""
-    check(device, lambda g, x: g.sum(x, []), lambda x: x, rand(3, 4))
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.float64])
-@pytest.mark.parametrize("name", ["sum", "max", "min", "prod"])
-def test_reduction_of_other_dtypes(name: str, dtype: type) -> None:
-    """Types the kernels lack are reduced in a wider one and come back."""
-    x = np.array([[1, 2, 3], [3, 1, 2]], dtype)
-    check(Device.CPU, lambda g, x: g.reduce(x, name, 1), lambda x: FUNCTIONS[name](x, axis=1).astype(dtype), x)
+    check(device, lambda g, x: g.reduce(x, name, axes, keep), rand(3, 4, 5), shapes=[["n", 4, 5]])
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64])
@@ -291,14 +193,14 @@ def test_places_of_extremes_for_cuda_need_no_kernel_for_integers(name: str, dtyp
 def test_integers_that_differ_in_their_lower_half_are_ordered(name: str, dtype: type) -> None:
     """The CPU's vector kernels take the lower 32 bits of an i64 for a signed number."""
     x = np.array([[5, 3_000_000_000, 7, 2**32 - 1, 9, 2**31, 1, 0]], dtype)
-    check(Device.CPU, lambda g, x: g.reduce(x, name, 1), lambda x: FUNCTIONS[name](x, axis=1), x)
-    check(Device.CPU, lambda g, x: g.reduce(x, name, (0, 1)), lambda x: FUNCTIONS[name](x), x)
+    check(Device.CPU, lambda g, x: [g.reduce(x, name, 1), g.reduce(x, name, (0, 1))], x)
 
 
 def test_the_mean_of_u64_knows_the_upper_half() -> None:
     """It is computed in f64, as numpy's."""
     x = np.array([[2**63, 2**63 + 2**40]], np.uint64)
-    check(Device.CPU, lambda g, x: g.mean(x, 1), lambda x: np.array([2**63 + 2**39], np.uint64), x)
+    (mean,) = run(Device.CPU, lambda g, x: g.mean(x, 1), x)
+    assert mean.tolist() == [2**63 + 2**39]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -369,34 +271,17 @@ def test_an_imported_mean_of_no_elements_is_refused_in_the_run() -> None:
         compiled.run({"x": np.ones((0, 3), np.float32), "axes": np.array([0])})
 
 
-def softmax(x: Array, axis: int) -> Array:
-    e = np.exp(x - x.max(axis=axis, keepdims=True))
-    return e / e.sum(axis=axis, keepdims=True)
-
-
 @pytest.mark.parametrize("axis", [-1, 0, 1])
 def test_softmax_along_any_axis(axis: int, device: Device) -> None:
     """Large scores do not overflow."""
-    x = rand(3, 4, 2) * 30
-    check(device, lambda g, x: g.softmax(x, axis), lambda x: softmax(x, axis), x, shapes=[["n", 4, 2]])
+    check(device, lambda g, x: g.softmax(x, axis), rand(3, 4, 2) * 30, shapes=[["n", 4, 2]])
 
 
 @pytest.mark.parametrize(("exclusive", "reverse"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("axis", [0, -1])
 def test_cumsum(axis: int, exclusive: bool, reverse: bool, device: Device) -> None:
     """The running sum from either end, with or without the element itself."""
-
-    def reference(x: Array) -> Array:
-        turned = np.flip(x, axis) if reverse else x
-        sums = np.cumsum(turned, axis) - (turned if exclusive else 0)
-        return np.flip(sums, axis) if reverse else sums
-
-    check(device, lambda g, x: g.cumsum(x, axis, exclusive, reverse), reference, rand(3, 4))
-
-
-def test_cumsum_of_small_integers() -> None:
-    """i8 runs in a wider type."""
-    check(Device.CPU, lambda g, x: g.cumsum(x, 0), lambda x: np.cumsum(x).astype(np.int8), np.array([1, 2, 3], np.int8))
+    check(device, lambda g, x: g.cumsum(x, axis, exclusive, reverse), rand(3, 4))
 
 
 def test_topk_takes_the_smaller_index_of_equals() -> None:
@@ -406,12 +291,10 @@ def test_topk_takes_the_smaller_index_of_equals() -> None:
     np.testing.assert_array_equal(result, [[1, 2, 4, 3], [0, 1, 2, 3]])
 
 
-def test_topk_matches_a_stable_sort() -> None:
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_topk_matches_a_stable_sort(k: int) -> None:
     """Every k over an open batch."""
-    x = rand(5, 7)
-    for k in (1, 3, 7):
-        expected = np.argsort(-x, axis=-1, kind="stable")[:, :k]
-        check(Device.CPU, lambda g, x, k=k: g.topk(x, k), lambda _, e=expected: e, x, shapes=[["n", 7]])
+    check(Device.CPU, lambda g, x: g.topk(x, k), rand(5, 7), shapes=[["n", 7]])
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -419,14 +302,7 @@ def test_topk_matches_a_stable_sort() -> None:
 def test_arg_reductions_take_the_first_of_equals(name: str, keep: bool, device: Device) -> None:
     """The first place wins, along any axis."""
     x = np.array([[1.0, 4, 4, 0, 0], [2, 2, 2, 2, 2]], np.float32)
-    function = {"argmax": np.argmax, "argmin": np.argmin}[name]
-    check(device, lambda g, x: getattr(g, name)(x, 1, keep), lambda x: function(x, axis=1, keepdims=keep), x)
-
-
-@pytest.mark.parametrize("dtype", [np.int16, np.uint32, np.int64])
-def test_argmax_of_integers(dtype: type) -> None:
-    """Types the kernel lacks are compared in a wider one."""
-    check(Device.CPU, lambda g, x: g.argmax(x), lambda x: np.argmax(x, -1), np.array([[1, 9, 3], [7, 2, 7]], dtype))
+    check(device, lambda g, x: getattr(g, name)(x, 1, keep), x)
 
 
 VOCABULARY = 50
@@ -550,10 +426,8 @@ _TOP_HALF = np.array([[3, 2**63 + 5, 2**64 - 1, 2**63, 0, 2**63 - 1]], np.uint64
 @pytest.mark.parametrize("name", ["argmax", "argmin", "max", "min", "sort", "argsort"])
 def test_unsigned_numbers_from_2_63_on_keep_their_order(name: str) -> None:
     """Numbers of both halves of u64 are compared as unsigned ones."""
-    function = {"max": np.max, "min": np.min, "argmax": np.argmax, "argmin": np.argmin, "sort": np.sort}.get(name)
     axis = [-1] if name in {"max", "min"} else -1
-    expected = np.argsort(_TOP_HALF, -1) if function is None else function(_TOP_HALF, axis=-1)
-    check(Device.CPU, lambda g, x: getattr(g, name)(x, axis), lambda _: expected, _TOP_HALF)
+    check(Device.CPU, lambda g, x: getattr(g, name)(x, axis), _TOP_HALF)
 
 
 def test_topk_of_unsigned_numbers_from_2_63_on() -> None:

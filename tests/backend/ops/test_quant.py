@@ -1,4 +1,4 @@
-"""Quantisation and integer products against numpy: rounding half to even, saturation, zero points."""
+"""Quantisation and integer products against the reference: rounding half to even, saturation, zero points."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ CPU = Device.CPU
 TIES = np.array([[-2.5, -1.5, -0.5, 0.5], [1.5, 2.5, 3.25, -0.0], [6e4, -6e4, 63.5, -64.5]])
 
 
-def quantized(x: Array, scale: Array | float, zero: Array | int) -> Array:
-    return np.clip(np.round(x / scale) + zero, -128, 127).astype(np.int8)
-
-
 def integers(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).integers(-128, 128, shape).astype(np.int8)
 
@@ -25,94 +21,60 @@ def integers(*shape: int, seed: int = 0) -> Array:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 def test_quantize_rounds_half_to_even_and_saturates(dtype: type) -> None:
     """Ties go to the even number; what is too large stays at the end."""
-    check(CPU, lambda g, x: g.quantize(x, 0.5, 3), lambda x: quantized(x, 0.5, 3), TIES.astype(dtype))
-    check(CPU, lambda g, x: g.quantize(x, 1.0), lambda x: quantized(x, 1.0, 0), TIES.astype(dtype))
+    check(CPU, lambda g, x: [g.quantize(x, 0.5, 3), g.quantize(x, 1.0)], TIES.astype(dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("axis", [0, -2])
 def test_quantize_per_channel(dtype: type, axis: int) -> None:
     """Each row has its scale and zero point."""
-    scales, zeros = np.array([0.5, 1.0, 2.0]), np.array([-128, 0, 127])
-    check(
-        CPU,
-        lambda g, x: g.quantize_per_channel(x, axis, scales.tolist(), zeros.tolist()),
-        lambda x: quantized(x, scales[:, None], zeros[:, None]),
-        TIES.astype(dtype),
-    )
+    scales, zeros = [0.5, 1.0, 2.0], [-128, 0, 127]
+    check(CPU, lambda g, x: g.quantize_per_channel(x, axis, scales, zeros), TIES.astype(dtype))
 
 
 def test_quantize_of_nothing_and_of_a_scalar() -> None:
     """No element, and no dimension."""
-    check(CPU, lambda g, x: g.quantize(x, 0.5), lambda x: quantized(x, 0.5, 0), np.zeros((0, 3), np.float32))
-    check(CPU, lambda g, x: g.quantize(x, 0.5), lambda x: quantized(x, 0.5, 0), np.asarray(1.3, np.float32))
+    for x in (np.zeros((0, 3), np.float32), np.asarray(1.3, np.float32)):
+        check(CPU, lambda g, x: g.quantize(x, 0.5), x)
 
 
 def test_dequantize() -> None:
     """(q - zero point) * scale, for one scale and for one a column."""
-    q = integers(4, 3)
-    scales, zeros = np.array([0.25, 1.5, 3.0]), np.array([-128, 5, 127])
-    check(CPU, lambda g, q: g.dequantize(q, 0.25, -7), lambda q: (q.astype(float) + 7) * 0.25, q)
-    check(
-        CPU,
-        lambda g, q: g.dequantize_per_channel(q, 1, scales.tolist(), zeros.tolist()),
-        lambda q: (q - zeros.astype(float)) * scales,
-        q,
-    )
+    scales, zeros = [0.25, 1.5, 3.0], [-128, 5, 127]
+    build = lambda g, q: [g.dequantize(q, 0.25, -7), g.dequantize_per_channel(q, 1, scales, zeros)]  # noqa: E731
+    check(CPU, build, integers(4, 3))
 
 
-@pytest.mark.parametrize(("bits", "qmax"), [(8, 127), (4, 7), (2, 1)])
+@pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("axis", [None, 0, -1])
-def test_fake_quantize_takes_its_scale_from_the_input(bits: int, qmax: int, axis: int | None, device: Device) -> None:
+def test_fake_quantize_takes_its_scale_from_the_input(bits: int, axis: int | None, device: Device) -> None:
     """The largest element becomes qmax exactly, in whole or along an axis."""
     x = np.random.default_rng(bits).normal(size=(3, 4)).astype(np.float32)
-
-    def reference(x: Array) -> Array:
-        axes = None if axis is None else tuple(place for place in range(2) if place != axis % 2)
-        scale = np.maximum(np.abs(x).max(axis=axes, keepdims=True) / qmax, 1e-12)
-        return np.clip(np.round(x / scale), -qmax, qmax) * scale
-
-    check(device, lambda g, x: g.fake_quantize(x, bits, axis), reference, x, strict=False)
+    check(device, lambda g, x: g.fake_quantize(x, bits, axis), x, strict=False)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_fake_quantize_of_zeros_is_zeros(dtype: type) -> None:
     """The smallest scale is 1e-12, so nothing is divided by 0, not even in f16."""
-    check(CPU, lambda g, x: g.fake_quantize(x), lambda x: x, np.zeros((2, 3), dtype))
+    check(CPU, lambda g, x: g.fake_quantize(x), np.zeros((2, 3), dtype))
 
 
 def test_fake_quantize_of_nothing_is_nothing() -> None:
     """There is no largest element to take a scale from."""
-    check(CPU, lambda g, x: g.fake_quantize(x), lambda x: x, np.zeros((0, 3), np.float32))
+    check(CPU, lambda g, x: g.fake_quantize(x), np.zeros((0, 3), np.float32))
 
 
 @pytest.mark.parametrize("mode", ["fixed", "ema"])
 def test_fake_quantize_with_a_state_takes_it_as_scale(mode: str) -> None:
     """A moving average is not moved by a run: the state is the scale."""
     state = np.array([0.5, 1.0, 2.0], np.float32)
-    check(
-        CPU,
-        lambda g, x: g.fake_quantize(x, 4, 0, state, mode),
-        lambda x: np.clip(np.round(x / state[:, None]), -7, 7) * state[:, None],
-        TIES.astype(np.float32),
-    )
+    check(CPU, lambda g, x: g.fake_quantize(x, 4, 0, state, mode), TIES.astype(np.float32))
 
 
 def test_fake_quantize_lsq(device: Device) -> None:
     """A learned scale is an input; ties go to the even number."""
-    check(
-        device,
-        lambda g, x, s: g.fake_quantize_lsq(x, s, 4),
-        lambda x, s: np.clip(np.round(x / s), -7, 7) * s,
-        TIES.astype(np.float32),
-        np.asarray([0.5], np.float32),
-        strict=False,
-    )
-
-
-def product(x: Array, w: Array, bias: Array | int, x_zp: int, w_zp: int, out_zp: int, mult: float) -> Array:
-    acc = (x.astype(np.int64) - x_zp) @ (w.astype(np.int64) - w_zp) + bias
-    return np.clip(np.round(acc * mult) + out_zp, -128, 127).astype(np.int8)
+    x, scale = TIES.astype(np.float32), np.asarray([0.5], np.float32)
+    check(device, lambda g, x, s: g.fake_quantize_lsq(x, s, 4), x, scale, strict=False)
 
 
 @pytest.mark.parametrize("zeros", [(0, 0, 0), (3, -7, 5), (-128, 127, -128), (127, -128, 127)])
@@ -120,13 +82,8 @@ def product(x: Array, w: Array, bias: Array | int, x_zp: int, w_zp: int, out_zp:
 def test_q_matmul(zeros: tuple[int, int, int], shape: tuple[int, ...]) -> None:
     """Exact sums, then one rounding, for every zero point and for empty matrices."""
     bias = np.array([-1000, 0, 7, 99, 12345], np.int32)
-    check(
-        CPU,
-        lambda g, x, w: g.q_matmul(x, w, bias, *zeros, 0.0031),
-        lambda x, w: product(x, w, bias, *zeros, 0.0031),
-        integers(*shape),
-        integers(shape[-1], 5, seed=1),
-    )
+    x, w = integers(*shape), integers(shape[-1], 5, seed=1)
+    check(CPU, lambda g, x, w: g.q_matmul(x, w, bias, *zeros, 0.0031), x, w)
 
 
 def test_q_matmul_rounds_a_tie_to_even_and_needs_no_bias() -> None:
@@ -155,29 +112,5 @@ def test_q_conv2d(stride: tuple[int, int], padding: tuple[int, int], dilation: t
     """Padded taps contribute nothing, although the zero point of x is not 0."""
     x, w = integers(2, 6, 7, 8), integers(9, 6 // groups, 3, 2, seed=1)
     bias = np.arange(-400, 500, 100, dtype=np.int32)
-
-    def reference(x: Array, w: Array) -> Array:
-        edges = [(0, 0), (0, 0), *((pad, pad) for pad in padding)]
-        image, taps = np.pad(x.astype(np.int64) - 3, edges), w.astype(np.int64) + 7
-        spans = [dilation[axis] * (taps.shape[2 + axis] - 1) + 1 for axis in (0, 1)]
-        rows, columns = ((image.shape[2 + i] - spans[i]) // stride[i] + 1 for i in (0, 1))
-        acc = np.zeros((2, 9, rows, columns), np.int64)
-        for channel, i, j in itertools.product(range(9), range(rows), range(columns)):
-            first = channel // (9 // groups) * (6 // groups)
-            top, left = i * stride[0], j * stride[1]
-            window = image[
-                :,
-                first : first + 6 // groups,
-                top : top + spans[0] : dilation[0],
-                left : left + spans[1] : dilation[1],
-            ]
-            acc[:, channel, i, j] = (window * taps[channel]).sum((1, 2, 3)) + bias[channel]
-        return np.clip(np.round(acc * 0.0007) + 5, -128, 127).astype(np.int8)
-
-    check(
-        CPU,
-        lambda g, x, w: g.q_conv2d(x, w, bias, 3, -7, 5, 0.0007, stride, padding, dilation, groups),
-        reference,
-        x,
-        w,
-    )
+    how = (3, -7, 5, 0.0007, stride, padding, dilation, groups)
+    check(CPU, lambda g, x, w: g.q_conv2d(x, w, bias, *how), x, w)

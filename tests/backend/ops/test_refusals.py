@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import GraphVerifyError, LegalizeError, RlxError
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, Graph, GraphDevices, GraphVerifyError, LegalizeError, RlxError
 from rlx_ort.ir.ops.onnx import REFUSED_KINDS, refused_op
 from rlx_ort.selection.support import first_unsupported_op, legalize_graph_for_device
 

@@ -7,14 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from interpreter import evaluate
 
+from rlx_ort import CompileOptions, Device, Graph, KernelDispatch, KernelDispatchPolicy, PlacementRule, Session
 from rlx_ort.converters.to_onnx.dispatch import KernelSet
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 
 Array = npt.NDArray[Any]
 BATCH, WIDTH, N = 2, 3, 4
@@ -24,26 +21,6 @@ def run(
     graph: Graph, device: Device, feeds: dict[str, Array], rule: PlacementRule = PlacementRule.ASSISTED
 ) -> list[Array]:
     return Session(device, CompileOptions(placement=rule)).compile(graph).run(feeds)
-
-
-def selective_scan(x: Array, delta: Array, a: Array, b: Array, c: Array) -> Array:
-    state, results = np.zeros((x.shape[0], x.shape[2], a.shape[1])), np.zeros(x.shape)
-    for t in range(x.shape[1]):
-        added = delta[:, t, :, None] * b[:, t, None, :] * x[:, t, :, None]
-        state = np.exp(delta[:, t, :, None] * a) * state + added
-        results[:, t] = (state * c[:, t, None, :]).sum(-1)
-    return results
-
-
-def delta_net(q: Array, k: Array, v: Array, g: Array, beta: Array, first: Array) -> tuple[Array, Array]:
-    state, results = first.copy(), np.zeros(v.shape)
-    for t in range(q.shape[1]):
-        state = state * np.exp(g[:, t])[..., None, None]
-        seen = np.einsum("bhij,bhi->bhj", state, k[:, t])
-        change = (v[:, t] - seen) * beta[:, t][..., None]
-        state = state + np.einsum("bhi,bhj->bhij", k[:, t], change)
-        results[:, t] = np.einsum("bhij,bhi->bhj", state, q[:, t]) / np.sqrt(q.shape[-1])
-    return results, state
 
 
 def scan_data(length: int, dtype: str = "float32") -> dict[str, Array]:
@@ -84,6 +61,11 @@ def inputs(graph: Graph, data: dict[str, Array], named: bool) -> list[Any]:
     return result
 
 
+def sizes(length: int) -> dict[str, int]:
+    """Return the sizes of the named dims of `inputs`."""
+    return {"batch": BATCH, "length": length}
+
+
 def test_selective_scan_is_a_loop_only_where_there_is_a_kernel_for_loops() -> None:
     """A model for any provider has basic ops only; one for loop kernels has a loop, and both give the same."""
     data, g = scan_data(40), Graph()
@@ -104,7 +86,7 @@ def test_selective_scan_follows_its_recurrence(device: Device, length: int, name
     g.outputs = [g.selective_scan(*inputs(g, data, named))]
     (result,) = run(g, device, data)
     assert result.shape == (BATCH, length, WIDTH)
-    assert result == pytest.approx(selective_scan(*(v.astype(np.float64) for v in data.values())), rel=1e-4, abs=1e-5)
+    assert result == pytest.approx(evaluate(g.bind(sizes(length) if named else {}), data)[0], rel=1e-4, abs=1e-5)
 
 
 def test_selective_scan_of_known_length_needs_no_help(device: Device) -> None:
@@ -112,7 +94,7 @@ def test_selective_scan_of_known_length_needs_no_help(device: Device) -> None:
     data, g = scan_data(11), Graph()
     g.outputs = [g.selective_scan(*inputs(g, data, False))]
     (result,) = run(g, device, data, PlacementRule.STRICT)
-    assert result == pytest.approx(selective_scan(*data.values()), rel=1e-4, abs=1e-5)
+    assert result == pytest.approx(evaluate(g, data)[0], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float16", 2e-2), ("float64", 1e-12)])
@@ -122,8 +104,7 @@ def test_selective_scan_keeps_the_dtype_of_its_inputs(dtype: str, error: float) 
     g.outputs = [g.selective_scan(*inputs(g, data, False))]
     (result,) = run(g, Device.CPU, data)
     assert result.dtype == np.dtype(dtype)
-    expected = selective_scan(*(v.astype(np.float64) for v in data.values()))
-    assert result.astype(np.float64) == pytest.approx(expected, rel=error, abs=error)
+    assert result.astype(np.float64) == pytest.approx(evaluate(g, data)[0], rel=error, abs=error)
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -134,13 +115,10 @@ def test_gated_delta_net_carries_its_state(device: Device, length: int, named: b
     values = inputs(g, data, named)
     result, last = g.gated_delta_net_carry(*values)
     g.outputs = [result, last, g.gated_delta_net(*values[:5])]
-    found, state, fresh = run(g, device, data)
-    wide = [value.astype(np.float64) for value in data.values()]
-    expected, expected_state = delta_net(*wide)
-    assert found.shape == (BATCH, length, WIDTH, N)
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert state == pytest.approx(expected_state, rel=1e-4, abs=1e-5)
-    assert fresh == pytest.approx(delta_net(*wide[:5], np.zeros_like(wide[5]))[0], rel=1e-4, abs=1e-5)
+    results = run(g, device, data)
+    assert results[0].shape == (BATCH, length, WIDTH, N)
+    for found, expected in zip(results, evaluate(g.bind(sizes(length) if named else {}), data), strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_a_carried_state_fed_back_gives_the_same_as_one_run(device: Device) -> None:

@@ -10,43 +10,41 @@ import numpy as np
 import pytest
 from op_tests.harness import Array, check, rand, run
 
+from rlx_ort import Device, EngineError, Graph, InputError, RunError, Session
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError, InputError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.shape import SCATTER_MODES
 
-RESHAPES: list[tuple[str, Sequence[Any], Sequence[Any], tuple[int, ...]]] = [
-    ("static", [2, 3, 4], [6, 4], (6, 4)),
-    ("minus one", [2, 3, 4], [-1, 2], (12, 2)),
-    ("one name", ["b", 3, 4], ["b", 12], (2, 12)),
-    ("names that stay", ["b", "s", 4], ["b", "s", 2, 2], (2, 3, 2, 2)),
-    ("a name and -1", ["b", 3, 4], ["b", -1, 2], (2, 6, 2)),
-    ("two names folded", ["b", "s", 4], [-1, 4], (6, 4)),
-    ("a name that moves", ["b", "s", 4], [4, "b", "s"], (4, 2, 3)),
-    ("names out of order", ["b", "s", 4], ["s", "b", 4], (3, 2, 4)),
-]
+RESHAPES: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
+    "static": ([2, 3, 4], [6, 4]),
+    "minus one": ([2, 3, 4], [-1, 2]),
+    "one name": (["b", 3, 4], ["b", 12]),
+    "names that stay": (["b", "s", 4], ["b", "s", 2, 2]),
+    "a name and -1": (["b", 3, 4], ["b", -1, 2]),
+    "two names folded": (["b", "s", 4], [-1, 4]),
+    "a name that moves": (["b", "s", 4], [4, "b", "s"]),
+    "names out of order": (["b", "s", 4], ["s", "b", 4]),
+}
 
 
-@pytest.mark.parametrize(
-    ("declared", "target", "shape"), [case[1:] for case in RESHAPES], ids=[case[0] for case in RESHAPES]
-)
-def test_reshape(declared: Sequence[Any], target: Sequence[Any], shape: tuple[int, ...], device: Device) -> None:
+@pytest.mark.parametrize(("declared", "target"), RESHAPES.values(), ids=RESHAPES)
+def test_reshape(declared: Sequence[Any], target: Sequence[Any], device: Device) -> None:
     """The elements keep their order."""
-    check(device, lambda g, x: g.reshape(x, target), lambda x: x.reshape(shape), rand(2, 3, 4), shapes=[declared])
+    x, sizes = rand(2, 3, 4), {"b": 2, "s": 3}
+    reference = lambda x: x.reshape([sizes.get(dim, dim) for dim in target])  # noqa: E731
+    check(device, lambda g, x: g.reshape(x, target), x, shapes=[declared], reference=reference)
 
 
 @pytest.mark.parametrize("batch", [0, 2])
 def test_reshape_of_an_empty_batch(batch: int) -> None:
     """A named dim may be 0 at run time."""
     x = np.zeros((batch, 3, 4), np.float32)
-    reference = lambda x: x.reshape(batch, 3, 2, 2)  # noqa: E731  # two lines would hide the point
-    check(Device.CPU, lambda g, x: g.reshape(x, ["b", 3, 2, 2]), reference, x, shapes=[["b", 3, 4]])
+    check(Device.CPU, lambda g, x: g.reshape(x, ["b", 3, 2, 2]), x, shapes=[["b", 3, 4]])
 
 
 def test_reshape_to_a_size_of_zero() -> None:
     """0 means empty, not "as it was"."""
-    check(Device.CPU, lambda g, x: g.reshape(x, [3, 0]), lambda x: x.reshape(3, 0), np.zeros((0, 5), np.float32))
+    (empty,) = run(Device.CPU, lambda g, x: g.reshape(x, [3, 0]), np.zeros((0, 5), np.float32))
+    assert empty.shape == (3, 0)
 
 
 def test_reshape_that_keeps_names_needs_no_shape_nodes() -> None:
@@ -56,36 +54,30 @@ def test_reshape_that_keeps_names_needs_no_shape_nodes() -> None:
     assert [node.op_type for node in export_model(g).nodes] == ["Reshape"]
 
 
-MOVES: list[tuple[str, Callable[..., Any], Callable[[Array], Array]]] = [
-    ("transpose", lambda g, x: g.transpose(x, [2, 0, -2]), lambda x: x.transpose(2, 0, 1)),
-    ("narrow", lambda g, x: g.narrow(x, 1, 1, 2), lambda x: x[:, 1:3]),
-    ("narrow of nothing", lambda g, x: g.narrow(x, 1, 3, 0), lambda x: x[:, 3:3]),
-    ("narrow from the back", lambda g, x: g.narrow(x, -1, 0, 1), lambda x: x[..., :1]),
-    ("slice", lambda g, x: g.slice(x, [0, 2], [None, -3], [-1, None]), lambda x: x[:-1, :, -3:]),
-    ("slice backwards", lambda g, x: g.slice(x, [1], [None], [None], [-2]), lambda x: x[:, ::-2]),
-    ("slice between places", lambda g, x: g.slice(x, [2], [3], [0], [-1]), lambda x: x[..., 3:0:-1]),
-    ("tile", lambda g, x: g.tile(x, [2, 1, 3]), lambda x: np.tile(x, (2, 1, 3))),
-    ("pad", lambda g, x: g.pad(x, [1, 0, 0], [0, 2, 1], value=0.5),
-     lambda x: np.pad(x, [(1, 0), (0, 2), (0, 1)], constant_values=0.5)),
-    ("pad with zeros", lambda g, x: g.pad(x, [0, 0, 1], [0, 0, 1]), lambda x: np.pad(x, [(0, 0), (0, 0), (1, 1)])),
-    ("pad reflect", lambda g, x: g.pad(x, [0, 1, 2], [0, 1, 1], "reflect"),
-     lambda x: np.pad(x, [(0, 0), (1, 1), (2, 1)], mode="reflect")),
-    ("pad edge", lambda g, x: g.pad(x, [0, 1, 0], [1, 0, 3], "edge"),
-     lambda x: np.pad(x, [(0, 1), (1, 0), (0, 3)], mode="edge")),
-    ("expand", lambda g, x: g.expand(g.narrow(x, 1, 0, 1), [5, -1, 3, -1]),
-     lambda x: np.broadcast_to(x[:, :1], (5, 2, 3, 4))),
-    ("concat of one", lambda g, x: g.concat([x], 0), lambda x: x),
-    ("concat", lambda g, x: g.concat([x, x * 2, x], -1), lambda x: np.concatenate([x, x * 2, x], -1)),
-]  # fmt: skip
+MOVES: dict[str, Callable[..., Any]] = {
+    "transpose": lambda g, x: g.transpose(x, [2, 0, -2]),
+    "narrow": lambda g, x: g.narrow(x, 1, 1, 2),
+    "narrow of nothing": lambda g, x: g.narrow(x, 1, 3, 0),
+    "narrow from the back": lambda g, x: g.narrow(x, -1, 0, 1),
+    "slice": lambda g, x: g.slice(x, [0, 2], [None, -3], [-1, None]),
+    "slice backwards": lambda g, x: g.slice(x, [1], [None], [None], [-2]),
+    "slice between places": lambda g, x: g.slice(x, [2], [3], [0], [-1]),
+    "tile": lambda g, x: g.tile(x, [2, 1, 3]),
+    "pad": lambda g, x: g.pad(x, [1, 0, 0], [0, 2, 1], value=0.5),
+    "pad with zeros": lambda g, x: g.pad(x, [0, 0, 1], [0, 0, 1]),
+    "pad reflect": lambda g, x: g.pad(x, [0, 1, 2], [0, 1, 1], "reflect"),
+    "pad edge": lambda g, x: g.pad(x, [0, 1, 0], [1, 0, 3], "edge"),
+    "expand": lambda g, x: g.expand(g.narrow(x, 1, 0, 1), [5, -1, 3, -1]),
+    "concat of one": lambda g, x: g.concat([x], 0),
+    "concat": lambda g, x: g.concat([x, x * 2, x], -1),
+}
 
 
 @pytest.mark.parametrize("declared", [None, ["n", 3, 4]], ids=["static", "open"])
-@pytest.mark.parametrize(("build", "reference"), [case[1:] for case in MOVES], ids=[case[0] for case in MOVES])
-def test_movement(
-    build: Callable[..., Any], reference: Callable[[Array], Array], declared: list[Any] | None, device: Device
-) -> None:
+@pytest.mark.parametrize("build", MOVES.values(), ids=MOVES)
+def test_movement(build: Callable[..., Any], declared: list[Any] | None, device: Device) -> None:
     """Each op moves the elements as numpy does, with sizes and with an open batch."""
-    check(device, build, reference, rand(2, 3, 4), shapes=[declared])
+    check(device, build, rand(2, 3, 4), shapes=[declared])
 
 
 @pytest.mark.parametrize("declared", ["static", "open"])
@@ -104,51 +96,29 @@ def test_slices_begin_and_end_outside_as_in_python(size: int, declared: str) -> 
 
 def test_expand_to_a_named_dim(device: Device) -> None:
     """The size of a name is read from another input at run time."""
-    check(
-        device,
-        lambda g, x, like: g.expand(x, ["n", 3]) + like,
-        lambda x, like: np.broadcast_to(x, (4, 3)) + like,
-        rand(1, 3),
-        rand(4, 3),
-        shapes=[None, ["n", 3]],
-    )
+    build = lambda g, x, like: g.expand(x, ["n", 3]) + like  # noqa: E731
+    check(device, build, rand(1, 3), rand(4, 3), shapes=[None, ["n", 3]])
 
 
 def test_concat_promotes_its_inputs() -> None:
     """i32 and f32 meet in f32."""
-    check(
-        Device.CPU,
-        lambda g, a, b: g.concat([a, b], 0),
-        lambda a, b: np.concatenate([a, b]),
-        np.array([1, 2], np.int32),
-        rand(2),
-    )
+    check(Device.CPU, lambda g, a, b: g.concat([a, b], 0), np.array([1, 2], np.int32), rand(2))
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_gather_picks_along_any_axis(axis: int, device: Device) -> None:
     """The dims before the axis stay, those of the indices take its place; negatives count from the end."""
     indices = np.array([[0, 2], [-1, 1]], np.int64)
-    check(
-        device,
-        lambda g, t, i: g.gather(t, i, axis),
-        lambda t, i: np.take(t, i, axis),
-        rand(3, 4, 3),
-        indices,
-        shapes=[None, ["n", 2]],
-    )
+    check(device, lambda g, t, i: g.gather(t, i, axis), rand(3, 4, 3), indices, shapes=[None, ["n", 2]])
 
 
 def test_gather_truncates_float_indices() -> None:
     """Indices that travel as f32 drop their fraction."""
-    index = np.array([0.0, 1.9, 2.0], np.float32)
-    check(Device.CPU, lambda g, t, i: g.gather(t, i), lambda t, i: t[i.astype(int)], rand(3, 2), index)
+    check(Device.CPU, lambda g, t, i: g.gather(t, i), rand(3, 2), np.array([0.0, 1.9, 2.0], np.float32))
 
 
 def test_index_out_of_range_is_an_error() -> None:
     """A wrong index stops the run instead of reading something else."""
-    from rlx_ort.errors import RunError
-
     with pytest.raises(RunError):
         run(Device.CPU, lambda g, t, i: g.gather(t, i), rand(3, 2), np.array([3], np.int64))
 
@@ -187,24 +157,6 @@ def test_inputs_without_elements_that_do_not_fit_are_not_joined(
     assert found.shape == np.concatenate([np.ones(shape) for shape in fitting], axis).shape
 
 
-@pytest.mark.parametrize(
-    "dtype", [np.bool_, np.int8, np.int16, np.uint16, np.uint32, np.uint64, np.float64, np.float16]
-)
-@pytest.mark.parametrize("name", ["pad", "tile", "expand", "concat", "gather", "slice"])
-def test_movement_of_other_dtypes(name: str, dtype: type) -> None:
-    """Data of any type moves unchanged."""
-    builds: dict[str, tuple[Callable[..., Any], Callable[[Array], Array]]] = {
-        "pad": (lambda g, x: g.pad(x, [1, 0], [0, 1]), lambda x: np.pad(x, [(1, 0), (0, 1)])),
-        "tile": (lambda g, x: g.tile(x, [2, 1]), lambda x: np.tile(x, (2, 1))),
-        "expand": (lambda g, x: g.expand(x, [2, 2, 2]), lambda x: np.broadcast_to(x, (2, 2, 2))),
-        "concat": (lambda g, x: g.concat([x, x], 0), lambda x: np.concatenate([x, x])),
-        "gather": (lambda g, x: g.gather(x, np.array([1])), lambda x: x[[1]]),
-        "slice": (lambda g, x: g.slice(x, [1], [None], [None], [-1]), lambda x: x[:, ::-1]),
-    }
-    build, reference = builds[name]
-    check(Device.CPU, build, reference, np.array([[0, 1], [1, 100]]).astype(dtype))
-
-
 CPU = Device.CPU
 DTYPES = ["f4", "f2", "f8", "i1", "u1", "i2", "u2", "i4", "i8", "u4"]
 
@@ -219,116 +171,72 @@ def few(dtype: str, *shape: int) -> Array:
 @pytest.mark.parametrize("descending", [True, False])
 def test_sort_and_argsort(dtype: str, axis: int, descending: bool) -> None:
     """Equal elements stay in order of place, both ways."""
-    sign = -1 if descending else 1
     x = few(dtype, 3, 7)
-    check(
-        CPU,
-        lambda g, x: g.sort(x, axis, descending),
-        lambda x: (sign * np.sort(sign * x.astype(np.float64), axis)).astype(x.dtype),
-        x,
-    )
-    check(
-        CPU,
-        lambda g, x: g.argsort(x, axis, descending),
-        lambda x: np.argsort(sign * x.astype(np.float64), axis, kind="stable"),
-        x,
-        shapes=[["n", "m"]],
-        strict=False,
-    )
+    check(CPU, lambda g, x: g.sort(x, axis, descending), x)
+    check(CPU, lambda g, x: g.argsort(x, axis, descending), x, shapes=[["n", "m"]], strict=False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
 def test_running_products_and_maxima(dtype: str, size: int) -> None:
     """Any size, power of two or not."""
-    x = few(dtype, 2, size)
-    check(CPU, lambda g, x: g.cumprod(x), lambda x: np.cumprod(x, -1, dtype=x.dtype), x)
-    check(CPU, lambda g, x: g.cummax(x, 1), lambda x: np.maximum.accumulate(x, 1), x)
+    check(CPU, lambda g, x: [g.cumprod(x), g.cummax(x, 1)], few(dtype, 2, size))
 
 
 def test_running_product_along_the_first_axis(device: Device) -> None:
     """The axis may have others behind it, with names."""
-    x = rand(5, 3)
-    check(device, lambda g, x: g.cumprod(x, 0), lambda x: np.cumprod(x, 0), x, shapes=[[5, "n"]], strict=False)
+    check(device, lambda g, x: g.cumprod(x, 0), rand(5, 3), shapes=[[5, "n"]], strict=False)
 
 
 @pytest.mark.parametrize("axes", [0, (1,), (0, -1), ()])
 def test_reverse(axes: int | tuple[int, ...], device: Device) -> None:
     """One axis, several, or none."""
     named = (axes,) if isinstance(axes, int) else axes
-    check(device, lambda g, x: g.reverse(x, axes), lambda x: np.flip(x, named), rand(2, 3, 4), strict=False)
+    reference = lambda x: np.flip(x, named)  # noqa: E731
+    check(device, lambda g, x: g.reverse(x, axes), rand(2, 3, 4), strict=False, reference=reference)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "?"])
 @pytest.mark.parametrize("diagonal", [-1, 0, 2])
 def test_trilu(dtype: str, diagonal: int) -> None:
     """Both triangles of every matrix of a batch, from any diagonal on."""
-    x = few(dtype, 2, 3, 4)
-    check(CPU, lambda g, x: g.trilu(x, True, diagonal), lambda x: np.triu(x, diagonal), x)
-    check(CPU, lambda g, x: g.trilu(x, False, diagonal), lambda x: np.tril(x, diagonal), x)
+    check(CPU, lambda g, x: [g.trilu(x, True, diagonal), g.trilu(x, False, diagonal)], few(dtype, 2, 3, 4))
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.float32])
 def test_gather_elements(kind: type) -> None:
     """Indices along an axis, negative ones from the end; floats drop their fraction."""
-    indices = np.array([[0, 2, 1], [-1, 0, 0]]).astype(kind)
-    check(
-        CPU,
-        lambda g, x, i: g.gather_elements(x, i, 0),
-        lambda x, i: np.take_along_axis(x, i.astype(int), 0),
-        rand(3, 3),
-        indices,
-    )
+    check(CPU, lambda g, x, i: g.gather_elements(x, i, 0), rand(3, 3), np.array([[0, 2, 1], [-1, 0, 0]]).astype(kind))
 
 
-def test_gather_nd() -> None:
-    """Whole slices, single elements, and elements within each of a batch."""
-    x = rand(2, 3, 4)
-    rows, places = np.array([[1], [-1], [0]]), np.array([[1, 2, 3], [0, 0, 0]])
-    inner = np.array([[[0, 2], [1, -1]], [[2, 0], [0, 3]]])
-    check(CPU, lambda g, x, i: g.gather_nd(x, i), lambda x, i: x[i[:, 0]], x, rows)
-    check(CPU, lambda g, x, i: g.gather_nd(x, i), lambda x, i: x[tuple(i.T)], x, places)
-    check(
-        CPU,
-        lambda g, x, i: g.gather_nd(x, i, 1),
-        lambda x, i: np.stack([x[b][tuple(i[b].T)] for b in range(2)]),
-        x,
-        inner,
-    )
+@pytest.mark.parametrize(
+    ("indices", "batch_dims"),
+    [
+        ([[1], [-1], [0]], 0),
+        ([[1, 2, 3], [0, 0, 0]], 0),
+        ([[[0, 2], [1, -1]], [[2, 0], [0, 3]]], 1),
+    ],
+    ids=["slices", "elements", "elements of each of a batch"],
+)
+def test_gather_nd(indices: list[Any], batch_dims: int) -> None:
+    """Each row of indices is the place of a slice or of an element."""
+    build = lambda g, x, i: g.gather_nd(x, i, batch_dims)  # noqa: E731
+    check(CPU, build, rand(2, 3, 4), np.array(indices))
 
 
-COMBINED: dict[str, Callable[[float, float], float]] = {
-    "set": lambda old, new: new,
-    "add": lambda old, new: old + new,
-    "mul": lambda old, new: old * new,
-    "max": max,
-    "min": min,
-}
-
-
-@pytest.mark.parametrize("mode", COMBINED)
+@pytest.mark.parametrize("mode", SCATTER_MODES)
 @pytest.mark.parametrize("dtype", ["f4", "f2", "f8", "i1", "u1", "i4", "i8"])
 def test_scatter(mode: str, dtype: str) -> None:
     """Places that repeat are all combined; under `set` they do not repeat."""
     x, updates = few(dtype, 4, 3), few(dtype, 2, 3)
     places = np.array([[0, 1, 2], [3, 0, 1]]) if mode == "set" else np.array([[0, 1, 2], [0, 0, -1]])
     rows = np.array([[0], [2]]) if mode == "set" else np.array([[2], [2]])
-
-    def elements(x: Array, i: Array, u: Array) -> Array:
-        result = x.copy()
-        for row, column in np.ndindex(i.shape):
-            result[i[row, column], column] = COMBINED[mode](result[i[row, column], column], u[row, column])
-        return result
-
-    def slices(x: Array, i: Array, u: Array) -> Array:
-        return elements(x, np.repeat(i, 3, 1), u)
-
-    check(CPU, lambda g, x, i, u: g.scatter_elements(x, i, u, 0, mode), elements, x, places, updates)
-    check(CPU, lambda g, x, i, u: g.scatter_nd(x, i, u, mode), slices, x, rows, updates)
+    check(CPU, lambda g, x, i, u: g.scatter_elements(x, i, u, 0, mode), x, places, updates)
+    check(CPU, lambda g, x, i, u: g.scatter_nd(x, i, u, mode), x, rows, updates)
 
 
 def test_a_narrow_beyond_a_named_dim_is_refused() -> None:
     """Four rows from row 1 are four rows, or the run fails; fewer come back in no case."""
-    check(Device.CPU, lambda g, x: g.narrow(x, 0, 1, 4), lambda x: x[1:5], rand(6, 3), shapes=[["n", 3]])
+    check(Device.CPU, lambda g, x: g.narrow(x, 0, 1, 4), rand(6, 3), shapes=[["n", 3]])
     with pytest.raises(EngineError):
         run(Device.CPU, lambda g, x: g.narrow(x, 0, 1, 4), rand(2, 3), shapes=[["n", 3]])

@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, Graph, Session
 
 Array = npt.NDArray[Any]
 

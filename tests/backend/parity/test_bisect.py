@@ -7,10 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from rlx_ort.converters.to_onnx import to_onnx
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort import CompileOptions, ConversionError, Graph, Precision, to_onnx
 from rlx_ort.parity.bisect import Divergence, bisect
 from rlx_ort.parity.compare import compare
 from rlx_ort.parity.metrics import Tolerance

@@ -10,9 +10,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from rlx_ort.errors import EngineError, InputError, PlacementError
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort import CompileOptions, EngineError, Graph, InputError, PlacementError, PlacementRule
 from rlx_ort.parity.compare import compare
 from rlx_ort.parity.metrics import Tolerance
 

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from onnx_text import parsed
 
+from rlx_ort import CompileOptions, OptimizationLevel, PlacementRule, RlxError
 from rlx_ort.conversion.check import holds_bf16, with_f32_kernels
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
-from rlx_ort.errors import RlxError
-from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.parity.compare import reference_run
 
 BF16 = ml_dtypes.bfloat16
@@ -20,8 +20,7 @@ X, A, B = (RNG.normal(size=(4, 64)).astype(np.float32) for _ in range(3))
 
 def model(body: str) -> ModelBundle:
     """Return a model of `x` (4, 64) f32 and the bf16 weights `a` and `b`, whose output `y` is f32."""
-    text = f'<ir_version: 10, opset_import: ["": 21]> m (float[4, 64] x) => (float[4, 64] y) {{ {body} }}'
-    proto = onnx.parser.parse_model(text)
+    proto = parsed(f"(float[4, 64] x) => (float[4, 64] y) {{ {body} }}")
     for name, values in (("a", A), ("b", B)):
         raw = values.astype(BF16).tobytes()
         proto.graph.initializer.add(name=name, data_type=onnx.TensorProto.BFLOAT16, dims=values.shape, raw_data=raw)
@@ -77,13 +76,8 @@ def test_the_weights_are_those_of_the_model() -> None:
 
 def test_only_models_with_bf16_are_meant() -> None:
     """bf16 weights are detected, and so is a cast to bf16."""
-    plain = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> m (float[4] x) => (float[4] y) {y = Relu (x)}'
-    )
-    cast = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> m (float[4] x) => (float[4] y) '
-        "{h = Cast <to = 16> (x) r = Relu (h) y = Cast <to = 1> (r)}"
-    )
+    plain = parsed("(float[4] x) => (float[4] y) { y = Relu (x) }")
+    cast = parsed("(float[4] x) => (float[4] y) { h = Cast <to = 16> (x) r = Relu (h) y = Cast <to = 1> (r) }")
     assert holds_bf16(model(PRODUCT))
     assert holds_bf16(bundle_of(cast))
     assert not holds_bf16(bundle_of(plain))

@@ -13,11 +13,10 @@ import onnx
 import onnx.parser
 import pytest
 
+from rlx_ort import CompileOptions, Device
 from rlx_ort.converters.onnx_types import elem_type, type_of
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.device import Device
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.registry import default_registry
 

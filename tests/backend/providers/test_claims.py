@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import RlxError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import Device, DType, RlxError
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.claims import schema_version, takes
 from rlx_ort.providers.registry import default_registry

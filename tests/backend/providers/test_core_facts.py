@@ -12,13 +12,10 @@ import onnx.parser
 import pytest
 from developer_scripts import load_script
 
-from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort import GraphDevices, LegalizeError, from_onnx, supports_graph
 from rlx_ort.converters.to_onnx.opset import MAX_OPSET
-from rlx_ort.errors import LegalizeError
-from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cores import core_of, known_cores
-from rlx_ort.selection.support import supports_graph
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx_ort import CompileOptions, EngineError, Graph, Session
-from rlx_ort.ir.dtype import DType
+from rlx_ort import CompileOptions, DType, EngineError, Graph, Session
 from rlx_ort.ir.types import Shape, TensorType
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError
+from rlx_ort import Device, DeviceUnavailableError, EngineError
 from rlx_ort.providers.hardware import core_share
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
 
@@ -238,17 +237,15 @@ def test_webgpu_is_refused_in_a_forked_child(python):
 
 
 @pytest.mark.webgpu
-def test_an_unknown_webgpu_option_is_refused(open_model):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"preferedLayout": "NHWC"}, "preferredLayout"), ({"preferredLayout": "XX"}, "preferred layout")],
+    ids=["unknown", "of no such value"],
+)
+def test_a_webgpu_option_that_the_plugin_does_not_take_is_refused(open_model, option, message):
     """The plugin would ignore it."""
-    with pytest.raises(EngineError, match="preferredLayout"):
-        open_model(ADD, device="webgpu", provider_options={"preferedLayout": "NHWC"})
-
-
-@pytest.mark.webgpu
-def test_a_bad_webgpu_option_value_is_refused(open_model):
-    """A value the plugin does not take stops the session."""
-    with pytest.raises(EngineError, match="preferred layout"):
-        open_model(ADD, device="webgpu", provider_options={"preferredLayout": "XX"})
+    with pytest.raises(EngineError, match=message):
+        open_model(ADD, device="webgpu", provider_options=option)
 
 
 def test_a_probe_closes_its_session():

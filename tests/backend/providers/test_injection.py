@@ -9,10 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.errors import EngineError, ParamError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import DType, EngineError, OptimizationLevel, ParamError, WeightSharing
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.options.compile_options import OptimizationLevel, WeightSharing
 from rlx_ort.providers.engine import injection
 from rlx_ort.providers.engine.injection import BORROWING_VERSION, write_weights_file
 from rlx_ort.providers.engine.runtime import runtime_version

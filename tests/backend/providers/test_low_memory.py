@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rlx_ort import CompileOptions, Graph, OptimizationLevel
 from rlx_ort.converters.bundle import bundle_from_graph
 from rlx_ort.converters.transforms.half_precision import to_precision
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 from rlx_ort.parity.opening import open_model
 
 LAYERS = 6

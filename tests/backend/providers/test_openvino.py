@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, Graph, Session
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, Precision
 from rlx_ort.providers.registry import default_registry
 

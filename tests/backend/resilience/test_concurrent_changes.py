@@ -13,12 +13,7 @@ import numpy as np
 import pytest
 from fault_provider import LOST, FaultProvider, until
 
-from rlx_ort.device import Device
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
-from rlx_ort.resilience.options import Resilience
-from rlx_ort.resilience.quarantine import HealthState
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import Device, DevicePolicy, Graph, GraphDevices, HealthState, Resilience
 
 SECONDS = 2.5
 POLICIES = [

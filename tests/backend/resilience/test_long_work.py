@@ -13,18 +13,13 @@ import pytest
 from fault_provider import until
 from sample_packages.packages import make
 
+from rlx_ort import CancelledRunError, CancelToken, Device, Graph, TimeLimitError, calibrate, limited, save_onnx
 from rlx_ort.calibration import store
 from rlx_ort.conversion.convert import ConvertOptions, convert
-from rlx_ort.converters.files import save_onnx
 from rlx_ort.deploy.golden import check_device
 from rlx_ort.deploy.open import runner_of
 from rlx_ort.deploy.package import Package
-from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, TimeLimitError
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.registry import default_registry
-from rlx_ort.resilience.limits import CancelToken, limited
-from rlx_ort.selection.predict import calibrate
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 from developer_scripts import load_script
 
-from rlx_ort import CompileOptions, memory_use
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, Device, Graph, GraphDevices, memory_use
 from rlx_ort.execution import residency
 from rlx_ort.execution.residency import Residency
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.hardware import private_bytes, release_free_heap
 from rlx_ort.providers.webgpu import is_software
 

@@ -15,16 +15,11 @@ import numpy as np
 import pytest
 from fault_provider import LOST, NODE_OUT_OF_MEMORY, NODE_OVERFLOW, FaultProvider, until
 
+from rlx_ort import DevicePolicy, Graph, GraphDevices, HealthState, Resilience, Session
 from rlx_ort.errors import CancelledRunError, EngineError, RlxError, TimeLimitError
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CacheUse, CompileOptions
 from rlx_ort.providers.engine import opening
 from rlx_ort.resilience.limits import CancelToken, limited, limited_async
-from rlx_ort.resilience.options import Resilience
-from rlx_ort.resilience.quarantine import HealthState
-from rlx_ort.selection.policy import DevicePolicy
 
 RNG = np.random.default_rng(3)
 WEIGHTS = RNG.standard_normal((8, 8)).astype(np.float32)
@@ -37,16 +32,19 @@ def mlp() -> Graph:
     return graph
 
 
-def test_a_real_run_is_stopped_at_its_limit_and_the_session_stays_usable() -> None:
-    """By ONNX Runtime's terminate flag; the same session then runs to its end in time."""
+def long(nodes: int) -> Graph:
     graph = Graph("long")
     first = value = graph.input("x", ["n", "n"])
-    for _ in range(300):
+    for _ in range(nodes):
         value = graph.tanh(value @ first)
     graph.outputs = [value]
-    runner = GraphDevices(
-        graph, DevicePolicy.only(["cpu"]), CompileOptions(intra_op_threads=1), resilience=Resilience()
-    )
+    return graph
+
+
+def test_a_real_run_is_stopped_at_its_limit_and_the_session_stays_usable() -> None:
+    """By ONNX Runtime's terminate flag; the same session then runs to its end in time."""
+    options = CompileOptions(intra_op_threads=1)
+    runner = GraphDevices(long(300), DevicePolicy.only(["cpu"]), options, resilience=Resilience())
     small = {"x": np.eye(4, dtype=np.float32)}
     wanted = runner.run_fastest(small)[0]
     begun = time.perf_counter()
@@ -80,12 +78,7 @@ LONG: dict[str, Any] = {
 def test_a_minute_of_work_ends_soon_after_it_is_stopped(name: str, ended_by: str) -> None:
     """However it is run and stopped; the same session then runs to its end."""
     way = LONG[name]
-    graph = Graph("long")
-    first = value = graph.input("x", ["n", "n"])
-    for _ in range(3000):
-        value = graph.tanh(value @ first)
-    graph.outputs = [value]
-    compiled = Session("cpu", CompileOptions(intra_op_threads=1)).compile(graph)
+    compiled = Session("cpu", CompileOptions(intra_op_threads=1)).compile(long(3000))
     small, large = np.eye(4, dtype=np.float32), np.eye(1024, dtype=np.float32)  # 20 ms a node on a server core
     wanted = compiled.run({"x": small})[0]
     token = CancelToken()
@@ -141,12 +134,7 @@ def test_a_session_that_opens_is_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_real_run_is_cancelled_from_another_thread() -> None:
     """Within a node or two."""
-    graph = Graph("long")
-    first = value = graph.input("x", ["n", "n"])
-    for _ in range(300):
-        value = graph.tanh(value @ first)
-    graph.outputs = [value]
-    runner = GraphDevices(graph, DevicePolicy.only(["cpu"]), resilience=Resilience())
+    runner = GraphDevices(long(300), DevicePolicy.only(["cpu"]), resilience=Resilience())
     token = CancelToken()
     threading.Timer(0.1, token.cancel).start()
     begun = time.perf_counter()

@@ -8,12 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph, Value
-from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort import CompileOptions, Device, Graph, Session, Value, legalize_graph_for_device
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.selection.support import legalize_graph_for_device
 
 Array = npt.NDArray[np.float32]
 

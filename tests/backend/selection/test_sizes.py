@@ -11,8 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rlx_ort import CompileOptions, Device, load
-from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort import CompileOptions, Device, from_onnx, load
 from rlx_ort.ir.types import TensorType
 from rlx_ort.selection.candidates import Candidates
 from rlx_ort.selection.predict import dims_of, explain, workload_on

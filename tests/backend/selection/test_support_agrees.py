@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 
+from rlx_ort import CompileOptions, Device, DType, EngineError, Graph, LegalizeError, OptimizationLevel
 from rlx_ort.converters.to_onnx.exporter import exported
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError, LegalizeError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.support import support_of

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from served_models import Served, save_echo, save_product, started
+from served_models import Served, save_echo, save_product, serving
 
-from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.options import HttpOptions, ServeOptions
+from rlx_ort.serving.options import HttpOptions
 from rlx_ort.serving.protocol import DATATYPES
 
 
@@ -23,9 +22,5 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for version, factor in ((1, 1.0), (3, 3.0)):
         (folder / "versions" / str(version)).mkdir(parents=True)
         save_product(folder / "versions" / str(version) / "model.onnx", factor)
-    http = HttpOptions(most_bytes=4 << 20, repository_control=True)
-    found, thread = started(folder, http, ServeOptions(policy=DevicePolicy.only("cpu")))
-    yield found
-    found.end()
-    thread.join(30)
-    assert not thread.is_alive()
+    with serving(folder, http=HttpOptions(most_bytes=4 << 20, repository_control=True)) as found:
+        yield found

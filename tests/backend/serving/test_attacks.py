@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from served_attacks import GOOD, PATH, answers, ask, good_message, request, run
-from served_models import Served, save_product, started
+from served_models import Served, save_product, serving
 
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving.options import ConnectionLimits, HttpOptions, ServeOptions
@@ -27,11 +27,8 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     save_product(folder / "product.onnx")
     http = HttpOptions(most_bytes=1 << 20, token="secret", most_json_bytes=1 << 16)
     options = ServeOptions(policy=DevicePolicy.only("cpu"), most_held_bytes=3 << 19)
-    found, thread = started(folder, http, options, connections=LIMITS)
-    yield found
-    found.end()
-    thread.join(30)
-    assert not thread.is_alive()
+    with serving(folder, options, http=http, connections=LIMITS) as found:
+        yield found
 
 
 def connected(served: Served, data: bytes) -> socket.socket:

@@ -16,12 +16,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from fault_provider import until
 from headless_chromium import headless_chromium, prefer_theme
 from served_attacks import GOOD
-from served_models import Served, save_product, started
+from served_models import Served, save_product, serving
 
-from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.options import HttpOptions, ServeOptions
+from rlx_ort.serving.options import HttpOptions
 
 pytestmark = pytest.mark.chromium
 MODELS, TOKEN, TAB, ENTER = 20, "open sesame", "\ue004", "\ue007"
@@ -33,10 +33,9 @@ def loaded(tmp_path: Path) -> Iterator[Served]:
     """Yield a server with a token and 20 models that clients ask all the time."""
     for at in range(MODELS):
         save_product(tmp_path / f"product-{at:02}.onnx", at + 1)
-    served, thread = started(tmp_path, HttpOptions(token=TOKEN), ServeOptions(policy=DevicePolicy.only("cpu")))
     ended = threading.Event()
 
-    def ask(first: int) -> None:
+    def ask(served: Served, first: int) -> None:
         connection = http.client.HTTPConnection(served.http, timeout=20)
         at = first
         while not ended.wait(0.002):
@@ -46,15 +45,14 @@ def loaded(tmp_path: Path) -> Iterator[Served]:
             connection.getresponse().read()
         connection.close()
 
-    clients = [threading.Thread(target=ask, args=(first,)) for first in range(4)]
-    for client in clients:
-        client.start()
-    yield served
-    ended.set()
-    for client in clients:
-        client.join()
-    served.end()
-    thread.join(30)
+    with serving(tmp_path, http=HttpOptions(token=TOKEN)) as served:
+        clients = [threading.Thread(target=ask, args=(served, first)) for first in range(4)]
+        for client in clients:
+            client.start()
+        yield served
+        ended.set()
+        for client in clients:
+            client.join()
 
 
 @pytest.fixture
@@ -70,12 +68,9 @@ def cells(browser: Any) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in browser.execute_script(script)}
 
 
-def waits(condition: Callable[[], object], seconds: float = 20.0) -> bool:
-    """Return whether a condition holds within some seconds."""
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.05)
-    return bool(condition())
+def waits(condition: Callable[[], object]) -> None:
+    """Wait until the page shows something."""
+    until(condition, 20.0, 0.05)
 
 
 def brightness(browser: Any, scheme: str) -> float:
@@ -96,17 +91,17 @@ def focused(browser: Any) -> str:
 def test_the_status_page_shows_every_model(loaded: Served, browser: Any, tmp_path: Path) -> None:
     """It asks for the token once; numbers move; there is no error in its console, and no request to another host."""
     browser.get(f"http://{loaded.http}/")
-    assert waits(lambda: "asks for a token" in browser.page_source)
+    waits(lambda: "asks for a token" in browser.page_source)
     assert cells(browser) == {}
     browser.find_element("id", "token").send_keys(TOKEN + ENTER)
-    assert waits(lambda: len(cells(browser)) == MODELS)
+    waits(lambda: len(cells(browser)) == MODELS)
     assert all(row[1] == "ready" and row[2] == "cpu" for row in cells(browser).values())
     first = {name: int(row[3]) for name, row in cells(browser).items()}
-    assert waits(lambda: all(int(row[3]) > first[name] and float(row[6]) > 0 for name, row in cells(browser).items()))
+    waits(lambda: all(int(row[3]) > first[name] and float(row[6]) > 0 for name, row in cells(browser).items()))
     assert all(float(row[7]) > 0 for row in cells(browser).values())
 
     browser.refresh()  # the token is kept for this tab, and nowhere else
-    assert waits(lambda: len(cells(browser)) == MODELS)
+    waits(lambda: len(cells(browser)) == MODELS)
     assert TOKEN not in browser.current_url
     assert browser.execute_script("return localStorage.length + document.cookie.length") == 0
 
@@ -116,7 +111,7 @@ def test_the_status_page_shows_every_model(loaded: Served, browser: Any, tmp_pat
     time.sleep(2.5)
     assert cells(browser) == still
     browser.find_element("id", "pause").send_keys(ENTER)
-    assert waits(lambda: cells(browser) != still)
+    waits(lambda: cells(browser) != still)
 
     assert brightness(browser, "dark") < 60 < 200 < brightness(browser, "light")
     picture = Path(os.environ.get("STATUS_PICTURE") or tmp_path / "status.png")
@@ -135,7 +130,7 @@ def test_a_wrong_token_is_asked_for_again(loaded: Served, browser: Any) -> None:
     """The page says so, shows nothing, and forgets it."""
     browser.get(f"http://{loaded.http}/")
     browser.find_element("id", "token").send_keys("wrong" + ENTER)
-    assert waits(lambda: "the token is wrong" in browser.page_source)
+    waits(lambda: "the token is wrong" in browser.page_source)
     assert cells(browser) == {}
     assert browser.find_element("id", "ask").is_displayed()
     assert browser.execute_script("return sessionStorage.length") == 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import pytest
+from fault_provider import until
 from served_attacks import ask, request
-from served_models import Served, started
+from served_models import Served, serving
 from served_pressure import (
     INFER,
     UnreadCall,
@@ -21,7 +22,7 @@ from served_pressure import (
 )
 
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.serving.options import ConnectionLimits, HttpOptions, ServeOptions
+from rlx_ort.serving.options import ConnectionLimits, ServeOptions
 
 MOST = 64 << 20
 LIVE = request(b"", method="GET", path="/v2/health/live", length=None)
@@ -34,19 +35,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("pressed")
     save_models(folder)
     options = ServeOptions(policy=DevicePolicy.only("cpu"), most_held_bytes=MOST)
-    found, thread = started(folder, HttpOptions(), options, connections=ConnectionLimits(most=20, write_s=2.0))
-    yield found
-    found.end()
-    thread.join(30)
-    assert not thread.is_alive()
-
-
-def waits(condition: Callable[[], object], seconds: float = 15.0) -> bool:
-    """Return whether a condition holds within some seconds."""
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
-    return bool(condition())
+    with serving(folder, options, connections=ConnectionLimits(most=20, write_s=2.0)) as found:
+        yield found
 
 
 def held(served: Served) -> int:
@@ -60,7 +50,7 @@ def test_a_stream_whose_answers_are_not_read_is_not_asked_for_more(served: Serve
     before = statistics.inferences
     unread_streams(served.grpc, streams=1, wait_s=1)
     assert 1 <= statistics.inferences - before <= 4
-    assert waits(lambda: held(served) == 0)
+    until(lambda: held(served) == 0)
 
 
 def test_answers_that_are_not_read_count_and_are_given_up(served: Served) -> None:
@@ -68,10 +58,10 @@ def test_answers_that_are_not_read_count_and_are_given_up(served: Served) -> Non
     data = binary_request("wide", [216, 64], "FP32", bytes(4 * 216 * 64))
     refused = served.repository.budget.refused
     unread = [connected(served.http, data, 4096) for _ in range(8)]
-    assert waits(lambda: served.repository.budget.refused > refused)
+    until(lambda: served.repository.budget.refused > refused)
     assert MOST // 4 < held(served) <= MOST
     assert ask(served.http, LIVE)[0] == 200
-    assert waits(lambda: held(served) == 0)
+    until(lambda: held(served) == 0)
     for connection in unread:
         connection.close()
 
@@ -81,27 +71,27 @@ def test_calls_whose_answers_are_not_read_leave_room_for_others(served: Served) 
     host, _, port = served.grpc.rpartition(":")
     refused = served.repository.budget.refused
     calls = [UnreadCall(host, int(port), wide_message(216)) for _ in range(4)]
-    assert waits(lambda: served.repository.budget.refused == refused + 3)
-    assert waits(lambda: MOST // 4 < held(served) <= MOST // 2)
+    until(lambda: served.repository.budget.refused == refused + 3)
+    until(lambda: MOST // 4 < held(served) <= MOST // 2)
     assert ask(served.http, binary_request("wide", [216, 64], "FP32", bytes(4 * 216 * 64)))[0] == 200
     assert held(served) > MOST // 4
     for call in calls:
         call.close()
-    assert waits(lambda: held(served) == 0)
+    until(lambda: held(served) == 0)
 
 
 def test_rest_and_grpc_share_the_budget(served: Served) -> None:
     """A body that arrives over HTTP takes the room of a gRPC call, whose refusal says when to try again."""
     head = request(b"", path=infer_path("echo_fp32"), length=str(LARGE))
     with connected(served.http, head + bytes(LARGE - 1)):
-        assert waits(lambda: held(served) >= LARGE - 1)
+        until(lambda: held(served) >= LARGE - 1)
         with grpc.insecure_channel(served.grpc) as channel:
             call = channel.unary_unary(INFER)
             with pytest.raises(grpc.RpcError) as refused:
                 call(wide_message(216), timeout=10)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert dict(refused.value.trailing_metadata())["retry-after"] == "1"
-    assert waits(lambda: held(served) == 0)
+    until(lambda: held(served) == 0)
     status, _ = ask(served.http, binary_request("wide", [216, 64], "FP32", bytes(4 * 216 * 64)))
     assert status == 200
 

@@ -24,12 +24,8 @@ from sample_packages.packages import make
 from served_attacks import GOOD, PATH, answers, ask, good_message, request
 from served_models import save_product, started_command
 
+from rlx_ort import DevicePolicy, Graph, Precision, ServingError, save_onnx
 from rlx_ort.cli import main
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.errors import ServingError
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import Precision
-from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.repository import Repository
 

@@ -10,9 +10,7 @@ import numpy as np
 from fault_provider import LOST, FaultProvider
 from served_models import WEIGHT, save_product
 
-from rlx_ort.device import Device
-from rlx_ort.resilience.quarantine import HealthState
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import Device, DevicePolicy, HealthState
 from rlx_ort.serving.models import ServedModel
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import InferRequest
@@ -27,45 +25,37 @@ async def asked(model: ServedModel, rows: int) -> Device:
     return found.device
 
 
-def test_a_device_that_fails_is_replaced_and_used_again(fault: FaultProvider, tmp_path: Path) -> None:
+async def test_a_device_that_fails_is_replaced_and_used_again(fault: FaultProvider, tmp_path: Path) -> None:
     """The CPU answers while it fails; once its probe has passed it answers, and its health is good."""
     save_product(tmp_path / "product.onnx")
-
-    async def work() -> None:
-        repository = Repository([tmp_path], ServeOptions(policy=DevicePolicy.only(["fault", "cpu"])))
-        await repository.load_all()
-        model = repository.find("product")
-        lanes = {lane.device: lane for lane in model.scheduler.lanes}
-        lanes[Device.CPU].expected_ns = lambda rows: 1e12  # type: ignore[method-assign]  # the other one is chosen
-        assert await asked(model, 1) == Device("fault")
-        fault.dead = LOST
-        for rows in range(1, 9):
-            assert await asked(model, rows) == Device.CPU
-        health = {row.device: row.state for row in model.runner.health()}
-        assert health[Device("fault")] is HealthState.QUARANTINED
-        fault.dead = ""
-        until_s = time.monotonic() + 10
-        while await asked(model, 2) != Device("fault"):
-            assert time.monotonic() < until_s
-            await asyncio.sleep(0.05)
-        health = {row.device: row.state for row in model.runner.health()}
-        assert health[Device("fault")] is HealthState.READY
-        await repository.close()
-
-    asyncio.run(work())
+    repository = Repository([tmp_path], ServeOptions(policy=DevicePolicy.only(["fault", "cpu"])))
+    await repository.load_all()
+    model = repository.find("product")
+    lanes = {lane.device: lane for lane in model.scheduler.lanes}
+    lanes[Device.CPU].expected_ns = lambda rows: 1e12  # type: ignore[method-assign]  # the other one is chosen
+    assert await asked(model, 1) == Device("fault")
+    fault.dead = LOST
+    for rows in range(1, 9):
+        assert await asked(model, rows) == Device.CPU
+    health = {row.device: row.state for row in model.runner.health()}
+    assert health[Device("fault")] is HealthState.QUARANTINED
+    fault.dead = ""
+    until_s = time.monotonic() + 10
+    while await asked(model, 2) != Device("fault"):
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.05)
+    health = {row.device: row.state for row in model.runner.health()}
+    assert health[Device("fault")] is HealthState.READY
+    await repository.close()
 
 
-def test_the_configuration_says_why_a_device_is_not_used(fault: FaultProvider, tmp_path: Path) -> None:
+async def test_the_configuration_says_why_a_device_is_not_used(fault: FaultProvider, tmp_path: Path) -> None:
     """Every allowed device is in it: as one that runs the model, or with the reason why it does not."""
     save_product(tmp_path / "product.onnx")
     fault.dead = LOST
-
-    async def work() -> None:
-        repository = Repository([tmp_path], ServeOptions(policy=DevicePolicy.only(["fault", "cpu"])))
-        await repository.load_all()
-        found = await repository.find("product").config()
-        assert [group["name"] for group in found["instance_group"]] == ["cpu"]
-        assert LOST in found["parameters"]["not_used.fault"]["string_value"]
-        await repository.close()
-
-    asyncio.run(work())
+    repository = Repository([tmp_path], ServeOptions(policy=DevicePolicy.only(["fault", "cpu"])))
+    await repository.load_all()
+    found = await repository.find("product").config()
+    assert [group["name"] for group in found["instance_group"]] == ["cpu"]
+    assert LOST in found["parameters"]["not_used.fault"]["string_value"]
+    await repository.close()

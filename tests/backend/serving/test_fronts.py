@@ -11,18 +11,18 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from fault_provider import until
 from served_attacks import GOOD, PATH, ask, attacks, judged, request
-from served_models import WEIGHT, Served, save_echo, save_product, started, started_command
+from served_models import WEIGHT, Served, gated, save_echo, save_product, serving, started_command
 
-from rlx_ort.ir.dtype import DType
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import DevicePolicy, DType
 from rlx_ort.serving import fronts
 from rlx_ort.serving.channel import Channel
 from rlx_ort.serving.options import ConnectionLimits, HttpOptions, ServeOptions
@@ -44,11 +44,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fronts, "_OWN", 0)
         limits = ConnectionLimits(most=40)
-        found, thread = started(folder, http_options, options, grpc_port=None, connections=limits, fronts=2)
-        yield found
-        found.end()
-        thread.join(30)
-    assert not thread.is_alive()
+        with serving(folder, options, http=http_options, grpc_port=None, connections=limits, fronts=2) as found:
+            yield found
     assert not _front_processes()
 
 
@@ -104,16 +101,12 @@ def test_tensors_without_room_in_shared_memory_cross_as_well(tmp_path: Path, mon
     monkeypatch.setattr(fronts, "_OWN", 0)
     monkeypatch.setattr(fronts, "_MEMORY_BYTES", 1 << 20)
     save_echo(tmp_path, DType.F32)
-    options = ServeOptions(policy=DevicePolicy.only("cpu"))
-    served, thread = started(tmp_path, HttpOptions(token="secret"), options, grpc_port=None, fronts=1)
     data = np.arange(1 << 18, dtype=np.float32).tobytes() + b"\0" * 8
-    for _ in range(3):
-        status, body = ask(served.http, binary("echo_fp32", "FP32", [(1 << 17) + 1, 2], data))
-        assert status == 200
-        assert body.endswith(data)
-    served.end()
-    thread.join(30)
-    assert not thread.is_alive()
+    with serving(tmp_path, http=HttpOptions(token="secret"), grpc_port=None, fronts=1) as served:
+        for _ in range(3):
+            status, body = ask(served.http, binary("echo_fp32", "FP32", [(1 << 17) + 1, 2], data))
+            assert status == 200
+            assert body.endswith(data)
 
 
 def test_shared_memory_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,25 +126,21 @@ def test_shared_memory_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fronts, "_MEMORY_BYTES", 4 << 20)
     monkeypatch.setattr(fronts, "Channel", Seen)
     save_echo(tmp_path, DType.F32)
-    options = ServeOptions(policy=DevicePolicy.only("cpu"))
-    served, thread = started(tmp_path, HttpOptions(token="secret"), options, grpc_port=None, fronts=1)
     data = np.arange(1 << 18, dtype=np.float32).tobytes()
     whole, wrong = (binary("echo_fp32", "FP32", [1 << 17, size], data) for size in (2, 1))
-    host, _, port = served.http.rpartition(":")
-    for _ in range(5):
-        assert ask(served.http, wrong)[0] == 400
-        assert ask(served.http, whole)[0] == 200
-        for most in (-1000, len(whole)):
-            with socket.create_connection((host, int(port)), 10) as connection:
-                connection.sendall(whole[:most])
-                time.sleep(0.05)
-    assert ask(served.http, whole)[1].endswith(data)
-    assert kinds[-1] == [int]
-    [channel] = made
-    assert _waits(lambda: len(channel.arena._free) == 1 and channel.arena._free[0][1] == 4 << 20)
-    served.end()
-    thread.join(30)
-    assert not thread.is_alive()
+    with serving(tmp_path, http=HttpOptions(token="secret"), grpc_port=None, fronts=1) as served:
+        host, _, port = served.http.rpartition(":")
+        for _ in range(5):
+            assert ask(served.http, wrong)[0] == 400
+            assert ask(served.http, whole)[0] == 200
+            for most in (-1000, len(whole)):
+                with socket.create_connection((host, int(port)), 10) as connection:
+                    connection.sendall(whole[:most])
+                    time.sleep(0.05)
+        assert ask(served.http, whole)[1].endswith(data)
+        assert kinds[-1] == [int]
+        [channel] = made
+        until(lambda: len(channel.arena._free) == 1 and channel.arena._free[0][1] == 4 << 20)
 
 
 def test_an_answer_that_is_read_late_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,29 +148,25 @@ def test_an_answer_that_is_read_late_is_its_own(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(fronts, "_OWN", 0)
     monkeypatch.setattr(fronts, "_MEMORY_BYTES", 64 << 20)
     save_echo(tmp_path, DType.F32)
-    options = ServeOptions(policy=DevicePolicy.only("cpu"))
-    served, thread = started(tmp_path, HttpOptions(token="secret"), options, grpc_port=None, fronts=1)
     rows = 3 << 20
     late = np.arange(2 * rows, dtype=np.float32).tobytes()
-    host, _, port = served.http.rpartition(":")
-    with socket.create_connection((host, int(port)), 10) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
-        connection.sendall(binary("echo_fp32", "FP32", [rows, 2], late))
-        time.sleep(0.5)
-        for at in range(8):
-            other = np.full(2 * rows, -1 - at, np.float32).tobytes()
-            status, body = ask(served.http, binary("echo_fp32", "FP32", [rows, 2], other))
-            assert status == 200
-            assert body.endswith(other)
-        received = bytearray()
-        while len(received) < len(late) and (piece := connection.recv(1 << 20)):
-            received += piece
-        while not received.endswith(late[-64:]) and (piece := connection.recv(1 << 20)):
-            received += piece
+    with serving(tmp_path, http=HttpOptions(token="secret"), grpc_port=None, fronts=1) as served:
+        host, _, port = served.http.rpartition(":")
+        with socket.create_connection((host, int(port)), 10) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            connection.sendall(binary("echo_fp32", "FP32", [rows, 2], late))
+            time.sleep(0.5)
+            for at in range(8):
+                other = np.full(2 * rows, -1 - at, np.float32).tobytes()
+                status, body = ask(served.http, binary("echo_fp32", "FP32", [rows, 2], other))
+                assert status == 200
+                assert body.endswith(other)
+            received = bytearray()
+            while len(received) < len(late) and (piece := connection.recv(1 << 20)):
+                received += piece
+            while not received.endswith(late[-64:]) and (piece := connection.recv(1 << 20)):
+                received += piece
     assert received.endswith(late)
-    served.end()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 def test_texts_cross(served: Served) -> None:
@@ -222,45 +207,35 @@ def test_a_model_that_was_unloaded_is_refused(served: Served) -> None:
 def test_one_budget_counts_the_bytes_of_all_processes(served: Served) -> None:
     """A body that arrives at one front leaves no room for one at another; later all is free again."""
     budget = served.repository.budget
-    assert _waits(lambda: budget.held_bytes == 0)
+    until(lambda: budget.held_bytes == 0)
     host, _, port = served.http.rpartition(":")
     large = authorized(b"", "/v2/models/echo_fp32/infer").replace(b"Length: 0", b"Length: %d" % (MOST - 1000))
     with socket.create_connection((host, int(port)), 10) as slow:
         slow.sendall(large + bytes(MOST - 2000))
-        assert _waits(lambda: budget.held_bytes > MOST - 4000)
+        until(lambda: budget.held_bytes > MOST - 4000)
         statuses = [ask(served.http, binary("echo_fp32", "FP32", [1000, 2], bytes(8000)))[0] for _ in range(2)]
         assert statuses == [503, 503]
-    assert _waits(lambda: budget.held_bytes == 0)
+    until(lambda: budget.held_bytes == 0)
     assert budget.refused >= 2
     assert ask(served.http, binary("echo_fp32", "FP32", [1000, 2], bytes(8000)))[0] == 200
 
 
 def test_a_client_that_goes_away_is_dropped_before_it_runs(served: Served) -> None:
     """The second request waits while the first one runs; its client leaves; it never runs."""
-    model = served.repository.find("product")
-    lane, opened, rows = model.scheduler.lanes[0], threading.Event(), list[float]()
-    run, inline = lane.run, lane.runs_inline
-
-    def held(inputs: object, wanted: object) -> object:
-        rows.extend(inputs["x"][:, 0].tolist())  # type: ignore[index]
-        assert opened.wait(20)
-        return run(inputs, wanted)  # type: ignore[arg-type]
-
-    lane.run = held  # type: ignore[assignment]
-    lane.runs_inline = lambda *_: False  # type: ignore[method-assign]
-    first = threading.Thread(target=ask, args=(served.http, authorized(BODY)))
-    first.start()
-    assert _waits(lambda: rows == [1])
-    host, _, port = served.http.rpartition(":")
-    with socket.create_connection((host, int(port)), 10) as second:
-        second.sendall(authorized(BODY.replace(b"[1, 2", b"[7, 2")))
-        assert _waits(lambda: model.scheduler.depth == 1)
-        time.sleep(0.1)  # after this long a server looks whether the client is there
-    assert _waits(lambda: model.scheduler.depth == 0)
-    opened.set()
-    first.join()
-    lane.run, lane.runs_inline = run, inline  # type: ignore[method-assign]
-    assert rows == [1]
+    scheduler = served.repository.find("product").scheduler
+    with gated(served, "product") as gate:
+        first = threading.Thread(target=ask, args=(served.http, authorized(BODY)))
+        first.start()
+        until(lambda: gate.rows == [1])
+        host, _, port = served.http.rpartition(":")
+        with socket.create_connection((host, int(port)), 10) as second:
+            second.sendall(authorized(BODY.replace(b"[1, 2", b"[7, 2")))
+            until(lambda: scheduler.depth == 1)
+            time.sleep(0.1)  # after this long a server looks whether the client is there
+        until(lambda: scheduler.depth == 0)
+        gate.open.set()
+        first.join()
+    assert gate.rows == [1]
 
 
 def test_a_connection_beyond_the_limit_ends_one_that_is_idle(served: Served) -> None:
@@ -323,8 +298,8 @@ def test_a_front_that_ends_takes_its_connections_only(tmp_path: Path) -> None:
         for front in _front_processes(process.pid):
             with contextlib.suppress(psutil.NoSuchProcess):  # a launcher ends with the process that it has started
                 front.kill()
-            assert _waits(lambda front=front: not front.is_running())
-            assert _waits(lambda: all(ask(rest, request(BODY))[0] == 200 for _ in range(4)))
+            until(lambda front=front: not front.is_running())
+            until(lambda: all(ask(rest, request(BODY))[0] == 200 for _ in range(4)))
     finally:
         _ended(process, kept)
 
@@ -343,11 +318,3 @@ def _ended(process: subprocess.Popen[str], kept: Sequence[http.client.HTTPConnec
         connection.close()
     process.kill()
     process.wait()
-
-
-def _waits(condition: Callable[[], object], seconds: float = 10.0) -> bool:
-    """Return whether a condition holds within some seconds."""
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return bool(condition())

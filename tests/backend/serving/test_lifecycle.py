@@ -15,67 +15,33 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from fault_provider import until
 from sample_packages.keys import write_keys
 from sample_packages.packages import SIZE, X, make, reference
 from served_attacks import GOOD, PATH, ask, good_message, request
-from served_models import WEIGHT, Served, save_product, started
+from served_models import ON_CPU, WEIGHT, Gate, Served, gated, save_product, serving
 
+from rlx_ort import ConversionError, Device, DevicePolicy, ServingError
 from rlx_ort.deploy.open import PackageDevices, warm_package
 from rlx_ort.deploy.package import Package, sign_package
-from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, ServingError
 from rlx_ort.providers.engine.compiled.starts import SavedSession
-from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import repository
 from rlx_ort.serving.host import HostOptions, serve
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.options import HttpOptions, ServeOptions
 from rlx_ort.serving.repository import Repository
 
-CPU = DevicePolicy.only("cpu")
-
-
-class Gate:
-    """Holds the runs of a model's first device until it is opened, and keeps what was run."""
-
-    def __init__(self, served: Served, name: str) -> None:
-        lane = served.repository.find(name).scheduler.lanes[0]
-        self._lane: Any = lane
-        self._run, self.open, self.rows = lane.run, threading.Event(), list[float]()
-        self._lane.run = self._held
-        self._lane.runs_inline = lambda *_: False  # a held run would hold the event loop
-
-    def _held(self, inputs: Any, wanted: Any) -> Any:
-        self.rows += inputs["x"][:, 0].tolist()
-        assert self.open.wait(20)
-        return self._run(inputs, wanted)
-
-    def end(self) -> None:
-        """Let everything run as before."""
-        self.open.set()
-        self._lane.run = self._run
-        del self._lane.runs_inline
-
 
 @pytest.fixture
 def gate(served: Served) -> Iterator[Gate]:
     """Yield a gate of the product model."""
-    found = Gate(served, "product")
-    yield found
-    found.end()
+    with gated(served, "product") as found:
+        yield found
 
 
 def asked_for(first: float) -> dict[str, Any]:
     """Return a request whose first element is this."""
     return {"inputs": [{**GOOD["inputs"][0], "data": [first, 0, 0, 0]}]}
-
-
-def waits(condition: Any) -> bool:
-    """Return whether a condition holds within five seconds."""
-    until = time.monotonic() + 5
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return bool(condition())
 
 
 @pytest.mark.parametrize("side", ["http", "grpc"])
@@ -84,11 +50,11 @@ def test_a_client_that_goes_away_is_dropped_before_it_runs(served: Served, gate:
     scheduler = served.repository.find("product").scheduler
     first = threading.Thread(target=ask, args=(served.http, request(json.dumps(asked_for(1)).encode())))
     first.start()
-    assert waits(lambda: gate.rows == [1])
+    until(lambda: gate.rows == [1])
     if side == "http":
         second = http.client.HTTPConnection(served.http, timeout=5)
         second.request("POST", PATH, json.dumps(asked_for(7)))
-        assert waits(lambda: scheduler.depth == 1)
+        until(lambda: scheduler.depth == 1)
         time.sleep(0.1)  # after this long a server looks whether the client is there
         second.close()
     else:
@@ -96,7 +62,7 @@ def test_a_client_that_goes_away_is_dropped_before_it_runs(served: Served, gate:
         message.raw_input_contents[0] = np.array([7, 0, 0, 0], np.float32).tobytes()
         with grpc.insecure_channel(served.grpc) as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer").future(message.SerializeToString())
-            assert waits(lambda: scheduler.depth == 1)
+            until(lambda: scheduler.depth == 1)
             call.cancel()
     time.sleep(0.2)
     gate.open.set()
@@ -109,30 +75,29 @@ def test_a_client_that_goes_away_is_dropped_before_it_runs(served: Served, gate:
 def test_an_ending_server_answers_what_runs(tmp_path: Path) -> None:
     """On both sides: the requests that run or wait are answered after the end was asked for; new ones are refused."""
     save_product(tmp_path / "product.onnx")
-    served, thread = started(tmp_path, HttpOptions(), ServeOptions(policy=CPU))
-    gate = Gate(served, "product")
     statuses: list[int] = []
-    first = threading.Thread(target=lambda: statuses.append(ask(served.http, request(json.dumps(GOOD).encode()))[0]))
-    first.start()
-    assert waits(lambda: gate.rows)
-    with grpc.insecure_channel(served.grpc) as channel:
-        method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        second = method.future(good_message().SerializeToString())
-        assert waits(lambda: served.repository.find("product").scheduler.depth == 1)
-        served.end()
-        assert waits(lambda: not served.repository.ready)
-        time.sleep(0.3)
-        with pytest.raises(OSError, match="refused"):
-            ask(served.http, request(b"", method="GET", path="/v2", length=None))
-        with pytest.raises(grpc.RpcError) as refused:
-            method(good_message().SerializeToString(), timeout=5)
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert thread.is_alive()
-        gate.open.set()
-        assert second.result(timeout=10)
-    first.join()
-    thread.join(30)
-    assert not thread.is_alive()
+    with serving(tmp_path) as served, gated(served, "product") as gate:
+        body = request(json.dumps(GOOD).encode())
+        first = threading.Thread(target=lambda: statuses.append(ask(served.http, body)[0]))
+        first.start()
+        until(lambda: gate.rows)
+        with grpc.insecure_channel(served.grpc) as channel:
+            method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            second = method.future(good_message().SerializeToString())
+            until(lambda: served.repository.find("product").scheduler.depth == 1)
+            served.end()
+            until(lambda: not served.repository.ready)
+            time.sleep(0.3)
+            with pytest.raises(OSError, match="refused"):
+                ask(served.http, request(b"", method="GET", path="/v2", length=None))
+            with pytest.raises(grpc.RpcError) as refused:
+                method(good_message().SerializeToString(), timeout=5)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert served.thread.is_alive()
+            gate.open.set()
+            assert second.result(timeout=10)
+        first.join()
+        served.wait()
     assert statuses == [200]
 
 
@@ -213,7 +178,7 @@ def test_only_signed_packages_are_served_where_that_is_asked(tmp_path: Path) -> 
         if key is not None:
             with Package(path) as package:
                 sign_package(package, key)
-    options = ServeOptions(policy=CPU, require_signature=str(ours[1]), signed_only=True)
+    options = ServeOptions(policy=ON_CPU.policy, require_signature=str(ours[1]), signed_only=True)
     repository = Repository([folder], options)
 
     async def load() -> list[dict[str, str]]:
@@ -239,11 +204,8 @@ def test_golden_inputs_run_before_a_package_is_ready(tmp_path: Path, monkeypatch
         return run(self, device, inputs, **limits)
 
     monkeypatch.setattr(PackageDevices, "run", watched)
-    path = make(tmp_path / "small.ortpackage")
-    served, thread = started(path, HttpOptions(), ServeOptions(policy=CPU))
-    served.end()
-    thread.join(30)
-    assert (3, 32) in seen
+    with serving(make(tmp_path / "small.ortpackage")):
+        assert (3, 32) in seen
 
 
 @pytest.fixture
@@ -270,49 +232,43 @@ def test_a_warmed_package_answers_before_it_is_opened_in_full(warmed: Path, monk
 
     monkeypatch.setattr(SavedSession, "run", watched)
     monkeypatch.setattr(repository, "_package", held)
-    served, thread = started(warmed, HttpOptions(), ServeOptions())
-    assert runs == [(3, SIZE)]
-    model = served.repository.find("small")
     body = json.dumps({"inputs": [{"name": "x", "shape": [3, SIZE], "datatype": "FP32", "data": X.tolist()}]}).encode()
-    for batched in (None, "rows"):
-        assert model.batched_along == batched
-        status, found = ask(served.http, request(body, path="/v2/models/small/infer"))
-        assert status == 200
-        output = json.loads(found)["outputs"][0]
-        np.testing.assert_allclose(np.reshape(output["data"], output["shape"]), reference(X), rtol=1e-3, atol=1e-3)
-        opening.set()
-        _, config = ask(served.http, request(b"", method="GET", path="/v2/models/small/config", length=None))
-        assert json.loads(config)["max_batch_size"] == 256
+    with serving(warmed, ServeOptions()) as served:
+        assert runs == [(3, SIZE)]
+        model = served.repository.find("small")
+        for batched in (None, "rows"):
+            assert model.batched_along == batched
+            status, found = ask(served.http, request(body, path="/v2/models/small/infer"))
+            assert status == 200
+            output = json.loads(found)["outputs"][0]
+            result = np.reshape(output["data"], output["shape"])
+            np.testing.assert_allclose(result, reference(X), rtol=1e-3, atol=1e-3)
+            opening.set()
+            _, config = ask(served.http, request(b"", method="GET", path="/v2/models/small/config", length=None))
+            assert json.loads(config)["max_batch_size"] == 256
     assert len(runs) == 2
-    served.end()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
-def test_a_package_that_cannot_be_opened_in_full_is_unloaded(warmed: Path) -> None:
+async def test_a_package_that_cannot_be_opened_in_full_is_unloaded(warmed: Path) -> None:
     """Without golden inputs nothing else of it was read; the index of the repository gives the reason."""
     path = make(warmed.with_name("bare.ortpackage"), folder=True, golden=[])
     assert warm_package(path, [Device.CPU])[0].starts
     graph = path / "graph.json"
     graph.write_bytes(graph.read_bytes().replace(b"relu", b"rely"))
     repository = Repository([path])
-
-    async def load() -> None:
-        await repository.load_all(complete=False)
-        assert repository.ready
-        repository.complete()
-        await repository.find("bare").completed()
-        assert not repository.ready
-        assert "graph.json" in repository.index()[0]["reason"]
-        await repository.close()
-
-    asyncio.run(load())
+    await repository.load_all(complete=False)
+    assert repository.ready
+    repository.complete()
+    await repository.find("bare").completed()
+    assert not repository.ready
+    assert "graph.json" in repository.index()[0]["reason"]
+    await repository.close()
 
 
 def test_a_package_that_may_not_run_on_the_cpu_does_not_start_there(warmed: Path) -> None:
     """Packages that refuse the CPU themselves cannot be warmed for it."""
     assert repository._started(warmed, ServeOptions(policy=DevicePolicy.only("webgpu"))) is None
-    found = repository._started(warmed, ServeOptions(policy=CPU))
+    found = repository._started(warmed, ON_CPU)
     assert found is not None
     found.close()
 
@@ -320,30 +276,26 @@ def test_a_package_that_may_not_run_on_the_cpu_does_not_start_there(warmed: Path
 def test_clients_load_nothing_unless_they_may(tmp_path: Path) -> None:
     """Repository control is off by default; where it is on, files in the request are refused."""
     save_product(tmp_path / "product.onnx")
-    served, thread = started(tmp_path, HttpOptions(), ServeOptions(policy=CPU))
-    for change in ("load", "unload"):
-        status, body = ask(served.http, request(b"{}", path=f"/v2/repository/models/product/{change}"))
-        assert status == 403
-        assert b"--repository-control" in body
-    with grpc.insecure_channel(served.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
-        channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelUnload")(b"")
-    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    served.end()
-    thread.join(30)
+    with serving(tmp_path) as served:
+        for change in ("load", "unload"):
+            status, body = ask(served.http, request(b"{}", path=f"/v2/repository/models/product/{change}"))
+            assert status == 403
+            assert b"--repository-control" in body
+        with grpc.insecure_channel(served.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelUnload")(b"")
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_the_access_log_has_a_line_for_each_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of both sides, refused ones too, with the trace that the client named; whatever it sends stays in its line."""
     save_product(tmp_path / "product.onnx")
-    served, thread = started(tmp_path, HttpOptions(access_log=True), ServeOptions(policy=CPU))
     trace = "0af7651916cd43dd8448eb211c80319c"
-    with caplog.at_level("INFO", "rlx_ort.serving.access"):
+    http_options = HttpOptions(access_log=True)
+    with caplog.at_level("INFO", "rlx_ort.serving.access"), serving(tmp_path, http=http_options) as served:
         ask(served.http, request(json.dumps(GOOD).encode(), f"traceparent: 00-{trace}-b7ad6b7169203331-01"))
         ask(served.http, request(b"", method="GET", path="/%0a{}", length=None))
         with grpc.insecure_channel(served.grpc) as channel, pytest.raises(grpc.RpcError):
             channel.unary_unary("/inference.GRPCInferenceService/ModelReady")(b"\n\x01z")
-        served.end()
-        thread.join(30)
     lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "rlx_ort.serving.access"]
     assert [(line["side"], line["status"]) for line in lines] == [("http", 200), ("http", 404), ("grpc", "NOT_FOUND")]
     assert lines[0]["trace_id"] == trace
@@ -373,38 +325,35 @@ def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
 def test_the_end_does_not_wait_for_a_body_that_does_not_come(tmp_path: Path) -> None:
     """Its client gets status 503 after some seconds, not after the time of requests that run."""
     save_product(tmp_path / "product.onnx")
-    served, thread = started(tmp_path, HttpOptions(), ServeOptions(policy=CPU))
-    host, _, port = served.http.rpartition(":")
-    with socket.create_connection((host, int(port)), 10) as connection:
-        connection.sendall(request(json.dumps(GOOD).encode())[:-10])
-        time.sleep(0.3)
-        begun_s = time.monotonic()
-        served.end()
-        assert connection.recv(100).startswith(b"HTTP/1.1 503")
-        thread.join(20)
-        assert not thread.is_alive()
-        assert time.monotonic() - begun_s < 8
+    with serving(tmp_path) as served:
+        host, _, port = served.http.rpartition(":")
+        with socket.create_connection((host, int(port)), 10) as connection:
+            connection.sendall(request(json.dumps(GOOD).encode())[:-10])
+            time.sleep(0.3)
+            begun_s = time.monotonic()
+            served.end()
+            assert connection.recv(100).startswith(b"HTTP/1.1 503")
+            served.wait()
+            assert time.monotonic() - begun_s < 8
 
 
 def test_the_end_does_not_wait_for_a_call_without_a_message_or_an_idle_stream(tmp_path: Path) -> None:
     """The call is refused after some seconds, the stream ends, and clients may keep their connections."""
     save_product(tmp_path / "product.onnx")
-    served, thread = started(tmp_path, HttpOptions(), ServeOptions(policy=CPU))
     hold = threading.Event()
 
     def requests(*sent: bytes) -> Iterator[bytes]:
         yield from sent
         hold.wait(30)
 
-    with grpc.insecure_channel(served.grpc) as channel:
+    with serving(tmp_path) as served, grpc.insecure_channel(served.grpc) as channel:
         path = "/inference.GRPCInferenceService/Model"
         stream = channel.stream_stream(path + "StreamInfer")(requests(good_message().SerializeToString()))
         assert next(stream)
         silent = channel.stream_unary(path + "Infer").future(requests())
         time.sleep(0.3)
         served.end()
-        thread.join(10)
-        assert not thread.is_alive()
+        served.wait(10)
         hold.set()
         assert silent.code() is grpc.StatusCode.UNAVAILABLE
         assert list(stream) == []

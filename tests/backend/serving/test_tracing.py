@@ -6,7 +6,6 @@ import http.server
 import json
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from served_models import Served, save_product, started, started_command
+from fault_provider import until
+from served_models import Served, save_product, serving, started_command
 
-from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import tracing
-from rlx_ort.serving.options import HttpOptions, ServeOptions
+from rlx_ort.serving.options import HttpOptions
 
 pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("tritonclient.grpc")
@@ -52,11 +51,8 @@ def traced(recorded: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Yield a server with spans and an access log."""
     folder = tmp_path_factory.mktemp("traced")
     save_product(folder / "product.onnx")
-    http = HttpOptions(traces=True, access_log=True)
-    served, thread = started(folder, http, ServeOptions(policy=DevicePolicy.only("cpu")))
-    yield served
-    served.end()
-    thread.join(30)
+    with serving(folder, http=HttpOptions(traces=True, access_log=True)) as served:
+        yield served
 
 
 @pytest.fixture
@@ -74,10 +70,8 @@ def _input(client: Any) -> Any:
 
 def _requests(exporter: Any, count: int = 1) -> list[Any]:
     """Return the spans of requests, once each phase was found to be a child of one and to lie within it in order."""
-    until = time.monotonic() + 10  # a client has its answer before the span ends
-    while [span.kind.name for span in exporter.get_finished_spans()].count("SERVER") < count:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    # a client has its answer before the span ends
+    until(lambda: [span.kind.name for span in exporter.get_finished_spans()].count("SERVER") >= count)
     found = exporter.get_finished_spans()
     roots = {span.context.span_id: span for span in found if span.kind.name == "SERVER"}
     for root in roots.values():
@@ -151,13 +145,11 @@ def test_the_access_log_names_the_trace(traced: Served, spans: Any, caplog: pyte
 def test_a_server_without_spans_records_none(recorded: Any, tmp_path: Path) -> None:
     """Spans are off unless they are asked for, in the same process too."""
     save_product(tmp_path / "product.onnx")
-    served, thread = started(tmp_path, HttpOptions(), ServeOptions(policy=DevicePolicy.only("cpu")))
-    recorded.clear()
-    client = triton_http.InferenceServerClient(served.http)
-    client.infer("product", [_input(triton_http)], headers=dict(HEADERS))
-    client.close()
-    served.end()
-    thread.join(30)
+    with serving(tmp_path) as served:
+        recorded.clear()
+        client = triton_http.InferenceServerClient(served.http)
+        client.infer("product", [_input(triton_http)], headers=dict(HEADERS))
+        client.close()
     assert recorded.get_finished_spans() == ()
 
 

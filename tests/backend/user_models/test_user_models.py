@@ -10,9 +10,7 @@ import pytest
 from model_corpus import FOLDER, UserModel, corpus
 
 import rlx_ort
-from rlx_ort.device import Device
-from rlx_ort.errors import PlacementError
-from rlx_ort.selection.support import supports_graph
+from rlx_ort import Device, PlacementError, supports_graph
 
 BOUND = 1e-4
 REFUSALS = tomllib.loads((FOLDER / "refusals.toml").read_text(encoding="utf-8"))["refusals"]

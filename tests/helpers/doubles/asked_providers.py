@@ -6,8 +6,7 @@ import os
 import time
 from typing import ClassVar
 
-from rlx_ort.device import Device
-from rlx_ort.errors import LegalizeError
+from rlx_ort import Device, LegalizeError
 from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.null import NullProvider
 

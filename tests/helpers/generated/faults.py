@@ -13,12 +13,10 @@ import numpy as np
 
 from generated.graphs import quiet
 from generated.judge import judged
+from rlx_ort import CompiledGraph, Device, Graph
 from rlx_ort.converters import row_independence
 from rlx_ort.converters.row_independence import RowIndependence
 from rlx_ort.converters.to_onnx import norm
-from rlx_ort.device import Device
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.serving import model_devices
 

@@ -19,10 +19,8 @@ from interpreter import Array, evaluate
 from op_tests.cases import CASES, DTYPES, Case, X, built
 
 from generated.mutants import mutant_of
-from rlx_ort.errors import GraphError
+from rlx_ort import DType, Graph, GraphError, Value
 from rlx_ort.ir.core import format_graph
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
 
 __all__ = ["STEPS_AT_MOST", "Made", "made_of", "quiet"]
 

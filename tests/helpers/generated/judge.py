@@ -15,9 +15,7 @@ from interpreter import Array
 
 from generated.graphs import STEPS_AT_MOST, Made, made_of
 from generated.ways import COSTLY, WAYS, NotThisWayError, Opened
-from rlx_ort.device import Device
-from rlx_ort.errors import RlxError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import Device, DType, RlxError
 
 __all__ = ["CALLS", "LEAVES", "STUCK_S", "Failure", "Judgement", "judged", "kinds_in", "shrunk"]
 

@@ -19,8 +19,7 @@ from interpreter import Array
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx_suite.cases import stored_cases
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Graph, from_onnx
 
 __all__ = ["MODELS", "Mutant", "mutant_of"]
 

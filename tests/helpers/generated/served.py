@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 from interpreter import Array
 
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.device import Device
-from rlx_ort.errors import ServingError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import Device, DevicePolicy, DType, Graph, ServingError, save_onnx
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import DATATYPES
 from rlx_ort.serving.repository import Repository

@@ -20,24 +20,16 @@ import numpy as np
 from interpreter import Array
 
 from generated.served import Served
-from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort import Device, DType, Graph, GraphDevices, Resilience, RlxError, Session, Value, from_onnx, to_onnx
 from rlx_ort.converters.row_independence import row_independence
-from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.deploy.create import Recipe, create_package
 from rlx_ort.deploy.open import buckets_of, open_package, warm_package
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.start import start_package
 from rlx_ort.deploy.triton import batch_dim
-from rlx_ort.device import Device
-from rlx_ort.errors import RlxError
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.resilience.options import Resilience
 from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["COSTLY", "WAYS", "NotThisWayError", "Opened"]

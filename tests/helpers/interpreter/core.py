@@ -8,10 +8,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort import DType, Graph, Op
 from rlx_ort.ir.core import Node, Ref
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.types import TensorType
 

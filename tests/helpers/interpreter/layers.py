@@ -11,7 +11,6 @@ from interpreter.core import Array, rule, sized
 from interpreter.elementwise import activation
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops import attention, blocks, conv, norm
-from rlx_ort.ir.types import TensorType
 
 __all__ = ["windows"]
 
@@ -127,19 +126,21 @@ def _conv(node: Node, op: conv.Conv2d, x: Array, w: Array, bias: Array | None = 
 
 @rule(conv.ConvTranspose2d)
 def _conv_transpose(node: Node, op: conv.ConvTranspose2d, x: Array, w: Array, bias: Array | None = None) -> Array:
-    kind = node.types[0]
-    assert isinstance(kind, TensorType)
-    assert kind.shape is not None
-    sizes = kind.shape.static()
-    whole = [size + 2 * cut for size, cut in zip(sizes[2:], op.padding, strict=True)]
-    result = np.zeros((*sizes[:2], *whole))
+    sizes = [
+        (size - 1) * stride - 2 * cut + dilation * (taps - 1) + extra + 1
+        for size, stride, cut, dilation, taps, extra in zip(
+            x.shape[2:], op.stride, op.padding, op.dilation, w.shape[2:], op.output_padding, strict=True
+        )
+    ]
+    whole = [size + 2 * cut for size, cut in zip(sizes, op.padding, strict=True)]
+    result = np.zeros((x.shape[0], w.shape[1] * op.groups, *whole))
     inner, outer = x.shape[1] // op.groups, w.shape[1]
     for c, o, i, j in itertools.product(range(x.shape[1]), range(outer), *map(range, w.shape[2:])):
         target = c // inner * outer + o
         rows = slice(i * op.dilation[0], i * op.dilation[0] + op.stride[0] * (x.shape[2] - 1) + 1, op.stride[0])
         columns = slice(j * op.dilation[1], j * op.dilation[1] + op.stride[1] * (x.shape[3] - 1) + 1, op.stride[1])
         result[:, target, rows, columns] += x[:, c] * w[c, o, i, j]
-    result = result[:, :, op.padding[0] : op.padding[0] + sizes[2], op.padding[1] : op.padding[1] + sizes[3]]
+    result = result[:, :, op.padding[0] : op.padding[0] + sizes[0], op.padding[1] : op.padding[1] + sizes[1]]
     return result if bias is None else result + by_channel(bias, x.ndim)
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.graph_devices import GraphDevices
+from rlx_ort import GraphDevices, from_onnx
 
 _FOREIGN = {"bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "int4", "uint4",
             "float4e2m1", "float8e8m0", "int2", "uint2"}  # fmt: skip

@@ -16,10 +16,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import DType, Graph, GraphVerifyError, Value
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
-from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.op import op_class, op_kinds
 from rlx_ort.ir.ops.blocks import FusedTransformerLayer
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, BINARIES, COMPARISONS

@@ -1,4 +1,4 @@
-"""Runs a small graph on a device and compares it with a numpy reference computed in float64."""
+"""Runs a small graph on a device and compares it with the reference interpreter, which computes in float64."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ import device_facts
 import numpy as np
 import numpy.typing as npt
 import pytest
+from interpreter import evaluate, wide
 
-from rlx_ort.device import Device
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.support import first_unsupported_op
+from rlx_ort import CompileOptions, Device, DType, Graph, GraphDevices, PlacementRule, Value, first_unsupported_op
 
-__all__ = ["Array", "check", "rand", "run"]
+__all__ = ["Array", "check", "compare", "rand", "run"]
 
 Array = npt.NDArray[Any]
 
@@ -25,6 +21,21 @@ Array = npt.NDArray[Any]
 def rand(*shape: int, seed: int = 0) -> Array:
     """Return normally distributed f32 numbers, the same for the same shape and seed."""
     return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def graph_of(
+    build: Callable[..., Any], arrays: Sequence[npt.ArrayLike], shapes: Sequence[Sequence[Any] | None] = ()
+) -> tuple[Graph, dict[str, Array]]:
+    """Return the graph that `build` makes of one input per array, and its inputs by name; `shapes` is that of `run`."""
+    feeds = {f"x{index}": np.asarray(array) for index, array in enumerate(arrays)}
+    graph = Graph("case")
+    inputs = []
+    for index, (name, array) in enumerate(feeds.items()):
+        shape = shapes[index] if index < len(shapes) else None
+        inputs.append(graph.input(name, array.shape if shape is None else shape, DType.from_numpy(array.dtype)))
+    made = build(graph, *inputs)
+    graph.outputs = [made] if isinstance(made, Value) else list(made)
+    return graph, feeds
 
 
 def run(
@@ -40,21 +51,13 @@ def run(
     `shapes` declares other shapes than the arrays have, with names for open dims; None takes the array's. The device
     may be helped by the CPU unless `strict`.
     """
-    values = [np.asarray(array) for array in arrays]
-    graph = Graph("case")
-    inputs = []
-    for index, array in enumerate(values):
-        shape = shapes[index] if index < len(shapes) else None
-        declared = array.shape if shape is None else shape
-        inputs.append(graph.input(f"x{index}", declared, DType.from_numpy(array.dtype)))
-    made = build(graph, *inputs)
-    graph.outputs = [made] if isinstance(made, Value) else list(made)
+    graph, feeds = graph_of(build, arrays, shapes)
     refused = first_unsupported_op(device, graph) if strict and device != Device.CPU else None
     if refused is not None:
         pytest.skip(f"{device.display} does not take {refused}")
     rule = PlacementRule.STRICT if strict else PlacementRule.ASSISTED
     runner = GraphDevices(graph, options=CompileOptions(placement=rule))
-    results = runner.run(device, {f"x{index}": array for index, array in enumerate(values)})
+    results = runner.run(device, feeds)
     for result, value in zip(results, graph.outputs, strict=True):
         assert DType.from_numpy(result.dtype) is value.dtype
         assert len(result.shape) == value.rank
@@ -66,24 +69,38 @@ def run(
 def check(
     device: Device,
     build: Callable[..., Any],
-    reference: Callable[..., npt.ArrayLike],
     *arrays: npt.ArrayLike,
     shapes: Sequence[Sequence[Any] | None] = (),
     strict: bool = True,
     bound: float | None = None,
+    reference: Callable[..., npt.ArrayLike] | None = None,
 ) -> None:
-    """Compare the only result of `build` with `reference`, which gets the arrays with floats widened to f64.
+    """Compare the results of `build` with those of the reference interpreter, with floats widened to f64.
 
-    The bound is relative to each element and, for elements near 0, to the largest one.
+    `reference` takes its place where the interpreter cannot know the result, and gets the arrays.
     """
-    (result,) = run(device, build, *arrays, shapes=shapes, strict=strict)
-    wide = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in map(np.asarray, arrays)]
-    expected = np.asarray(reference(*wide))
+    results = run(device, build, *arrays, shapes=shapes, strict=strict)
+    if reference is not None:
+        expected = [np.asarray(reference(*map(wide, arrays)))]
+    else:
+        graph, feeds = graph_of(build, arrays, shapes)
+        sizes = {
+            dim: size
+            for value in graph.inputs
+            for dim, size in zip(value.shape, feeds[value.name].shape, strict=True)
+            if isinstance(dim, str)
+        }
+        expected = evaluate(graph.bind(sizes), feeds)
+    for result, wanted in zip(results, expected, strict=True):
+        compare(result, wanted, device_facts.bound(device) if bound is None else bound)
+
+
+def compare(result: Array, expected: Array, bound: float) -> None:
+    """Compare within a bound that is relative to each element and, for elements near 0, to the largest one."""
     assert result.shape == expected.shape
-    if result.dtype.kind != "f":
+    if not DType.from_numpy(result.dtype).is_float:
         np.testing.assert_array_equal(result, expected)
         return
-    limit = device_facts.bound(device) if bound is None else bound
     finite = np.abs(expected[np.isfinite(expected)])
-    floor = limit * float(finite.max()) if finite.size else 0.0
-    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=limit, atol=floor)
+    floor = bound * float(finite.max()) if finite.size else 0.0
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=bound, atol=floor)

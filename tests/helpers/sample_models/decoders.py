@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from reference_check import causal_attention, likeliest_tokens, rotation
 
-from rlx_ort.ir.core import Value
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import DType, Graph, Value
 from rlx_ort.ir.types import Shape, TensorType
 
 __all__ = ["DECODER", "FORMS", "Decoder", "build"]

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from rlx_ort.converters.files import save_onnx
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Graph, save_onnx
 from rlx_ort.ir.serde import save_json
 from rlx_ort.ir.tensor import TensorData, write_tensors
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.device import Device
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, Graph
 
 __all__ = ["W", "assert_same", "growing_graph", "step_graph", "step_inputs"]
 

@@ -11,14 +11,11 @@ from typing import Any
 
 from mutations import changed_json, mutated_bytes, nested
 
+from rlx_ort import DevicePolicy, RlxError, open_package, verify
 from rlx_ort.converters.to_onnx.exporter import exported
 from rlx_ort.deploy.names import INDEX
-from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.write import write_package
-from rlx_ort.errors import RlxError
-from rlx_ort.ir.verify import verify
-from rlx_ort.selection.policy import DevicePolicy
 from sample_packages.packages import files_of, make, rebuilt, repacked
 
 __all__ = ["LONGEST_S", "Fuzzer"]

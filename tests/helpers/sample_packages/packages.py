@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort import Graph, Precision
 from rlx_ort.deploy.create import Recipe, create_package
 from rlx_ort.deploy.names import INDEX
 from rlx_ort.deploy.write import Content, write_package
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.options.compile_options import Precision
 
 __all__ = ["SIZE", "X", "files_of", "flip", "make", "make_graph", "rebuilt", "reference", "repacked"]
 
@@ -103,3 +102,8 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
         stream.write(bytes([byte ^ (1 << bit)]))
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def assert_right(result: Any, x: np.ndarray = X, seed: int = 0) -> None:
+    """Check the output of a package against the reference."""
+    np.testing.assert_allclose(result, reference(x, seed), rtol=1e-3, atol=1e-3)

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlx_ort import environment
+from rlx_ort import Device, environment
 from rlx_ort.calibration import store
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
-from rlx_ort.device import Device
 from rlx_ort.providers import plugins, registry
 from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.engine import runtime

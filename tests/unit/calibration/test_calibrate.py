@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
+from rlx_ort import CalibrationError, Device, calibrate
 from rlx_ort.calibration import measure, store
 from rlx_ort.calibration.calibrate import calibrate_together
 from rlx_ort.calibration.measure import Bench
 from rlx_ort.calibration.profile import CalibrationProfile, Row
-from rlx_ort.device import Device
-from rlx_ort.errors import CalibrationError
-from rlx_ort.selection.predict import calibrate
 from tests.unit.calibration.conftest import ROWS
 
 

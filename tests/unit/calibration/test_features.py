@@ -7,12 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from rlx_ort import CompileOptions, DType, Graph, Value
 from rlx_ort.calibration.features import DEFAULT_DIM, Workload, workload_of
 from rlx_ort.converters.to_onnx.exporter import drafted
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.options.compile_options import CompileOptions
 
 
 def workload(graph: Graph, **dims: int) -> Workload:
@@ -27,18 +25,32 @@ def kernels(graph: Graph, **dims: int) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-def test_a_product_with_a_weight_has_rows_depth_and_columns() -> None:
-    """A batch in front of the rows counts as rows."""
-    graph = Graph("mm")
-    graph.outputs = [graph.input("x", [5, 8, 16]) @ graph.param("w", [16, 4])]
-    assert kernels(graph) == [("MatMul", (40, 16, 4))]
+WORK: dict[str, tuple[Callable[[Graph], Value], tuple[str, tuple[int, ...]]]] = {
+    "a batch before a weight counts as rows": (
+        lambda g: g.input("x", [5, 8, 16]) @ g.param("w", [16, 4]),
+        ("MatMul", (40, 16, 4)),
+    ),
+    "a product of computed values keeps its batch": (
+        lambda g: g.input("x", [5, 8, 16]) @ g.input("y", [5, 16, 4]),
+        ("BatchedMatMul", (5, 8, 16, 4)),
+    ),
+    "what weights alone decide is computed once": (
+        lambda g: g.input("x", [8, 16]) @ (g.transpose(g.param("w", [4, 16]), [1, 0]) * 2.0),
+        ("MatMul", (8, 16, 4)),
+    ),
+    "a lookup costs its rows and not the table": (
+        lambda g: g.gather(g.param("table", [1_000_000, 8]), g.input("i", [10], DType.I64), 0),
+        ("Gather", (80, 8)),
+    ),
+}
 
 
-def test_a_product_of_two_computed_values_keeps_its_batch() -> None:
-    """Five products of (8, 16) and (16, 4) are not one of 40 rows."""
-    graph = Graph("bmm")
-    graph.outputs = [graph.input("x", [5, 8, 16]) @ graph.input("y", [5, 16, 4])]
-    assert kernels(graph) == [("BatchedMatMul", (5, 8, 16, 4))]
+@pytest.mark.parametrize(("build", "kernel"), WORK.values(), ids=WORK)
+def test_a_graph_asks_for_one_kernel(build: Callable[[Graph], Value], kernel: tuple[str, tuple[int, ...]]) -> None:
+    """With rows, depth and columns, or elements and the length of a row."""
+    graph = Graph("one")
+    graph.outputs = [build(graph)]
+    assert kernels(graph) == [kernel]
 
 
 @pytest.mark.parametrize(
@@ -57,14 +69,6 @@ def test_a_convolution_has_pixels_and_the_channels_of_a_square_one(
     x = graph.input("x", [2, 8, 10, 10])
     graph.outputs = [graph.conv2d(x, graph.param("w", list(weight)), padding=weight[2] // 2, groups=groups)]
     assert kernels(graph) == [(name, size)]
-
-
-def test_what_weights_alone_decide_costs_nothing() -> None:
-    """It is computed once, when the session is opened."""
-    graph = Graph("folded")
-    weight = graph.transpose(graph.param("w", [4, 16]), [1, 0]) * 2.0
-    graph.outputs = [graph.input("x", [8, 16]) @ weight]
-    assert kernels(graph) == [("MatMul", (8, 16, 4))]
 
 
 def test_a_named_dim_takes_its_size_from_the_inputs() -> None:
@@ -94,14 +98,6 @@ def test_an_lstm_written_as_a_raw_node_has_steps_and_sizes() -> None:
     kind = TensorType(DType.F32, Shape([12, 1, 3, 40]))
     graph.outputs = list(graph.onnx_node("LSTM", [x, *weights], {"hidden_size": 40}, types=[kind]))
     assert kernels(graph) == [("LSTM", (12, 3, 20, 40, 1))]
-
-
-def test_a_lookup_costs_what_it_reads_and_not_the_table() -> None:
-    """Ten rows of a table of a million are ten rows."""
-    graph = Graph("lookup")
-    table = graph.param("table", [1_000_000, 8])
-    graph.outputs = [graph.gather(table, graph.input("i", [10], DType.I64), 0)]
-    assert kernels(graph) == [("Gather", (80, 8))]
 
 
 def test_equal_work_is_counted_once() -> None:

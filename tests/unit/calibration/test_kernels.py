@@ -6,9 +6,8 @@ import math
 
 import pytest
 
+from rlx_ort import DType, verify
 from rlx_ort.calibration.kernels import KERNELS, Kernel, KernelGraph, Point, RandomData
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.verify import verify
 
 
 def _named(name: str) -> Kernel:

@@ -7,9 +7,8 @@ import weakref
 
 import pytest
 
+from rlx_ort import Device, Graph
 from rlx_ort.calibration.learned import Learned
-from rlx_ort.device import Device
-from rlx_ort.ir.graph import Graph
 
 CPU, CUDA = Device.CPU, Device.CUDA
 SMALL, LARGE = (("n", 2),), (("n", 64),)

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
+from rlx_ort import Device, DType, EngineError
 from rlx_ort.calibration import measure
 from rlx_ort.calibration.kernels import KERNELS, Kernel
 from rlx_ort.calibration.measure import Bench, measure_kernels
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType
 
 TRIP_NS = 3000

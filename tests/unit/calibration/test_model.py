@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rlx_ort import CalibrationError, Device
 from rlx_ort.calibration.features import Kernel
 from rlx_ort.calibration.model import ERRORS, Grid, MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
-from rlx_ort.device import Device
-from rlx_ort.errors import CalibrationError
 from rlx_ort.providers.base import CostProfile
 
 ROWS = (

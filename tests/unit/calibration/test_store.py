@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from rlx_ort import CalibrationError, Device
 from rlx_ort.calibration import store
 from rlx_ort.calibration.features import Kernel
 from rlx_ort.calibration.profile import CalibrationProfile, Row
-from rlx_ort.device import Device
-from rlx_ort.errors import CalibrationError
 
 
 def test_a_kept_profile_is_found_by_the_next_process(here: Any) -> None:

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from sample_models.source_files import model_with_bodies, small_graph
 
+from rlx_ort import ConversionError, DType, Graph
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of
 from rlx_ort.converters.sources import Rename, Renames, WeightFile, apply_weights, load_renames
 from rlx_ort.converters.sources.weights import WeightEntry
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 
 NEW_W = np.full((16, 8), 3, np.float32)
@@ -124,29 +122,20 @@ def test_parameters_without_data_are_required() -> None:
         apply_weights(graph, {"layer.bia": TensorData.from_array(np.zeros(4, np.float32))})
 
 
-@pytest.mark.parametrize("required", ["table", "t*", "*"])
-def test_required_weights_must_be_there(required: str) -> None:
-    """By name or wildcard."""
-    with pytest.raises(ConversionError, match="nothing for the weights 'table'"):
-        apply_weights(bundle_from_graph(small_graph()), tensors(w=NEW_W, b=NEW_B), required=[required])
-
-
-def test_a_required_weight_that_the_model_lacks_is_an_error() -> None:
-    """It is a misspelt name."""
-    with pytest.raises(ConversionError, match="'tabel'"):
-        apply_weights(small_graph(), tensors(w=NEW_W), required=["tabel"])
-
-
-def test_strict_refuses_what_no_weight_takes() -> None:
-    """With what it may be."""
-    with pytest.raises(ConversionError, match="no weight takes its tensors 'ww'; did you mean 'w' by 'ww'"):
-        apply_weights(small_graph(), tensors(ww=NEW_W), strict=True)
-
-
-def test_two_tensors_of_one_name_are_refused() -> None:
-    """Which one is meant is anybody's guess."""
-    with pytest.raises(ConversionError, match="'a' and 'w' are both weight 'w'"):
-        apply_weights(small_graph(), tensors(a=NEW_W, w=NEW_W), Renames.of({"a": "w"}))
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        *((["w", "b"], {"required": [name]}, "nothing for the weights 'table'") for name in ("table", "t*", "*")),
+        (["w"], {"required": ["tabel"]}, "'tabel'"),
+        (["ww"], {"strict": True}, "no weight takes its tensors 'ww'; did you mean 'w' by 'ww'"),
+        (["a", "w"], {"renames": Renames.of({"a": "w"})}, "'a' and 'w' are both weight 'w'"),
+    ],
+)
+def test_weights_that_do_not_match_the_model_are_refused(given: list[str], options: Any, message: str) -> None:
+    """Required ones that are not there, misspelt ones, those that no weight takes, and two of a name."""
+    arrays = {"b": NEW_B} | dict.fromkeys(("w", "ww", "a"), NEW_W)
+    with pytest.raises(ConversionError, match=message):
+        apply_weights(bundle_from_graph(small_graph()), tensors(**{name: arrays[name] for name in given}), **options)
 
 
 def test_weights_of_bodies_go_by_their_location() -> None:

@@ -8,8 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.errors import ConversionError
+from rlx_ort import ConversionError, from_onnx
 
 
 def model(text: str) -> onnx.ModelProto:
@@ -97,19 +96,13 @@ def test_nodes_in_the_wrong_order_are_sorted() -> None:
 @pytest.mark.parametrize("depth", [31, 500])
 def test_bodies_nested_too_deep_are_refused(depth: int) -> None:
     """Bodies inside one another are refused before Python's stack or protobuf's limit ends."""
-    proto = graph_of([])
-    proto.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
-    nest(proto.graph, depth)
+    deep, allowed = graph_of([]), graph_of([])
+    for proto, levels in ((deep, depth), (allowed, 30)):
+        proto.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+        nest(proto.graph, levels)
     with pytest.raises(ConversionError, match="deep"):
-        from_onnx(proto)
-
-
-def test_bodies_nested_as_deep_as_allowed_are_read() -> None:
-    """Thirty levels import."""
-    proto = graph_of([])
-    proto.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
-    nest(proto.graph, 30)
-    assert from_onnx(proto).output_names == ["y"]
+        from_onnx(deep)
+    assert from_onnx(allowed).output_names == ["y"]
 
 
 def test_a_function_that_calls_itself_is_refused() -> None:

@@ -9,8 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_text import parsed
 from sample_models.source_files import LARGE, SMALL, model_with_bodies, small_graph
 
+from rlx_ort import ConversionError, to_onnx
 from rlx_ort.converters.bundle import (
     ModelBundle,
     bundle_from_graph,
@@ -22,8 +24,6 @@ from rlx_ort.converters.bundle import (
 from rlx_ort.converters.files import save_bundle, save_onnx, written_files
 from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir, bundle_to_ir
 from rlx_ort.converters.sources import open_source
-from rlx_ort.converters.to_onnx import to_onnx
-from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 
 
@@ -56,16 +56,8 @@ def test_a_large_constant_node_becomes_an_initializer_of_its_graph() -> None:
 
 def test_constants_stay_nodes_where_every_initializer_must_be_an_input() -> None:
     """Before IR version 4 a new initializer would be a new input."""
-    model = helper.make_model(
-        helper.make_graph(
-            [helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(LARGE))],
-            "g",
-            [],
-            [helper.make_tensor_value_info("c", TensorProto.FLOAT, [8, 8])],
-        ),
-        opset_imports=[helper.make_opsetid("", 7)],
-        ir_version=3,
-    )
+    model = parsed("() => (float[8, 8] c) { c = Constant () }", 7, 3)
+    model.graph.node[0].attribute.append(helper.make_attribute("value", numpy_helper.from_array(LARGE)))
     bundle = bundle_of(model)
     assert [node.op_type for node in bundle.proto.graph.node] == ["Constant"]
     assert bundle.weights == {}
@@ -76,13 +68,9 @@ def test_external_tensors_of_attributes_are_brought_inside(tmp_path: Path) -> No
     (tmp_path / "data").write_bytes(SMALL.tobytes())
     value = TensorProto(name="v", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
     value.external_data.add(key="location", value="data")
-    graph = helper.make_graph(
-        [helper.make_node("Constant", [], ["c"], value=value)],
-        "g",
-        [],
-        [helper.make_tensor_value_info("c", TensorProto.FLOAT, [4])],
-    )
-    bundle = bundle_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path)
+    model = parsed("() => (float[4] c) { c = Constant () }", 17)
+    model.graph.node[0].attribute.append(helper.make_attribute("value", value))
+    bundle = bundle_of(model, tmp_path)
     found = bundle.proto.graph.node[0].attribute[0].t
     assert numpy_helper.to_array(found).tolist() == SMALL.tolist()
 

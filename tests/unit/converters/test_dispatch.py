@@ -6,15 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from rlx_ort import CompileOptions, ConversionError, DType, Graph, KernelDispatch, KernelDispatchPolicy
 from rlx_ort.converters.to_onnx import exporter, to_onnx
 from rlx_ort.converters.to_onnx.dispatch import COMMON, NATIVE, KernelSet
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType, ValueType
-from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 
 FORCE_NATIVE = CompileOptions(kernel_dispatch=KernelDispatch(KernelDispatchPolicy.FORCE_NATIVE))
 FORCE_COMMON = CompileOptions(kernel_dispatch=KernelDispatch(KernelDispatchPolicy.FORCE_COMMON))

@@ -9,13 +9,10 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from rlx_ort.converters.to_onnx import to_onnx
+from rlx_ort import ConversionError, DType, Graph, GraphVerifyError, to_onnx
 from rlx_ort.converters.to_onnx.emitter import lowering_of, lowers
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir import op as op_module
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 
@@ -77,29 +74,20 @@ def test_an_op_without_a_lowering_is_named() -> None:
         export_model(probe_graph(F32))
 
 
-def test_a_mixed_list_is_refused(lower: Any) -> None:
-    """No attribute holds text and numbers."""
-    lower(lambda emit, op, inputs: emit.op("Neg", inputs[0], odd=["a", 1]))
-    with pytest.raises(ConversionError, match="'odd'"):
-        export_model(probe_graph(F32))
-
-
-def test_a_dim_nobody_has_is_named(lower: Any) -> None:
-    """The message says which node wants which dim."""
-    lower(lambda emit, op, inputs: emit.dims(["m"]))
-    with pytest.raises(ConversionError, match=r"'probe'.*'m'"):
-        export_model(probe_graph(VECTOR))
-
-
-def test_an_unknown_dim_cannot_be_read(lower: Any) -> None:
-    """None has no name to look for."""
-    lower(lambda emit, op, inputs: emit.dims([None]))
-    with pytest.raises(ConversionError, match="'probe'"):
-        export_model(probe_graph(VECTOR))
-
-
-def test_a_missing_input_type_is_named(lower: Any) -> None:
-    """Lowerings ask for types by place."""
-    lower(lambda emit, op, inputs: emit.input_type(3))
-    with pytest.raises(GraphVerifyError, match="input 3"):
-        export_model(probe_graph(F32))
+@pytest.mark.parametrize(
+    ("lowering", "result", "error", "message"),
+    [
+        (lambda emit, op, inputs: emit.op("Neg", inputs[0], odd=["a", 1]), F32, ConversionError, "'odd'"),
+        (lambda emit, op, inputs: emit.dims(["m"]), VECTOR, ConversionError, "'probe'.*'m'"),
+        (lambda emit, op, inputs: emit.dims([None]), VECTOR, ConversionError, "'probe'"),
+        (lambda emit, op, inputs: emit.input_type(3), F32, GraphVerifyError, "input 3"),
+    ],
+    ids=["an attribute of text and numbers", "a dim nobody has", "an unknown dim", "a missing input"],
+)
+def test_what_a_lowering_cannot_write_is_named(
+    lower: Any, lowering: Callable[..., Any], result: ValueType, error: type[Exception], message: str
+) -> None:
+    """With the node, the attribute or the input."""
+    lower(lowering)
+    with pytest.raises(error, match=message):
+        export_model(probe_graph(result))

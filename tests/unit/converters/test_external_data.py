@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
+from onnx_text import parsed
 
+from rlx_ort import ConversionError, from_onnx
 from rlx_ort.converters.files import load_graph
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.errors import ConversionError
 
 WEIGHT = np.arange(64, dtype="<f4")
 
@@ -23,10 +23,8 @@ def write_model(folder: Path, **entries: object) -> Path:
     for key, value in {"location": "w.bin", "offset": 0, "length": WEIGHT.nbytes, **entries}.items():
         if value is not None:
             weight.external_data.add(key=key, value=str(value))
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [64])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])
-    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = parsed("(float[64] x) => (float[64] y) { y = Add (x, w) }")
+    model.graph.initializer.append(weight)
     folder.mkdir(exist_ok=True)
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
@@ -180,20 +178,9 @@ def test_a_pipe_is_refused_without_waiting_for_a_writer(folder: Path) -> None:
 def test_external_data_in_a_body_is_checked_too(folder: Path) -> None:
     """A subgraph's weight is no way around the checks."""
     model = onnx.load(write_model(folder, location="../secret.bin"), load_external_data=False)
-    inner = helper.make_graph(
-        [helper.make_node("Identity", ["w"], ["r"])],
-        "b",
-        [],
-        [helper.make_tensor_value_info("r", TensorProto.FLOAT, [64])],
-        [model.graph.initializer[0]],
-    )
-    branch = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
-    outer = helper.make_graph(
-        [branch],
-        "g",
-        [helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])],
-    )
-    proto = helper.make_model(outer, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    body = "() => (float[64] r) { r = Identity (w) }"
+    proto = parsed(f"(bool c) => (float[64] y) {{ y = If (c) <then_branch = t {body}, else_branch = e {body}> }}")
+    for attribute in proto.graph.node[0].attribute:
+        attribute.g.initializer.append(model.graph.initializer[0])
     with pytest.raises(ConversionError, match="inside the folder"):
         from_onnx(proto, base_dir=folder)

@@ -8,13 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+from rlx_ort import ConversionError, DType, Graph, from_onnx, to_onnx
 from rlx_ort.converters import files
 from rlx_ort.converters.files import load_graph, save_onnx
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.converters.to_onnx import to_onnx
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
 
 

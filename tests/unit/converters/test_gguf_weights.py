@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pytest
 from sample_models.source_files import write_gguf
 
+from rlx_ort import ConversionError, DType
 from rlx_ort.converters.sources import WeightFile, read_weights
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
 
 gguf = pytest.importorskip("gguf")

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_text import parsed
 from sample_models.source_files import Trap, small_graph, write_source
 
+from rlx_ort import ConversionError, save_onnx, to_onnx
 from rlx_ort.converters.bundle import graph_from_bundle
-from rlx_ort.converters.files import save_onnx
 from rlx_ort.converters.sources import Format, format_of, open_source, read_weights
-from rlx_ort.converters.to_onnx import to_onnx
-from rlx_ort.errors import ConversionError
 
 FORMATS = {
     "onnx": Format.ONNX,
@@ -198,13 +197,8 @@ def test_a_file_that_is_not_there_is_a_conversion_error(tmp_path: Path) -> None:
 def test_old_models_open(tmp_path: Path) -> None:
     """Opset 7 and IR version 3, where weights are inputs too."""
     values = np.arange(64, dtype=np.float32)
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in ("x", "w", "y")]
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "w"], ["y"])], "g", info[:2], info[2:], [numpy_helper.from_array(values, "w")]
-    )
     path = tmp_path / "old.onnx"
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 7)], ir_version=3)
-    path.write_bytes(model.SerializeToString())
+    onnx.save(parsed("(float[64] x, float[64] w) => (float[64] y) { y = Add (x, w) }", 7, 3, w=values), path)
     bundle = open_source(path)
     assert (bundle.opset, list(bundle.input_types())) == (7, ["x"])
     assert bundle.weights["w"].numpy().tolist() == values.tolist()

@@ -9,12 +9,9 @@ import onnx
 import pytest
 from onnx import parser
 
-from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort import ConversionError, DType, Graph, from_onnx
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.converters.to_onnx.opset import BREAKS, NodeForm, obsolete_attributes, obstacle
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType, UnknownType
 
 F32 = TensorType(DType.F32, Shape([2, 3]))

@@ -5,17 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlx_ort import CompileOptions, ConversionError, DType, Graph, Precision, op_kinds, verify
 from rlx_ort.converters.precision_pass import KIND_CLASSES, ONNX_CLASSES, apply_precision
 from rlx_ort.converters.to_onnx import exporter, to_onnx
-from rlx_ort.errors import ConversionError
 from rlx_ort.execution.weights import WeightStore
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.op import op_kinds
 from rlx_ort.ir.tensor import TensorData, narrowed
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.ir.verify import verify
-from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.options.precision import OpClass, PrecisionPolicy
 
 F16 = PrecisionPolicy.auto_mixed()
@@ -56,25 +51,30 @@ def test_mixed_f16_computes_inside_in_f16_and_keeps_the_interface() -> None:
     assert verify(narrow.graph) == []
 
 
-def test_always_f16_asks_for_f16_at_the_boundary_too() -> None:
-    """Then there is nothing to cast."""
-    graph = apply_precision(mlp(), PrecisionPolicy.always_f16()).graph
-    assert set(dtypes(graph).values()) == {DType.F16}
-    assert casts(graph) == []
-
-
-def test_the_conservative_policy_keeps_reductions_in_f32() -> None:
-    """Softmax gets a cast before it and none after."""
-    graph = apply_precision(mlp(), PrecisionPolicy.auto_mixed_conservative()).graph
-    assert (dtypes(graph)["relu"], dtypes(graph)["result"]) == (DType.F16, DType.F32)
-    assert casts(graph) == ["x/f16", "relu/f32"]
-
-
-def test_a_policy_of_ones_own_names_classes() -> None:
-    """Classes that are left out are f32."""
-    policy = PrecisionPolicy.custom({OpClass.COMPUTE: "bf16"})
-    found = dtypes(apply_precision(mlp(), policy).graph)
-    assert (found["product"], found["relu"], found["result"]) == (DType.BF16, DType.F32, DType.F32)
+@pytest.mark.parametrize(
+    ("policy", "wanted", "added"),
+    [
+        pytest.param(PrecisionPolicy.always_f16(), "f16 f16 f16 f16 f16", [], id="f16 at the boundary too"),
+        pytest.param(
+            PrecisionPolicy.auto_mixed_conservative(),
+            "f32 f16 f16 f16 f32",
+            ["x/f16", "relu/f32"],
+            id="reductions in f32, with a cast before softmax and none after",
+        ),
+        pytest.param(
+            PrecisionPolicy.custom({OpClass.COMPUTE: "bf16"}),
+            "f32 bf16 bf16 f32 f32",
+            ["x/bf16", "product/f32"],
+            id="classes that are left out in f32",
+        ),
+    ],
+)
+def test_a_policy_says_what_each_class_computes_in(policy: PrecisionPolicy, wanted: str, added: list[str]) -> None:
+    """Casts stand where a reader wants another type than the node before gives."""
+    graph = apply_precision(mlp(), policy).graph
+    found = dtypes(graph)
+    assert [found[name].value for name in ("x", "w", "product", "relu", "result")] == wanted.split()
+    assert casts(graph) == added
 
 
 def test_a_policy_of_integers_is_refused() -> None:

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from op_tests.cases import CASES, Case, plain
 
+from rlx_ort import CompileOptions, ConversionError, Graph, KernelDispatch, KernelDispatchPolicy
 from rlx_ort.converters.to_onnx.dispatch import NATIVE, KernelSet
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.converters.to_onnx.repeats import Repeats
-from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Ref, Value
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.elementwise import Clamp
 from rlx_ort.ir.ops.leaf import Input, Param
-from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 
 TIMES = 4
 """How often a graph is laid beside itself: the first and the second time nothing is known yet."""
-
-
-@contextmanager
-def each_alone() -> Iterator[None]:
-    """Let every node be lowered, whatever is known of others."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Repeats, "key_of", lambda self, node, inputs: None)
-        yield
 
 
 def beside_itself(graph: Graph) -> Graph:
@@ -64,13 +52,18 @@ def description(model: ExportedModel) -> tuple[Any, ...]:
     return model.skeleton, nodes, model.params, model.forms, sorted(model.constants), model.output_types
 
 
+def check_written_as_alone(graph: Graph, options: CompileOptions | None = None) -> None:
+    """Compare the model with the one of a lowering of every node by itself, whatever is known of others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Repeats, "key_of", lambda self, node, inputs: None)
+        alone = description(export_model(graph, options))
+    assert description(export_model(graph, options)) == alone
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_op_is_written_the_same_again(case: Case) -> None:
     """Model, nodes, names, forms and constants are those of lowering each node by itself."""
-    graph = beside_itself(plain(case)[0])
-    with each_alone():
-        alone = description(export_model(graph))
-    assert description(export_model(graph)) == alone
+    check_written_as_alone(beside_itself(plain(case)[0]))
 
 
 def chain(*steps: Callable[[Graph, Value], Value]) -> Graph:
@@ -100,9 +93,7 @@ def test_numbers_that_are_equal_are_not_the_same(usual: float, other: float) -> 
     def clamped(low: float) -> Callable[[Graph, Value], Value]:
         return lambda graph, x: graph.append(Clamp(low, 9.0), x)
 
-    model = export_model(chain(*map(clamped, (usual, usual, usual, other))))
-    with each_alone():
-        assert export_model(chain(*map(clamped, (usual, usual, usual, other)))).skeleton == model.skeleton
+    check_written_as_alone(chain(*map(clamped, (usual, usual, usual, other))))
 
 
 def test_types_tell_nodes_apart() -> None:
@@ -132,10 +123,7 @@ def dense(graph: Graph, x: Value) -> Value:
 
 def test_nodes_that_differ_by_sizes_are_written_as_they_would_be_alone() -> None:
     """Each keeps its own types, and what a lowering writes by sizes is written anew."""
-    graph = widening(*[dense] * 5)
-    with each_alone():
-        alone = description(export_model(graph))
-    assert description(export_model(graph)) == alone
+    check_written_as_alone(widening(*[dense] * 5))
 
 
 def test_ranks_tell_nodes_apart() -> None:
@@ -165,18 +153,13 @@ def test_sizes_of_a_run_are_read_where_the_node_stands() -> None:
     for _ in range(4):
         x = graph.reshape(graph.relu(graph.reshape(x, ["n", 2, 2])), ["n", 4])
     graph.outputs = [x]
-    with each_alone():
-        alone = description(export_model(graph))
-    assert description(export_model(graph)) == alone
+    check_written_as_alone(graph)
 
 
 def test_attributes_that_an_opset_lacks_are_taken_off_all() -> None:
     """Nodes that repeat one share its attributes, whatever becomes of them."""
     graph = chain(*[lambda graph, x: graph.reshape(graph.reshape(x, [3, 2]), [2, 3])] * 4)
-    options = CompileOptions(opset=13)
-    with each_alone():
-        alone = description(export_model(graph, options))
-    assert description(export_model(graph, options)) == alone
+    check_written_as_alone(graph, CompileOptions(opset=13))
 
 
 def test_a_repeated_result_may_be_an_output() -> None:
@@ -200,9 +183,7 @@ def test_constants_are_shared_by_those_that_repeat() -> None:
     for _ in range(4):
         x = graph.relu(x) + zero
     graph.outputs = [x]
-    with each_alone():
-        alone = description(export_model(graph))
-    assert description(export_model(graph)) == alone
+    check_written_as_alone(graph)
 
 
 def test_an_operand_that_equals_a_constant_of_the_lowering_says_nothing_of_others() -> None:

@@ -11,10 +11,7 @@ import pytest
 from onnx import TensorProto, helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.converters.to_onnx import to_onnx
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import DType, Graph, from_onnx, to_onnx
 from rlx_ort.ir.ops.leaf import Constant, Param
 
 X = np.array([[0.5, -1.0, 2.0], [3.0, 0.0, -4.0]], np.float32)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from onnx_text import parsed
 
 from rlx_ort.converters.row_independence import model_row_independence
 
-FLOATS = "float[N,4] x", "float[N,M] y"
 PROVEN = {
     "elementwise with a broadcast": "b = Constant<value_floats=[1.0,2.0,3.0,4.0]>() y = Add(x, b)",
     "softmax within rows": "y = Softmax(x)",
@@ -31,7 +31,7 @@ PROVEN = {
         " else_branch = e () => (q) { q = Neg(x) }>"
     ),
 }
-REFUSED = {
+REFUSED: dict[str, tuple[str, ...]] = {
     "maximum over rows": ("m = ReduceMax<axes=[0]>(x) y = Add(x, m)", "ReduceMax"),
     "cumulative sum over rows": ("a = Constant<value_int=0>() y = CumSum(x, a)", "CumSum"),
     "softmax over rows": ("y = Softmax<axis=0>(x)", "Softmax"),
@@ -151,50 +151,6 @@ COUNTED_REFUSED = {
         "Concat",
     ),
 }
-
-
-def model(body: str, takes: str = FLOATS[0], gives: str = FLOATS[1]) -> onnx.ModelProto:
-    text = f'<ir_version: 8, opset_import: ["": 17, "com.example": 1]> g ({takes}) => ({gives}) {{ {body} }}'
-    text = text.replace("ReduceSum(x) ", "ReduceSum(x)\n")
-    return onnx.parser.parse_model(text)
-
-
-@pytest.mark.parametrize("body", PROVEN.values(), ids=PROVEN.keys())
-def test_rows_that_are_independent_are_proved(body: str) -> None:
-    """Nothing but the row itself is read."""
-    assert str(model_row_independence(model(body), "N")) == "rows are independent"
-
-
-@pytest.mark.parametrize(("body", "operator"), REFUSED.values(), ids=REFUSED.keys())
-def test_rows_that_may_influence_each_other_are_refused_with_the_node(body: str, operator: str) -> None:
-    """The operator at which the proof ends is named."""
-    found = model_row_independence(model(body), "N")
-    assert not found.proven
-    assert found.node.split(" ")[0] == operator
-    assert found.reason
-
-
-@pytest.mark.parametrize("index", COUNTED_PROVEN.values(), ids=COUNTED_PROVEN.keys())
-def test_elements_taken_by_the_row_s_number_from_the_own_row_are_proved(index: str) -> None:
-    """The index is the row's number times the elements of a row, plus an offset within the row."""
-    assert str(model_row_independence(model(COUNTED.format(index)), "N")) == "rows are independent"
-
-
-@pytest.mark.parametrize(("index", "operator"), COUNTED_REFUSED.values(), ids=COUNTED_REFUSED.keys())
-def test_elements_that_may_be_taken_from_other_rows_are_refused(index: str, operator: str) -> None:
-    """An index outside the own row, or an operator that may make one, ends the proof."""
-    found = model_row_independence(model(COUNTED.format(index)), "N")
-    assert not found.proven
-    assert found.node.split(" ")[0] == operator
-
-
-def test_rows_of_the_same_number_in_another_order_are_refused() -> None:
-    """Elements of transposed rows are not where the row's number says."""
-    index = "n = Mul(r, w) k = Range(z, w, o) i = Add(n, k)"
-    body = COUNTED.format(index).replace("flat = Reshape(x, m)", "t = Transpose(x) flat = Reshape(t, m)")
-    assert not model_row_independence(model(body), "N").proven
-
-
 # Pads as PyTorch's older exporter writes them: `p` holds two numbers an axis, from the last axis to the first.
 PADDED = (
     "s = Shape(x) o = Constant<value_ints=[1]>() q = Mod(o, o) z = Sub(o, o)"
@@ -202,41 +158,55 @@ PADDED = (
     "l = Constant<value_ints=[-9223372036854775807]>() h = Constant<value_ints=[0]>() v = Slice(r, b, l, h, b)"
     "t = Transpose<perm=[1,0]>(v) p = Reshape(t, b) y = Pad(x, p)"
 )
-
-
-def padded(order: str) -> onnx.ModelProto:
-    return model(PADDED % order)
-
-
-def test_pads_computed_for_the_other_axes_are_proved() -> None:
-    """Those of the axis of rows are zero, whatever the others are."""
-    assert str(model_row_independence(padded("z, q, z, z"), "N")) == "rows are independent"
-
-
-@pytest.mark.parametrize("order", ["z, z, z, q", "z, z, q, z", "q, q, q, q", "z, z, o, z"])
-def test_pads_that_may_add_rows_are_refused(order: str) -> None:
-    """A pad of the axis of rows is not zero or not known."""
-    assert model_row_independence(padded(order), "N").node == "Pad"
-
-
-def test_a_comparison_with_the_number_of_rows_is_refused_behind_one_that_is_open() -> None:
-    """Every pair of sizes is compared, not only those before the first that is not known."""
-    body = (
+PROVEN |= {name: COUNTED.format(index) for name, index in COUNTED_PROVEN.items()}
+PROVEN["pads computed as zero for the axis of rows"] = PADDED % "z, q, z, z"
+REFUSED |= {name: (COUNTED.format(index), operator) for name, (index, operator) in COUNTED_REFUSED.items()}
+REFUSED |= {
+    f"pads {order}": (PADDED % order, "Pad") for order in ("z, z, z, q", "z, z, q, z", "q, q, q, q", "z, z, o, z")
+}
+REFUSED["elements of transposed rows"] = (
+    COUNTED.format(COUNTED_PROVEN["all elements of the own row"]).replace(
+        "flat = Reshape(x, m)", "t = Transpose(x) flat = Reshape(t, m)"
+    ),
+    "Reshape",
+)
+OTHER_SHAPES = {
+    "a comparison with the number of rows behind one that is open": (
         "t = Transpose(x) s = Shape(t) k = Constant<value_ints=[3,2]>() e = Equal(s, k) c = Cast<to=1>(e)"
-        "a = ReduceMax(c) y = Add(x, a)"
-    )
-    found = model_row_independence(model(body, "float[N,M] x", "float[N,M] y"), "N")
-    assert found.node == "Equal"
+        "a = ReduceMax(c) y = Add(x, a)",
+        "Equal",
+        "float[N,M] x => float[N,M] y",
+    ),
+    "the indices of a pool, which count over all rows": (
+        "y, i = MaxPool<kernel_shape=[2]>(x) z = Cast<to=1>(i)",
+        "MaxPool",
+        "float[N,2,4] x => float[N,2,3] z",
+    ),
+    "rows that only together fill a shape, as 3 rows of 1 element would be joined": (
+        "t = Constant<value_ints=[-1,3]>() r = Reshape(x, t) f = Softmax(r) s = Shape(x) y = Reshape(f, s)",
+        "Reshape",
+        "float[N,M] x => float[N,M] y",
+    ),
+}
 
 
-def test_the_indices_of_a_pool_are_refused() -> None:
-    """They count over all rows."""
-    body = "y, i = MaxPool<kernel_shape=[2]>(x) z = Cast<to=1>(i)"
-    found = model_row_independence(model(body, "float[N,2,4] x", "float[N,2,3] z"), "N")
-    assert found.node == "MaxPool"
+def model(body: str, interface: str = "float[N,4] x => float[N,M] y") -> onnx.ModelProto:
+    takes, gives = interface.split(" => ")
+    text = f"({takes}) => ({gives}) {{ {body} }}".replace("ReduceSum(x) ", "ReduceSum(x)\n")
+    return parsed(text, opset=17, ir_version=8, imports='"com.example": 1')
 
 
-def test_rows_that_only_together_fill_a_shape_are_refused() -> None:
-    """3 rows of 1 element are divisible by 3, and would be joined."""
-    body = "t = Constant<value_ints=[-1,3]>() r = Reshape(x, t) f = Softmax(r) s = Shape(x) y = Reshape(f, s)"
-    assert model_row_independence(model(body, "float[N,M] x", "float[N,M] y"), "N").node == "Reshape"
+@pytest.mark.parametrize("body", PROVEN.values(), ids=PROVEN)
+def test_rows_that_are_independent_are_proved(body: str) -> None:
+    """Nothing but the row itself is read."""
+    assert str(model_row_independence(model(body), "N")) == "rows are independent"
+
+
+@pytest.mark.parametrize("case", [*REFUSED.values(), *OTHER_SHAPES.values()], ids=[*REFUSED, *OTHER_SHAPES])
+def test_rows_that_may_influence_each_other_are_refused_with_the_node(case: tuple[str, ...]) -> None:
+    """The operator at which the proof ends is named."""
+    body, operator, *interface = case
+    found = model_row_independence(model(body, *interface), "N")
+    assert not found.proven
+    assert found.node.split(" ")[0] == operator
+    assert found.reason

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pytest
 from sample_models.source_files import Trap, arrays, small_graph, write_source
 
-from rlx_ort.converters.files import save_onnx
+from rlx_ort import ConversionError, save_onnx
 from rlx_ort.converters.sources import read_weights
 from rlx_ort.converters.sources.npz import read_npz
-from rlx_ort.errors import ConversionError
 
 KINDS = ["safetensors", "sharded", "npz", "npz-deflated"]
 

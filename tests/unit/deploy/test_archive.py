@@ -6,6 +6,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sample_packages.packages import files_of, make, repacked
@@ -76,39 +77,28 @@ def test_members_above_four_gigabytes_are_read(tmp_path: Path) -> None:
     assert [Archive(path).locate(member.name)[1] for member in members] == list(layout.offsets)
 
 
-def _written(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"") -> Path:
-    with zipfile.ZipFile(path, "w", method) as archive:
-        archive.comment = comment
-        for name, data in sorted(files.items()):
-            archive.writestr(name, data)
-    return path
-
-
-def _link(path: Path, files: dict[str, bytes]) -> Path:
+def _zipped(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_STORED, link: str = "") -> Path:
+    """Write a zip archive as the standard library does, with one member that says it is a link."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in sorted(files.items()):
             entry = zipfile.ZipInfo(name)
-            entry.external_attr = (0o120777 if name == "graph.json" else 0o100644) << 16
-            archive.writestr(entry, data)
+            entry.external_attr = (0o120777 if name == link else 0o100644) << 16
+            archive.writestr(entry, data, method)
     return path
 
 
-def test_a_zip_of_another_writer_is_refused(package: Path, tmp_path: Path) -> None:
-    """The same files in another encoding are no package: what a reader is to make of it would be open."""
-    with pytest.raises(IntegrityError):
-        Package(_written(tmp_path / "other.zip", files_of(package)))
-
-
-def test_compressed_members_are_refused(package: Path, tmp_path: Path) -> None:
-    """The message says so and names the member; no bomb is ever inflated."""
-    with pytest.raises(IntegrityError, match=r"LICENSE\.txt.*compressed"):
-        Package(_written(tmp_path / "small.zip", files_of(package), zipfile.ZIP_DEFLATED))
-
-
-def test_links_are_refused(package: Path, tmp_path: Path) -> None:
-    """A member that says it is a link is named."""
-    with pytest.raises(IntegrityError, match=r"graph\.json.*link"):
-        Package(_link(tmp_path / "link.zip", files_of(package)))
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        pytest.param({}, ".", id="another encoding"),
+        pytest.param({"method": zipfile.ZIP_DEFLATED}, r"LICENSE\.txt.*compressed", id="compressed"),
+        pytest.param({"link": "graph.json"}, r"graph\.json.*link", id="a link"),
+    ],
+)
+def test_a_zip_of_another_writer_is_refused(package: Path, tmp_path: Path, written: Any, message: str) -> None:
+    """What a reader is to make of another encoding would be open; no bomb is inflated; the message names the member."""
+    with pytest.raises(IntegrityError, match=message):
+        Package(_zipped(tmp_path / "other.zip", files_of(package), **written))
 
 
 def _patched(data: bytes, place: int, new: bytes) -> bytes:

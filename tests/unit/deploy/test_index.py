@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 from sample_packages.packages import files_of, make, rebuilt, repacked
 
+from rlx_ort import Device, DevicePolicy, IntegrityError, PackageError, Precision
 from rlx_ort.deploy.index import Index
 from rlx_ort.deploy.names import check_name, check_names
 from rlx_ort.deploy.package import Package
-from rlx_ort.device import Device
-from rlx_ort.errors import IntegrityError, PackageError
-from rlx_ort.options.compile_options import Precision
-from rlx_ort.selection.policy import DevicePolicy
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from sample_packages.packages import flip, make, weights
 
+from rlx_ort import DType, IntegrityError
 from rlx_ort.deploy.open import runner_of
 from rlx_ort.deploy.package import Package, PackageTensor
-from rlx_ort.errors import IntegrityError
-from rlx_ort.ir.dtype import DType
 
 
 @pytest.fixture(params=[False, True], ids=["file", "folder"])

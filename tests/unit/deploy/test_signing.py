@@ -10,12 +10,10 @@ import pytest
 from sample_packages.keys import write_keys
 from sample_packages.packages import files_of, flip, make, rebuilt, repacked
 
-from rlx_ort.deploy.open import open_package, warm_package
+from rlx_ort import IntegrityError, PackageError, open_package, start_package, warm_package
 from rlx_ort.deploy.package import Package, sign_package
-from rlx_ort.deploy.start import start_package
 from rlx_ort.deploy.write import write_package
 from rlx_ort.environment import override
-from rlx_ort.errors import IntegrityError, PackageError
 
 pytest.importorskip("model_signing.signing", exc_type=ImportError)
 

@@ -12,11 +12,8 @@ import onnx
 import pytest
 from google.protobuf import text_format
 
-from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort import DType, Graph, PackageError, from_onnx
 from rlx_ort.deploy.triton import INSTANCE_KINDS, batch_dim, config_text, export_triton
-from rlx_ort.errors import PackageError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 
 
 @pytest.fixture(scope="module")

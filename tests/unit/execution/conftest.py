@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, DType, Graph
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile, EngineSession, SessionRequest

@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort import adaptive
+from rlx_ort import Device, DeviceFallbackError, EngineError, Graph, GraphDevices, NoViableDeviceError, adaptive
 from rlx_ort.calibration import store
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceFallbackError, EngineError, NoViableDeviceError
 from rlx_ort.execution.benchmark import DeviceBenchResult, Pace
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import plugins
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine import runtime
@@ -164,27 +160,20 @@ def test_when_every_device_fails_each_is_an_attempt(providers: Any, matmul_graph
     assert {device for device, _ in caught.value.attempts} == {CPU, CUDA, WEBGPU}
 
 
-def test_a_preferred_device_wins_within_five_percent_of_the_best_measurement(
-    providers: Any, matmul_graph: Build, timed: Any
+@pytest.mark.parametrize(
+    ("policy", "taken", "not_taken"),
+    [(ADAPTIVE.with_prefer(["cuda"]), 5200, 5300), (ADAPTIVE, 5100, 5200)],
+    ids=["preferred", "predicted the quicker one"],
+)
+def test_a_small_difference_in_the_race_does_not_decide(
+    policy: DevicePolicy, taken: int, not_taken: int, providers: Any, matmul_graph: Build, timed: Any
 ) -> None:
-    """4 % slower is as good as equal, 6 % is not."""
+    """A preferred device may be 4 % slower and not 6 %; the prediction decides what is within 2 %."""
     close_together(providers)
-    for slower, wanted in ((5200, CUDA), (5300, WEBGPU)):
+    for slower, wanted in ((taken, CUDA), (not_taken, WEBGPU)):
         timed["times"] = {"cuda": slower, "webgpu": 5000}
-        policy = ADAPTIVE.with_prefer(["cuda"])
         inputs = {"x": np.ones((slower, 4), np.float32)}
         assert GraphDevices(matmul_graph(WEIGHTS), policy).resolve_with_inputs(inputs) == wanted
-
-
-def test_what_a_race_cannot_tell_apart_is_decided_by_prediction(
-    providers: Any, matmul_graph: Build, timed: Any
-) -> None:
-    """CUDA is predicted the quicker one: 2 % slower in the race it is chosen, 4 % slower it is not."""
-    close_together(providers)
-    for slower, wanted in ((5100, CUDA), (5200, WEBGPU)):
-        timed["times"] = {"cuda": slower, "webgpu": 5000}
-        inputs = {"x": np.ones((slower, 4), np.float32)}
-        assert GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(inputs) == wanted
 
 
 def test_a_denied_device_is_neither_measured_nor_chosen(providers: Any, matmul_graph: Build, timed: Any) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort import environment
-from rlx_ort.compat import DeviceRouter, FlexibleSession
-from rlx_ort.device import Device
+from rlx_ort import Device, DevicePolicy, DeviceRouter, FlexibleSession, Graph, GraphDevices, environment, rank
 from rlx_ort.errors import (
     DeviceFallbackError,
     DeviceUnavailableError,
@@ -24,12 +22,8 @@ from rlx_ort.errors import (
     ParamError,
     PlacementError,
 )
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
-from rlx_ort.selection.candidates import rank
-from rlx_ort.selection.policy import DevicePolicy
 
 ONES = np.ones((4, 3), np.float32)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rlx_ort.errors import InputError, ParamError
-from rlx_ort.execution.buckets import BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
-from rlx_ort.ir.graph import Graph
+from rlx_ort import BucketedCompileCache, Graph, InputError, ParamError, pad_rows, power_of_two_ladder, slice_rows
 from rlx_ort.ir.tensor import TensorData
 
 

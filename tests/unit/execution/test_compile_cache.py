@@ -8,9 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rlx_ort.execution.session import CompileCache
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
+from rlx_ort import CompileCache, CompileOptions, Graph, OptimizationLevel
 
 ONES = np.ones((4, 3), np.float32)
 

@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, InputError, ParamError, PlacementError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, DeviceUnavailableError, DType, Graph, InputError, ParamError, PlacementError, Session
 
 ONES = np.ones((4, 3), np.float32)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -10,11 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.errors import DeviceParseError, RunError
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import CompileOptions, DeviceParseError, DevicePolicy, Graph, GraphDevices, RunError
 
 COPIES = [copy.copy, copy.deepcopy, pickle.dumps]
 ONES = np.ones((4, 3), np.float32)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlx_ort import environment
-from rlx_ort.errors import ConversionError
-from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
+from rlx_ort import CompileOptions, ConversionError, KernelDispatch, KernelDispatchPolicy, environment
 
 PREFER, COMMON, NATIVE = (
     KernelDispatchPolicy.PREFER_NATIVE,

@@ -17,9 +17,8 @@ import pytest
 from onnx import parser
 
 import rlx_ort
-from rlx_ort.converters.to_onnx import to_onnx
+from rlx_ort import Device, DType, GraphDevices, Session, to_onnx
 from rlx_ort.deploy.create import create_package
-from rlx_ort.device import Device
 from rlx_ort.errors import (
     CancelledRunError,
     DeviceParseError,
@@ -28,9 +27,6 @@ from rlx_ort.errors import (
     PackageError,
     TimeLimitError,
 )
-from rlx_ort.execution.session import Session
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.dtype import DType
 from rlx_ort.options import compile_options
 
 MODEL = """

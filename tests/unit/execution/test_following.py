@@ -9,20 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort import adaptive, graph_devices
+from rlx_ort import Device, DevicePolicy, DeviceRouter, EngineError, Graph, GraphDevices, adaptive, graph_devices
 from rlx_ort.adaptive import Choice
 from rlx_ort.calibration import learned as learning
 from rlx_ort.calibration import store
 from rlx_ort.calibration.learned import Learned
-from rlx_ort.compat import DeviceRouter
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
 from rlx_ort.execution import benchmark
 from rlx_ort.execution.benchmark import DeviceBenchResult
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.engine import runtime
-from rlx_ort.selection.policy import DevicePolicy
 from tests.unit.execution.conftest import MatMulSession
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU

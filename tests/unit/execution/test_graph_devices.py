@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort import environment
-from rlx_ort.deploy.open import load
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, Device, DevicePolicy, Graph, PlacementRule, Resilience, environment, load
 from rlx_ort.errors import (
     DeviceFallbackError,
     DeviceParseError,
@@ -25,11 +23,7 @@ from rlx_ort.errors import (
     PlacementError,
 )
 from rlx_ort.graph_devices import GraphDevices, graph_param_names
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.resilience.options import Resilience
-from rlx_ort.selection.policy import DevicePolicy
 
 ONES = np.ones((4, 3), np.float32)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -7,14 +7,10 @@ import numpy as np
 import onnx
 import pytest
 
-from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort import CompileOptions, EngineError, Graph, Value, from_onnx
 from rlx_ort.converters.to_onnx.exporter import exported
-from rlx_ort.errors import EngineError
 from rlx_ort.execution.indices import IndexCheck, index_check
 from rlx_ort.faults import Fault, fault_of
-from rlx_ort.ir.core import Value
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
 
 
 def check_of(graph: Graph) -> IndexCheck | None:

@@ -8,9 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.errors import InputError
+from rlx_ort import DType, InputError
 from rlx_ort.execution.inputs import InputPlan
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, ValueType
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx_ort.errors import InputError
-from rlx_ort.execution.buckets import LayerKvCache, bucket_decode_mask
+from rlx_ort import InputError, LayerKvCache, bucket_decode_mask
 
 BATCH, PAST, WIDTH, LAYERS = 2, 3, 4, 2
 

@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.errors import InputError
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.graph import Graph
+from rlx_ort import CompiledGraph, Graph, InputError, Session
 from rlx_ort.providers.engine.binding import HostTensor
 
 ONES = np.ones((4, 3), np.float32)

@@ -7,14 +7,11 @@ from typing import Any
 import onnx.parser
 import pytest
 
+from rlx_ort import Device, DType, PlacementError, PlacementRule
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-from rlx_ort.device import Device
-from rlx_ort.errors import PlacementError
 from rlx_ort.execution.added_nodes import added_nodes
 from rlx_ort.execution.placement import build_placement, enforce
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.options.compile_options import PlacementRule
 from rlx_ort.providers.base import NodeAssignment
 
 GPU, CPU = "WebGpuExecutionProvider", "CPUExecutionProvider"

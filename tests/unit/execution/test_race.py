@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError, RunError
+from rlx_ort import Device, InputError, RunError
 from rlx_ort.execution import benchmark as racing
 from rlx_ort.execution.benchmark import Pace, race
 

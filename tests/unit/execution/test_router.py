@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort import compat, environment
+from rlx_ort import Device, DevicePolicy, Graph, NoViableDeviceError, RunError, compat, environment
 from rlx_ort.compat import BackendsManifest, DeviceRouter, FlexibleSession
-from rlx_ort.device import Device
-from rlx_ort.errors import NoViableDeviceError, RunError
-from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.providers import hardware
-from rlx_ort.selection.policy import DevicePolicy
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -8,9 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.errors import InputError
+from rlx_ort import DType, InputError
 from rlx_ort.execution.inputs import arrays_from_typed, saturating_cast, typed_from_arrays
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType
 
 NAN, INF = float("nan"), float("inf")

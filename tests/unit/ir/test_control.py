@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
+from rlx_ort import DType, Graph, GraphVerifyError, Value, verify
 from rlx_ort.ir.ops.control import Custom, If, Scan, While
 from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.ir.verify import verify
 
 
 def f32(*dims: int | str | None) -> TensorType:

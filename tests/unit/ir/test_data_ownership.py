@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import DType, Graph, GraphVerifyError
 from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.tensor import TensorData
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, Value
+from rlx_ort import DType, Graph, GraphVerifyError, Value
 from rlx_ort.ir.ops.conv import Conv2d
 from rlx_ort.ir.ops.elementwise import StopGradient
 from rlx_ort.ir.ops.linalg import MatMul

@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import ConversionError, DType
 from rlx_ort.ir.tensor import PIECE_BYTES, FileRange, TensorData, narrowed_later, read_tensors, values_of, write_tensors
 
 MANY = np.random.default_rng(3).normal(size=(5, 700_001)).astype(np.float32)  # 14 MB, no whole number of pieces

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.graph import Graph, Value
+from rlx_ort import Graph, GraphVerifyError, Value
 from rlx_ort.ir.ops.dequant import DequantMatMul
 
 Leaf = tuple[tuple[Any, ...], str]

@@ -7,11 +7,9 @@ import sys
 
 import pytest
 
-from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Graph, GraphVerifyError, verify
 from rlx_ort.ir.ops.onnx import REFUSED_KINDS, refused_op
 from rlx_ort.ir.serde import from_json, to_json
-from rlx_ort.ir.verify import verify
 
 
 def graph_with(kind: str) -> Graph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import ConversionError, DType, Graph, verify
 from rlx_ort.ir.ops.leaf import Capture
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.serde import SCHEMA, from_json, load_json, save_json, to_json
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType
-from rlx_ort.ir.verify import verify
 
 
 def assert_same(left: Graph, right: Graph) -> None:
@@ -179,30 +177,23 @@ def test_missing_file_is_a_conversion_error(tmp_path: Path) -> None:
         load_json(tmp_path / "none.json")
 
 
-def test_tensor_file_of_another_save_is_refused(tmp_path: Path) -> None:
-    """A JSON file and a tensor file that do not belong together are not mixed."""
-    save_json(network(), tmp_path / "a.json")
-    save_json(network(), tmp_path / "b.json")
-    (tmp_path / "a.safetensors").write_bytes((tmp_path / "b.safetensors").read_bytes())
-    with pytest.raises(ConversionError, match="belongs to another save"):
-        load_json(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]"])
-def test_damaged_tensor_file_is_refused(content: bytes, tmp_path: Path) -> None:
-    """Garbage beside the JSON is reported, not read."""
-    save_json(network(), tmp_path / "a.json")
-    (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(ConversionError, match=r"a\.safetensors"):
-        load_json(tmp_path / "a.json")
-
-
-def test_truncated_tensor_file_is_refused(tmp_path: Path) -> None:
-    """Offsets beyond the end are noticed when the file is opened."""
-    save_json(network(), tmp_path / "a.json")
-    content = (tmp_path / "a.safetensors").read_bytes()
-    (tmp_path / "a.safetensors").write_bytes(content[:-100])
-    with pytest.raises(ConversionError, match="reaches from byte"):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        *((lambda own, other, content=content: content, r"a\.safetensors")
+          for content in (b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]")),
+        (lambda own, other: own[:-100], "reaches from byte"),
+        (lambda own, other: other, "belongs to another save"),
+    ],
+    ids=["empty", "garbage", "a list", "truncated", "of another save"],
+)  # fmt: skip
+def test_damaged_tensor_file_is_refused(damage: Callable[[bytes, bytes], bytes], message: str, tmp_path: Path) -> None:
+    """When the file beside the JSON is opened, before anything of it is read."""
+    for name in ("a", "b"):
+        save_json(network(), tmp_path / f"{name}.json")
+    own, other = ((tmp_path / f"{name}.safetensors").read_bytes() for name in ("a", "b"))
+    (tmp_path / "a.safetensors").write_bytes(damage(own, other))
+    with pytest.raises(ConversionError, match=message):
         load_json(tmp_path / "a.json")
 
 

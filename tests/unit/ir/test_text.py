@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlx_ort import DType, Graph
 from rlx_ort.ir.core import format_graph
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
 
 

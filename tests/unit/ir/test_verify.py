@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlx_ort.errors import GraphVerifyError
+from rlx_ort import DType, Graph, GraphVerifyError
 from rlx_ort.ir.core import Ref
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Capture, Input
 from rlx_ort.ir.ops.norm import Softmax
 from rlx_ort.ir.ops.onnx import OnnxNode
@@ -29,74 +27,6 @@ def sound_graph() -> Graph:
     return g
 
 
-def _dangling(g: Graph) -> None:
-    g.nodes[3].inputs = (Ref(9),)
-
-
-def _forward(g: Graph) -> None:
-    g.nodes[2].inputs = (Ref(3), Ref(1))
-
-
-def _missing_result(g: Graph) -> None:
-    g.nodes[3].inputs = (Ref(2, 1),)
-
-
-def _arity(g: Graph) -> None:
-    g.nodes[2].inputs = (Ref(0),)
-
-
-def _wrong_shape(g: Graph) -> None:
-    g.nodes[2].types = (TensorType(DType.F32, Shape(["n", 3])),)
-
-
-def _wrong_dtype(g: Graph) -> None:
-    g.nodes[3].types = (TensorType(DType.F16, Shape(["n", 2])),)
-
-
-def _bad_attribute(g: Graph) -> None:
-    g.nodes[3].op = Softmax(5)
-
-
-def _same_name(g: Graph) -> None:
-    g.nodes[3].name = "mm"
-
-
-def _same_value_name(g: Graph) -> None:
-    g.nodes[3].output_names = ("mm",)
-
-
-def _same_feed(g: Graph) -> None:
-    g.nodes[1].op = Input("x", g.nodes[1].types[0])
-
-
-def _dangling_output(g: Graph) -> None:
-    g._outputs = [("y", Ref(12))]
-
-
-def _no_output(g: Graph) -> None:
-    g._outputs = []
-
-
-def _output_names(g: Graph) -> None:
-    g._outputs = [("y", Ref(2)), ("y", Ref(3))]
-
-
-def _weight_type(g: Graph) -> None:
-    g.weights["w"] = TensorData.from_array(np.ones((2, 4), np.float32))
-
-
-def _weight_of_nothing(g: Graph) -> None:
-    g.weights["v"] = TensorData.from_array(np.ones(2, np.float32))
-
-
-def _wrong_id(g: Graph) -> None:
-    g.nodes[3].id = 7
-
-
-def _capture_outside(g: Graph) -> None:
-    g.nodes[0].op = Capture(0, g.nodes[0].types[0])
-
-
 def _missing_capture(g: Graph) -> None:
     body = Graph("body")
     body.outputs = [body.append(Capture(3, TensorType(DType.F32, Shape([2]))))]
@@ -104,26 +34,33 @@ def _missing_capture(g: Graph) -> None:
     g.outputs = [value]
 
 
-DEFECTS: list[tuple[Callable[[Graph], None], int | None, str]] = [
-    (_dangling, 3, "node 9, which does not exist"),
-    (_forward, 2, "comes no earlier"),
-    (_missing_result, 3, "result 1 of node 2, which has 1"),
-    (_arity, 2, "takes 2 inputs and has 1"),
-    (_wrong_shape, 2, r"declares result 0 as f32\(n, 3\), its inputs give f32\(n, 2\)"),
-    (_wrong_dtype, 3, "declares result 0 as f16"),
-    (_bad_attribute, 3, "has axis 5"),
-    (_same_name, 3, "has the same name"),
-    (_same_value_name, 3, "both have a result named 'mm'"),
-    (_same_feed, 1, "both fed as 'x'"),
-    (_dangling_output, None, "node 12, which does not exist"),
-    (_no_output, None, "has no outputs"),
-    (_output_names, None, "output 1 is named 'y'"),
-    (_weight_type, 1, "its data is"),
-    (_weight_of_nothing, None, "no parameter"),
-    (_wrong_id, 3, "stands at place 3"),
-    (_capture_outside, 0, "is no body"),
-    (_missing_capture, 4, "captures input 3"),
-]
+F16 = TensorType(DType.F16, Shape(["n", 2]))
+ARITY = lambda g: setattr(g.nodes[2], "inputs", (Ref(0),))  # noqa: E731
+# name -> what plants the defect, the node that is named, and words of the message
+DEFECTS: dict[str, tuple[Callable[[Graph], object], int | None, str]] = {
+    "dangling": (lambda g: setattr(g.nodes[3], "inputs", (Ref(9),)), 3, "node 9, which does not exist"),
+    "forward": (lambda g: setattr(g.nodes[2], "inputs", (Ref(3), Ref(1))), 2, "comes no earlier"),
+    "missing result": (lambda g: setattr(g.nodes[3], "inputs", (Ref(2, 1),)), 3, "result 1 of node 2, which has 1"),
+    "arity": (ARITY, 2, "takes 2 inputs and has 1"),
+    "wrong shape": (
+        lambda g: setattr(g.nodes[2], "types", (TensorType(DType.F32, Shape(["n", 3])),)),
+        2,
+        r"declares result 0 as f32\(n, 3\), its inputs give f32\(n, 2\)",
+    ),
+    "wrong dtype": (lambda g: setattr(g.nodes[3], "types", (F16,)), 3, "declares result 0 as f16"),
+    "bad attribute": (lambda g: setattr(g.nodes[3], "op", Softmax(5)), 3, "has axis 5"),
+    "same name": (lambda g: setattr(g.nodes[3], "name", "mm"), 3, "has the same name"),
+    "same value name": (lambda g: setattr(g.nodes[3], "output_names", ("mm",)), 3, "both have a result named 'mm'"),
+    "same feed": (lambda g: setattr(g.nodes[1], "op", Input("x", g.nodes[1].types[0])), 1, "both fed as 'x'"),
+    "dangling output": (lambda g: setattr(g, "_outputs", [("y", Ref(12))]), None, "node 12, which does not exist"),
+    "no output": (lambda g: setattr(g, "_outputs", []), None, "has no outputs"),
+    "output names": (lambda g: setattr(g, "_outputs", [("y", Ref(2)), ("y", Ref(3))]), None, "output 1 is named 'y'"),
+    "weight type": (lambda g: g.weights.update(w=TensorData.from_array(np.ones((2, 4), "f4"))), 1, "its data is"),
+    "weight of nothing": (lambda g: g.weights.update(v=TensorData.from_array(np.ones(2, "f4"))), None, "no parameter"),
+    "wrong id": (lambda g: setattr(g.nodes[3], "id", 7), 3, "stands at place 3"),
+    "capture outside": (lambda g: setattr(g.nodes[0], "op", Capture(0, g.nodes[0].types[0])), 0, "is no body"),
+    "missing capture": (_missing_capture, 4, "captures input 3"),
+}
 
 
 def test_sound_graph_has_no_problems() -> None:
@@ -132,8 +69,10 @@ def test_sound_graph_has_no_problems() -> None:
     check(sound_graph())
 
 
-@pytest.mark.parametrize(("plant", "node", "message"), DEFECTS, ids=[case[0].__name__.strip("_") for case in DEFECTS])
-def test_planted_defect_is_found_with_a_remedy(plant: Callable[[Graph], None], node: int | None, message: str) -> None:
+@pytest.mark.parametrize(("plant", "node", "message"), DEFECTS.values(), ids=DEFECTS)
+def test_planted_defect_is_found_with_a_remedy(
+    plant: Callable[[Graph], object], node: int | None, message: str
+) -> None:
     """The defect is reported at its node, in words, and with what to do."""
     g = sound_graph()
     plant(g)
@@ -147,7 +86,7 @@ def test_planted_defect_is_found_with_a_remedy(plant: Callable[[Graph], None], n
 def test_problem_names_the_node_of_the_user() -> None:
     """The message holds the name that the user gave."""
     g = sound_graph()
-    _arity(g)
+    ARITY(g)
     assert "'mm'" in str(verify(g)[0])
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.ir.dtype import DType
+from rlx_ort import CompileOptions, Device, DType, WeightSharing
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.options.compile_options import CompileOptions, WeightSharing
 from rlx_ort.providers.engine.compiled import models
 from rlx_ort.providers.engine.compiled.models import use_for, weights_digest
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe

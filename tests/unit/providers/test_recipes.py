@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlx_ort.device import DEVICE_PRIORITY, Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError
-from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort import DEVICE_PRIORITY, CompileOptions, Device, DeviceUnavailableError, EngineError, Precision
 from rlx_ort.providers import ort_provider, rocm
 from rlx_ort.providers.coreml import CoreMlProvider
 from rlx_ort.providers.cpu import CpuProvider

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from doubles.fake_recorder import FakeRecorder
 
-from rlx_ort.errors import EngineError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import DType, EngineError
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.engine import cuda_driver, recordings, replays

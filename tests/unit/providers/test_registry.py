@@ -11,11 +11,9 @@ import threading
 import numpy as np
 import pytest
 
+from rlx_ort import CompileOptions, Device, DType
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-from rlx_ort.device import Device
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import Availability, SessionRequest
 from rlx_ort.providers.null import NullProvider
 from rlx_ort.providers.ort_provider import OrtProvider

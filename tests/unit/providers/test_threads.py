@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError
-from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort import CompileOptions, Device, DeviceUnavailableError, EngineError
 from rlx_ort.providers.cuda import CudaProvider
 from rlx_ort.providers.engine.opening import forbid_in_forks
 from rlx_ort.providers.engine.process import ThreadBudget

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from fault_provider import Doubling, FaultProvider, doubled, until
 
-from rlx_ort.graph_devices import GraphDevices
+from rlx_ort import GraphDevices, Resilience
 from rlx_ort.providers import registry
 from rlx_ort.resilience.failover import Failover
-from rlx_ort.resilience.options import Resilience
 
 
 class Clock:

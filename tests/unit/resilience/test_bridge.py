@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 from fault_provider import LOST, until
 
-from rlx_ort.device import Device
-from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort import CompileOptions, Device, DeviceHealth, DevicePolicy, HealthState, Precision
 
 X = np.arange(4, dtype=np.float32)
 INPUTS = {"x": X}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fault_provider import LOST, OUT_OF_MEMORY, doubled, until
 
-from rlx_ort.device import Device
+from rlx_ort import CancelToken, Device, DevicePolicy, GraphDevices, Resilience
 from rlx_ort.errors import (
     CancelledRunError,
     DeviceFallbackError,
@@ -21,11 +21,7 @@ from rlx_ort.errors import (
     StateLossError,
     TimeLimitError,
 )
-from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.providers.engine.binding import DeviceTensor
-from rlx_ort.resilience.limits import CancelToken
-from rlx_ort.resilience.options import Resilience
-from rlx_ort.selection.policy import DevicePolicy
 
 CPU, FAULT = Device.CPU, "fault"
 X = np.arange(4, dtype=np.float32)
@@ -268,8 +264,6 @@ def test_a_compiled_graph_that_the_caller_closed_is_lent_anew(make: Any, fault: 
 
 def test_each_thread_has_its_own_last_run(make: Any, fault: Any) -> None:
     """A thread that ran nothing has none."""
-    import threading
-
     runner = make()
     runner.run_fastest(INPUTS)
     seen: list[Any] = []

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from fault_provider import Doubling, FaultProvider, doubled, until
 
-from rlx_ort import environment
-from rlx_ort.device import Device
+from rlx_ort import Device, DevicePolicy, Graph, GraphDevices, HealthState, Resilience, environment
 from rlx_ort.errors import (
     CancelledRunError,
     DeviceParseError,
@@ -27,13 +26,8 @@ from rlx_ort.errors import (
     TimeLimitError,
 )
 from rlx_ort.execution.background import Workers
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import registry
 from rlx_ort.resilience.limits import CancelToken, in_background, limited, limited_async
-from rlx_ort.resilience.options import Resilience
-from rlx_ort.resilience.quarantine import HealthState
-from rlx_ort.selection.policy import DevicePolicy
 
 X = np.arange(4, dtype=np.float32)
 INPUTS = {"x": X}

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from fault_provider import FaultProvider, doubled, until
 
-from rlx_ort import CompileOptions, Resilience, environment, memory_use
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, Device, DType, Graph, GraphDevices, HealthState, Resilience, environment, memory_use
 from rlx_ort.errors import (
     CancelledRunError,
     DeviceParseError,
@@ -23,13 +22,9 @@ from rlx_ort.errors import (
 )
 from rlx_ort.execution import residency
 from rlx_ort.execution.residency import Residency, budget_of, parse_budgets
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CacheUse
 from rlx_ort.resilience.failover import Failover
 from rlx_ort.resilience.limits import CancelToken, limited
-from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection import graph_cache
 from rlx_ort.selection.policy import DevicePolicy
 

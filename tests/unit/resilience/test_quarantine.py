@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from fault_provider import LOST, until
 
-from rlx_ort.device import Device
+from rlx_ort import CancelToken, Device, DevicePolicy, Graph, Resilience, limited
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, EngineError, RunError
-from rlx_ort.resilience.limits import CancelToken, limited
-from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import HealthState, Quarantine
 
+CUDA = Device.CUDA
 X = np.arange(4, dtype=np.float32)
 INPUTS = {"x": X}
 
@@ -31,6 +30,20 @@ def state(runner: Any) -> HealthState:
     """Return the state of the faulty device."""
     found: HealthState = runner._failover.quarantine.health(Device("fault")).state
     return found
+
+
+def recovered(runner: Any, fault: Any, clock: Any, factor: float = 1.0, open_delay_s: float = 0.0) -> None:
+    """Let the device fail and come back with results times a factor; the next run begins its check."""
+    fail_once(runner, fault)
+    fault.recover()
+    fault.factor, fault.open_delay_s = factor, open_delay_s
+    clock.move(1.0)
+
+
+@pytest.fixture
+def quarantine(clock: Any) -> Quarantine:
+    """Return a quarantine by the clock of the test."""
+    return Quarantine(Resilience(backoff_s=1.0), clock)
 
 
 def test_a_device_in_quarantine_is_not_run(make: Any, fault: Any) -> None:
@@ -100,10 +113,7 @@ def test_the_check_begins_with_a_probe(make: Any, fault: Any, clock: Any) -> Non
 def test_a_device_with_wrong_results_stays_out(factor: float, make: Any, fault: Any, clock: Any) -> None:
     """The reason has the figures."""
     runner = make(backoff_s=1.0)
-    fail_once(runner, fault)
-    fault.recover()
-    fault.factor = factor
-    clock.move(1.0)
+    recovered(runner, fault, clock, factor)
     runner.run_fastest(INPUTS)
     until(lambda: state(runner) is HealthState.QUARANTINED)
     reason = runner._failover.quarantine.reason(Device("fault"))
@@ -115,10 +125,7 @@ def test_a_device_with_wrong_results_stays_out(factor: float, make: Any, fault: 
 def test_without_parity_the_probe_is_enough(make: Any, fault: Any, clock: Any) -> None:
     """For graphs whose results are random."""
     runner = make(backoff_s=1.0, parity=False)
-    fail_once(runner, fault)
-    fault.recover()
-    fault.factor = 1.5
-    clock.move(1.0)
+    recovered(runner, fault, clock, 1.5)
     runner.run_fastest(INPUTS)
     until(lambda: state(runner) is HealthState.READY)
 
@@ -126,10 +133,7 @@ def test_without_parity_the_probe_is_enough(make: Any, fault: Any, clock: Any) -
 def test_the_caller_may_write_to_arrays_while_a_check_runs(make: Any, fault: Any, clock: Any) -> None:
     """The check has copies of the inputs and of the outputs."""
     runner = make(backoff_s=1.0)
-    fail_once(runner, fault)
-    fault.recover()
-    fault.open_delay_s = 0.05
-    clock.move(1.0)
+    recovered(runner, fault, clock, open_delay_s=0.05)
     x = X.copy()
     outputs = runner.run_fastest({"x": x})
     x[:] = 7
@@ -140,15 +144,10 @@ def test_the_caller_may_write_to_arrays_while_a_check_runs(make: Any, fault: Any
 
 def test_new_weights_during_a_check_do_not_count_against_the_device(make: Any, fault: Any, clock: Any) -> None:
     """The check is made again after the same back-off."""
-    from rlx_ort.ir.graph import Graph
-
     graph = Graph("weighted")
     graph.outputs = [graph.input("x", [4]) + graph.param("w", [4], data=X)]
     runner = make(graph, backoff_s=1.0)
-    fail_once(runner, fault)
-    fault.recover()
-    fault.open_delay_s = 0.05
-    clock.move(1.0)
+    recovered(runner, fault, clock, open_delay_s=0.05)
     runner.run_fastest(INPUTS)
     runner.set_param("w", X + 1)
     until(lambda: state(runner) is HealthState.QUARANTINED)
@@ -156,76 +155,65 @@ def test_new_weights_during_a_check_do_not_count_against_the_device(make: Any, f
     assert (health.failures, health.next_try_s) == (1, 1.0)
 
 
-def test_all_runs_that_fail_in_one_outage_count_once(make: Any, clock: Any, fault: Any) -> None:
+def test_all_runs_that_fail_in_one_outage_count_once(clock: Any, quarantine: Quarantine) -> None:
     """Sixteen threads that meet a lost device do not make it wait 2^16 times as long."""
-    quarantine = Quarantine(Resilience(), clock)
-    device = Device("fault")
-    assert [quarantine.fail(device, "lost", clock.ns) for _ in range(16)] == [True] + [False] * 15
-    assert quarantine.health(device).failures == 1
+    assert [quarantine.fail(CUDA, "lost", clock.ns) for _ in range(16)] == [True] + [False] * 15
+    assert quarantine.health(CUDA).failures == 1
 
 
-def test_a_run_that_began_before_the_re_admission_does_not_count(clock: Any, fault: Any) -> None:
+def test_a_run_that_began_before_the_re_admission_does_not_count(clock: Any, quarantine: Quarantine) -> None:
     """Its failure is that of the outage before."""
-    quarantine = Quarantine(Resilience(), clock)
-    device = Device("fault")
     began = clock.ns
     clock.move(0.1)
-    quarantine.fail(device, "lost", clock.ns)
-    quarantine.readmit(device)
-    assert not quarantine.fail(device, "late", began)
-    assert not quarantine.is_out(device)
+    quarantine.fail(CUDA, "lost", clock.ns)
+    quarantine.readmit(CUDA)
+    assert not quarantine.fail(CUDA, "late", began)
+    assert not quarantine.is_out(CUDA)
 
 
-def test_a_device_that_flaps_waits_longer_each_time(clock: Any, fault: Any) -> None:
+def test_a_device_that_flaps_waits_longer_each_time(clock: Any, quarantine: Quarantine) -> None:
     """Re-admission alone does not make its record good."""
-    quarantine = Quarantine(Resilience(backoff_s=1.0), clock)
-    device = Device("fault")
     waits = []
     for _ in range(4):
         clock.move(0.5)
-        quarantine.fail(device, "lost", clock.ns)
-        waits.append(quarantine.health(device).next_try_s)
+        quarantine.fail(CUDA, "lost", clock.ns)
+        waits.append(quarantine.health(CUDA).next_try_s)
         clock.move(waits[-1])
-        assert quarantine.claim() == device
-        quarantine.readmit(device)
+        assert quarantine.claim() == CUDA
+        quarantine.readmit(CUDA)
     assert waits == [1.0, 2.0, 4.0, 8.0]
 
 
-def test_a_device_that_was_well_for_long_begins_anew(clock: Any, fault: Any) -> None:
+def test_a_device_that_was_well_for_long_begins_anew(clock: Any, quarantine: Quarantine) -> None:
     """Ten times its last back-off is long."""
-    quarantine = Quarantine(Resilience(backoff_s=1.0), clock)
-    device = Device("fault")
-    quarantine.fail(device, "lost", clock.ns)
-    quarantine.readmit(device)
+    quarantine.fail(CUDA, "lost", clock.ns)
+    quarantine.readmit(CUDA)
     clock.move(10.1)
-    quarantine.fail(device, "lost again", clock.ns)
-    assert quarantine.health(device).failures == 1
+    quarantine.fail(CUDA, "lost again", clock.ns)
+    assert quarantine.health(CUDA).failures == 1
 
 
-def test_an_opening_or_check_without_a_result_ends_unless_another_has_begun(clock: Any, fault: Any) -> None:
+def test_an_opening_or_check_without_a_result_ends_unless_another_has_begun(clock: Any, quarantine: Quarantine) -> None:
     """A device does not stay out because a thread was stopped, or began for sessions that were closed already."""
-    quarantine = Quarantine(Resilience(backoff_s=1.0), clock)
-    device, first, second = Device("fault"), object(), object()
-    assert quarantine.set_opening(device, first)
+    first, second = object(), object()
+    assert quarantine.set_opening(CUDA, first)
     quarantine.abandon_openings()
-    assert quarantine.set_opening(device, second)
-    quarantine.give_up(device, first)
-    assert quarantine.is_opening(device)
-    quarantine.give_up(device, second)
-    assert not quarantine.is_out(device)
-    quarantine.fail(device, "lost", clock.ns)
+    assert quarantine.set_opening(CUDA, second)
+    quarantine.give_up(CUDA, first)
+    assert quarantine.is_opening(CUDA)
+    quarantine.give_up(CUDA, second)
+    assert not quarantine.is_out(CUDA)
+    quarantine.fail(CUDA, "lost", clock.ns)
     clock.move(1.0)
-    assert quarantine.claim(first) == device
-    quarantine.give_up(device, first)
-    assert quarantine.health(device).next_try_s == 1.0
+    assert quarantine.claim(first) == CUDA
+    quarantine.give_up(CUDA, first)
+    assert quarantine.health(CUDA).next_try_s == 1.0
 
 
 def test_a_check_goes_on_when_the_run_that_found_it_due_is_stopped(make: Any, fault: Any, clock: Any) -> None:
     """A limit around several runs of the caller ends none of the runner's own."""
     runner = make(backoff_s=1.0)
-    fail_once(runner, fault)
-    fault.recover()
-    clock.move(1.0)
+    recovered(runner, fault, clock)
     begun, go_on = threading.Event(), threading.Event()
     fault.script = lambda _: begun.set() or (go_on.wait(10.0) and None)
 
@@ -248,10 +236,7 @@ def test_a_device_that_was_found_wrong_stays_out_although_the_sessions_were_clos
 ) -> None:
     """`invalidate_cache` during the check makes no right result of a wrong one."""
     runner = make(backoff_s=1.0)
-    fail_once(runner, fault)
-    fault.recover()
-    fault.factor = 1.01
-    clock.move(1.0)
+    recovered(runner, fault, clock, 1.01)
     fault.script = lambda _: runner.invalidate_cache()
     runner.run_fastest(INPUTS)
     until(lambda: state(runner) is HealthState.QUARANTINED)
@@ -275,19 +260,16 @@ def test_a_device_that_could_not_be_probed_at_first_is_used_once_it_works(make: 
     assert runner.last_run.device.label == "fault"
 
 
-def test_only_one_check_runs_at_a_time(clock: Any, fault: Any) -> None:
+def test_only_one_check_runs_at_a_time(clock: Any, quarantine: Quarantine) -> None:
     """A device on trial is not claimed again."""
-    quarantine = Quarantine(Resilience(backoff_s=1.0), clock)
-    quarantine.fail(Device("fault"), "lost", clock.ns)
+    quarantine.fail(CUDA, "lost", clock.ns)
     assert quarantine.claim() is None
     clock.move(1.0)
-    assert (quarantine.claim(), quarantine.claim()) == (Device("fault"), None)
+    assert (quarantine.claim(), quarantine.claim()) == (CUDA, None)
 
 
 def test_the_last_device_is_tried_although_it_is_out(make: Any, fault: Any) -> None:
     """An automatic choice answers while one device can, and an answer lets it in again."""
-    from rlx_ort.selection.policy import DevicePolicy
-
     runner = make()
     runner.set_policy(DevicePolicy.only(["fault"]))
     fault.fail_at = {1: EngineError(LOST)}
@@ -303,10 +285,7 @@ def test_a_device_with_wrong_results_is_no_last_resort(make: Any, fault: Any, cl
     from rlx_ort.providers import registry
 
     runner = make(backoff_s=1.0)
-    fail_once(runner, fault)
-    fault.recover()
-    fault.factor = 1.01
-    clock.move(1.0)
+    recovered(runner, fault, clock, 1.01)
     runner.run_fastest(INPUTS)
     until(lambda: state(runner) is HealthState.QUARANTINED)
     cpu: Any = registry.default_registry().for_device(Device.CPU)
@@ -316,12 +295,11 @@ def test_a_device_with_wrong_results_is_no_last_resort(make: Any, fault: Any, cl
             runner.run_fastest(INPUTS)
 
 
-def test_the_cpu_is_a_last_resort_although_a_run_on_it_does_not_come_back(clock: Any, fault: Any) -> None:
+def test_the_cpu_is_a_last_resort_although_a_run_on_it_does_not_come_back(quarantine: Quarantine) -> None:
     """Its other sessions work; an accelerator may hang as a whole."""
-    quarantine = Quarantine(Resilience(), clock)
-    for device in (Device.CPU, Device("fault")):
+    for device in (Device.CPU, CUDA):
         quarantine.enter_stuck(device, "it did not return")
         quarantine.readmit(device)
         assert quarantine.is_out(device)
     assert quarantine.is_last_resort(Device.CPU)
-    assert not quarantine.is_last_resort(Device("fault"))
+    assert not quarantine.is_last_resort(CUDA)

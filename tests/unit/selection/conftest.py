@@ -9,11 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from rlx_ort import device, environment
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort import Device, DeviceError, DType, Graph, device, environment
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.providers import claims as kernel_claims
 from rlx_ort.providers import registry

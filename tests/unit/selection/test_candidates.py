@@ -6,19 +6,10 @@ from typing import Any
 
 import pytest
 
+from rlx_ort import Device, DeviceCandidate, DevicePolicy, Graph, device_report, devices_for, fastest_device_for, rank
 from rlx_ort.converters.to_onnx import exporter
-from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
-from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.candidates import (
-    DeviceCandidate,
-    device_report,
-    devices_for,
-    fastest_device_for,
-    rank,
-)
-from rlx_ort.selection.policy import DevicePolicy
 
 CPU, CUDA, GPU, METAL = Device.CPU, Device.CUDA, Device.GPU, Device.METAL
 STRICT = CompileOptions(placement=PlacementRule.STRICT)
@@ -123,13 +114,6 @@ def test_with_nothing_viable_the_fastest_raises_with_each_blocker(machine: Any) 
     assert set(blockers) == {device.label for device in Device.all()}
 
 
-def test_an_empty_allow_list_leaves_nothing(machine: Any) -> None:
-    """Nothing is viable, and nothing is chosen."""
-    add(machine, "cpu")
-    with pytest.raises(NoViableDeviceError):
-        fastest_device_for(machine.chain("Erf"), DevicePolicy.only([]))
-
-
 def test_the_report_has_a_row_for_each_known_device(machine: Any) -> None:
     """Rows come in the order of the probe set."""
     add(machine, "cpu")
@@ -153,44 +137,48 @@ def test_a_viable_device_has_no_blocker(machine: Any) -> None:
     assert "run_slots" in row.capabilities
 
 
-def test_a_device_that_is_away_says_why_and_what_to_do(machine: Any) -> None:
-    """Reason and remedy of the probe; the graph is not looked at."""
-    add(machine, "cuda", answer=machine.away)
-    row = rows(device_report(machine.chain("Erf")))["cuda"]
-    assert (row.available, row.registered, row.supports_graph) == (False, True, False)
-    assert row.blocker == "libfake.so is missing; install libfake"
-    assert (row.predicted_ns, row.profile_source) == (None, None)
+AWAY = "libfake.so is missing; install libfake"
+BLOCKED: dict[str, tuple[str, dict[str, Any], tuple[bool, bool], str]] = {
+    "away": ("cuda", {"away": True}, (True, False), AWAY),
+    "served by nothing": ("tpu", {}, (False, False), "no ONNX Runtime execution provider"),
+    "of a provider that only explains": (
+        "mlx",
+        {"away": True, "ep_name": "", "selectable": False},
+        (False, False),
+        AWAY,
+    ),
+    "without a kernel": (
+        "webgpu",
+        {"kernels": "Cos"},
+        (True, False),
+        "first unsupported op: node 1 'erf' (Erf): WebGPU has no kernel for ai.onnx::Erf-21 (f32)",
+    ),
+    "denied": ("metal", {"kernels": "Erf"}, (True, True), "denied by the policy"),
+}
 
 
-def test_a_device_that_nothing_serves_is_not_registered(machine: Any) -> None:
-    """The blocker says that there is no execution provider."""
-    row = rows(device_report(machine.chain("Erf")))["tpu"]
-    assert (row.registered, row.available, row.capabilities) == (False, False, ())
-    assert "no ONNX Runtime execution provider" in str(row.blocker)
+@pytest.mark.parametrize(("label", "given", "facts", "blocker"), BLOCKED.values(), ids=BLOCKED)
+def test_a_device_that_cannot_be_chosen_has_a_blocker(
+    machine: Any, label: str, given: dict[str, Any], facts: tuple[bool, bool], blocker: str
+) -> None:
+    """Reason and remedy of the probe, the provider's own words, the user's node, or the policy; no recommendation."""
+    options = dict(given)
+    if options:
+        answer = {"answer": machine.away} if options.pop("away", False) else {}
+        machine.add(label, kernels=machine.kernels(options.pop("kernels", "Erf")), **answer, **options)
+    row = rows(device_report(machine.chain("Erf"), DevicePolicy().with_deny(["metal"])))[label]
+    assert (row.registered, row.supports_graph) == facts
+    assert blocker in str(row.blocker)
+    assert (row.recommended, row.predicted_ns) == (False, None)
 
 
-def test_a_provider_that_only_explains_is_not_registered_and_its_words_are_used(machine: Any) -> None:
-    """A known name that nothing can run says what to do instead."""
-    machine.add("mlx", ep_name="", selectable=False, answer=machine.away)
-    row = rows(device_report(machine.chain("Erf")))["mlx"]
-    assert (row.registered, row.capabilities) == (False, ())
-    assert row.blocker == "libfake.so is missing; install libfake"
-
-
-def test_a_device_that_does_not_take_the_graph_names_the_first_node(machine: Any) -> None:
-    """The blocker names the user's node."""
-    add(machine, "webgpu", kernels=machine.kernels("Cos"))
-    row = rows(device_report(machine.chain("Erf")))["webgpu"]
-    assert row.blocker == "first unsupported op: node 1 'erf' (Erf): WebGPU has no kernel for ai.onnx::Erf-21 (f32)"
+def test_a_graph_that_the_cpu_would_run_alone_has_a_blocker(machine: Any) -> None:
+    """The original had none when no single op was to blame."""
+    add(machine, "gpu")
+    add(machine, "cpu", kernels=machine.kernels("Cos"))
+    row = rows(device_report(machine.chain("Cos")))["gpu"]
     assert not row.supports_graph
-
-
-def test_a_denied_device_that_could_run_the_graph_says_so(machine: Any) -> None:
-    """The graph is supported, and the policy refuses."""
-    add(machine, "cpu")
-    row = rows(device_report(machine.chain("Erf"), DevicePolicy().with_deny(["cpu"])))["cpu"]
-    assert row.supports_graph
-    assert "denied by the policy" in str(row.blocker)
+    assert row.blocker
 
 
 def test_blockers_have_an_order(machine: Any) -> None:
@@ -202,28 +190,12 @@ def test_blockers_have_an_order(machine: Any) -> None:
     assert "first unsupported op" in str(report["gpu"].blocker)
 
 
-def test_an_unsupported_graph_always_has_a_blocker(machine: Any) -> None:
-    """The original had none when no single op was to blame."""
-    add(machine, "gpu")
-    add(machine, "cpu", kernels=machine.kernels("Cos"))
-    row = rows(device_report(machine.chain("Cos")))["gpu"]
-    assert not row.supports_graph
-    assert row.blocker
-
-
 def test_the_automatic_choice_is_recommended_and_no_other(machine: Any) -> None:
     """One row is recommended."""
     add(machine, "cuda", 35_000.0)
     add(machine, "cpu", 4_000.0)
     report = device_report(machine.chain("Erf"))
     assert [row.label for row in report if row.recommended] == ["cpu"]
-
-
-def test_a_blocked_device_is_never_recommended(machine: Any) -> None:
-    """With nothing viable the original could recommend a denied row."""
-    add(machine, "cpu", 4_000.0)
-    report = device_report(machine.chain("Erf"), DevicePolicy().with_deny(["cpu"]))
-    assert not any(row.recommended for row in report)
 
 
 def test_the_report_counts_the_nodes_that_the_cpu_would_take(machine: Any) -> None:

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from op_tests.cases import CASES, built
 
+from rlx_ort import CalibrationError, Device, DType, Graph, GraphVerifyError, NoViableDeviceError, RlxError, cost_model
 from rlx_ort.calibration.features import workload_of
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.device import Device
-from rlx_ort.errors import CalibrationError, GraphVerifyError, NoViableDeviceError, RlxError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.selection.cost import (
     DEFAULT_DIM,
@@ -24,7 +21,6 @@ from rlx_ort.selection.cost import (
     pick_best_device,
     total_ns,
 )
-from rlx_ort.selection.predict import cost_model
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx_ort import CompileOptions, Device, DevicePolicy, Graph, fastest_device_for
 from rlx_ort.calibration import store
-from rlx_ort.device import Device
-from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.selection import candidates, predict
-from rlx_ort.selection.candidates import fastest_device_for
-from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import BatchCurve, batch_curve, predicted_ns
 from tests.unit.selection.conftest import Machine
 

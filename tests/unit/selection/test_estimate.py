@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 
+from rlx_ort import Device, DevicePolicy, Graph, cost_model, device_report, explain, fastest_device_for
 from rlx_ort.calibration import store
 from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
-from rlx_ort.device import Device
-from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.candidates import device_report, fastest_device_for
-from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import cost_model, explain
 
 
 def dense(rows: int) -> Graph:

@@ -8,14 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx_ort import CompileOptions, Device, DType, Graph, InputError, PlacementRule
 from rlx_ort.converters.to_onnx.exported import Outline
 from rlx_ort.converters.to_onnx.exporter import draft
-from rlx_ort.device import Device
-from rlx_ort.errors import InputError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.predict import predicted_ns
 from rlx_ort.selection.support import draft_for, support_of
 from rlx_ort.selection.windows import fitting_sizes

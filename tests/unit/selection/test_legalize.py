@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, Device, DType, Graph, PlacementRule, PrecisionPolicy, verify
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
 from rlx_ort.execution.placement import (
     DispatchSummary,
@@ -15,24 +15,12 @@ from rlx_ort.execution.placement import (
     merge_placement,
     report_as_dict,
 )
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.onnx import refused_op
-from rlx_ort.ir.verify import verify
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.options.precision import PrecisionPolicy
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection.support import dispatch_report_for_device, legalize_graph_for_device
 
 ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
-
-
-def test_a_graph_that_the_device_takes_comes_back(machine: Any) -> None:
-    """Nothing is rewritten, so it is the same graph."""
-    machine.add("gpu", kernels=machine.kernels("Erf"))
-    graph = machine.chain("Erf")
-    assert legalize_graph_for_device(graph, "gpu")[0] is graph
 
 
 def test_the_report_comes_with_the_graph(machine: Any) -> None:
@@ -172,13 +160,6 @@ def test_a_fused_kernel_makes_a_node_native(machine: Any) -> None:
     kernel = KernelClaim("com.microsoft", "QuickGelu", 1, None, {"T": frozenset({DType.F32})})
     found = _path_of(machine, kernel)
     assert (found["silu_2"], found["norm"]) == ("native", "common-ir")
-
-
-def test_the_report_lists_the_kinds_that_were_decomposed(machine: Any) -> None:
-    """Sorted, and only those of which there is a native form."""
-    machine.add("gpu", kernels=machine.kernels(*BASIC))
-    report = dispatch_report_for_device(_block(), "gpu")
-    assert report.common_lowered_kinds == ("Activation", "RmsNorm")
 
 
 def test_the_report_says_which_policy_was_in_force(machine: Any) -> None:

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlx_ort import environment
-from rlx_ort.device import Device
-from rlx_ort.errors import DeviceParseError
+from rlx_ort import Device, DeviceParseError, environment
 from rlx_ort.selection.policy import (
     Adaptive,
     Benchmark,

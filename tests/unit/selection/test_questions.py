@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 from doubles.asked_providers import AskedProvider, CrashingProvider, SocialProvider
 
+from rlx_ort import CompileOptions, Device, DType, EngineError, Graph, OptimizationLevel, PlacementRule
 from rlx_ort.converters.to_onnx.exporter import drafted
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Shape, TensorType, UnknownType
-from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.providers import asking_child, registry
 from rlx_ort.providers.asking import ask, asking_options
 from rlx_ort.providers.base import EngineSession, KernelLimit, Provider, SessionRequest

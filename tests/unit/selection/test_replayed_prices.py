@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 import pytest
 
+from rlx_ort import CompileOptions, Device, PlacementRule
 from rlx_ort.calibration import store
 from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
-from rlx_ort.device import Device
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.predict import explain, predicted_ns
 
 ROWS = (

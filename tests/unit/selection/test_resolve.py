@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlx_ort.device import Device
+from rlx_ort import CompileOptions, Device, DevicePolicy, PlacementRule
 from rlx_ort.errors import (
     DeviceFallbackError,
     DeviceParseError,
@@ -19,8 +19,6 @@ from rlx_ort.errors import (
     ParamError,
     PlacementError,
 )
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
 
 CPU, CUDA, GPU, METAL = Device.CPU, Device.CUDA, Device.GPU, Device.METAL
@@ -38,20 +36,30 @@ def graph(machine: Any) -> Any:
     return machine.chain("Erf")
 
 
-def test_without_a_hint_the_fastest_is_chosen(graph: Any) -> None:
-    """The cost model decides."""
-    assert resolve_device(graph) == CPU
+NO_CUDA, BENCHMARK = DevicePolicy().with_deny(["cuda"]), DevicePolicy().with_benchmark_pick(3)
+RESOLVED: dict[str, tuple[dict[str, str], Any, Device]] = {
+    "the fastest": ({}, lambda graph: resolve_device(graph), CPU),
+    "a hint though another is faster": ({}, lambda graph: resolve_device(graph, "cuda"), CUDA),
+    "the variable before the cost model": ({"RLX_DEVICE": "cuda"}, lambda graph: resolve_device(graph), CUDA),
+    "no variable with a prefix of policies": ({"MYAPP_DEVICE": "cuda"}, lambda graph: resolve_device(graph), CPU),
+    "nothing by running": ({}, lambda graph: resolve_device(graph, policy=BENCHMARK), CPU),
+    "the first of a chain that is viable": (
+        {},
+        lambda graph: resolve_device_chain(graph, ["metal", "gpu", "cuda", "cpu"]),
+        CUDA,
+    ),
+    "no denied one of a chain": ({}, lambda graph: resolve_device_chain(graph, ["cuda", "cpu"], NO_CUDA), CPU),
+}
 
 
-def test_a_hint_is_taken_though_another_is_faster(graph: Any) -> None:
-    """What was named is used."""
-    assert resolve_device(graph, "cuda") == CUDA
-
-
-def test_the_environment_comes_before_the_cost_model(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`RLX_DEVICE` is a hint from outside."""
-    monkeypatch.setenv("RLX_DEVICE", "cuda")
-    assert resolve_device(graph) == CUDA
+@pytest.mark.parametrize(("variables", "resolve", "device"), RESOLVED.values(), ids=RESOLVED)
+def test_what_is_resolved(
+    variables: dict[str, str], resolve: Any, device: Device, graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint, the environment, the cost model, in this order; of a chain the order and not the speed."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert resolve(graph) == device
 
 
 @pytest.mark.parametrize(("wish", "why"), [("metal", "libfake"), ("gpu", "node 1 'erf'"), ("tpu", "no ONNX Runtime")])
@@ -83,17 +91,6 @@ def test_a_malformed_device_of_the_environment_raises(graph: Any, monkeypatch: p
     monkeypatch.setenv("RLX_DEVICE", "cudda")
     with pytest.raises(DeviceParseError, match="RLX_DEVICE"):
         resolve_device(graph)
-
-
-def test_the_variable_has_always_that_name(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prefix of your own belongs to policies."""
-    monkeypatch.setenv("MYAPP_DEVICE", "cuda")
-    assert resolve_device(graph) == CPU
-
-
-def test_the_pick_strategy_is_not_consulted(graph: Any) -> None:
-    """Resolving runs nothing, so it cannot benchmark."""
-    assert resolve_device(graph, policy=DevicePolicy().with_benchmark_pick(3)) == CPU
 
 
 def test_a_hint_that_is_away_raises_with_reason_and_remedy(graph: Any) -> None:
@@ -147,16 +144,6 @@ def test_with_nothing_viable_resolving_raises(hint: str | None, graph: Any) -> N
     """With a hint or without, a denied device is never the answer."""
     with pytest.raises(NoViableDeviceError):
         resolve_device(graph, hint, DevicePolicy().with_deny(Device.all()))
-
-
-def test_a_chain_gives_its_first_viable_device(graph: Any) -> None:
-    """Order decides, not speed."""
-    assert resolve_device_chain(graph, ["metal", "gpu", "cuda", "cpu"]) == CUDA
-
-
-def test_a_chain_obeys_the_policy(graph: Any) -> None:
-    """A denied entry is passed over."""
-    assert resolve_device_chain(graph, ["cuda", "cpu"], DevicePolicy().with_deny(["cuda"])) == CPU
 
 
 def test_a_chain_without_a_viable_device_raises_with_both_lists_and_reasons(graph: Any) -> None:

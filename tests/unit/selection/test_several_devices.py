@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
+from rlx_ort import Device, DevicePolicy, fastest_device_for
 from rlx_ort.calibration import store
 from rlx_ort.calibration.profile import CalibrationProfile, Row
-from rlx_ort.device import Device
 from rlx_ort.providers import plugins
 from rlx_ort.providers.base import Availability
 from rlx_ort.providers.engine import runtime
-from rlx_ort.selection.candidates import fastest_device_for
-from rlx_ort.selection.policy import DevicePolicy
 
 FIRST, SECOND = Device("cuda"), Device("cuda:1")
 CARDS = DevicePolicy.only([FIRST, SECOND])

@@ -11,8 +11,7 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rlx_ort.device import Device
-from rlx_ort.errors import ServingError
+from rlx_ort import Device, ServingError
 from rlx_ort.serving.budget import Budget, Share
 from rlx_ort.serving.lanes import Times
 from rlx_ort.serving.metrics import rendered

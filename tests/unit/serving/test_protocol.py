@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.errors import ServingError
-from rlx_ort.ir.dtype import DType
+from rlx_ort import DType, ServingError
 from rlx_ort.serving import protocol
 from rlx_ort.serving.protocol import (
     InferRequest,

@@ -11,11 +11,8 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
+from rlx_ort import Device, DeviceHealth, DevicePolicy, HealthState, RunError, ServingError
 from rlx_ort.cli import main
-from rlx_ort.device import Device
-from rlx_ort.errors import RunError, ServingError
-from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
-from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import ray
 from rlx_ort.serving.budget import Budget
 from rlx_ort.serving.host import HostOptions

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError, InputError, ServingError
+from rlx_ort import Device, EngineError, InputError, ServingError
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import DeviceGraphReport
 from rlx_ort.serving import model_devices
@@ -56,34 +56,30 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return asyncio.run(asyncio.wait_for(work(), 30))
 
 
-async def held(fake: Fake, scheduler: Scheduler) -> asyncio.Task[Answer]:
-    """Start a request that keeps the device busy until the gate opens."""
+@asynccontextmanager
+async def busy(fake: Fake, scheduler: Scheduler) -> AsyncIterator[None]:
+    """Keep the device busy with a request meanwhile; what was submitted inside begins to wait before it ends."""
     fake.gate = threading.Event()
     task = asyncio.create_task(scheduler.submit(rows(1)))
     while not fake.runs:
         await asyncio.sleep(0.001)
-    return task
+    yield
+    await asyncio.sleep(0.01)
+    fake.gate.set()
+    await task
 
 
-def test_what_waits_runs_together() -> None:
+async def test_what_waits_runs_together() -> None:
     """Sixteen requests behind a busy device are one batch, and each gets its own rows."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake)], batched=True)
-        first = await held(fake, scheduler)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake)], batched=True)
+    async with busy(fake, scheduler):
         later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(16)]
-        await asyncio.sleep(0.01)
-        assert fake.gate is not None
-        fake.gate.set()
-        answers = await asyncio.gather(*later)
-        await first
-        assert fake.runs == [1, 16]
-        assert [float(found.outputs["y"][0, 0]) for found in answers] == [2.0 * at for at in range(16)]
-        assert all(found.outputs["y"].shape == (1, 3) for found in answers)
-        await scheduler.close()
-
-    run(work)
+    answers = await asyncio.gather(*later)
+    assert fake.runs == [1, 16]
+    assert [float(found.outputs["y"][0, 0]) for found in answers] == [2.0 * at for at in range(16)]
+    assert all(found.outputs["y"].shape == (1, 3) for found in answers)
+    await scheduler.close()
 
 
 class _EarlyLoop(asyncio.SelectorEventLoop):
@@ -201,14 +197,12 @@ def test_memory_that_is_still_read_is_not_used_again() -> None:
         assert (first.outputs["y"][0, 0], second.outputs["y"][0, 0]) == (10 * at, 10 * at + 1)
 
 
-def test_a_device_goes_on_with_the_next_batch_without_the_event_loop() -> None:
+async def test_a_device_goes_on_with_the_next_batch_without_the_event_loop() -> None:
     """The batch is chosen and joined while the one before runs; each request gets its own rows."""
-
-    async def work() -> None:
-        fake = Fake(lambda rows: 1e6 + 1e6 * rows)
-        scheduler = Scheduler([lane(fake, CUDA)], batched=True)
-        scheduler._back_ns = 2e6  # clients come back so late that two batches take turns
-        first = await held(fake, scheduler)
+    fake = Fake(lambda rows: 1e6 + 1e6 * rows)
+    scheduler = Scheduler([lane(fake, CUDA)], batched=True)
+    scheduler._back_ns = 2e6  # clients come back so late that two batches take turns
+    async with busy(fake, scheduler):
         later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(4)]
         while not scheduler.lanes[0].rows_ahead:
             await asyncio.sleep(0.001)
@@ -217,42 +211,35 @@ def test_a_device_goes_on_with_the_next_batch_without_the_event_loop() -> None:
         fake.gate.set()
         time.sleep(0.2)  # the event loop does nothing
         assert fake.runs == [1, 3]  # half of the clients
-        for at, answer in enumerate(await asyncio.gather(*later)):
-            np.testing.assert_array_equal(answer.outputs["y"], np.full((1, 3), 2 * at))
-        await first
-        await scheduler.close()
-
-    run(work)
+    for at, answer in enumerate(await asyncio.gather(*later)):
+        np.testing.assert_array_equal(answer.outputs["y"], np.full((1, 3), 2 * at))
+    await scheduler.close()
 
 
 @pytest.mark.parametrize("count", [2, 1 << 20])
-def test_a_request_that_is_given_up_ends_with_its_batch(count: int) -> None:
+async def test_a_request_that_is_given_up_ends_with_its_batch(count: int) -> None:
     """Before, the device reads its inputs, and its outputs are placed; also where other threads place them."""
+    fake, ended, placing = Fake(), list[object](), list[int]()
+    scheduler = Scheduler([lane(fake, CUDA)], batched=True)
 
-    async def work() -> None:
-        fake, ended, placing = Fake(), list[object](), list[int]()
-        scheduler = Scheduler([lane(fake, CUDA)], batched=True)
+    def place(array: Array) -> Array:
+        placing.append(len(ended))
+        return array.copy()
 
-        def place(array: Array) -> Array:
-            placing.append(len(ended))
-            return array.copy()
-
-        fake.gate = threading.Event()
-        given = rows(1, width=count)
-        pending = [scheduler.accept(given, None, ended.append, place=place) for _ in range(2)]
-        while not fake.runs:
-            await asyncio.sleep(0.001)
-        pending[0].cancel()
-        await asyncio.sleep(0.01)
-        assert ended == []
-        fake.gate.set()
-        while len(ended) < 2:
-            await asyncio.sleep(0.001)
-        assert [type(each) for each in ended] == [asyncio.CancelledError, Answer]
-        assert placing == [0, 0]
-        await scheduler.close()
-
-    run(work)
+    fake.gate = threading.Event()
+    given = rows(1, width=count)
+    pending = [scheduler.accept(given, None, ended.append, place=place) for _ in range(2)]
+    while not fake.runs:
+        await asyncio.sleep(0.001)
+    pending[0].cancel()
+    await asyncio.sleep(0.01)
+    assert ended == []
+    fake.gate.set()
+    while len(ended) < 2:
+        await asyncio.sleep(0.001)
+    assert [type(each) for each in ended] == [asyncio.CancelledError, Answer]
+    assert placing == [0, 0]
+    await scheduler.close()
 
 
 @pytest.mark.parametrize(
@@ -285,26 +272,19 @@ def test_padding_is_weighed_against_a_smaller_batch() -> None:
     assert device.taken(33) == 33
 
 
-def test_requests_of_other_shapes_are_not_joined() -> None:
+async def test_requests_of_other_shapes_are_not_joined() -> None:
     """Rows of 3 and rows of 5 run in two batches."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake)], batched=True)
-        first = await held(fake, scheduler)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake)], batched=True)
+    async with busy(fake, scheduler):
         later = [asyncio.create_task(scheduler.submit(rows(1, width=3 + 2 * (at % 2)))) for at in range(6)]
-        await asyncio.sleep(0.01)
-        assert fake.gate is not None
-        fake.gate.set()
-        answers = await asyncio.gather(first, *later)
-        assert fake.runs == [1, 3, 3]
-        assert [found.outputs["y"].shape[1] for found in answers[1:]] == [3, 5] * 3
-        await scheduler.close()
-
-    run(work)
+    answers = await asyncio.gather(*later)
+    assert fake.runs == [1, 3, 3]
+    assert [found.outputs["y"].shape[1] for found in answers] == [3, 5] * 3
+    await scheduler.close()
 
 
-def test_a_failed_batch_runs_again_one_by_one() -> None:
+async def test_a_failed_batch_runs_again_one_by_one() -> None:
     """Only the request at fault gets the error."""
 
     class Picky(Fake):
@@ -314,47 +294,32 @@ def test_a_failed_batch_runs_again_one_by_one() -> None:
                 raise InputError("13 is refused")
             return found
 
-    async def work() -> None:
-        fake = Picky()
-        scheduler = Scheduler([lane(fake)], batched=True)
-        first = await held(fake, scheduler)
+    fake = Picky()
+    scheduler = Scheduler([lane(fake)], batched=True)
+    async with busy(fake, scheduler):
         later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in (1, 13, 2)]
-        await asyncio.sleep(0.01)
-        assert fake.gate is not None
-        fake.gate.set()
-        await first
-        answers = await asyncio.gather(*later, return_exceptions=True)
-        assert [type(found) for found in answers] == [Answer, InputError, Answer]
-        assert fake.runs == [1, 3, 1, 1, 1]
-        await scheduler.close()
-
-    run(work)
+    answers = await asyncio.gather(*later, return_exceptions=True)
+    assert [type(found) for found in answers] == [Answer, InputError, Answer]
+    assert fake.runs == [1, 3, 1, 1, 1]
+    await scheduler.close()
 
 
-def test_a_device_that_fails_hands_its_requests_on() -> None:
+async def test_a_device_that_fails_hands_its_requests_on() -> None:
     """The other device answers, and the failed one is left out."""
-
-    async def work() -> None:
-        broken, sound = Fake(lambda rows: 1e5, EngineError("lost")), Fake(lambda rows: 5e6)
-        scheduler = Scheduler([lane(broken, CUDA), lane(sound)], batched=True)
-        for _ in range(3):
-            assert (await scheduler.submit(rows(1))).device == Device.CPU
-        assert len(broken.runs) == 1
-        await scheduler.close()
-
-    run(work)
+    broken, sound = Fake(lambda rows: 1e5, EngineError("lost")), Fake(lambda rows: 5e6)
+    scheduler = Scheduler([lane(broken, CUDA), lane(sound)], batched=True)
+    for _ in range(3):
+        assert (await scheduler.submit(rows(1))).device == Device.CPU
+    assert len(broken.runs) == 1
+    await scheduler.close()
 
 
-def test_the_last_device_raises_its_error() -> None:
+async def test_the_last_device_raises_its_error() -> None:
     """A request that every device failed gets the error of the engine."""
-
-    async def work() -> None:
-        scheduler = Scheduler([lane(Fake(error=EngineError("lost")))], batched=True)
-        with pytest.raises(EngineError, match="lost"):
-            await scheduler.submit(rows(1))
-        await scheduler.close()
-
-    run(work)
+    scheduler = Scheduler([lane(Fake(error=EngineError("lost")))], batched=True)
+    with pytest.raises(EngineError, match="lost"):
+        await scheduler.submit(rows(1))
+    await scheduler.close()
 
 
 def test_a_slow_device_takes_only_what_it_ends_sooner() -> None:
@@ -374,70 +339,66 @@ def test_a_slow_device_takes_only_what_it_ends_sooner() -> None:
     assert run(lambda: work(42e6)) == [1]
 
 
-def test_a_request_that_waits_too_long_or_is_cancelled_never_runs() -> None:
+async def test_a_request_that_waits_too_long_or_is_cancelled_never_runs() -> None:
     """Status 504 for one, and the other leaves the queue."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake)], batched=True)
-        first = await held(fake, scheduler)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake)], batched=True)
+    async with busy(fake, scheduler):
         gone = asyncio.create_task(scheduler.submit(rows(1)))
         await asyncio.sleep(0)
         gone.cancel()
         with pytest.raises(ServingError) as caught:
             await scheduler.submit(rows(1), timeout_s=0.02)
-        assert caught.value.status == 504
-        assert fake.gate is not None
-        fake.gate.set()
-        await first
-        await scheduler.submit(rows(1))
-        assert fake.runs == [1, 1]
-        await scheduler.close()
-
-    run(work)
+    assert caught.value.status == 504
+    await scheduler.submit(rows(1))
+    assert fake.runs == [1, 1]
+    await scheduler.close()
 
 
-def test_priorities_come_first() -> None:
-    """1 runs before 2, and 0, the default, last."""
+@pytest.mark.parametrize(
+    ("age_ns", "priorities", "wait_s", "wanted"),
+    [
+        pytest.param(1_000_000_000, (0, 2, 1), 0.0, [1, 2, 0], id="1 before 2 and 0, the default, last"),
+        # longer than the 30 ms that are between the first and the last priority here
+        pytest.param(1_000_000, (0, 1), 0.1, [0, 1], id="after what has waited for long, so that it does not for ever"),
+    ],
+)
+async def test_priorities_come_first(
+    monkeypatch: pytest.MonkeyPatch, age_ns: int, priorities: tuple[int, ...], wait_s: float, wanted: list[int]
+) -> None:
+    """The lowest number runs first, unless a request has waited for long."""
+    monkeypatch.setattr("rlx_ort.serving.scheduler._AGE_NS", age_ns)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake, most=1)], batched=True)
+    order: list[int] = []
 
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=1)], batched=True)
-        first = await held(fake, scheduler)
-        order: list[int] = []
+    async def ask(priority: int) -> None:
+        await scheduler.submit(rows(1), priority=priority)
+        order.append(priority)
 
-        async def ask(priority: int) -> None:
-            await scheduler.submit(rows(1), priority=priority)
-            order.append(priority)
-
-        later = [asyncio.create_task(ask(priority)) for priority in (0, 2, 1)]
-        await asyncio.sleep(0.005)
-        assert fake.gate is not None
-        fake.gate.set()
-        await asyncio.gather(first, *later)
-        assert order == [1, 2, 0]
-        await scheduler.close()
-
-    run(work)
+    async with busy(fake, scheduler):
+        later = []
+        for priority in priorities:
+            later.append(asyncio.create_task(ask(priority)))
+            await asyncio.sleep(wait_s)
+    await asyncio.gather(*later)
+    assert order == wanted
+    await scheduler.close()
 
 
-def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
+async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     """Status 503 for what comes after."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=1)], batched=True)
-        accepted = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(5)]
-        await asyncio.sleep(0)
-        closing = asyncio.create_task(scheduler.close())
-        await asyncio.sleep(0)
-        with pytest.raises(ServingError) as caught:
-            await scheduler.submit(rows(1))
-        assert caught.value.status == 503
-        assert len(await asyncio.gather(*accepted)) == 5
-        await closing
-
-    run(work)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake, most=1)], batched=True)
+    accepted = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(5)]
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(scheduler.close())
+    await asyncio.sleep(0)
+    with pytest.raises(ServingError) as caught:
+        await scheduler.submit(rows(1))
+    assert caught.value.status == 503
+    assert len(await asyncio.gather(*accepted)) == 5
+    await closing
 
 
 def test_what_runs_took_corrects_the_predictions() -> None:
@@ -449,57 +410,45 @@ def test_what_runs_took_corrects_the_predictions() -> None:
     assert slow.expected_ns(8) == pytest.approx(10e6, rel=0.05)
 
 
-def test_a_request_with_more_rows_than_a_batch_runs_in_pieces() -> None:
+async def test_a_request_with_more_rows_than_a_batch_runs_in_pieces() -> None:
     """Its answer is whole; no run has more rows than a batch may have."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=4)], batched=True, options=BatchOptions(max_batch=4))
-        given = {"x": np.arange(30, dtype=np.float32).reshape(10, 3)}
-        found = await scheduler.submit(given)
-        np.testing.assert_array_equal(found.outputs["y"], given["x"] * 2)
-        assert sum(fake.runs) == 10
-        assert max(fake.runs) <= 4
-        await scheduler.close()
-
-    run(work)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake, most=4)], batched=True, options=BatchOptions(max_batch=4))
+    given = {"x": np.arange(30, dtype=np.float32).reshape(10, 3)}
+    found = await scheduler.submit(given)
+    np.testing.assert_array_equal(found.outputs["y"], given["x"] * 2)
+    assert sum(fake.runs) == 10
+    assert max(fake.runs) <= 4
+    await scheduler.close()
 
 
-def test_a_large_request_neither_fills_the_queue_nor_is_refused_for_its_size() -> None:
+async def test_a_large_request_neither_fills_the_queue_nor_is_refused_for_its_size() -> None:
     """Forty pieces count as one request: others are accepted beside them, and closing waits for all of them."""
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=2)], batched=True, options=BatchOptions(max_batch=2, queue_limit=4))
-        large = asyncio.create_task(scheduler.submit(rows(80)))
-        await asyncio.sleep(0.003)
-        assert (await scheduler.submit(rows(1))).outputs["y"].shape == (1, 3)
-        assert sum(fake.runs) < 40
-        await scheduler.close()
-        assert (await large).outputs["y"].shape == (80, 3)
-
-    run(work)
+    fake = Fake()
+    scheduler = Scheduler([lane(fake, most=2)], batched=True, options=BatchOptions(max_batch=2, queue_limit=4))
+    large = asyncio.create_task(scheduler.submit(rows(80)))
+    await asyncio.sleep(0.003)
+    assert (await scheduler.submit(rows(1))).outputs["y"].shape == (1, 3)
+    assert sum(fake.runs) < 40
+    await scheduler.close()
+    assert (await large).outputs["y"].shape == (80, 3)
 
 
-def test_a_full_queue_names_the_time_of_its_backlog() -> None:
+async def test_a_full_queue_names_the_time_of_its_backlog() -> None:
     """Four rows behind a device of 2 s a row."""
-
-    async def work() -> None:
-        fake = Fake(lambda rows: 2e9 * rows)
-        scheduler = Scheduler([lane(fake)], batched=True, options=BatchOptions(queue_limit=4))
-        scheduler.lanes[0].idle = False
-        later = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(4)]
-        await asyncio.sleep(0)
-        with pytest.raises(ServingError) as caught:
-            await scheduler.submit(rows(1))
-        assert (caught.value.status, caught.value.retry_after_s) == (429, pytest.approx(8.0, rel=0.05))
-        for task in later:
-            task.cancel()
-        await asyncio.gather(*later, return_exceptions=True)
-        assert scheduler.depth == 0
-        await scheduler.close()
-
-    run(work)
+    fake = Fake(lambda rows: 2e9 * rows)
+    scheduler = Scheduler([lane(fake)], batched=True, options=BatchOptions(queue_limit=4))
+    scheduler.lanes[0].idle = False
+    later = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(ServingError) as caught:
+        await scheduler.submit(rows(1))
+    assert (caught.value.status, caught.value.retry_after_s) == (429, pytest.approx(8.0, rel=0.05))
+    for task in later:
+        task.cancel()
+    await asyncio.gather(*later, return_exceptions=True)
+    assert scheduler.depth == 0
+    await scheduler.close()
 
 
 def test_a_batch_shorter_than_a_hand_over_runs_on_the_event_loop() -> None:
@@ -544,54 +493,20 @@ def test_longer_runs_are_on_the_event_loop_while_requests_are_rare(took_ns: int,
     assert one.runs_inline(1, 0, gap_ns) is inline
 
 
-def test_what_waits_moves_to_the_lanes_that_replace_others() -> None:
+async def test_what_waits_moves_to_the_lanes_that_replace_others() -> None:
     """What runs ends on the old one; requests that waited one by one are joined, those of other shapes apart."""
-
-    async def work() -> None:
-        old, new = Fake(), Fake()
-        scheduler = Scheduler([lane(old)], batched=False)
-        first = await held(old, scheduler)
+    old, new = Fake(), Fake()
+    scheduler = Scheduler([lane(old)], batched=False)
+    async with busy(old, scheduler):
         gone = asyncio.create_task(scheduler.submit(rows(1, 9)))
         later = [asyncio.create_task(scheduler.submit(rows(2, at, 3 + at % 2))) for at in range(8)]
         await asyncio.sleep(0.01)
         gone.cancel()
         scheduler.replace([lane(new)], batched=True)
         answers = await asyncio.gather(*later)
-        assert old.gate is not None
-        old.gate.set()
-        await first
-        assert (old.runs, new.runs) == ([1], [8, 8])
-        assert [float(found.outputs["y"][1, 0]) for found in answers] == [2.0 * at for at in range(8)]
-        assert scheduler.depth == 0
-        await scheduler.close()
-        scheduler.replace([lane(old)], batched=True)
-        assert scheduler.lanes[0].run is new
-
-    run(work)
-
-
-def test_a_request_that_waited_long_comes_before_new_ones_of_a_higher_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that low priorities do not wait without end."""
-    monkeypatch.setattr("rlx_ort.serving.scheduler._AGE_NS", 1_000_000)
-
-    async def work() -> None:
-        fake = Fake()
-        scheduler = Scheduler([lane(fake, most=1)], batched=True)
-        first = await held(fake, scheduler)
-        order: list[int] = []
-
-        async def ask(priority: int) -> None:
-            await scheduler.submit(rows(1), priority=priority)
-            order.append(priority)
-
-        later = [asyncio.create_task(ask(0))]
-        await asyncio.sleep(0.1)  # more than the 30 ms that are between the first and the last priority here
-        later.append(asyncio.create_task(ask(1)))
-        await asyncio.sleep(0.005)
-        assert fake.gate is not None
-        fake.gate.set()
-        await asyncio.gather(first, *later)
-        assert order == [0, 1]
-        await scheduler.close()
-
-    run(work)
+    assert (old.runs, new.runs) == ([1], [8, 8])
+    assert [float(found.outputs["y"][1, 0]) for found in answers] == [2.0 * at for at in range(8)]
+    assert scheduler.depth == 0
+    await scheduler.close()
+    scheduler.replace([lane(old)], batched=True)
+    assert scheduler.lanes[0].run is new

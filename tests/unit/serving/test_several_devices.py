@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.device import Device
-from rlx_ort.errors import EngineError
+from rlx_ort import Device, EngineError
 from rlx_ort.serving import lanes as lane_module
 from rlx_ort.serving import scheduler as scheduling
 from rlx_ort.serving.lanes import Array, Lane, Padding

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from onnx_text import parsed
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of, graph_from_bundle
 from rlx_ort.converters.sources import bake
@@ -19,19 +19,13 @@ W = np.arange(64, dtype=np.float32)
 
 def chain() -> ModelBundle:
     """Return h = x + w, s = relu(h), y = s * k, z = y - x."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Add", ["x", "w"], ["h"], name="add"),
-            helper.make_node("Relu", ["h"], ["s"], name="relu"),
-            helper.make_node("Mul", ["s", "k"], ["y"], name="mul"),
-            helper.make_node("Sub", ["y", "x"], ["z"], name="sub"),
-        ],
-        "g",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in ("x", "k")],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in ("y", "z")],
-        [onnx.numpy_helper.from_array(W, "w")],
-    )
-    return bundle_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    text = """(float[n, 64] x, float[n, 64] k) => (float[n, 64] y, float[n, 64] z) {
+      [add] h = Add (x, w)
+      [relu] s = Relu (h)
+      [mul] y = Mul (s, k)
+      [sub] z = Sub (y, x)
+    }"""
+    return bundle_of(parsed(text, w=W))
 
 
 def test_a_part_between_values_computes_what_the_whole_does_there() -> None:
@@ -68,20 +62,12 @@ def test_a_weight_may_become_an_input() -> None:
 
 def test_what_a_body_takes_from_outside_is_needed() -> None:
     """A branch that reads h keeps the node that makes it."""
-    branches = [
-        helper.make_graph([helper.make_node(op, ["h"], ["r"])], op, [], [helper.make_tensor_value_info("r", 1, [2])])
-        for op in ("Neg", "Abs")
-    ]
-    graph = helper.make_graph(
-        [
-            helper.make_node("Relu", ["x"], ["h"]),
-            helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", 1, [2]), helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
-        [helper.make_tensor_value_info("y", 1, [2])],
-    )
-    source = bundle_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    text = """(float[2] x, bool c) => (float[2] y) {
+      h = Relu (x)
+      y = If (c) <then_branch = t () => (float[2] r) { r = Neg (h) },
+                  else_branch = e () => (float[2] r) { r = Abs (h) }>
+    }"""
+    source = bundle_of(parsed(text))
     assert cut(source, outputs=["y"])[1].nodes_kept == 2
     with pytest.raises(ConversionError, match="output 'r' is inside a body of If"):
         cut(source, outputs=["r"])
@@ -107,33 +93,16 @@ def test_a_cut_that_cannot_be_is_refused(inputs: list[str], outputs: list[str], 
 
 def test_a_value_of_unknown_type_cannot_be_an_input() -> None:
     """A foreign operator's result has no type that anybody could declare."""
-    graph = helper.make_graph(
-        [helper.make_node("Magic", ["x"], ["m"], domain="d"), helper.make_node("Relu", ["m"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", 1, [2])],
-        [helper.make_tensor_value_info("y", 1, [2])],
-    )
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid("d", 1)]
-    source = bundle_of(helper.make_model(graph, opset_imports=imports, ir_version=10))
+    text = "(float[2] x) => (float[2] y) { m = d.Magic (x) y = Relu (m) }"
+    source = bundle_of(parsed(text, imports='"d": 1'))
     with pytest.raises(ConversionError, match="the type of input 'm' cannot be inferred; cut at another value"):
         cut(source, ["m"], ["y"])
 
 
 def model() -> ModelBundle:
     """Return y = x * w + b, where w is a large weight, b a small one, and `scale` an input."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Mul", ["x", "w"], ["m"]),
-            helper.make_node("Mul", ["m", "scale"], ["s"]),
-            helper.make_node("Add", ["s", "b"], ["y"]),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", 1, [64]), helper.make_tensor_value_info("scale", 1, ["k"])],
-        [helper.make_tensor_value_info("y", 1, [64])],
-        [onnx.numpy_helper.from_array(np.ones(64, np.float32), "w"),
-         onnx.numpy_helper.from_array(np.zeros(1, np.float32), "b")],
-    )  # fmt: skip
-    return bundle_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    text = "(float[64] x, float[k] scale) => (float[64] y) { m = Mul (x, w) s = Mul (m, scale) y = Add (s, b) }"
+    return bundle_of(parsed(text, w=np.ones(64, np.float32), b=np.zeros(1, np.float32)))
 
 
 def tensors(**arrays: object) -> dict[str, TensorData]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import onnx
 import pytest
+from onnx_text import parsed
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.converters.transforms.dims import set_dims
@@ -11,12 +11,9 @@ from rlx_ort.errors import ConversionError
 
 
 def model() -> ModelBundle:
-    return bundle_of(
-        onnx.parser.parse_model(
-            '<ir_version: 10, opset_import: ["": 21]> agraph (float[n, m] x, float[n, 3] b, float[?, 4] u) '
-            "=> (float[p, q] y, float[?, 4] v) { h = Concat <axis=1> (x, b) y = Relu (h) v = Neg (u) }"
-        )
-    )
+    takes, gives = "float[n, m] x, float[n, 3] b, float[?, 4] u", "float[p, q] y, float[?, 4] v"
+    body = "h = Concat <axis=1> (x, b) y = Relu (h) v = Neg (u)"
+    return bundle_of(parsed(f"({takes}) => ({gives}) {{ {body} }}"))
 
 
 def shapes(bundle: ModelBundle) -> dict[str, list[int | str]]:
@@ -60,12 +57,7 @@ def test_a_dim_that_cannot_be_set_is_refused(sizes: dict[str, int], message: str
 
 def test_sizes_that_the_model_does_not_take_are_refused() -> None:
     """A product needs the same inner size on both sides."""
-    source = bundle_of(
-        onnx.parser.parse_model(
-            '<ir_version: 10, opset_import: ["": 21]> agraph (float[n, k] a, float[j, 2] b) => (float[n, 2] y) '
-            "{ y = MatMul (a, b) }"
-        )
-    )
+    source = bundle_of(parsed("(float[n, k] a, float[j, 2] b) => (float[n, 2] y) { y = MatMul (a, b) }"))
     assert shapes(set_dims(source, {"k": 3, "j": 3})[0])["a"] == ["n", 3]
     with pytest.raises(ConversionError, match=r"the model does not take k=3, j=4: .*MatMul"):
         set_dims(source, {"k": 3, "j": 4})

@@ -5,30 +5,24 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from onnx_text import parsed
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.errors import ConversionError
 
 
-def bundle(text: str) -> ModelBundle:
-    return bundle_of(onnx.parser.parse_model(text))
-
-
 def ops(made: ModelBundle) -> list[str]:
     return [node.op_type for node in made.proto.graph.node]
 
 
-SOFTMAX = (
-    '<ir_version: 4, opset_import: ["": 9]> agraph (float[2,3,4] x) => (float[2,3,4] y) { y = Softmax <axis=1> (x) }'
-)
+SOFTMAX = bundle_of(parsed("(float[2,3,4] x) => (float[2,3,4] y) { y = Softmax <axis=1> (x) }", 9, 4))
 
 
 def test_a_node_that_means_the_same_is_not_touched() -> None:
     """Its name, its doc string and its metadata stay, and nothing is reported."""
-    source = bundle('<ir_version: 8, opset_import: ["": 13]> agraph (float[2] x) => (float[2] y) { y = Relu (x) }')
+    source = bundle_of(parsed("(float[2] x) => (float[2] y) { y = Relu (x) }", 13, 8))
     node = source.proto.graph.node[0]
     node.name, node.doc_string = "act", "kept"
     node.metadata_props.add(key="a", value="b")
@@ -40,7 +34,7 @@ def test_a_node_that_means_the_same_is_not_touched() -> None:
 
 def test_softmax_keeps_its_old_meaning() -> None:
     """Before 13 it flattened to two dimensions: the sum over the last two axes is one."""
-    made, report = to_opset(bundle(SOFTMAX), 21)
+    made, report = to_opset(SOFTMAX, 21)
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     (y,) = ReferenceEvaluator(made.proto).run(None, {"x": x})
     flat = np.exp(x.astype(np.float64).reshape(2, 12))
@@ -50,11 +44,8 @@ def test_softmax_keeps_its_old_meaning() -> None:
 
 def test_an_attribute_that_became_an_input_is_a_constant_with_a_free_name() -> None:
     """Squeeze got its axes as an input in 13; the constant's name clashes with nothing."""
-    source = bundle(
-        '<ir_version: 7, opset_import: ["": 11]> agraph (float[1,2,1] axes) => (float[2] y) '
-        "{ z = Squeeze <axes=[0]> (axes) y = Squeeze <axes=[1]> (z) }"
-    )
-    made, _ = to_opset(source, 21)
+    body = "{ z = Squeeze <axes=[0]> (axes) y = Squeeze <axes=[1]> (z) }"
+    made, _ = to_opset(bundle_of(parsed(f"(float[1,2,1] axes) => (float[2] y) {body}", 11, 7)), 21)
     x = np.array([[[1], [2]]], np.float32)
     np.testing.assert_array_equal(ReferenceEvaluator(made.proto).run(None, {"axes": x})[0], [1, 2])
     onnx.checker.check_model(made.proto, full_check=True)
@@ -62,22 +53,11 @@ def test_an_attribute_that_became_an_input_is_a_constant_with_a_free_name() -> N
 
 def test_nodes_in_bodies_are_rewritten_too() -> None:
     """A ReduceSum in a branch gets its axes as an input; names of values in sibling bodies may be equal."""
-    inner = [
-        helper.make_graph(
-            [helper.make_node("ReduceSum", ["x"], ["r"], axes=[axis], keepdims=0)],
-            name,
-            [],
-            [helper.make_tensor_value_info("r", TensorProto.FLOAT, [2])],
-        )
-        for name, axis in (("then", 0), ("else", 1))
-    ]
-    graph = helper.make_graph(
-        [helper.make_node("If", ["c"], ["y"], then_branch=inner[0], else_branch=inner[1])],
-        "g",
-        [helper.make_tensor_value_info("c", TensorProto.BOOL, []), helper.make_tensor_value_info("x", 1, [2, 2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
-    )
-    source = bundle_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6))
+    text = """(bool c, float[2,2] x) => (float[2] y) {
+      y = If (c) <then_branch = t () => (float[2] r) { r = ReduceSum <axes = [0], keepdims = 0> (x) },
+                  else_branch = e () => (float[2] r) { r = ReduceSum <axes = [1], keepdims = 0> (x) }>
+    }"""
+    source = bundle_of(parsed(text, 11, 6))
     made, report = to_opset(source, 21)
     x = np.array([[1, 2], [3, 4]], np.float32)
     run = ReferenceEvaluator(made.proto)
@@ -88,15 +68,8 @@ def test_nodes_in_bodies_are_rewritten_too() -> None:
 
 def test_a_weight_is_not_looked_at() -> None:
     """A reference whose data is nowhere passes through, as long as nothing needs its values."""
-    weight = np.ones((64, 64), np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("Gemm", ["x", "w"], ["h"]), helper.make_node("Softmax", ["h"], ["y"], axis=0)],
-        "g",
-        [helper.make_tensor_value_info("x", 1, [2, 64])],
-        [helper.make_tensor_value_info("y", 1, [2, 64])],
-        [onnx.numpy_helper.from_array(weight, "w")],
-    )
-    source = bundle_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=4))
+    text = "(float[2,64] x) => (float[2,64] y) { h = Gemm (x, w) y = Softmax <axis = 0> (h) }"
+    source = bundle_of(parsed(text, 9, 4, w=np.ones((64, 64), np.float32)))
     made, _ = to_opset(source, 21)
     assert made.weights["w"] is source.weights["w"]
     assert all(not tensor.raw_data or tensor.name != "w" for tensor in made.proto.graph.initializer)
@@ -104,7 +77,7 @@ def test_a_weight_is_not_looked_at() -> None:
 
 def test_an_operator_that_is_newer_is_written_out() -> None:
     """Swish came in 24; below, it is what ONNX defines it by."""
-    source = bundle('<ir_version: 10, opset_import: ["": 24]> agraph (float[3] x) => (float[3] y) { y = Swish (x) }')
+    source = bundle_of(parsed("(float[3] x) => (float[3] y) { y = Swish (x) }", 24))
     made, report = to_opset(source, 21)
     x = np.array([-1, 0, 2], np.float32)
     np.testing.assert_allclose(
@@ -116,14 +89,13 @@ def test_an_operator_that_is_newer_is_written_out() -> None:
 
 def test_functions_are_kept_where_their_nodes_mean_the_same_and_inlined_where_not() -> None:
     """A function of Relu stays; one with a Softmax of the old meaning cannot."""
-    text = (
-        '<ir_version: 8, opset_import: ["": 11, "f": 1]> agraph (float[2,3,4] x) => (float[2,3,4] y) { y = f.act (x) } '
-        '<domain: "f", opset_import: ["": 11]> act (a) => (b) { b = OP (a) }'
-    )
-    kept, report = to_opset(bundle(text.replace("OP", "Relu")), 21)
+    text = """(float[2,3,4] x) => (float[2,3,4] y) { y = f.act (x) }
+    <domain: "f", opset_import: ["": 11]> act (a) => (b) { b = OP (a) }"""
+    relu, softmax = (bundle_of(parsed(text.replace("OP", op), 11, 8, '"f": 1')) for op in ("Relu", "Softmax"))
+    kept, report = to_opset(relu, 21)
     assert (ops(kept), report.functions_inlined) == (["act"], False)
     assert {entry.version for entry in kept.proto.functions[0].opset_import if not entry.domain} == {21}
-    inlined, report = to_opset(bundle(text.replace("OP", "Softmax")), 21)
+    inlined, report = to_opset(softmax, 21)
     assert report.functions_inlined
     assert "act" not in ops(inlined)
     assert not inlined.proto.functions
@@ -131,51 +103,42 @@ def test_functions_are_kept_where_their_nodes_mean_the_same_and_inlined_where_no
 
 def test_what_the_target_cannot_say_is_named() -> None:
     """All nodes that stand in the way are in one message, with the reason of each."""
-    source = bundle(
-        '<ir_version: 10, opset_import: ["": 21]> agraph (float[1,1,4,4] x) => (float[1,1,2,2] y, float[3] s) '
-        "{ [pool] y = AveragePool <kernel_shape=[2,2], dilations=[2,2]> (x) "
-        "[three] s = Constant <value_floats=[1.0, 2.0, 3.0]> () }"
-    )
+    text = """(float[1,1,4,4] x) => (float[1,1,2,2] y, float[3] s) {
+      [pool] y = AveragePool <kernel_shape=[2,2], dilations=[2,2]> (x)
+      [three] s = Constant <value_floats=[1.0, 2.0, 3.0]> ()
+    }"""
     with pytest.raises(ConversionError, match=r"from opset 21 to 11:\n  AveragePool 'pool': .*dilations"):
-        to_opset(source, 11)
+        to_opset(bundle_of(parsed(text)), 11)
 
 
 def test_a_change_of_meaning_that_nobody_can_rewrite_is_refused() -> None:
     """ONNX's converter would pass a ConvTranspose with SAME padding on as it is."""
-    source = bundle(
-        '<ir_version: 6, opset_import: ["": 10]> agraph (float[1,1,4,4] x, float[1,1,3,3] w) => (float[1,1,8,8] y) '
-        '{ y = ConvTranspose <auto_pad="SAME_UPPER", strides=[2,2]> (x, w) }'
-    )
+    text = """(float[1,1,4,4] x, float[1,1,3,3] w) => (float[1,1,8,8] y)
+    { y = ConvTranspose <auto_pad="SAME_UPPER", strides=[2,2]> (x, w) }"""
     with pytest.raises(ConversionError, match="ConvTranspose changed in opset 11"):
-        to_opset(source, 21)
+        to_opset(bundle_of(parsed(text, 10, 6)), 21)
 
 
 @pytest.mark.parametrize("opset", [0, -1, 1000])
 def test_an_opset_that_does_not_exist_is_refused(opset: int) -> None:
     """The message says which there are."""
     with pytest.raises(ConversionError, match=f"opset {opset} was asked for; onnx .* knows 1 to"):
-        to_opset(bundle(SOFTMAX), opset)
+        to_opset(SOFTMAX, opset)
 
 
 def test_the_ir_version_is_the_lowest_that_has_the_opset() -> None:
     """Opset 21 came with IR version 10, opset 11 with 6; a lower one is refused."""
-    assert to_opset(bundle(SOFTMAX), 21)[1].ir_version == 10
-    assert to_opset(bundle(SOFTMAX), 11)[1].ir_version == 6
-    assert to_opset(bundle(SOFTMAX), 21, 11)[0].proto.ir_version == 11
+    assert to_opset(SOFTMAX, 21)[1].ir_version == 10
+    assert to_opset(SOFTMAX, 11)[1].ir_version == 6
+    assert to_opset(SOFTMAX, 21, 11)[0].proto.ir_version == 11
     with pytest.raises(ConversionError, match="IR version 9 was asked for; opset 21 and this model take 10 to"):
-        to_opset(bundle(SOFTMAX), 21, 9)
+        to_opset(SOFTMAX, 21, 9)
 
 
 def test_an_old_ir_version_has_its_weights_among_the_inputs() -> None:
     """IR version 3 knows no initializer that is no input."""
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", 1, [2])],
-        [helper.make_tensor_value_info("y", 1, [2])],
-        [onnx.numpy_helper.from_array(np.ones(2, np.float32), "w")],
-    )
-    source = bundle_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=4))
+    text = "(float[2] x) => (float[2] y) { y = Add (x, w) }"
+    source = bundle_of(parsed(text, 9, 4, w=np.ones(2, np.float32)))
     made, _ = to_opset(source, 8, 3)
     assert [value.name for value in made.proto.graph.input] == ["x", "w"]
     onnx.checker.check_model(made.proto)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx_text import parsed
 
+from rlx_ort import ConversionError, DType
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.converters.transforms.half_precision import PrecisionKind, to_precision
-from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 
 RNG = np.random.default_rng(2)
@@ -18,31 +17,19 @@ RNG = np.random.default_rng(2)
 
 def model(largest: float = 1.0, mask: float = -3.4e38, epsilon: float = 1e-12) -> ModelBundle:
     """Return a product, a masked softmax and a division by a root, with one weight that holds `largest`."""
-    w = RNG.normal(size=(8, 8)).astype(np.float32)
+    w, v = RNG.normal(size=(2, 8, 8)).astype(np.float32)
     w[3, 3] = largest
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["h"], name="product"),
-            helper.make_node("Where", ["keep", "h", "mask"], ["m"], name="masking"),
-            helper.make_node("Softmax", ["m"], ["p"], name="soft"),
-            helper.make_node("MatMul", ["p", "v"], ["a"], name="second"),
-            helper.make_node("Mul", ["a", "a"], ["sq"], name="square"),
-            helper.make_node("Add", ["sq", "eps"], ["e"], name="guard"),
-            helper.make_node("Sqrt", ["e"], ["r"], name="root"),
-            helper.make_node("Div", ["a", "r"], ["y"], name="ratio"),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", 1, [2, 8]), helper.make_tensor_value_info("keep", 9, [2, 8])],
-        [helper.make_tensor_value_info("y", 1, [2, 8])],
-        [
-            onnx.numpy_helper.from_array(w, "w"),
-            onnx.numpy_helper.from_array(RNG.normal(size=(8, 8)).astype(np.float32), "v"),
-            onnx.numpy_helper.from_array(np.array(mask, np.float32), "mask"),
-            onnx.numpy_helper.from_array(np.array(epsilon, np.float32), "eps"),
-        ],
-    )
-    imports = [helper.make_opsetid("", 21)]
-    return bundle_of(helper.make_model(graph, opset_imports=imports, ir_version=10), origin="masked")
+    text = """(float[2, 8] x, bool[2, 8] keep) => (float[2, 8] y) {
+      [product] h = MatMul (x, w)
+      [masking] m = Where (keep, h, mask)
+      [soft] p = Softmax (m)
+      [second] a = MatMul (p, v)
+      [square] sq = Mul (a, a)
+      [guard] e = Add (sq, eps)
+      [root] r = Sqrt (e)
+      [ratio] y = Div (a, r)
+    }"""
+    return bundle_of(parsed(text, w=w, v=v, mask=np.float32(mask), eps=np.float32(epsilon)), origin="masked")
 
 
 def test_f16_narrows_everything_but_the_boundary() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
+from onnx_text import parsed
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.converters.transforms.simplify import fold_constants, simplify
@@ -13,10 +13,8 @@ from rlx_ort.converters.transforms.simplify import fold_constants, simplify
 pytest.importorskip("onnx_ir")
 
 
-def bundle(body: str, signature: str = "(float[2, 3] x) => (float[2, 3] y)") -> ModelBundle:
-    return bundle_of(
-        onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> agraph {signature} {{ {body} }}')
-    )
+def bundle(body: str, signature: str = "(float[2, 3] x) => (float[2, 3] y)", **weights: object) -> ModelBundle:
+    return bundle_of(parsed(f"{signature} {{ {body} }}", **weights))
 
 
 def ops(made: ModelBundle) -> list[str]:
@@ -85,15 +83,8 @@ def test_random_numbers_are_not_shared() -> None:
 
 def test_weights_keep_their_bytes_and_inferred_shapes_are_written() -> None:
     """Nothing of a large weight is copied, and a value in between gets its type."""
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("MatMul", ["x", "w"], ["h"]), onnx.helper.make_node("Relu", ["h"], ["y"])],
-        "g",
-        [onnx.helper.make_tensor_value_info("x", 1, ["n", 8])],
-        [onnx.helper.make_tensor_value_info("y", 1, ["n", 8])],
-        [onnx.numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"),
-         onnx.numpy_helper.from_array(np.eye(9, dtype=np.float32), "unread")],
-    )  # fmt: skip
-    source = bundle_of(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10))
+    signature, eye = "(float[n, 8] x) => (float[n, 8] y)", np.eye(9, dtype=np.float32)
+    source = bundle("h = MatMul (x, w) y = Relu (h)", signature, w=eye[:8, :8], unread=eye)
     made, _ = simplify(source)
     assert set(made.weights) == {"w"}
     assert np.shares_memory(made.weights["w"].buffer, source.weights["w"].buffer)
