@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -17,24 +18,14 @@ from rlx_ort.cli import options, page
 from rlx_ort.cli.show import binary_size, duration, emit, first_line, note, print_table, progress
 
 
-def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in values:
-        name, equals, sizes = text.rpartition("=")
-        pieces = [piece.strip() for piece in sizes.replace("x", ",").split(",") if piece.strip()]
-        if not (name and equals and all(piece.isascii() and piece.isdigit() for piece in pieces)):
-            raise click.BadParameter(f"{text!r} is not NAME=SIZES, as in image=1,3,224,224", ctx, param)
-        shapes[name] = tuple(map(int, pieces))
-    return shapes
-
-
 @options.command("bench")
 def command(
     model: Path = options.model(),
     names: str | None = options.devices("--device --devices --only", "Run on these; default: all that may run it."),
     runs: int = options.whole("--runs", "Timed runs on each device.", least=1, default=30),
-    shapes: dict[str, tuple[int, ...]] = options.option(
-        "--shape", "An input's sizes.", multiple=True, metavar="NAME=SIZES", callback=_parse_shapes
+    shapes: dict[str, tuple[int, ...]] = options.mapping(
+        *("--shape", "An input's sizes.", "NAME=SIZES", "(.+)=([0-9x, ]*)", "image=1,3,224,224"),
+        read=lambda sizes: tuple(map(int, re.findall("[0-9]+", sizes))),
     ),
     dims: dict[str, int] = options.DIMS,
     plot: Path | None = page.plot("rooflines, and predicted against measured times, to this file"),

@@ -41,25 +41,19 @@ _STEP_FACTS = {
 """Step -> labels and fields of its report that are printed, beyond size, nodes, opset and dtypes."""
 
 
-def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+def _names(values: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of options that may be repeated and may hold commas."""
     return tuple(name for value in values for name in value.split(",") if name)
 
 
-def _file_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def _file_name(value: str | None) -> str | None:
     """Return the name of a file beside the target; one with a folder or drive is refused on every system."""
     if value is not None and (value in ("", "..") or PureWindowsPath(value).name != value):
-        raise click.BadParameter(f"{value!r} is not the name of a file; it is written beside the target", ctx, param)
+        raise click.BadParameter(f"{value!r} is not the name of a file; it is written beside the target")
     return value
 
 
-def _freed(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the name of each dim to open and its places, none for the first of every input."""
-    pairs = [value.partition("=") for value in values]
-    return {name: [place for place in places.split(",") if place] for name, _, places in pairs}
-
-
-def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Renames | None:
+def _renames(values: tuple[str, ...]) -> Renames | None:
     """Return the renames of a file or of patterns; None where neither is given."""
     if not values:
         return None
@@ -70,7 +64,7 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     pairs = [value.rpartition("=") for value in values]
     for (pattern, equals, _), value in zip(pairs, values, strict=True):
         if not (pattern and equals):
-            raise click.BadParameter(f"{value!r} is no file, and no PATTERN=NAME", ctx, param)
+            raise click.BadParameter(f"{value!r} is no file, and no PATTERN=NAME")
     return Renames.of(patterns=[(pattern, name) for pattern, _, name in pairs])
 
 
@@ -92,7 +86,7 @@ _CHANGES: dict[str, Any] = {
         "--keep",
         "Operators or nodes that --precision leaves in f32; names of nodes that --quantize leaves as they are.",
         multiple=True,
-        callback=_names,
+        read=_names,
         metavar="OPS",
     ),
     "quantize": options.choice("--quantize", "Quantise to fewer bits.", "int8-dynamic int8-static int4-weights"),
@@ -100,17 +94,16 @@ _CHANGES: dict[str, Any] = {
     "opset": options.whole("--opset", "Move to this ai.onnx opset.", least=1),
     "ir_version": options.whole("--ir-version", "Declare this IR version.", least=1),
     "dims": options.DIMS,
-    "free": options.option(
+    "free": options.mapping(
         "--free",
         "Open a fixed dim under this name, by default the first of every input. The result is run on two sizes.",
-        multiple=True,
-        metavar="NAME[=INPUT[AXIS],...]",
-        callback=_freed,
+        *("NAME[=INPUT[AXIS],...]", "([^=]+)=?(.*)", "batch=x[0],y[0]"),
+        read=lambda places: [place for place in places.split(",") if place],
     ),
     "simplify": options.flag("--simplify", "Fold constants, remove what does nothing, infer shapes."),
     **{
         side: options.option(
-            f"--cut-{side}", f"Cut: values that become the {side}.", multiple=True, callback=_names, metavar="NAMES"
+            f"--cut-{side}", f"Cut: values that become the {side}.", multiple=True, read=_names, metavar="NAMES"
         )
         for side in ("inputs", "outputs")
     },
@@ -122,13 +115,13 @@ _CHANGES: dict[str, Any] = {
         r"match becomes, as in 'model\.(.*)=\1'. Patterns may be repeated.",
         multiple=True,
         metavar="FILE|PATTERN=NAME",
-        callback=_renames,
+        read=_renames,
     ),
     "detach": options.option(
         "--detach",
         "Write the weights to this safetensors file beside an ONNX target, referred to.",
         metavar="NAME",
-        callback=_file_name,
+        read=_file_name,
     ),
     "external_data": options.option(
         "--external-data/--one-file",
