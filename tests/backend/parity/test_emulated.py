@@ -7,11 +7,12 @@ import numpy as np
 import onnx
 import pytest
 
-from rlx_ort.conversion.check import holds_bf16, with_f32_kernels
+from rlx_ort.conversion.check import with_f32_kernels
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.errors import RlxError
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.parity.compare import reference_run
+from rlx_ort.parity.metrics import dtypes_of
 
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(6)
@@ -84,6 +85,6 @@ def test_only_models_with_bf16_are_meant() -> None:
         '<ir_version: 10, opset_import: ["": 21]> m (float[4] x) => (float[4] y) '
         "{h = Cast <to = 16> (x) r = Relu (h) y = Cast <to = 1> (r)}"
     )
-    assert holds_bf16(model(PRODUCT))
-    assert holds_bf16(bundle_of(cast))
-    assert not holds_bf16(bundle_of(plain))
+    assert "bf16" in dtypes_of(model(PRODUCT))
+    assert "bf16" in dtypes_of(bundle_of(cast))
+    assert "bf16" not in dtypes_of(bundle_of(plain))
