@@ -91,12 +91,10 @@ def _measured(
 def _measured_for(
     model: Path, dims: dict[str, int], device: rlx_ort.Device, quick: bool
 ) -> rlx_ort.CalibrationProfile | rlx_ort.RlxError:
-    graph = options.read_model(model, dims)
-    packaged = options.read_packaged(model)
-    dims = dims if packaged is None else {**packaged[1].dims, **dims}
+    graph, settings = options.read_model(model, rlx_ort.CompileOptions(dims=dims))
     try:
         with progress(f"measuring {device.label} for {model.name}"):
-            return rlx_ort.calibrate(device, graph=graph, dims=dims, quick=quick)
+            return rlx_ort.calibrate(device, graph=graph, dims=settings.dims, quick=quick)
     except rlx_ort.RlxError as err:
         return err
 

@@ -159,12 +159,12 @@ def command(
         raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which decide what to write")
     from rlx_ort.conversion.convert import convert
     from rlx_ort.converters.bundle import bundle_from_graph
+    from rlx_ort.deploy.names import is_package
 
     as_json = given.pop("as_json")
     try:
         chosen = _options(given)
-        packaged = options.read_packaged(source)
-        model = source if packaged is None else bundle_from_graph(*packaged, str(source))
+        model = bundle_from_graph(*options.read_model(source), str(source)) if is_package(source) else source
         with steps() as shown:
             report = convert(model, target, chosen, on_step=shown.begin, on_bytes=shown.count)
     except rlx_ort.ParityError as err:

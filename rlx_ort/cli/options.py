@@ -419,45 +419,49 @@ def opened(
             if admit and package.index.verify_on_first_use:
                 admit_devices(package, runner)
         else:
-            graph = read_model(path, compile_options.dims)
+            graph, _ = read_model(path, compile_options)
             runner = rlx_ort.GraphDevices(graph, policy, compile_options, resilience=resilience)
         yield stack.enter_context(runner)
 
 
-def read_model(path: Path, dims: Iterable[str] = ()) -> rlx_ort.Graph:
-    """Return the graph of a model file or package, with a spinner while a large one is read.
+def read_model(
+    path: Path, compile_options: rlx_ort.CompileOptions | None = None, key: Path | None = None
+) -> tuple[rlx_ort.Graph, rlx_ort.CompileOptions]:
+    """Return the graph of a model or package, and the options, with the dims and precisions of a package.
+
+    The caller's dims and precisions come first. The key, or that of `RLX_PACKAGE_KEY`, must have signed a package. A
+    spinner is shown while a large model is read.
 
     Raises:
         ConversionError: the file is no model, is damaged, or its weight files are missing.
-        GraphVerifyError: the graph has no dim of one of the names in `dims`.
+        GraphVerifyError: the graph has no dim that the options name.
         PackageError: the package cannot be opened.
     """
     from rlx_ort.converters.files import load_graph
+    from rlx_ort.deploy.names import is_package, required_key
     from rlx_ort.ir.graph import check_dims
 
+    settings = compile_options or rlx_ort.CompileOptions()
+    dims = settings.dims
     with progress(f"reading {path}"):
-        packaged = read_packaged(path)
-        graph = load_graph(path, trusted_links=trusted_links()) if packaged is None else packaged[0]
+        if is_package(path):
+            from rlx_ort.deploy.open import options_of
+            from rlx_ort.deploy.package import Package
+
+            package = Package(path, key=required_key(key))  # closes itself when the weights are unused
+            graph, settings = package.graph(), options_of(package, settings)
+        else:
+            graph = load_graph(path, trusted_links=trusted_links())
     check_dims(graph, dims)
-    return graph
+    return graph, settings
 
 
-def read_packaged(
-    path: Path, compile_options: rlx_ort.CompileOptions | None = None
-) -> tuple[rlx_ort.Graph, rlx_ort.CompileOptions] | None:
-    """Return the graph of a package and the options with its dims and precisions; None for anything but a package.
-
-    The caller's dims and precisions come first. The key of `RLX_PACKAGE_KEY` must have signed the package.
+def read_inputs(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of an npz file, in the types of a model's inputs where npz has no such type.
 
     Raises:
-        PackageError: the package cannot be opened.
+        InputError: the file is no npz archive, is damaged, or holds pickled objects.
     """
-    from rlx_ort.deploy.names import is_package, required_key
+    from rlx_ort.cli.arrays import read_npz, to_declared_types
 
-    if not is_package(path):
-        return None
-    from rlx_ort.deploy.open import options_of
-    from rlx_ort.deploy.package import Package
-
-    package = Package(path, key=required_key(None))  # closes itself when the weights are unused
-    return package.graph(), options_of(package, compile_options)
+    return to_declared_types(read_npz(path), types)

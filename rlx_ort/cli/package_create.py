@@ -101,7 +101,7 @@ def create(
 
     The package appears complete or not at all, and the same model and options give the same bytes.
     """
-    from rlx_ort.cli.arrays import read_npz, to_model_types
+    from rlx_ort.cli.arrays import read_npz
     from rlx_ort.deploy.create import Recipe, create_package
     from rlx_ort.deploy.names import is_package
     from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel
@@ -109,9 +109,9 @@ def create(
     golden, expected, license_file = map(given.pop, ("golden", "expected", "license_file"))
     if len(expected) > len(golden):
         raise click.UsageError("each --expected belongs to a --golden")
-    graph = options.read_model(model, given["dims"])
+    graph, _ = options.read_model(model, rlx_ort.CompileOptions(dims=given["dims"]))
     cases = [
-        (to_model_types(read_npz(inputs), graph.inputs), None if outputs is None else read_npz(outputs))
+        (options.read_inputs(inputs, graph.input_types), None if outputs is None else read_npz(outputs))
         for inputs, outputs in zip_longest(golden, expected)
     ]
     if not given["variants"]:

@@ -144,7 +144,7 @@ def write_comparison(
 
     reports = []
     for model, device in zip(models, devices, strict=True):
-        graph, settings = options.read_packaged(model, compile_options) or (options.read_model(model), compile_options)
+        graph, settings = options.read_model(model, compile_options)
         dims = {**settings.dims, **dims_of(graph, feeds)}
         with progress(f"running {model.name} on {device.label}"):
             view, _ = view_of(graph, functools.partial(rlx_ort.Device, device), settings, feeds, dims)

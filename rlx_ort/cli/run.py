@@ -96,11 +96,10 @@ def command(
 
 
 def _feeds(graph: rlx_ort.Graph, path: Path | None, dims: Mapping[str, int]) -> Mapping[str, Any]:
-    from rlx_ort.cli.arrays import read_npz, to_model_types
     from rlx_ort.made_up import SEED
 
     if path is not None:
-        return to_model_types(read_npz(path), graph.inputs)
+        return options.read_inputs(path, graph.input_types)
     feeds, assumed = options.random_inputs(graph, dims)
     shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
     note(f"no --inputs: made up random ones with seed {SEED} ({shapes or 'the model takes none'})")

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort.cli.arrays import flattened, read_npz, storable, to_model_types, write_npz
+from rlx_ort.cli.arrays import flattened, read_npz, storable, to_declared_types, write_npz
 from rlx_ort.cli.show import replacing
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -34,7 +34,7 @@ def test_every_dtype_survives_a_file(tmp_path: Path, dtype: DType) -> None:
     g = Graph()
     g.add_node(_input("x", TensorType(dtype)), (), name="x")
     write_npz(tmp_path / "a.npz", {"x": array})
-    found = to_model_types(read_npz(tmp_path / "a.npz"), g.inputs)["x"]
+    found = to_declared_types(read_npz(tmp_path / "a.npz"), g.input_types)["x"]
     assert found.dtype == dtype.numpy
     np.testing.assert_array_equal(found.astype(np.complex128), array.astype(np.complex128))
 
@@ -45,7 +45,7 @@ def test_text_survives_a_file(tmp_path: Path) -> None:
     g.add_node(_input("x", TensorType(DType.STRING)), (), name="x")
     array = np.array(["a", "größer"], dtype=object)
     write_npz(tmp_path / "a.npz", {"x": array})
-    found = to_model_types(read_npz(tmp_path / "a.npz"), g.inputs)["x"]
+    found = to_declared_types(read_npz(tmp_path / "a.npz"), g.input_types)["x"]
     assert (found.dtype, found.tolist()) == (np.dtype(object), array.tolist())
 
 
