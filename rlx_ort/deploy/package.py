@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import re
 import threading
@@ -186,7 +187,7 @@ class Package:
         checks: list[Callable[[], None]] = [partial(self.check_file, name, progress) for name in self.index.files]
         checks += [self.tensor(name).check for name in self.index.tensors]
         with ThreadPoolExecutor(2) as pool:
-            for _ in pool.map(holding(_call), checks):  # holds no future, whose error would hold it
+            for _ in pool.map(holding(operator.call), checks):  # holds no future, whose error would hold it
                 pass
 
     def tensor(self, name: str) -> PackageTensor:
@@ -495,7 +496,3 @@ def _library() -> Any:
             f"install it with: {install_command('sign')}"
         ) from err
     return model_signing
-
-
-def _call(check: Callable[[], None]) -> None:
-    check()
