@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.bundle import ModelBundle
     from rlx_ort.parity.bisect import Divergence
     from rlx_ort.parity.compare import Comparison
-    from rlx_ort.parity.metrics import Difference, Tolerance
+    from rlx_ort.parity.metrics import Difference
     from rlx_ort.parity.opening import OrtFormatFile
 
 
@@ -54,7 +54,7 @@ def command(
     from rlx_ort.deploy.names import is_package
     from rlx_ort.parity.bisect import bisect
     from rlx_ort.parity.compare import compare
-    from rlx_ort.parity.metrics import dtypes_of, tolerance_for
+    from rlx_ort.parity.metrics import Tolerance, dtypes_of, tolerance_for
     from rlx_ort.parity.opening import OrtFormatFile
 
     parsed = [options.permitted(name) for name in devices or ("cpu",)]
@@ -63,7 +63,8 @@ def command(
     with progress(f"reading {a}"):
         first = _model(a, places[0], chosen)
         second = first if b is None and not is_package(a) else _model(b or a, places[1], chosen)
-    allowed = tolerance_of(tolerance) or tolerance_for(dtypes_of(first, second), other_device=places[0] != places[1])
+    usual = tolerance_for(dtypes_of(first, second), other_device=places[0] != places[1])
+    allowed = usual if tolerance is None else Tolerance(tolerance)
     types = {} if isinstance(first, OrtFormatFile) else first.input_types()
     inputs = None if inputs_path is None else options.read_inputs(inputs_path, types)
     with progress("running both"):
@@ -115,13 +116,6 @@ def _model(path: Path, device: rlx_ort.Device, chosen: rlx_ort.CompileOptions) -
         return as_model(path, options.trusted_links())
     graph, settings = options.read_model(path, chosen)
     return bundle_from_graph(graph, settings.on(device), str(path))
-
-
-def tolerance_of(relative: float | None) -> Tolerance | None:
-    """Return the tolerance of `--tolerance`, None if it is not given."""
-    from rlx_ort.parity.metrics import Tolerance
-
-    return None if relative is None else Tolerance(relative)
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:

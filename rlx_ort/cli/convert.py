@@ -11,7 +11,7 @@ import click
 
 import rlx_ort
 from rlx_ort.cli import options
-from rlx_ort.cli.compare import comparison_document, print_outputs, tolerance_of
+from rlx_ort.cli.compare import comparison_document, print_outputs
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, steps
 
 if TYPE_CHECKING:
@@ -192,11 +192,12 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
     if no_verify and given["free"]:
         raise click.UsageError("--no-verify excludes --free, which is checked by running two sizes")
     from rlx_ort.cli.arrays import read_npz
+    from rlx_ort.parity.metrics import Tolerance
 
     calibration = given.pop("calibration")
     return ConvertOptions(
         **given,
-        tolerance=tolerance_of(tolerance),
+        tolerance=None if tolerance is None else Tolerance(tolerance),
         device=None if device is None else options.permitted(device),
         calibration=None if calibration is None else read_npz(calibration),
         verify=not no_verify,
