@@ -15,13 +15,15 @@ from rlx_ort.cli.show import binary_size, counted, emit, note, print_facts
 from rlx_ort.storage import read_regular
 
 _PAIR = "([^=]+)=(.*)"
-_DEVICE_PRECISION = {
-    "metavar": "DEVICE:PRECISION",
-    "form": "(.+):(.+)",
-    "example": "cuda:f16",
-    "read": lambda text: rlx_ort.Precision(text),
-    "name_of": lambda name: rlx_ort.parse_device(name).label,
-}
+
+
+def _precisions(names: str, help: str) -> Any:
+    """Return the row of an option such as `cuda:f16`, whose value has a precision for the label of each device."""
+    return options.mapping(
+        *(names, help, "DEVICE:PRECISION", "(.+):(.+)", "cuda:f16"),
+        read=lambda text: rlx_ort.Precision(text),
+        name_of=lambda name: rlx_ort.parse_device(name).label,
+    )
 
 
 def _buckets(value: str | None) -> tuple[str, tuple[tuple[int, int], ...]] | None:
@@ -39,15 +41,12 @@ _SETTINGS: dict[str, Any] = {
     "name": options.option("--name", "The package's name; the model's by default.", default=""),
     "version": options.option("--version", "The package's version.", default="", metavar="TEXT"),
     "serial": options.whole("--serial", "A number that grows with each release.", default=0),
-    "variants": options.mapping(
-        "--variant",
-        "Give a device its own weights in a precision, as in cuda:f16; may be repeated. Default: cpu:f32.",
-        **_DEVICE_PRECISION,
+    "variants": _precisions(
+        "--variant", "Give a device its own weights in a precision, as in cuda:f16; may be repeated. Default: cpu:f32."
     ),
-    "precisions": options.mapping(
+    "precisions": _precisions(
         "--precision",
         "Run in a precision on a device, with weights that are rounded when they are loaded; may be repeated.",
-        **_DEVICE_PRECISION,
     ),
     "golden": options.file("--golden", "An npz file with inputs whose outputs are kept.", multiple=True),
     "expected": options.file(

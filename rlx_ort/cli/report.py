@@ -213,11 +213,6 @@ def _dispatch(
     return report if placement is None else merge_placement(report, placement)
 
 
-def _reason(row: dict[str, Any]) -> str:
-    """Return why a device is not here, without the remedy."""
-    return str(row["blocker"] or "").replace(f"; {row['remedy']}", "")
-
-
 def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
     from rlx_ort.calibration.features import DEFAULT_DIM
 
@@ -238,8 +233,8 @@ def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
             names.setdefault(row["same_as"], []).append(row["device"])
     for device, others in names.items():
         click.echo(f"other names of {device}: {', '.join(others)}")
-    away = [row for row in rows if not row["available"]]
-    print_rest("not here", [(row["device"], _reason(row), row["remedy"]) for row in away], all_rows)
+    away = [(row["device"], row["blocker"] or "", row["remedy"]) for row in rows if not row["available"]]
+    print_rest("not here", [(name, why.replace(f"; {remedy}", ""), remedy) for name, why, remedy in away], all_rows)
     options.note_shipped(row["device"] for row in here if (row["profile_source"] or "").startswith("default"))
     nameless = dict.fromkeys(name for row in rows for name in row["assumed_dims"] if name.endswith("]"))
     if nameless:
