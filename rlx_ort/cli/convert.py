@@ -165,8 +165,8 @@ def command(
     try:
         chosen = _options(given)
         model = bundle_from_graph(*options.read_model(source), str(source)) if is_package(source) else source
-        with steps() as shown:
-            report = convert(model, target, chosen, on_step=shown.begin, on_bytes=shown.count)
+        with steps() as (begin, count):
+            report = convert(model, target, chosen, on_step=begin, on_bytes=count)
     except rlx_ort.ParityError as err:
         if as_json and err.comparison is not None:
             print_json({"source": str(source), "target": None, "verification": comparison_document(err.comparison)})
