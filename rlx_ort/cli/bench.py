@@ -59,7 +59,7 @@ def command(
         for device in options.each_once(policy.allow or ()) if names else runner.devices():
             with progress(f"running on {device.label}"):
                 if faults:
-                    rows += _fault_rows(graph, runner.policy, device, feeds, runs)
+                    rows += _fault_rows(runner, device, feeds, runs)
                 else:
                     rows.append(_row(runner, device, feeds, runs))
         runner.close()  # a package stays open for the page
@@ -67,7 +67,7 @@ def command(
         if not faults:
             rows.sort(key=lambda row: (row["p50_ns"] is None, row["p50_ns"] or 0))
         if html or trace:
-            page.write_bench(html, trace, name, graph, runner.options, feeds, rows)
+            page.write_bench(html, trace, name, runner, feeds, rows)
     if plot is not None:
         from rlx_ort.cli.plots import draw
 
@@ -124,7 +124,7 @@ def _row(runner: rlx_ort.GraphDevices, device: rlx_ort.Device, feeds: Mapping[st
 
 
 def _fault_rows(
-    graph: rlx_ort.Graph, policy: rlx_ort.DevicePolicy, device: rlx_ort.Device, feeds: Mapping[str, Any], runs: int
+    given: rlx_ort.GraphDevices, device: rlx_ort.Device, feeds: Mapping[str, Any], runs: int
 ) -> list[dict[str, Any]]:
     """Let a device fail in each way; return the time of the run that meets the fault, and until the device is back."""
     from rlx_ort import environment
@@ -132,7 +132,7 @@ def _fault_rows(
 
     rows = []
     resilience = rlx_ort.Resilience(bridge=False, backoff_s=_BACKOFF_S)
-    runner = rlx_ort.GraphDevices(graph, policy, resilience=resilience)
+    runner = rlx_ort.GraphDevices(given.graph, given.policy, resilience=resilience)
     with runner, environment.override({"DEVICE": device.label}):
         runner.warm_all()  # so that no answer waits for a session that opens
         for fault, run in _FAULTS.items():
