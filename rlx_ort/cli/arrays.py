@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from rlx_ort.cli.show import replacing
 from rlx_ort.errors import InputError
-from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -122,11 +121,6 @@ def storable(array: Array) -> Array:
     if array.dtype.isbuiltin != _REGISTERED:
         return array
     return array.astype(np.int8 if "int" in array.dtype.name else np.float32)
-
-
-def to_model_types(arrays: Mapping[str, Array], inputs: Sequence[Value]) -> dict[str, Array]:
-    """Return arrays in the types of the model's inputs where npz has no such type; others stay as they are."""
-    return to_declared_types(arrays, {value.name: value.type for value in inputs})
 
 
 def to_declared_types(arrays: Mapping[str, Array], wanted: Mapping[str, ValueType]) -> dict[str, Array]:

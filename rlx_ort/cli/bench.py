@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -17,24 +18,14 @@ from rlx_ort.cli import options, page
 from rlx_ort.cli.show import binary_size, duration, emit, first_line, note, print_table, progress
 
 
-def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in values:
-        name, equals, sizes = text.rpartition("=")
-        pieces = [piece.strip() for piece in sizes.replace("x", ",").split(",") if piece.strip()]
-        if not (name and equals and all(piece.isascii() and piece.isdigit() for piece in pieces)):
-            raise click.BadParameter(f"{text!r} is not NAME=SIZES, as in image=1,3,224,224", ctx, param)
-        shapes[name] = tuple(map(int, pieces))
-    return shapes
-
-
 @options.command("bench")
 def command(
     model: Path = options.model(),
     names: str | None = options.devices("--device --devices --only", "Run on these; default: all that may run it."),
     runs: int = options.whole("--runs", "Timed runs on each device.", least=1, default=30),
-    shapes: dict[str, tuple[int, ...]] = options.option(
-        "--shape", "An input's sizes.", multiple=True, metavar="NAME=SIZES", callback=_parse_shapes
+    shapes: dict[str, tuple[int, ...]] = options.mapping(
+        *("--shape", "An input's sizes.", "NAME=SIZES", "(.+)=([0-9x, ]*)", "image=1,3,224,224"),
+        read=lambda sizes: tuple(map(int, re.findall("[0-9]+", sizes))),
     ),
     dims: dict[str, int] = options.DIMS,
     plot: Path | None = page.plot("rooflines, and predicted against measured times, to this file"),
@@ -68,7 +59,7 @@ def command(
         for device in options.each_once(policy.allow or ()) if names else runner.devices():
             with progress(f"running on {device.label}"):
                 if faults:
-                    rows += _fault_rows(graph, runner.policy, device, feeds, runs)
+                    rows += _fault_rows(runner, device, feeds, runs)
                 else:
                     rows.append(_row(runner, device, feeds, runs))
         runner.close()  # a package stays open for the page
@@ -76,7 +67,7 @@ def command(
         if not faults:
             rows.sort(key=lambda row: (row["p50_ns"] is None, row["p50_ns"] or 0))
         if html or trace:
-            page.write_bench(html, trace, name, graph, runner.options, feeds, rows)
+            page.write_bench(html, trace, name, runner, feeds, rows)
     if plot is not None:
         from rlx_ort.cli.plots import draw
 
@@ -133,7 +124,7 @@ def _row(runner: rlx_ort.GraphDevices, device: rlx_ort.Device, feeds: Mapping[st
 
 
 def _fault_rows(
-    graph: rlx_ort.Graph, policy: rlx_ort.DevicePolicy, device: rlx_ort.Device, feeds: Mapping[str, Any], runs: int
+    given: rlx_ort.GraphDevices, device: rlx_ort.Device, feeds: Mapping[str, Any], runs: int
 ) -> list[dict[str, Any]]:
     """Let a device fail in each way; return the time of the run that meets the fault, and until the device is back."""
     from rlx_ort import environment
@@ -141,7 +132,7 @@ def _fault_rows(
 
     rows = []
     resilience = rlx_ort.Resilience(bridge=False, backoff_s=_BACKOFF_S)
-    runner = rlx_ort.GraphDevices(graph, policy, resilience=resilience)
+    runner = rlx_ort.GraphDevices(given.graph, given.policy, resilience=resilience)
     with runner, environment.override({"DEVICE": device.label}):
         runner.warm_all()  # so that no answer waits for a session that opens
         for fault, run in _FAULTS.items():

@@ -131,17 +131,11 @@ def explain_entry(
 
 
 def _key_of(path: Path, name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
-    from rlx_ort.deploy.names import is_package
-    from rlx_ort.deploy.open import runner_of
     from rlx_ort.execution.session import key_of_graph
 
-    device, settings = rlx_ort.parse_device(name), rlx_ort.CompileOptions(dims=dims)
-    if is_package(path):
-        from rlx_ort.deploy.package import Package
-
-        with Package(path, key=key) as package, runner_of(package, options=settings) as runner:
-            return key_of_graph(runner.graph, device, runner.options)
-    return key_of_graph(options.read_model(path, dims), device, settings)
+    device = rlx_ort.parse_device(name)
+    graph, settings = options.read_model(path, rlx_ort.CompileOptions(dims=dims), key)
+    return key_of_graph(graph, device, settings)
 
 
 def _print(report: Explanation) -> None:

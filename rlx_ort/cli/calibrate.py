@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
 import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.show import duration, emit, note, print_table, progress
+
+_Measured: TypeAlias = "rlx_ort.CalibrationProfile | rlx_ort.RlxError"
 
 
 @options.command("calibrate")
@@ -51,17 +53,13 @@ def command(
     _check_kept(profiles)
 
 
-def _check_kept(profiles: Mapping[rlx_ort.Device, rlx_ort.CalibrationProfile | rlx_ort.RlxError]) -> None:
+def _check_kept(profiles: Mapping[rlx_ort.Device, _Measured]) -> None:
     """Raise `WriteError` if a profile could not be written, which leaves nothing behind when the command ends."""
     from rlx_ort.calibration import store
     from rlx_ort.storage import cache_root
 
-    lost = [
-        at.label
-        for at, profile in profiles.items()
-        if not isinstance(profile, rlx_ort.RlxError) and not store.kept(profile)
-    ]
-    if lost:
+    measured = [(at, row) for at, row in profiles.items() if not isinstance(row, rlx_ort.RlxError)]
+    if lost := [at.label for at, profile in measured if not store.kept(profile)]:
         hint = "check the folder and its rights, or name another in RLX_CACHE_DIR"
         raise rlx_ort.WriteError(f"the calibration of {', '.join(lost)} cannot be written to {cache_root()}; {hint}")
 
@@ -74,9 +72,7 @@ def _here() -> list[rlx_ort.Device]:
     return options.each_once((at for at in known if is_available(at) and is_selectable(at)), named=False)
 
 
-def _measured(
-    devices: Iterable[rlx_ort.Device], quick: bool
-) -> dict[rlx_ort.Device, rlx_ort.CalibrationProfile | rlx_ort.RlxError]:
+def _measured(devices: Iterable[rlx_ort.Device], quick: bool) -> dict[rlx_ort.Device, _Measured]:
     from rlx_ort.calibration.calibrate import calibrate_together
 
     with progress("measuring") as shown:
@@ -88,27 +84,23 @@ def _measured(
         return calibrate_together(devices, quick=quick, progress=shown_progress)
 
 
-def _measured_for(
-    model: Path, dims: dict[str, int], device: rlx_ort.Device, quick: bool
-) -> rlx_ort.CalibrationProfile | rlx_ort.RlxError:
-    graph = options.read_model(model, dims)
-    packaged = options.read_packaged(model)
-    dims = dims if packaged is None else {**packaged[1].dims, **dims}
+def _measured_for(model: Path, dims: dict[str, int], device: rlx_ort.Device, quick: bool) -> _Measured:
+    graph, settings = options.read_model(model, rlx_ort.CompileOptions(dims=dims))
     try:
         with progress(f"measuring {device.label} for {model.name}"):
-            return rlx_ort.calibrate(device, graph=graph, dims=dims, quick=quick)
+            return rlx_ort.calibrate(device, graph=graph, dims=settings.dims, quick=quick)
     except rlx_ort.RlxError as err:
         return err
 
 
-def _stored(device: rlx_ort.Device) -> rlx_ort.CalibrationProfile | rlx_ort.RlxError:
+def _stored(device: rlx_ort.Device) -> _Measured:
     from rlx_ort.calibration import store
 
     stored = store.find(device)
     return stored.profile or rlx_ort.CalibrationError(f"{device.display}: {stored.reason}")
 
 
-def _row(device: rlx_ort.Device, profile: rlx_ort.CalibrationProfile | rlx_ort.RlxError) -> dict[str, Any]:
+def _row(device: rlx_ort.Device, profile: _Measured) -> dict[str, Any]:
     from rlx_ort.calibration.model import MeasuredCostModel
 
     if isinstance(profile, rlx_ort.RlxError):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.bundle import ModelBundle
     from rlx_ort.parity.bisect import Divergence
     from rlx_ort.parity.compare import Comparison
-    from rlx_ort.parity.metrics import Difference, Tolerance
+    from rlx_ort.parity.metrics import Difference
     from rlx_ort.parity.opening import OrtFormatFile
 
 
@@ -54,7 +54,7 @@ def command(
     from rlx_ort.deploy.names import is_package
     from rlx_ort.parity.bisect import bisect
     from rlx_ort.parity.compare import compare
-    from rlx_ort.parity.metrics import dtypes_of, tolerance_for
+    from rlx_ort.parity.metrics import Tolerance, dtypes_of, tolerance_for
     from rlx_ort.parity.opening import OrtFormatFile
 
     parsed = [options.permitted(name) for name in devices or ("cpu",)]
@@ -63,8 +63,10 @@ def command(
     with progress(f"reading {a}"):
         first = _model(a, places[0], chosen)
         second = first if b is None and not is_package(a) else _model(b or a, places[1], chosen)
-    allowed = tolerance_of(tolerance) or tolerance_for(dtypes_of(first, second), other_device=places[0] != places[1])
-    inputs = _inputs(inputs_path, first)
+    usual = tolerance_for(dtypes_of(first, second), other_device=places[0] != places[1])
+    allowed = usual if tolerance is None else Tolerance(tolerance)
+    types = {} if isinstance(first, OrtFormatFile) else first.input_types()
+    inputs = None if inputs_path is None else options.read_inputs(inputs_path, types)
     with progress("running both"):
         comparison = compare(
             first, second, devices=places, inputs=inputs, dims=dims, tolerance=allowed, options=chosen, seed=seed
@@ -107,30 +109,13 @@ def command(
 def _model(path: Path, device: rlx_ort.Device, chosen: rlx_ort.CompileOptions) -> ModelBundle | OrtFormatFile:
     """Return the model of a file as it is, or that of a package as it runs on the device."""
     from rlx_ort.converters.bundle import bundle_from_graph
+    from rlx_ort.deploy.names import is_package
     from rlx_ort.parity.opening import as_model
 
-    packaged = options.read_packaged(path, chosen)
-    if packaged is None:
+    if not is_package(path):
         return as_model(path, options.trusted_links())
-    graph, settings = packaged
+    graph, settings = options.read_model(path, chosen)
     return bundle_from_graph(graph, settings.on(device), str(path))
-
-
-def _inputs(path: Path | None, model: Any) -> dict[str, Any] | None:
-    """Return the arrays of an npz file, in the types of the model where npz has no such type."""
-    if path is None:
-        return None
-    from rlx_ort.cli.arrays import read_npz, to_declared_types
-
-    types = model.input_types() if hasattr(model, "input_types") else {}
-    return to_declared_types(read_npz(path), types)
-
-
-def tolerance_of(relative: float | None) -> Tolerance | None:
-    """Return the tolerance of `--tolerance`, None if it is not given."""
-    from rlx_ort.parity.metrics import Tolerance
-
-    return None if relative is None else Tolerance(relative)
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
@@ -188,18 +173,14 @@ def _print_divergence(divergence: Divergence | None) -> None:
     if divergence is None:
         print_facts([("first node that differs", "none: every value inside is within the tolerance")])
         return
-    gap = divergence.found
     facts: list[tuple[str, object]] = [
         ("first node that differs", f"{divergence.node} ({divergence.op_type})"),
         ("its output", divergence.output),
     ]
     if (divergence.other_node, divergence.other_output) != (divergence.node, divergence.output):
         facts.append(("in the other model", f"{divergence.other_node}, output {divergence.other_output}"))
-    if gap.shapes is not None:
-        facts.append(("difference", f"shape {list(gap.shapes[0])} against {list(gap.shapes[1])}"))
-    else:
-        figures = f"relative L2 {gap.relative_l2:.3g}, max abs {gap.max_abs:.3g}, {divergence.before:.3g} before it"
-        facts.append(("difference", figures))
+    before = "" if divergence.found.shapes is not None else f"; relative L2 {divergence.before:.3g} before it"
+    facts.append(("difference", f"{divergence.found}{before}"))
     facts += [("cause", cause) for cause in divergence.causes] or [("cause", "same operator, attributes and weights")]
     if divergence.between:
         shown = ", ".join(divergence.between[:5]) + (", ..." if len(divergence.between) > 5 else "")

@@ -11,7 +11,7 @@ import click
 
 import rlx_ort
 from rlx_ort.cli import options
-from rlx_ort.cli.compare import comparison_document, print_outputs, tolerance_of
+from rlx_ort.cli.compare import comparison_document, print_outputs
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, steps
 
 if TYPE_CHECKING:
@@ -41,25 +41,19 @@ _STEP_FACTS = {
 """Step -> labels and fields of its report that are printed, beyond size, nodes, opset and dtypes."""
 
 
-def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+def _names(values: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of options that may be repeated and may hold commas."""
     return tuple(name for value in values for name in value.split(",") if name)
 
 
-def _file_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def _file_name(value: str | None) -> str | None:
     """Return the name of a file beside the target; one with a folder or drive is refused on every system."""
     if value is not None and (value in ("", "..") or PureWindowsPath(value).name != value):
-        raise click.BadParameter(f"{value!r} is not the name of a file; it is written beside the target", ctx, param)
+        raise click.BadParameter(f"{value!r} is not the name of a file; it is written beside the target")
     return value
 
 
-def _freed(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the name of each dim to open and its places, none for the first of every input."""
-    pairs = [value.partition("=") for value in values]
-    return {name: [place for place in places.split(",") if place] for name, _, places in pairs}
-
-
-def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Renames | None:
+def _renames(values: tuple[str, ...]) -> Renames | None:
     """Return the renames of a file or of patterns; None where neither is given."""
     if not values:
         return None
@@ -70,7 +64,7 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     pairs = [value.rpartition("=") for value in values]
     for (pattern, equals, _), value in zip(pairs, values, strict=True):
         if not (pattern and equals):
-            raise click.BadParameter(f"{value!r} is no file, and no PATTERN=NAME", ctx, param)
+            raise click.BadParameter(f"{value!r} is no file, and no PATTERN=NAME")
     return Renames.of(patterns=[(pattern, name) for pattern, _, name in pairs])
 
 
@@ -92,7 +86,7 @@ _CHANGES: dict[str, Any] = {
         "--keep",
         "Operators or nodes that --precision leaves in f32; names of nodes that --quantize leaves as they are.",
         multiple=True,
-        callback=_names,
+        read=_names,
         metavar="OPS",
     ),
     "quantize": options.choice("--quantize", "Quantise to fewer bits.", "int8-dynamic int8-static int4-weights"),
@@ -100,17 +94,16 @@ _CHANGES: dict[str, Any] = {
     "opset": options.whole("--opset", "Move to this ai.onnx opset.", least=1),
     "ir_version": options.whole("--ir-version", "Declare this IR version.", least=1),
     "dims": options.DIMS,
-    "free": options.option(
+    "free": options.mapping(
         "--free",
         "Open a fixed dim under this name, by default the first of every input. The result is run on two sizes.",
-        multiple=True,
-        metavar="NAME[=INPUT[AXIS],...]",
-        callback=_freed,
+        *("NAME[=INPUT[AXIS],...]", "([^=]+)=?(.*)", "batch=x[0],y[0]"),
+        read=lambda places: [place for place in places.split(",") if place],
     ),
     "simplify": options.flag("--simplify", "Fold constants, remove what does nothing, infer shapes."),
     **{
         side: options.option(
-            f"--cut-{side}", f"Cut: values that become the {side}.", multiple=True, callback=_names, metavar="NAMES"
+            f"--cut-{side}", f"Cut: values that become the {side}.", multiple=True, read=_names, metavar="NAMES"
         )
         for side in ("inputs", "outputs")
     },
@@ -122,13 +115,13 @@ _CHANGES: dict[str, Any] = {
         r"match becomes, as in 'model\.(.*)=\1'. Patterns may be repeated.",
         multiple=True,
         metavar="FILE|PATTERN=NAME",
-        callback=_renames,
+        read=_renames,
     ),
     "detach": options.option(
         "--detach",
         "Write the weights to this safetensors file beside an ONNX target, referred to.",
         metavar="NAME",
-        callback=_file_name,
+        read=_file_name,
     ),
     "external_data": options.option(
         "--external-data/--one-file",
@@ -166,14 +159,14 @@ def command(
         raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which decide what to write")
     from rlx_ort.conversion.convert import convert
     from rlx_ort.converters.bundle import bundle_from_graph
+    from rlx_ort.deploy.names import is_package
 
     as_json = given.pop("as_json")
     try:
         chosen = _options(given)
-        packaged = options.read_packaged(source)
-        model = source if packaged is None else bundle_from_graph(*packaged, str(source))
-        with steps() as shown:
-            report = convert(model, target, chosen, on_step=shown.begin, on_bytes=shown.count)
+        model = bundle_from_graph(*options.read_model(source), str(source)) if is_package(source) else source
+        with steps() as (begin, count):
+            report = convert(model, target, chosen, on_step=begin, on_bytes=count)
     except rlx_ort.ParityError as err:
         if as_json and err.comparison is not None:
             print_json({"source": str(source), "target": None, "verification": comparison_document(err.comparison)})
@@ -199,11 +192,12 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
     if no_verify and given["free"]:
         raise click.UsageError("--no-verify excludes --free, which is checked by running two sizes")
     from rlx_ort.cli.arrays import read_npz
+    from rlx_ort.parity.metrics import Tolerance
 
     calibration = given.pop("calibration")
     return ConvertOptions(
         **given,
-        tolerance=tolerance_of(tolerance),
+        tolerance=None if tolerance is None else Tolerance(tolerance),
         device=None if device is None else options.permitted(device),
         calibration=None if calibration is None else read_npz(calibration),
         verify=not no_verify,

@@ -22,13 +22,13 @@ _COLUMNS = (
 _BY = {"genai": "onnxruntime-genai", "rlx_ort": "the decode loop of rlx_ort"}
 
 
-def _ids(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int] | None:
+def _ids(text: str | None) -> list[int] | None:
     if text is None:
         return None
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
-        raise click.BadParameter(f"{text!r} are no tokens, as in 12,7,430", ctx, param) from None
+        raise click.BadParameter(f"{text!r} are no tokens, as in 12,7,430") from None
 
 
 @options.command("genai")
@@ -55,7 +55,7 @@ def command(
     ),
     prompt: str | None = options.option("--prompt", "Let the model go on from this text."),
     ids: list[int] | None = options.option(
-        "--ids", "Let the model go on from these tokens, as in 12,7,430.", callback=_ids, metavar="TOKENS"
+        "--ids", "Let the model go on from these tokens, as in 12,7,430.", read=_ids, metavar="TOKENS"
     ),
     trusted: tuple[Path, ...] = options.TRUST_LINKS,
     all_rows: bool = options.ALL_ROWS,

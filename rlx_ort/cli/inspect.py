@@ -18,7 +18,7 @@ def command(model: Path = options.model(), as_json: bool = options.AS_JSON) -> N
 
     Its inputs, outputs, parameters, operators, named dims, and the opset it is exported at.
     """
-    graph = options.read_model(model)
+    graph, _ = options.read_model(model)
     with progress("exporting to the form that sessions get"):
         document = {"model": str(model), **_describe(graph)}
     emit(document, as_json, _print)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,12 +73,20 @@ class _Row:
         return given[0] if self.convert is None else self.convert(*given)
 
 
-def option(names: str, help: str, cls: type[click.Option] = click.Option, **settings: Any) -> Any:
+def option(
+    names: str,
+    help: str,
+    cls: type[click.Option] = click.Option,
+    read: Callable[[Any], object] | None = None,
+    **settings: Any,
+) -> Any:
     """Return the row of an option: its names, its help, and the other arguments of `click.Option`.
 
-    A default is shown unless it is 0 or empty.
+    A default is shown unless it is 0 or empty. `read` makes the value; a `click.BadParameter` of it names the option.
     """
     settings = {"show_default": bool(settings.get("default")), **settings}
+    if read is not None:
+        settings["callback"] = lambda ctx, param, value: read(value)
     return _Row({"": lambda field: cls([*names.split(), field], help=help, **settings)})
 
 
@@ -119,6 +128,41 @@ def file(names: str, help: str, **settings: Any) -> Any:
 def written(names: str, help: str) -> Any:
     """Return the row of an option that names a file to write."""
     return option(names, help, type=WRITTEN)
+
+
+def mapping(
+    names: str,
+    help: str,
+    metavar: str,
+    form: str,
+    example: str,
+    read: Callable[[str], Any] = str,
+    name_of: Callable[[str], str] = str,
+) -> Any:
+    """Return the row of an option that is repeated for each name; its value is the dict of names and values.
+
+    `form` is a regular expression with a group for the name and one for the value, of which `name_of` and `read` make
+    the entry. Another form, and a `ValueError` of `read`, are wrong usage.
+    """
+
+    def collected(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for text in texts:
+            match = re.fullmatch(form, text, re.DOTALL)
+            if match is None:
+                raise click.BadParameter(f"{text!r} is not {metavar}, as in {example}")
+            name = name_of(match[1])
+            if "=" in name and "," in name:
+                raise click.BadParameter(f"{text!r} has several names; repeat {param.opts[0]} for each")
+            try:
+                value = read(match[2])
+            except ValueError as err:
+                raise click.BadParameter(f"{text!r} is not {metavar}, as in {example}: {err}") from err
+            if values.setdefault(name, value) != value:
+                raise click.BadParameter(f"{name!r} is given twice, as {values[name]} and {value}")
+        return values
+
+    return option(names, help, metavar=metavar, multiple=True, callback=collected)
 
 
 def devices(names: str, help: str, **settings: Any) -> Any:
@@ -163,20 +207,7 @@ class Aliased(click.Option):
             self.opts = names
 
 
-def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for text in values:
-        name, equals, size = text.rpartition("=")
-        if "=" in name and "," in name:
-            raise click.BadParameter(f"{text!r} has several dims; repeat --dim for each", ctx, param)
-        if not (name and equals and size.isascii() and size.isdigit()):
-            raise click.BadParameter(f"{text!r} is not NAME=SIZE with a whole number, as in batch=4", ctx, param)
-        if sizes.setdefault(name, int(size)) != int(size):
-            raise click.BadParameter(f"{name!r} is given twice, as {sizes[name]} and {size}", ctx, param)
-    return sizes
-
-
-def _required_key(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+def _required_key(value: Path | None) -> Path | None:
     """Refuse an empty `RLX_PACKAGE_KEY`, which click takes for an unset one."""
     from rlx_ort.deploy.names import required_key
 
@@ -187,8 +218,8 @@ def _required_key(ctx: click.Context, param: click.Parameter, value: Path | None
 _TRUSTED = "rlx_ort.trusted_links"
 
 
-def _keep_trusted(ctx: click.Context, param: click.Parameter, folders: tuple[Path, ...]) -> tuple[Path, ...]:
-    ctx.meta[_TRUSTED] = folders
+def _keep_trusted(folders: tuple[Path, ...]) -> tuple[Path, ...]:
+    click.get_current_context().meta[_TRUSTED] = folders
     return folders
 
 
@@ -202,16 +233,14 @@ AS_JSON: Any = flag("--json", "Print one JSON document on stdout and nothing els
 
 ALL_ROWS: Any = flag("--all", "Show what the devices need that are not here.")
 
-DIMS: Any = option(
-    "--dim", "Fix a named dim; may be repeated.", multiple=True, metavar="NAME=SIZE", callback=_parse_dims
-)
+DIMS: Any = mapping("--dim", "Fix a named dim; may be repeated.", "NAME=SIZE", "(.+)=([0-9]+)", "batch=4", int)
 """The sizes of named dims."""
 
 KEY: Any = file(
     "--key",
     "A PEM file with the public key that must have signed the package. Default: RLX_PACKAGE_KEY.",
     envvar="RLX_PACKAGE_KEY",
-    callback=_required_key,
+    read=_required_key,
 )
 
 OUTPUTS: Any = written(
@@ -225,7 +254,7 @@ TRUST_LINKS: Any = option(
     multiple=True,
     metavar="FOLDER",
     type=FOLDER,
-    callback=_keep_trusted,
+    read=_keep_trusted,
 )
 """Folders, which `trusted_links` returns as well."""
 
@@ -390,45 +419,49 @@ def opened(
             if admit and package.index.verify_on_first_use:
                 admit_devices(package, runner)
         else:
-            graph = read_model(path, compile_options.dims)
+            graph, _ = read_model(path, compile_options)
             runner = rlx_ort.GraphDevices(graph, policy, compile_options, resilience=resilience)
         yield stack.enter_context(runner)
 
 
-def read_model(path: Path, dims: Iterable[str] = ()) -> rlx_ort.Graph:
-    """Return the graph of a model file or package, with a spinner while a large one is read.
+def read_model(
+    path: Path, compile_options: rlx_ort.CompileOptions | None = None, key: Path | None = None
+) -> tuple[rlx_ort.Graph, rlx_ort.CompileOptions]:
+    """Return the graph of a model or package, and the options, with the dims and precisions of a package.
+
+    The caller's dims and precisions come first. The key, or that of `RLX_PACKAGE_KEY`, must have signed a package. A
+    spinner is shown while a large model is read.
 
     Raises:
         ConversionError: the file is no model, is damaged, or its weight files are missing.
-        GraphVerifyError: the graph has no dim of one of the names in `dims`.
+        GraphVerifyError: the graph has no dim that the options name.
         PackageError: the package cannot be opened.
     """
     from rlx_ort.converters.files import load_graph
+    from rlx_ort.deploy.names import is_package, required_key
     from rlx_ort.ir.graph import check_dims
 
+    settings = compile_options or rlx_ort.CompileOptions()
+    dims = settings.dims
     with progress(f"reading {path}"):
-        packaged = read_packaged(path)
-        graph = load_graph(path, trusted_links=trusted_links()) if packaged is None else packaged[0]
+        if is_package(path):
+            from rlx_ort.deploy.open import options_of
+            from rlx_ort.deploy.package import Package
+
+            package = Package(path, key=required_key(key))  # closes itself when the weights are unused
+            graph, settings = package.graph(), options_of(package, settings)
+        else:
+            graph = load_graph(path, trusted_links=trusted_links())
     check_dims(graph, dims)
-    return graph
+    return graph, settings
 
 
-def read_packaged(
-    path: Path, compile_options: rlx_ort.CompileOptions | None = None
-) -> tuple[rlx_ort.Graph, rlx_ort.CompileOptions] | None:
-    """Return the graph of a package and the options with its dims and precisions; None for anything but a package.
-
-    The caller's dims and precisions come first. The key of `RLX_PACKAGE_KEY` must have signed the package.
+def read_inputs(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of an npz file, in the types of a model's inputs where npz has no such type.
 
     Raises:
-        PackageError: the package cannot be opened.
+        InputError: the file is no npz archive, is damaged, or holds pickled objects.
     """
-    from rlx_ort.deploy.names import is_package, required_key
+    from rlx_ort.cli.arrays import read_npz, to_declared_types
 
-    if not is_package(path):
-        return None
-    from rlx_ort.deploy.open import options_of
-    from rlx_ort.deploy.package import Package
-
-    package = Package(path, key=required_key(None))  # closes itself when the weights are unused
-    return package.graph(), options_of(package, compile_options)
+    return to_declared_types(read_npz(path), types)

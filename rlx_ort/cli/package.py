@@ -85,10 +85,8 @@ def _feeds(
     package: Package, graph: rlx_ort.Graph, path: Path | None, dims: dict[str, int]
 ) -> tuple[Mapping[str, Any], str]:
     """Return the inputs, and where they come from."""
-    from rlx_ort.cli.arrays import read_npz, to_model_types
-
     if path is not None:
-        return to_model_types(read_npz(path), graph.inputs), str(path)
+        return options.read_inputs(path, graph.input_types), str(path)
     if package.cases:
         return package.arrays(package.cases[0].inputs), "golden case 0"
     feeds, assumed = options.random_inputs(graph, {**package.index.dims, **dims})

@@ -14,50 +14,26 @@ from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, counted, emit, note, print_facts
 from rlx_ort.storage import read_regular
 
-
-def _precisions(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, rlx_ort.Precision]:
-    """Return device label -> precision of texts such as `cuda:f16`."""
-    precisions: dict[str, rlx_ort.Precision] = {}
-    names = [item.value for item in rlx_ort.Precision]
-    for text in values:
-        device, colon, precision = text.rpartition(":")
-        if not colon or precision not in names:
-            raise click.BadParameter(f"{text!r} is not DEVICE:PRECISION with one of {', '.join(names)}", ctx, param)
-        label = rlx_ort.parse_device(device).label
-        if label in precisions:
-            raise click.BadParameter(f"{label} is given twice", ctx, param)
-        precisions[label] = rlx_ort.Precision(precision)
-    return precisions
+_PAIR = "([^=]+)=(.*)"
 
 
-def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in values:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise click.BadParameter(f"{text!r} is not KEY=TEXT", ctx, param)
-        if pairs.setdefault(key, value) != value:
-            raise click.BadParameter(f"{key!r} is given twice, as {pairs[key]!r} and {value!r}", ctx, param)
-    return pairs
+def _precisions(names: str, help: str) -> Any:
+    """Return the row of an option such as `cuda:f16`, whose value has a precision for the label of each device."""
+    return options.mapping(
+        *(names, help, "DEVICE:PRECISION", "(.+):(.+)", "cuda:f16"),
+        read=lambda text: rlx_ort.Precision(text),
+        name_of=lambda name: rlx_ort.parse_device(name).label,
+    )
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
-    try:
-        return {key: float(value) for key, value in _pairs(ctx, param, values).items()}
-    except ValueError as err:
-        raise click.BadParameter(f"{err}; it is PRECISION=NUMBER, as in f16=0.02", ctx, param) from err
-
-
-def _buckets(
-    ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[str, tuple[tuple[int, int], ...]] | None:
+def _buckets(value: str | None) -> tuple[str, tuple[tuple[int, int], ...]] | None:
     """Return the dim and the half-open ranges of a text such as `tokens=1:65,65:257`."""
     if value is None:
         return None
     dim, _, text = value.partition("=")
     pairs = [part.split(":") for part in text.split(",")]
     if not dim or not all(len(pair) == 2 and all(end.isascii() and end.isdigit() for end in pair) for pair in pairs):
-        raise click.BadParameter(f"{value!r} is not DIM=FROM:TO,..., as in tokens=1:65,65:257", ctx, param)
+        raise click.BadParameter(f"{value!r} is not DIM=FROM:TO,..., as in tokens=1:65,65:257")
     return dim, tuple((int(first), int(last)) for first, last in pairs)
 
 
@@ -65,19 +41,12 @@ _SETTINGS: dict[str, Any] = {
     "name": options.option("--name", "The package's name; the model's by default.", default=""),
     "version": options.option("--version", "The package's version.", default="", metavar="TEXT"),
     "serial": options.whole("--serial", "A number that grows with each release.", default=0),
-    "variants": options.option(
-        "--variant",
-        "Give a device its own weights in a precision, as in cuda:f16; may be repeated. Default: cpu:f32.",
-        multiple=True,
-        metavar="DEVICE:PRECISION",
-        callback=_precisions,
+    "variants": _precisions(
+        "--variant", "Give a device its own weights in a precision, as in cuda:f16; may be repeated. Default: cpu:f32."
     ),
-    "precisions": options.option(
+    "precisions": _precisions(
         "--precision",
         "Run in a precision on a device, with weights that are rounded when they are loaded; may be repeated.",
-        multiple=True,
-        metavar="DEVICE:PRECISION",
-        callback=_precisions,
     ),
     "golden": options.file("--golden", "An npz file with inputs whose outputs are kept.", multiple=True),
     "expected": options.file(
@@ -85,12 +54,10 @@ _SETTINGS: dict[str, Any] = {
         "An npz file with the outputs for the --golden of the same place; by default the CPU computes them.",
         multiple=True,
     ),
-    "tolerances": options.option(
+    "tolerances": options.mapping(
         "--tolerance",
         "The largest error of golden outputs in a precision, relative to the largest value, as in f16=0.02.",
-        multiple=True,
-        metavar="PRECISION=NUMBER",
-        callback=_numbers,
+        *("PRECISION=NUMBER", _PAIR, "f16=0.02", float),
     ),
     "verify_on_first_use": options.flag("--verify-on-first-use", "Run the golden inputs on each new machine."),
     "policy": options.policy(from_env=False),  # the variables of this machine are no part of a package
@@ -102,23 +69,17 @@ _SETTINGS: dict[str, Any] = {
         "--buckets",
         "Ranges of lengths of a named dim that share a compiled graph, ends not included, as in tokens=1:65,65:257.",
         metavar="DIM=FROM:TO,...",
-        callback=_buckets,
+        read=_buckets,
     ),
     "license": options.option("--license", "The licence, as in Apache-2.0.", default="", metavar="SPDX"),
     "license_file": options.file("--license-file", "A file with the licence's text, to be packed."),
-    "provenance": options.option(
-        "--provenance",
-        "Where the model comes from; may be repeated.",
-        multiple=True,
-        metavar="KEY=TEXT",
-        callback=_pairs,
+    "provenance": options.mapping(
+        *("--provenance", "Where the model comes from; may be repeated.", "KEY=TEXT", _PAIR, "author=somebody")
     ),
-    "requires": options.option(
+    "requires": options.mapping(
         "--require",
         "The lowest version of rlx_ort or onnxruntime, as in onnxruntime=1.31; may be repeated.",
-        multiple=True,
-        metavar="NAME=VERSION",
-        callback=_pairs,
+        *("NAME=VERSION", _PAIR, "onnxruntime=1.31"),
     ),
     "as_json": options.AS_JSON,
 }
@@ -139,7 +100,7 @@ def create(
 
     The package appears complete or not at all, and the same model and options give the same bytes.
     """
-    from rlx_ort.cli.arrays import read_npz, to_model_types
+    from rlx_ort.cli.arrays import read_npz
     from rlx_ort.deploy.create import Recipe, create_package
     from rlx_ort.deploy.names import is_package
     from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel
@@ -147,9 +108,9 @@ def create(
     golden, expected, license_file = map(given.pop, ("golden", "expected", "license_file"))
     if len(expected) > len(golden):
         raise click.UsageError("each --expected belongs to a --golden")
-    graph = options.read_model(model, given["dims"])
+    graph, _ = options.read_model(model, rlx_ort.CompileOptions(dims=given["dims"]))
     cases = [
-        (to_model_types(read_npz(inputs), graph.inputs), None if outputs is None else read_npz(outputs))
+        (options.read_inputs(inputs, graph.input_types), None if outputs is None else read_npz(outputs))
         for inputs, outputs in zip_longest(golden, expected)
     ]
     if not given["variants"]:

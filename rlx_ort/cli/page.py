@@ -48,9 +48,9 @@ def plot(what: str) -> Any:
 
 
 def views_of(
-    graph: rlx_ort.Graph, policy: rlx_ort.DevicePolicy, chosen: rlx_ort.CompileOptions, feeds: Mapping[str, Any]
+    runner: rlx_ort.GraphDevices, feeds: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], list[TracedRun], dict[rlx_ort.Device, str]]:
-    """Run a graph on each device that may be chosen, the automatic choice first; return views, traces and failures.
+    """Run the graph on each device that may be chosen, the automatic choice first; return views, traces and failures.
 
     A device that several names stand for is run once.
     """
@@ -58,7 +58,8 @@ def views_of(
     from rlx_ort.selection.candidates import Candidates
     from rlx_ort.selection.predict import dims_of
 
-    candidates = Candidates(graph, policy, chosen, feeds)
+    graph, chosen = runner.graph, runner.options
+    candidates = Candidates(graph, runner.policy, chosen, feeds)
     dims = {**chosen.dims, **dims_of(graph, feeds)}
     views: list[dict[str, Any]] = []
     traces: list[TracedRun] = []
@@ -105,8 +106,7 @@ def write_bench(
     page: Page | None,
     trace_path: Path | None,
     title: str,
-    graph: rlx_ort.Graph,
-    compile_options: rlx_ort.CompileOptions,
+    runner: rlx_ort.GraphDevices,
     feeds: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
@@ -114,6 +114,7 @@ def write_bench(
     from rlx_ort.report.document import document, splits_of, view_of
     from rlx_ort.selection.predict import dims_of
 
+    graph, compile_options = runner.graph, runner.options
     dims = dims_of(graph, feeds)
     views, traces = [], []
     for row in rows:
@@ -144,7 +145,7 @@ def write_comparison(
 
     reports = []
     for model, device in zip(models, devices, strict=True):
-        graph, settings = options.read_packaged(model, compile_options) or (options.read_model(model), compile_options)
+        graph, settings = options.read_model(model, compile_options)
         dims = {**settings.dims, **dims_of(graph, feeds)}
         with progress(f"running {model.name} on {device.label}"):
             view, _ = view_of(graph, functools.partial(rlx_ort.Device, device), settings, feeds, dims)

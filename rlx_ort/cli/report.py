@@ -58,7 +58,7 @@ def command(
         feeds, assumed = options.random_inputs(graph, chosen.dims)
     else:
         feeds, assumed = made_up.shaped_inputs(graph.input_types, chosen.dims, fitting_sizes(graph, chosen.dims))
-    views, traces, failures = page.views_of(graph, policy, chosen, feeds) if runs else ([], [], {})
+    views, traces, failures = page.views_of(runner, feeds) if runs else ([], [], {})
     with progress("asking each device"):
         candidates = Candidates(graph, policy, chosen, feeds).report()
     rows = []
@@ -77,13 +77,13 @@ def command(
             error = None
             if candidate.supports_graph and policy.allows(candidate.device):
                 with progress(f"opening a session on {candidate.label}"):
-                    placement, error = _opened(graph, candidate.device, chosen)
+                    placement, error = _opened(runner, candidate.device)
             share = None if placement is None else placement.requested_share
             row |= {"placement_share": share, "open_error": error}
         if why:
-            row |= _reasons(graph, candidate, chosen, feeds)
+            row |= _reasons(runner, candidate, feeds)
         if with_ops:
-            row["dispatch"] = _dispatch(graph, candidate.device, chosen, placement)
+            row["dispatch"] = _dispatch(runner, candidate.device, placement)
         rows.append(row)
     _mark_names(rows)
     shown = [row for row in rows if row["same_as"] is None]
@@ -128,10 +128,7 @@ def _mark_names(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _reasons(
-    graph: rlx_ort.Graph,
-    candidate: rlx_ort.DeviceCandidate,
-    compile_options: rlx_ort.CompileOptions,
-    inputs: Mapping[str, Any],
+    runner: rlx_ort.GraphDevices, candidate: rlx_ort.DeviceCandidate, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the parts of a predicted time, the error to expect of it, and why it is not from a calibration."""
     from rlx_ort.calibration import store
@@ -140,7 +137,8 @@ def _reasons(
 
     estimate = None
     if candidate.predicted_ns is not None:
-        estimate = rlx_ort.explain(graph, candidate.device, automatic(compile_options), dims_of(graph, inputs))
+        dims = dims_of(runner.graph, inputs)
+        estimate = rlx_ort.explain(runner.graph, candidate.device, automatic(runner.options), dims)
     if estimate is None:
         return {"terms": [], "error": None, "uncalibrated": ""}
     why = store.find(candidate.device).reason if (candidate.profile_source or "").startswith("default") else ""
@@ -186,36 +184,26 @@ def _why_chosen(chosen: dict[str, Any], priced: list[dict[str, Any]], policy: rl
     return text
 
 
-def _opened(
-    graph: rlx_ort.Graph, device: rlx_ort.Device, compile_options: rlx_ort.CompileOptions
-) -> tuple[rlx_ort.Placement | None, str | None]:
+def _opened(runner: rlx_ort.GraphDevices, device: rlx_ort.Device) -> tuple[rlx_ort.Placement | None, str | None]:
     """Return where a session really puts the nodes, or why it does not open."""
-    assisted = compile_options.with_(placement=rlx_ort.PlacementRule.ASSISTED)
+    assisted = runner.options.with_(placement=rlx_ort.PlacementRule.ASSISTED)
     try:
-        return rlx_ort.Session(device, assisted).compile(graph).placement, None
+        return rlx_ort.Session(device, assisted).compile(runner.graph).placement, None
     except rlx_ort.RlxError as err:  # one row's failure is a row of the report
         return None, str(err)
 
 
 def _dispatch(
-    graph: rlx_ort.Graph,
-    device: rlx_ort.Device,
-    compile_options: rlx_ort.CompileOptions,
-    placement: rlx_ort.Placement | None,
+    runner: rlx_ort.GraphDevices, device: rlx_ort.Device, placement: rlx_ort.Placement | None
 ) -> rlx_ort.KernelDispatchReport | None:
     """Return how the ops get to the device, and where a session put them; None when nothing is known about it here."""
     from rlx_ort.execution.placement import merge_placement
 
     try:
-        report = rlx_ort.dispatch_report_for_device(graph, device, compile_options)
+        report = rlx_ort.dispatch_report_for_device(runner.graph, device, runner.options)
     except rlx_ort.DeviceUnavailableError:
         return None
     return report if placement is None else merge_placement(report, placement)
-
-
-def _reason(row: dict[str, Any]) -> str:
-    """Return why a device is not here, without the remedy."""
-    return str(row["blocker"] or "").replace(f"; {row['remedy']}", "")
 
 
 def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
@@ -238,8 +226,8 @@ def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
             names.setdefault(row["same_as"], []).append(row["device"])
     for device, others in names.items():
         click.echo(f"other names of {device}: {', '.join(others)}")
-    away = [row for row in rows if not row["available"]]
-    print_rest("not here", [(row["device"], _reason(row), row["remedy"]) for row in away], all_rows)
+    away = [(row["device"], row["blocker"] or "", row["remedy"]) for row in rows if not row["available"]]
+    print_rest("not here", [(name, why.replace(f"; {remedy}", ""), remedy) for name, why, remedy in away], all_rows)
     options.note_shipped(row["device"] for row in here if (row["profile_source"] or "").startswith("default"))
     nameless = dict.fromkeys(name for row in rows for name in row["assumed_dims"] if name.endswith("]"))
     if nameless:

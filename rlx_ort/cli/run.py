@@ -75,12 +75,15 @@ def command(
                 refused = [*runner.last_attempts, *((attempt.device, attempt.reason) for attempt in failed)]
         results = dict(zip((value.name for value in graph.outputs), values, strict=True))
         placement = runner.placement(used)
-        health = runner.health() if resilient else []
+        health: list[dict[str, Any]] = [
+            {"device": row.device.label, "state": row.state.value, "failures": row.failures, "reason": row.reason}
+            for row in (runner.health() if resilient else ())
+        ]
     document = {
         "model": str(model),
         "device": used.label,
         **refusals(refused),
-        **({"health": [_health(row) for row in health]} if resilient else {}),
+        **({"health": health} if resilient else {}),
         "placement": _placement(placement),
         "inputs": "random" if inputs is None else str(inputs),
         **written(results, outputs),
@@ -90,26 +93,21 @@ def command(
         ("ran on", document["device"]),
         ("placement", f"{placement.requested_share:.0%} on {placement.requested}; nodes: {nodes or 'none'}"),
         ("copies between devices", str(placement.boundary_copies)),
-        *((row.device.label, f"{row.state.value}{row.reason and ': '}{row.reason}") for row in health),
+        *((str(row["device"]), f"{row['state']}{row['reason'] and ': '}{row['reason']}") for row in health),
     ]
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
 def _feeds(graph: rlx_ort.Graph, path: Path | None, dims: Mapping[str, int]) -> Mapping[str, Any]:
-    from rlx_ort.cli.arrays import read_npz, to_model_types
     from rlx_ort.made_up import SEED
 
     if path is not None:
-        return to_model_types(read_npz(path), graph.inputs)
+        return options.read_inputs(path, graph.input_types)
     feeds, assumed = options.random_inputs(graph, dims)
     shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
     note(f"no --inputs: made up random ones with seed {SEED} ({shapes or 'the model takes none'})")
     options.note_assumed("run", assumed)
     return feeds
-
-
-def _health(row: rlx_ort.DeviceHealth) -> dict[str, Any]:
-    return {"device": row.device.label, "state": row.state.value, "failures": row.failures, "reason": row.reason}
 
 
 def _placement(placement: rlx_ort.Placement) -> dict[str, Any]:

@@ -28,14 +28,14 @@ _OPEN_FILES = 8192
 _PORT = click.IntRange(-1, 65535)
 
 
-def _range_of(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
+def _range_of(text: str) -> tuple[int, int]:
     least, dash, most = text.partition("-")
     try:
         limits = int(least), int(most if dash else least)
     except ValueError:
         limits = (0, 0)
     if not 1 <= limits[0] <= limits[1]:
-        raise click.BadParameter(f"{text!r} is no number of replicas, as 2, or range, as 1-4", ctx, param)
+        raise click.BadParameter(f"{text!r} is no number of replicas, as 2, or range, as 1-4")
     return limits
 
 
@@ -91,7 +91,7 @@ def command(
         default="1",
         show_default=False,
         metavar="N[-M]",
-        callback=_range_of,
+        read=_range_of,
     ),
     replica_cpus: float = options.number(
         "--replica-cpus", "With --ray: CPUs and threads of each.", default=1.0, show_default=False

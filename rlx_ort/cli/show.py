@@ -16,7 +16,6 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
     from rich.status import Status
     from rich.table import Table
 
@@ -181,33 +180,27 @@ def counted(text: str) -> Iterator[Callable[[int], object] | None]:
         yield None if shown is None else add
 
 
-class Steps:
-    """A line with its time for each step of a command, and a bar for one that counts bytes."""
-
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
-
-    def begin(self, text: str) -> None:
-        """Show the step that begins now; the step before it has ended."""
-        self.count(1, 1)
-        self._shown.add_task(text, total=None)
-
-    def count(self, done: int, total: int) -> None:
-        """Show how far the step is."""
-        for task in self._shown.task_ids[-1:]:
-            self._shown.update(task, completed=done, total=total)
-
-
 @contextlib.contextmanager
-def steps() -> Iterator[Steps]:
-    """Give a display of the steps of a command on stderr; it shows nothing when that is no terminal."""
+def steps() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """Show a line with its time for each step of a command, on a terminal, and a bar for one that counts bytes.
+
+    Gives a function that begins a step, by its text, and one that takes how far the step is, and of how much.
+    """
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(finished_text=" "), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
     with Progress(*columns, console=_console(stderr=True), disable=not is_terminal(sys.stderr)) as shown:
-        made = Steps(shown)
-        yield made
-        made.count(1, 1)
+
+        def count(done: int, total: int) -> None:
+            for task in shown.task_ids[-1:]:
+                shown.update(task, completed=done, total=total)
+
+        def begin(text: str) -> None:
+            count(1, 1)  # the step before has ended
+            shown.add_task(text, total=None)
+
+        yield begin, count
+        count(1, 1)
 
 
 def first_line(failure: object) -> str:

@@ -25,7 +25,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.parity.compare import Comparison, compare_to, reference_run
-from rlx_ort.parity.metrics import Tolerance
+from rlx_ort.parity.metrics import Tolerance, dtypes_of
 from rlx_ort.parity.opening import OrtFormatFile, as_model, open_model
 from rlx_ort.providers.engine.process import ending
 
@@ -105,15 +105,7 @@ class ConversionCheck:
     def _verdict(self, comparison: Comparison) -> str:
         """Return why the conversion is refused."""
         lines = [f"the result differs from the source by more than {comparison.tolerance}; nothing was written:"]
-        for output in comparison.outputs:
-            gap, mark = output.found, "" if output.ok else " <-"
-            if gap.shapes is not None:
-                lines.append(f"  {output.name}: shape {list(gap.shapes[0])} became {list(gap.shapes[1])}{mark}")
-                continue
-            extra = f", {gap.nonfinite} not finite on one side only" if gap.nonfinite else ""
-            extra += f", {gap.differing} of {gap.elements} differ" if gap.differing else ""
-            figures = f"max abs {gap.max_abs:.3g}, relative L2 {gap.relative_l2:.3g}, cosine {gap.cosine:.6g}"
-            lines.append(f"  {output.name}: {figures}{extra}{mark}")
+        lines += [f"  {output.name}: {output.found}{'' if output.ok else ' <-'}" for output in comparison.outputs]
         if self._drawn:
             operators = ", ".join(self._drawn)
             lines.append(f"  the model draws random numbers ({operators}), so no two runs agree; do not verify it")
@@ -128,7 +120,7 @@ class ConversionCheck:
     ) -> tuple[ModelBundle | OrtFormatFile, CompileOptions]:
         """Return a model as it can run here, and how to open it: as users do, unless that takes too much memory."""
         plain = optimized or self._lean  # an optimised model is not optimised again
-        if on_cpu and isinstance(model, ModelBundle) and holds_bf16(model):
+        if on_cpu and isinstance(model, ModelBundle) and "bf16" in dtypes_of(model):
             # Optimising could take out the casts, and with them the rounding.
             model, plain = with_f32_kernels(model), True
             self.emulated = "bf16 was computed in f32 and each result rounded: the CPU has no kernels for it"
@@ -146,16 +138,6 @@ def _refusing(what: str) -> Iterator[None]:
         if type(err) is not EngineError or ending():  # stopped, not refused
             raise
         raise ConversionError(f"{what}: {err}") from as_cause(err)
-
-
-def holds_bf16(model: ModelBundle) -> bool:
-    """Return whether a model has bf16 weights, inputs or outputs, or casts to bf16."""
-    if any(data.dtype is DType.BF16 for data in model.weights.values()):
-        return True
-    if any(map(_is_bf16, (*model.input_types().values(), *model.output_types().values()))):
-        return True
-    to_bf16, nodes = ("to", onnx.TensorProto.BFLOAT16), nodes_of(model.proto, functions=False)
-    return any(n.op_type == "Cast" and any((a.name, a.i) == to_bf16 for a in n.attribute) for n in nodes)
 
 
 def with_f32_kernels(model: ModelBundle) -> ModelBundle:

@@ -433,10 +433,10 @@ def read_index(container: Container) -> bytes:
         raise IntegrityError(f"{path} is no package of this library: it has no {INDEX} or no {MANIFEST}")
     if sizes[INDEX] > LARGEST_INDEX_BYTES:
         raise IntegrityError(f"{INDEX} of {path} is {sizes[INDEX]} bytes; at most {LARGEST_INDEX_BYTES} are read")
-    data = _read(container, INDEX)
+    data = read_file(container, INDEX)
     for name in (INDEX, SIGNATURE):  # these two no digest covers, so the container's own sum is compared
         if name in container.crcs and sizes[name] <= LARGEST_INDEX_BYTES:
-            checksum = zlib.crc32(data if name == INDEX else _read(container, name))
+            checksum = zlib.crc32(data if name == INDEX else read_file(container, name))
             if checksum != container.crcs[name]:
                 raise IntegrityError(f"{name} of {path} does not fit its CRC-32 in the archive")
     return data
@@ -462,7 +462,8 @@ def compare_files(container: Container, files: Mapping[str, tuple[int, int]]) ->
             raise IntegrityError(f"{name} of {path} has another CRC-32 in the archive than in its {INDEX}")
 
 
-def _read(container: Container, name: str) -> bytes:
+def read_file(container: Container, name: str) -> bytes:
+    """Return the bytes of a file, unverified."""
     file, offset = container.locate(name)
     return file.read(offset, container.sizes[name])
 

@@ -83,7 +83,7 @@ class PackageCopy:
 
         def going_on(count: int) -> None:
             if self._size > _AT_EXIT_BYTES and not threading.main_thread().is_alive():
-                raise _EndedError
+                raise PackageError("the program ended first")
 
         try:
             self._hash(going_on)
@@ -91,8 +91,6 @@ class PackageCopy:
             log.warning("a package that runs from the compile cache is damaged, and is refused from now on: %s", err)
         except PackageError as err:
             log.info("%s was not read whole: %s", self.path, err)
-        except _EndedError:
-            log.info("%s was not read whole: the program ended first", self.path)
 
     def _hash(self, progress: Callable[[int], object] | None) -> None:
         container = open_container(self.path)
@@ -122,10 +120,6 @@ class PackageCopy:
         copies = dict([*copies.items()][1 - _MOST_COPIES :])
         copies[str(self.path)] = {"stamp": self._stamp, "damage": damage}
         kept.write(self._file, _SCHEMA, {"copies": copies})
-
-
-class _EndedError(Exception):
-    """The program ended while a large copy was read."""
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

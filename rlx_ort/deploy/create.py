@@ -19,7 +19,7 @@ from rlx_ort.deploy.container import LARGE_ALIGNMENT, LARGE_BYTES
 from rlx_ort.deploy.golden import TOLERANCES
 from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, Settings, StoredTensor, Variant
 from rlx_ort.deploy.names import INDEX, MANIFEST
-from rlx_ort.deploy.ort_manifest import MODEL_FILE, asset_path, asset_uri, manifest_bytes, referring_model
+from rlx_ort.deploy.ort_manifest import DATA_FILE, MODEL_FILE, asset_path, asset_uri, manifest_bytes
 from rlx_ort.deploy.write import Content, write_package
 from rlx_ort.device import Device
 from rlx_ort.errors import GraphVerifyError, PackageError
@@ -137,6 +137,8 @@ class _Making:
 
     def finished(self) -> tuple[dict[str, Content], Index]:
         """Return every file but the index, and the index."""
+        from rlx_ort.converters.onnx_types import relocated
+
         recipe = self._recipe
         variants: dict[str, Variant] = {}
         models = {}
@@ -152,7 +154,7 @@ class _Making:
             if places and id(blob) not in uris:
                 uris[id(blob)] = asset_uri(self._add_blob(blob, asset_path).sha256)
             listed[name] = (Device(variants[name].device), uris[id(blob)] if places else "")
-            self._add(f"{name}/{MODEL_FILE}", referring_model(exported.model, places, inside))
+            self._add(f"{name}/{MODEL_FILE}", relocated(exported.model, places, inside))
         if id(self._base) not in uris and self._base.size:
             self._add_blob(self._base, asset_path)
         for label, precision in recipe.precisions.items():
@@ -171,7 +173,7 @@ class _Making:
 
     def _model(
         self, variant: str, precision: Precision
-    ) -> tuple[Any, dict[str, tuple[int, int]], dict[str, TensorData], Blob]:
+    ) -> tuple[Any, dict[str, tuple[str, int, int]], dict[str, TensorData], Blob]:
         """Return the exported model of a variant, where its weights are, which are inside, and their data file.
 
         ONNX Runtime looks for all weights of a model in one folder, so a variant in another precision has a data file
@@ -181,7 +183,7 @@ class _Making:
 
         model = exported(self._graph, CompileOptions(precision=precision, dims=dict(self._recipe.dims)))
         blob = Blob() if model.stored_as else self._base
-        places: dict[str, tuple[int, int]] = {}
+        places: dict[str, tuple[str, int, int]] = {}
         inside: dict[str, TensorData] = {}
         tensors = {name: self._graph.weights[name] for name in model.params} | dict(model.constants)
         for name, data in tensors.items():
@@ -194,7 +196,7 @@ class _Making:
                 known = blob.add(f"{variant}/{name}", data, dtype)
                 if blob is self._base:
                     self._base_places[id(data)] = known
-            places[name] = (known, (dtype or data.dtype).nbytes(data.num_elements))
+            places[name] = (DATA_FILE, known, (dtype or data.dtype).nbytes(data.num_elements))
         return model, places, inside, blob
 
     def _golden(self) -> tuple[Case, ...]:

@@ -15,10 +15,7 @@ from rlx_ort.deploy.names import MANIFEST
 from rlx_ort.errors import IntegrityError, PackageError
 
 if TYPE_CHECKING:
-    import onnx
-
     from rlx_ort.device import Device
-    from rlx_ort.ir.tensor import TensorData
 
 COMPONENT = "model"
 """The name of the one component."""
@@ -108,15 +105,3 @@ def check_manifest(data: bytes, files: Collection[str]) -> None:
         folder = options.text(_FOLDER_KEY, "")
         if not body.text("ep") or model not in files or (folder and folder not in assets):
             raise IntegrityError(f"{MANIFEST} of the package names things for variant {name!r} that are not in it")
-
-
-def referring_model(
-    model: onnx.ModelProto, places: Mapping[str, tuple[int, int]], inside: Mapping[str, TensorData]
-) -> bytes:
-    """Return a copy of a model in normal form with its weights as references into `weights.bin`, and some inside.
-
-    `places` are the offset and length of an initializer, `inside` has the data of those that go into the model.
-    """
-    from rlx_ort.converters.onnx_types import relocated
-
-    return relocated(model, {name: (DATA_FILE, *place) for name, place in places.items()}, inside)

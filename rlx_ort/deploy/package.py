@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import re
 import threading
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.deploy.container import Container, OpenFile, compare_files, open_container, read_index
+from rlx_ort.deploy.container import Container, OpenFile, compare_files, open_container, read_file, read_index
 from rlx_ort.deploy.index import REQUIRABLE, Case, Index
 from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
 from rlx_ort.deploy.ort_manifest import check_manifest
@@ -122,15 +123,6 @@ class Package:
         """The names of all files, the index and the signature included, sorted."""
         return sorted(self._container.sizes)
 
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a file unverified; see `read`."""
-        file, offset = self._container.locate(name)
-        end = offset + self._container.sizes[name]
-        while offset < end:
-            count = min(_CHUNK_BYTES, end - offset)
-            yield file.read(offset, count)
-            offset += count
-
     def read(self, name: str) -> bytes:
         """Return the bytes of a file, verified.
 
@@ -140,7 +132,9 @@ class Package:
         entry = self.index.files.get(name)
         if entry is None or entry.size > _LARGEST_TEXT_BYTES:
             raise IntegrityError(f"{name} is no file of {self.path} that is read at once")
-        return b"".join(self._hashed_chunks(name))
+        data = read_file(self._container, name)
+        self._compare(name, hashlib.sha256(data).hexdigest())
+        return data
 
     def contents(self) -> dict[str, Content]:
         """Return every file, the index and the signature included, as something that can be written again.
@@ -170,7 +164,7 @@ class Package:
             return b""
         if self._container.sizes[SIGNATURE] > _LARGEST_SIGNATURE_BYTES:
             raise IntegrityError(f"{SIGNATURE} of {self.path} is too large for a signature")
-        return b"".join(self.chunks(SIGNATURE))
+        return read_file(self._container, SIGNATURE)
 
     def check_file(self, name: str, progress: Callable[[int], object] | None = None) -> None:
         """Hash a file and compare it with the index; `progress` is called with the bytes done since the last call.
@@ -193,7 +187,7 @@ class Package:
         checks: list[Callable[[], None]] = [partial(self.check_file, name, progress) for name in self.index.files]
         checks += [self.tensor(name).check for name in self.index.tensors]
         with ThreadPoolExecutor(2) as pool:
-            for _ in pool.map(holding(_call), checks):  # holds no future, whose error would hold it
+            for _ in pool.map(holding(operator.call), checks):  # holds no future, whose error would hold it
                 pass
 
     def tensor(self, name: str) -> PackageTensor:
@@ -254,8 +248,10 @@ class Package:
         self.close()
 
     def _hashed_chunks(self, name: str) -> Iterator[bytes]:
-        digest = hashlib.sha256()
-        for chunk in self.chunks(name):
+        file, offset = self._container.locate(name)
+        end, digest = offset + self._container.sizes[name], hashlib.sha256()
+        for start in range(offset, end, _CHUNK_BYTES):
+            chunk = file.read(start, min(_CHUNK_BYTES, end - start))
             digest.update(chunk)
             yield chunk
         self._compare(name, digest.hexdigest())
@@ -500,7 +496,3 @@ def _library() -> Any:
             f"install it with: {install_command('sign')}"
         ) from err
     return model_signing
-
-
-def _call(check: Callable[[], None]) -> None:
-    check()

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING
 
 from rlx_ort.deploy.names import check_model_name
 from rlx_ort.errors import PackageError, WriteError, advice
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
-from rlx_ort.storage import clear_unfinished, partial_path, put_in_place, remove, unfinished
+from rlx_ort.storage import put_in_place
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -32,8 +32,21 @@ INSTANCE_KINDS: Mapping[str, str] = MappingProxyType({"auto": "KIND_AUTO", "cpu"
 NO_BATCH_DIM = "inputs and outputs have no open first dim in common; that of several inputs needs one name"
 """Why requests are not put together where `batch_dim` finds no dim."""
 
-_MODEL_FILE = "model.onnx"
-_VERSION = "1"
+_CONFIG = """\
+name: {name}
+backend: "onnxruntime"
+default_model_filename: "model.onnx"
+max_batch_size: {rows}
+instance_group {{
+  count: {instances}
+  kind: {kind}
+}}
+version_policy {{
+  specific {{
+    versions: 1
+  }}
+}}
+"""
 _KINDS = {"u": ("UINT", (8, 16, 32, 64)), "i": ("INT", (8, 16, 32, 64)), "f": ("FP", (16, 32, 64))}
 DATATYPES: Mapping[DType, str] = MappingProxyType(
     {DType.BOOL: "BOOL"}
@@ -47,13 +60,6 @@ def configured_type(datatype: str) -> str:
     """Return the name that a model's configuration has for a type of the protocol."""
     # https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/model_configuration.html
     return f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}"
-
-
-class _Word(str):
-    """An enum value, which the text form writes without quotes."""
-
-
-_Field: TypeAlias = Union[str, int, "Mapping[str, _Field]", "Sequence[_Field]"]  # it refers to itself
 
 
 def export_triton(
@@ -82,44 +88,42 @@ def export_triton(
     """
     import onnx
 
-    from rlx_ort.converters.files import save_onnx
+    from rlx_ort.converters.files import save_onnx, staging
 
     check_model_name(name)
     folder = target / name
     if folder.exists() and not force:
         raise PackageError(f"{folder} exists and was left as it is; {advice('force=True', '--force')} replaces it")
     config_text(graph, name, max_batch=0)  # types that Triton lacks are refused before anything is written
-    partial, old = partial_path(folder), partial_path(folder)
-    model = partial / _VERSION / _MODEL_FILE
-    clear_unfinished(target)
-    unfinished.add(partial)
     try:
-        (partial / _VERSION).mkdir(parents=True)
-        save_onnx(graph, model, external_data=bool(graph.params), options=options)
-        # An output whose name an input has got another one in the model.
-        names = [value.name for value in onnx.load(model, load_external_data=False).graph.output]
-        text = config_text(
-            graph,
-            name,
-            outputs=names,
-            max_batch=max_batch,
-            instances=instances,
-            kind=kind,
-            options=options,
-            batch_unproven=batch_unproven,
-        )
-        (partial / "config.pbtxt").write_text(text, encoding="utf-8", newline="\n")
-        if folder.exists():
-            put_in_place(folder, old)
-        put_in_place(partial, folder)
+        target.mkdir(parents=True, exist_ok=True)
+        with staging(folder) as stage:
+            old, model = stage.path.with_name(".old"), stage.path / "1" / "model.onnx"
+            model.parent.mkdir(parents=True)
+            save_onnx(graph, model, external_data=bool(graph.params), options=options)
+            # An output whose name an input has got another one in the model.
+            names = [value.name for value in onnx.load(model, load_external_data=False).graph.output]
+            text = config_text(
+                graph,
+                name,
+                outputs=names,
+                max_batch=max_batch,
+                instances=instances,
+                kind=kind,
+                options=options,
+                batch_unproven=batch_unproven,
+            )
+            (stage.path / "config.pbtxt").write_text(text, encoding="utf-8", newline="\n")
+            if folder.exists():
+                put_in_place(folder, old)
+            try:
+                put_in_place(stage.path, folder)
+            except OSError:
+                if old.exists():
+                    put_in_place(old, folder)
+                raise
     except OSError as err:
-        if old.exists() and not folder.exists():
-            put_in_place(old, folder)
         raise WriteError(f"{folder} cannot be written: {err.strerror or err}") from err
-    finally:
-        unfinished.discard(partial)
-        for rest in (partial, old):
-            remove(rest)
     return folder
 
 
@@ -144,20 +148,13 @@ def config_text(
     dim, why = batching(graph, options, unproven=batch_unproven) if max_batch else (None, "")
     batched = dim is not None
     named = zip(graph.output_names if outputs is None else outputs, graph.outputs, strict=True)
-    document: dict[str, _Field] = {
-        "name": name,
-        "backend": "onnxruntime",
-        "default_model_filename": _MODEL_FILE,
-        "max_batch_size": max_batch if batched else 0,
-        "input": [_tensor(value.name, value.type, batched) for value in graph.inputs],
-        "output": [_tensor(name, value.type, batched) for name, value in named],
-        "instance_group": [{"count": instances, "kind": _Word(INSTANCE_KINDS[kind])}],
-        "version_policy": {"specific": {"versions": [int(_VERSION)]}},
-    }
-    if batched:
-        document["dynamic_batching"] = {}
+    tensors = [_tensor("input", value.name, value.type, batched) for value in graph.inputs]
+    tensors += [_tensor("output", name, value.type, batched) for name, value in named]
+    rows, where = max_batch if batched else 0, INSTANCE_KINDS[kind]
+    config = _CONFIG.format(name=_quoted(name), rows=rows, instances=instances, kind=where)
     reason = " ".join(why.split()).encode("ascii", "backslashreplace").decode()
-    return "".join([f"# not batched: {reason}\n"] * bool(why) + _lines(document))
+    comment = f"# not batched: {reason}\n" if why else ""
+    return "".join([comment, config, *tensors, "dynamic_batching {\n}\n" * batched])
 
 
 def batching(graph: Graph, options: CompileOptions | None = None, *, unproven: bool = False) -> tuple[str | None, str]:
@@ -198,30 +195,17 @@ def _first_dim(kind: ValueType) -> int | str | None:
     return shape[0] if shape else None
 
 
-def _tensor(name: str, kind: ValueType, batched: bool) -> dict[str, _Field]:
+def _tensor(side: str, name: str, kind: ValueType, batched: bool) -> str:
     if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype not in DATATYPES:
         raise PackageError(f"Triton has no type for {name!r}, which is {kind}; cast it, or make it a tensor")
-    dims: list[_Field] = [dim if isinstance(dim, int) else -1 for dim in kind.shape[1 if batched else 0 :]]
-    fields: dict[str, _Field] = {"name": name, "data_type": _Word(configured_type(DATATYPES[kind.dtype]))}
-    if not dims:  # Triton has no scalars: one element is reshaped to rank 0
-        return {**fields, "dims": [1], "reshape": {"shape": []}}
-    return {**fields, "dims": dims}
+    dims = [dim if isinstance(dim, int) else -1 for dim in kind.shape[1 if batched else 0 :]]
+    fields = [f"name: {_quoted(name)}", f"data_type: {configured_type(DATATYPES[kind.dtype])}"]
+    # Triton has no scalars: one element is reshaped to rank 0.
+    fields += [f"dims: {dim}" for dim in dims] or ["dims: 1", "reshape {", "}"]
+    return "".join([f"{side} {{\n", *(f"  {field}\n" for field in fields), "}\n"])
 
 
-def _lines(fields: Mapping[str, _Field], depth: int = 0) -> list[str]:
-    indent = "  " * depth
-    lines = []
-    for name, value in fields.items():
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(item, Mapping):
-                lines += [f"{indent}{name} {{\n", *_lines(item, depth + 1), f"{indent}}}\n"]
-            else:
-                lines.append(f"{indent}{name}: {_scalar(item)}\n")
-    return lines
-
-
-def _scalar(value: object) -> str:
-    if isinstance(value, _Word) or not isinstance(value, str):
-        return str(value)
-    encoded = value.encode("utf-8")
+def _quoted(text: str) -> str:
+    """Return a text as protobuf's text form has it."""
+    encoded = text.encode("utf-8")
     return '"' + "".join(chr(b) if 0x20 <= b < 0x7F and b not in b'"\\' else f"\\{b:03o}" for b in encoded) + '"'

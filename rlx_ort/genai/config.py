@@ -106,18 +106,9 @@ class GenaiConfig:
 
     def dims(self, graph: Graph) -> dict[str, int]:
         """Return the sizes of named dims that the file fixes: those of one key, which exporters leave open."""
-        pasts = {past for past, _ in self.cache_names()}
-        sizes: dict[str, int] = {}
-        for value in graph.inputs:
-            shape = value.type.shape if isinstance(value.type, TensorType) else None
-            if value.name in pasts and shape is not None and len(shape) == 4:
-                wanted = (None, self.heads, None, self.head_size)
-                sizes |= {
-                    dim: size
-                    for dim, size in zip(shape, wanted, strict=True)
-                    if isinstance(dim, str) and size is not None
-                }
-        return sizes
+        shapes = [kind.shape for kind in self._cache_types(graph) if kind.shape is not None and len(kind.shape) == 4]
+        places = ((1, self.heads), (3, self.head_size))
+        return {dim: size for shape in shapes for axis, size in places if isinstance(dim := shape[axis], str)}
 
     def feeds(self, graph: Graph, new: int, past: int) -> dict[str, Any]:
         """Return arrays with the shapes of a run of `new` tokens after `past` others; they take no memory.
@@ -142,10 +133,13 @@ class GenaiConfig:
 
     def cache_bytes(self, graph: Graph, length: int) -> int:
         """Return the bytes of the keys and values of `length` tokens."""
-        pasts = {past for past, _ in self.cache_names()}
-        kinds = [value.type for value in graph.inputs if value.name in pasts]
-        row = sum(kind.dtype.numpy.itemsize for kind in kinds if isinstance(kind, TensorType))
+        row = sum(kind.dtype.numpy.itemsize for kind in self._cache_types(graph))
         return row * self.heads * self.head_size * length
+
+    def _cache_types(self, graph: Graph) -> list[TensorType]:
+        pasts = {past for past, _ in self.cache_names()}
+        kinds = (value.type for value in graph.inputs if value.name in pasts)
+        return [kind for kind in kinds if isinstance(kind, TensorType)]
 
 
 def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) -> GenaiConfig:
@@ -213,42 +207,38 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
 def _providers(session: Fields, notes: list[str]) -> tuple[tuple[str, Mapping[str, str]], ...]:
     """Return the providers that the session options name, and add settings without effect to the notes."""
     if "custom_ops_library" in session.raw:
-        raise ConversionError(
-            f"{session.at('custom_ops_library')} names a library, which is native code that would run in this "
-            "process; if you trust it, take the entry out and name it in CompileOptions(custom_op_libraries=...)"
+        session.fail(
+            "names a library, which is native code that would run in this process; if you trust it, take the entry out "
+            "and name it in CompileOptions(custom_op_libraries=...)",
+            "custom_ops_library",
         )
     # onnxruntime-genai brings an ONNX Runtime of its own, of any version.
     known = _SESSION_OPTIONS.union(*(core.config_keys for core in known_cores()))
     for key, value in session.raw.items():
         if _names_file(key, value):
-            raise ConversionError(
-                f"{session.at(key)} is {value!r}: a file or an address that the folder names and ONNX Runtime would "
-                "use unchecked; take the entry out"
-            )
+            text = "a file or an address that the folder names and ONNX Runtime would use unchecked; take the entry out"
+            session.fail(f"is {value!r}: {text}", key)
         if key not in known:
             near = near_names(key, known)
             notes.append(f"{session.at(key)} is no option of ONNX Runtime and has no effect; {near}")
-    listed = session.raw.get("provider_options", [])
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise ConversionError(f'{session.at("provider_options")} is not a list of objects, as in [{{"cuda": {{}}}}]')
+    if not isinstance(session.raw.get("provider_options", []), list):
+        session.fail('is not a list of objects, as in [{"cuda": {}}]', "provider_options")
     providers = []
-    for name, options in ((name, options) for entry in listed for name, options in entry.items()):
-        lowered = name.lower().removesuffix(_SUFFIX)
-        if lowered not in _PROVIDERS:
-            raise ConversionError(
-                f"{session.at('provider_options')} names the execution provider {name!r}, which does not exist; "
-                f"{near_names(lowered, (*_PROVIDERS, *(known + _SUFFIX for known in _PROVIDERS)))}"
-            )
-        if not isinstance(options, dict):
-            raise ConversionError(f"{session.at('provider_options')}: the options of {name!r} are no object")
-        for key, value in options.items():
-            if _names_file(key, value):
-                raise ConversionError(
-                    f"{session.at('provider_options')}: {key!r} of {name!r} is {value!r}, a file or an address "
-                    "that the provider would load into this process; if you trust it, take the entry out and give it "
-                    f"in CompileOptions(provider_options={{{key!r}: ...}})"
-                )
-        providers.append((lowered, {key: value for key, value in options.items() if isinstance(value, str)}))
+    for entry in session.objects("provider_options"):
+        for name, options in entry.each(Fields.fields).items():
+            lowered = name.lower().removesuffix(_SUFFIX)
+            if lowered not in _PROVIDERS:
+                near = near_names(lowered, (*_PROVIDERS, *(known + _SUFFIX for known in _PROVIDERS)))
+                entry.fail(f"names the execution provider {name!r}, which does not exist; {near}")
+            for key, value in options.raw.items():
+                if _names_file(key, value):
+                    options.fail(
+                        f"is {value!r}, a file or an address that the provider would load into this process; if you "
+                        "trust it, take the entry out and give it in "
+                        f"CompileOptions(provider_options={{{key!r}: ...}})",
+                        key,
+                    )
+            providers.append((lowered, {key: value for key, value in options.raw.items() if isinstance(value, str)}))
     return tuple(providers)
 
 

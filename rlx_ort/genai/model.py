@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +52,6 @@ class LanguageModel:
         self.choice = choice
         self.refused: list[tuple[GenaiCandidate, str, str]] = []
         self._trusted = trusted_folders(trusted_links)
-        self._tokenizer: Tokenizer | None = None
         self._lock = threading.Lock()
         self._text: Iterator[int] | None = None
         self._closed = False
@@ -73,7 +73,7 @@ class LanguageModel:
         """The `onnxruntime_genai.Model`, for other features, such as sampling; None in the decode loop."""
         return self._engine.model
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the folder.
 
@@ -81,9 +81,7 @@ class LanguageModel:
             ConversionError: the folder has none, or it is damaged.
             EngineError: no package that reads it is installed.
         """
-        if self._tokenizer is None:
-            self._tokenizer = tokenizer_of(self._variant.config.folder, self._trusted)
-        return self._tokenizer
+        return tokenizer_of(self._variant.config.folder, self._trusted)
 
     def generate(
         self, prompt: Sequence[int] | str, max_new_tokens: int | None = None, *, stop_tokens: Collection[int] = ()

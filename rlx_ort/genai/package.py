@@ -32,17 +32,14 @@ def why_not(device: Device, options: CompileOptions) -> str:
         return f"onnxruntime-genai has no provider for {device.display}"
     if device.index:
         return "onnxruntime-genai is given the first device of a kind only"
-    changed = [name for name in ("precision", "precision_policy", "low_memory") if _changed(name, device, options)]
-    if changed:
+    settings = options.on(device)
+    fixed = ("precision", "precision_policy", "low_memory")
+    if changed := [name for name in fixed if getattr(settings, name) != getattr(_AS_IT_IS, name)]:
         return f"onnxruntime-genai runs models as they are, and the options set {', '.join(changed)}"
     name = provider.genai_name
     if not getattr(runtime.genai(), f"is_{name.lower()}_available", lambda: True)():
         return f"this build of onnxruntime-genai has no {name}"
     return ""
-
-
-def _changed(name: str, device: Device, options: CompileOptions) -> bool:
-    return bool(getattr(options.on(device), name) != getattr(_AS_IT_IS, name))
 
 
 class GenaiEngine:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlx_ort.converters.from_onnx.tensor_files import file_inside
 from rlx_ort.errors import ConversionError, EngineError, install_command
@@ -14,19 +15,20 @@ from rlx_ort.providers.engine import runtime
 _FILE = "tokenizer.json"
 
 
-class Tokenizer(Protocol):
-    """Turns text into tokens and back. `made_by` is the package that does."""
+@dataclass(frozen=True)
+class Tokenizer:
+    """Turns text into tokens and back.
+
+    Attributes:
+        made_by: the package that does.
+        encode: returns the tokens of a text.
+        pieces: returns a function that takes one token after the other and returns the text that each completes, which
+            is empty where a letter is still incomplete.
+    """
 
     made_by: str
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
-
-    def pieces(self) -> Callable[[int], str]:
-        """Return a function that takes one token after the other and returns the text that each completes.
-
-        The text is empty where a letter is still incomplete.
-        """
+    encode: Callable[[str], list[int]]
+    pieces: Callable[[], Callable[[int], str]]
 
 
 def tokenizer_of(folder: Path, trusted: Sequence[Path] = ()) -> Tokenizer:
@@ -40,9 +42,9 @@ def tokenizer_of(folder: Path, trusted: Sequence[Path] = ()) -> Tokenizer:
         raise ConversionError(f"{folder} has no {_FILE}; give tokens instead of text")
     path = file_inside(folder, _FILE, f"the tokenizer of {folder} is", trusted)
     if runtime.genai_problem() is None:
-        return _GenaiTokenizer(folder)
+        return _of_genai(folder)
     try:
-        return _FileTokenizer(importlib.import_module("tokenizers"), path)
+        return _of_file(importlib.import_module("tokenizers"), path)
     except ModuleNotFoundError as err:
         raise EngineError(
             f"text needs a tokenizer, and neither onnxruntime-genai nor tokenizers is installed\n  "
@@ -50,40 +52,29 @@ def tokenizer_of(folder: Path, trusted: Sequence[Path] = ()) -> Tokenizer:
         ) from err
 
 
-class _GenaiTokenizer:
-    """The tokenizer of onnxruntime-genai."""
+def _of_genai(folder: Path) -> Tokenizer:
+    """Return the tokenizer of onnxruntime-genai."""
+    try:
+        tokenizer = runtime.genai().Tokenizer(str(folder))
+    except RuntimeError as err:
+        raise ConversionError(f"onnxruntime-genai cannot read the tokenizer of {folder}: {err}") from err
 
-    made_by = "onnxruntime-genai"
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            self._tokenizer = runtime.genai().Tokenizer(str(folder))
-        except RuntimeError as err:
-            raise ConversionError(f"onnxruntime-genai cannot read the tokenizer of {folder}: {err}") from err
-
-    def encode(self, text: str) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text)]
-
-    def pieces(self) -> Callable[[int], str]:
-        stream = self._tokenizer.create_stream()
+    def pieces() -> Callable[[int], str]:
+        stream = tokenizer.create_stream()
         return lambda token: str(stream.decode(token))
 
+    return Tokenizer("onnxruntime-genai", lambda text: [int(token) for token in tokenizer.encode(text)], pieces)
 
-class _FileTokenizer:
-    """The tokenizer of a file in the format of Hugging Face, read by its package."""
 
-    made_by = "tokenizers"
+def _of_file(package: Any, path: Path) -> Tokenizer:
+    """Return the tokenizer of a file in the format of Hugging Face, read by its package."""
+    try:
+        tokenizer = package.Tokenizer.from_file(str(path))
+    except Exception as err:  # it raises `Exception` itself
+        raise ConversionError(f"{path} is no tokenizer: {err}") from err
 
-    def __init__(self, package: Any, path: Path) -> None:
-        self._package = package
-        try:
-            self._tokenizer = package.Tokenizer.from_file(str(path))
-        except Exception as err:  # it raises `Exception` itself
-            raise ConversionError(f"{path} is no tokenizer: {err}") from err
+    def pieces() -> Callable[[int], str]:
+        stream = package.decoders.DecodeStream(skip_special_tokens=True)
+        return lambda token: stream.step(tokenizer, token) or ""
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
-
-    def pieces(self) -> Callable[[int], str]:
-        stream = self._package.decoders.DecodeStream(skip_special_tokens=True)
-        return lambda token: stream.step(self._tokenizer, token) or ""
+    return Tokenizer("tokenizers", lambda text: list(tokenizer.encode(text).ids), pieces)

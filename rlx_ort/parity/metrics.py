@@ -52,6 +52,13 @@ class Difference:
     elements: int
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
+    def __str__(self) -> str:
+        if self.shapes is not None:
+            return f"shape {list(self.shapes[0])} against {list(self.shapes[1])}"
+        text = f"max abs {self.max_abs:.3g}, relative L2 {self.relative_l2:.3g}, cosine {self.cosine:.6g}"
+        text += f", {self.nonfinite} not finite on one side only" if self.nonfinite else ""
+        return text + (f", {self.differing} of {self.elements} differ" if self.differing else "")
+
     @property
     def size(self) -> float:
         """One number to rank by: 0 for equal values, infinity if shapes or non-finite values differ."""

@@ -381,7 +381,6 @@ def document(
     splits: Iterable[Mapping[str, Any]] = (),
     *,
     dims: Mapping[str, int] | None = None,
-    notes: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return one report: the devices as `rlx-ort report --json` lists them, and a view for each that ran."""
     from rlx_ort.providers.engine.runtime import describe_runtime
@@ -391,7 +390,7 @@ def document(
         "model": title,
         "runtime": describe_runtime(),
         "dims": dict(dims or {}),
-        "notes": list(notes),
+        "notes": [],
         "devices": list(rows),
         "views": list(views),
         "splits": list(splits),

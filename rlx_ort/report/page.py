@@ -16,26 +16,6 @@ from rlx_ort.report.document import SCHEMA
 
 _ASSETS = files("rlx_ort.report") / "assets"
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$", re.MULTILINE)  # a file that is not there
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#reports">Skip to the report</a>
-<main><div id="comparison"></div><div id="reports"></div></main>
-<noscript>This page needs JavaScript, which it has inside.</noscript>
-<script type="application/json" id="data">{data}</script>
-{scripts}
-</body>
-</html>
-"""
 
 
 def vendored() -> dict[str, dict[str, str]]:
@@ -55,7 +35,7 @@ def rendered(reports: Sequence[Mapping[str, Any]], comparison: Mapping[str, Any]
         licences.append(f"<!-- {name} {library['version']}\n{_read(f'{name}.LICENSE.txt').replace('--', '- -')}-->")
     scripts.append(_read("page.js"))
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    return _PAGE.format(
+    return _read("page.html").format(
         hashes=" ".join(f"'sha256-{digest}'" for digest in hashes),
         title=html.escape(" and ".join(str(report["model"]) for report in reports)),
         style=_read("page.css"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlx_ort import DType, Graph
-from rlx_ort.cli.arrays import flattened, read_npz, storable, to_model_types, write_npz
+from rlx_ort.cli.arrays import flattened, read_npz, storable, to_declared_types, write_npz
 from rlx_ort.ir.types import TensorType
 
 NUMERIC = [dtype for dtype in DType if dtype is not DType.STRING]
@@ -32,7 +32,7 @@ def test_every_dtype_survives_a_file(tmp_path: Path, dtype: DType) -> None:
     g = Graph()
     g.add_node(_input("x", TensorType(dtype)), (), name="x")
     write_npz(tmp_path / "a.npz", {"x": array})
-    found = to_model_types(read_npz(tmp_path / "a.npz"), g.inputs)["x"]
+    found = to_declared_types(read_npz(tmp_path / "a.npz"), g.input_types)["x"]
     assert found.dtype == dtype.numpy
     np.testing.assert_array_equal(found.astype(np.complex128), array.astype(np.complex128))
 
@@ -43,7 +43,7 @@ def test_text_survives_a_file(tmp_path: Path) -> None:
     g.add_node(_input("x", TensorType(DType.STRING)), (), name="x")
     array = np.array(["a", "größer"], dtype=object)
     write_npz(tmp_path / "a.npz", {"x": array})
-    found = to_model_types(read_npz(tmp_path / "a.npz"), g.inputs)["x"]
+    found = to_declared_types(read_npz(tmp_path / "a.npz"), g.input_types)["x"]
     assert (found.dtype, found.tolist()) == (np.dtype(object), array.tolist())
 
 

@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "a variant without a precision": ("package create {model} -o {out}.ortpackage --variant cpu", 2, ("--variant",)),
     "a variant of no precision": ("package create {model} -o {out}.ortpackage --variant cpu:f99", 2, ("f99",)),
     "a variant of no device": ("package create {model} -o {out}.ortpackage --variant nonsense:f16", 2, ("nonsense",)),
-    "a variant without a device": ("package create {model} -o {out}.ortpackage --variant :f16", 2, ("device",)),
+    "a variant without a device": ("package create {model} -o {out}.ortpackage --variant :f16", 2, ("DEVICE",)),
     "a model in place of a package": ("package verify {model}", 7, ("rlx-ort package create add_one.onnx",)),
 }
 

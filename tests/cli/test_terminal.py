@@ -165,8 +165,8 @@ def test_what_counts_as_a_terminal_and_is_none_gets_no_progress(monkeypatch: pyt
     monkeypatch.setattr(sys, "stderr", stream := _Nul())
     monkeypatch.setattr(os, "get_terminal_size", lambda fd: (_ for _ in ()).throw(OSError(6, "The handle is invalid")))
     out = sys.stdout
-    with show.progress("working") as shown, show.steps() as steps:
-        steps.begin("one")
+    with show.progress("working") as shown, show.steps() as (begin, _):
+        begin("one")
         assert shown is None
         assert sys.stdout is out
     assert stream.getvalue() == ""

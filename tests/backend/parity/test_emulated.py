@@ -9,9 +9,10 @@ import pytest
 from onnx_text import parsed
 
 from rlx_ort import CompileOptions, OptimizationLevel, PlacementRule, RlxError
-from rlx_ort.conversion.check import holds_bf16, with_f32_kernels
+from rlx_ort.conversion.check import with_f32_kernels
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.parity.compare import reference_run
+from rlx_ort.parity.metrics import dtypes_of
 
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(6)
@@ -78,6 +79,6 @@ def test_only_models_with_bf16_are_meant() -> None:
     """bf16 weights are detected, and so is a cast to bf16."""
     plain = parsed("(float[4] x) => (float[4] y) { y = Relu (x) }")
     cast = parsed("(float[4] x) => (float[4] y) { h = Cast <to = 16> (x) r = Relu (h) y = Cast <to = 1> (r) }")
-    assert holds_bf16(model(PRODUCT))
-    assert holds_bf16(bundle_of(cast))
-    assert not holds_bf16(bundle_of(plain))
+    assert "bf16" in dtypes_of(model(PRODUCT))
+    assert "bf16" in dtypes_of(bundle_of(cast))
+    assert "bf16" not in dtypes_of(bundle_of(plain))

@@ -8,7 +8,7 @@ from onnx import parser
 
 from rlx_ort.converters.bundle import bundle_of
 from rlx_ort.errors import InputError
-from rlx_ort.parity.inputs import random_inputs
+from rlx_ort.parity.compare import random_inputs
 
 EMBEDDING = """
 <ir_version: 8, opset_import: ["": 18]>
