@@ -60,9 +60,8 @@ def command(
     parsed = [options.permitted(name) for name in devices or ("cpu",)]
     places = (parsed[0], parsed[-1])
     chosen = rlx_ort.CompileOptions(placement=options.placement_of(not assisted))
-    with progress(f"reading {a}"):
-        first = _model(a, places[0], chosen)
-        second = first if b is None and not is_package(a) else _model(b or a, places[1], chosen)
+    first = _model(a, places[0], chosen)
+    second = first if b is None and not is_package(a) else _model(b or a, places[1], chosen)
     usual = tolerance_for(dtypes_of(first, second), other_device=places[0] != places[1])
     allowed = usual if tolerance is None else Tolerance(tolerance)
     types = {} if isinstance(first, OrtFormatFile) else first.input_types()
@@ -113,7 +112,8 @@ def _model(path: Path, device: rlx_ort.Device, chosen: rlx_ort.CompileOptions) -
     from rlx_ort.parity.opening import as_model
 
     if not is_package(path):
-        return as_model(path, options.trusted_links())
+        with progress(f"reading {path}"):
+            return as_model(path, options.trusted_links())
     graph, settings = options.read_model(path, chosen)
     return bundle_from_graph(graph, settings.on(device), str(path))
 
