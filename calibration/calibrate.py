@@ -14,8 +14,7 @@ from rlx_ort.calibration.profile import REQUIRED, CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 
-_FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 1.7, 30.0
-_LOADING = 0.7  # of the limit at most is for loading a device's libraries: CUDA's take more than a second
+_FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0
 _RESERVE = 0.93  # of the limit is for measuring, the rest for a last point that overruns
 _POINT_S, _SOFTWARE_POINT_S = 0.004, 0.025
 
@@ -64,7 +63,7 @@ def _bench(device: Device, clock: Clock, *, quick: bool) -> Iterator[Bench]:
     if "software" in key.hardware:
         limit_s, point_s = _SOFTWARE_S, _SOFTWARE_POINT_S
     bench = Bench(device, _RESERVE * limit_s, point_s, clock)
-    bench.spent_ns = min(max(clock() - begun, 0), _LOADING * bench.limit_ns)
+    bench.spent_ns = min(max(clock() - begun, 0), bench.limit_ns / 2)
     try:
         bench.begin(keep_open=key.threads == 1)  # idle worker threads of an open session would take a CPU's cores
         yield bench
