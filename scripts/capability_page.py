@@ -37,7 +37,11 @@ def readme_row() -> str:
     machine, suite = gate["machine"], gate["suite"]
     agreement = f"{gate['truth']['cuda_agreement']:.1%}"
     timing = gate["calibration"]
-    beside = "" if "failed" not in timing or timing["ok"] else f", and {timing['failed']} that time the machine failed beside other processes"
+    beside = (
+        ""
+        if "failed" not in timing or timing["ok"]
+        else f", and {timing['failed']} that time the machine failed beside other processes"
+    )
     tested = (
         f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} "
         f"backend tests, {suite['failed']} failed{beside}; "
