@@ -160,6 +160,33 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
+def declared_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose `value_info` has the type of each value: the declared ones, with those that ONNX infers.
+
+    PyTorch's exporter (2.13) declares the example's length for the outputs of an LSTM whose length is open. So where a
+    named dim of the inputs is in no output, sizes are inferred without the declared ones, and replace them if they
+    differ.
+    """
+    typed = model if is_fully_typed(model) else with_types(skeleton(model))
+    named = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim} - {""}
+    outputs = [dim for value in model.graph.output for dim in value.type.tensor_type.shape.dim]
+    if named <= {dim.dim_param for dim in outputs} or not any(dim.dim_value > 1 for dim in outputs):
+        return typed
+    bare = skeleton(model)
+    for graph in graphs_of(bare):
+        del graph.value_info[:]
+    for value in bare.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
+    inferred = with_types(bare)
+    pairs = zip(model.graph.output, inferred.graph.output, strict=True)
+    dims = [(one.type.tensor_type.shape.dim, other.type.tensor_type.shape.dim) for one, other in pairs]
+    wrong = any(
+        old.dim_value and new.dim_param in named for one, other in dims for old, new in zip(one, other, strict=False)
+    )
+    return inferred if wrong else typed
+
+
 def is_fully_typed(model: onnx.ModelProto) -> bool:
     """Return whether a model declares the type of each of its values, so that nothing needs to be inferred.
 

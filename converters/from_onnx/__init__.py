@@ -78,12 +78,11 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
     from rlx_ort.converters.from_onnx.rewrite import check_operands, fill_types, upgraded
     from rlx_ort.converters.from_onnx.structure import check_model
-    from rlx_ort.converters.protos import is_fully_typed, skeleton, with_types
+    from rlx_ort.converters.protos import declared_types
 
     try:
         check_model(model)
-        typed = model if is_fully_typed(model) else with_types(skeleton(model))
-        graph = GraphBuilder(model, typed, files).build()
+        graph = GraphBuilder(model, declared_types(model), files).build()
         if model.functions:
             fill_types(graph)
         check_operands(graph)

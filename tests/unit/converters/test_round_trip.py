@@ -10,9 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 from onnx.reference import ReferenceEvaluator
+from onnx_text import parsed
 
 from rlx_ort import DType, Graph, from_onnx, to_onnx
 from rlx_ort.ir.ops.leaf import Constant, Param
+from rlx_ort.ir.types import TensorType
 
 X = np.array([[0.5, -1.0, 2.0], [3.0, 0.0, -4.0]], np.float32)
 
@@ -302,3 +304,13 @@ def test_types_come_from_onnx_inference() -> None:
     graph: Graph = from_onnx(parser.parse_model(MODELS["weights"][0]))
     product = next(node for node in graph.nodes if node.output_names == ("m",))
     assert str(product.types[0]) == "f32(N, 2)"
+
+
+@pytest.mark.parametrize(("body", "wanted"), [("y = Transpose <perm = [1, 0, 2]> (x)", "s"), ("y = Tile (x, r)", 11)])
+def test_a_declared_size_that_the_inputs_contradict_gives_way(body: str, wanted: str | int) -> None:
+    """As PyTorch declares the length of an LSTM's outputs; a size that nothing contradicts stays."""
+    model = parsed(f"(float[n,s,3] x, int64[3] r) => (float[11,k,3] y) {{ {body} }}")
+    [output] = from_onnx(model).outputs
+    assert isinstance(output.type, TensorType)
+    assert output.type.shape is not None
+    assert output.type.shape[0] == wanted
