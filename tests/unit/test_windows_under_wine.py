@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from developer_scripts import load_script
@@ -15,10 +14,18 @@ from developer_scripts import load_script
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = """
 import os
+import pathlib
+import time
 import pytest
 
 def test_passes():
     pass
+
+def test_stands_still_once():
+    marker = pathlib.Path(__file__).with_name("marker")
+    if not marker.exists():
+        marker.touch()
+        time.sleep(600)
 
 def test_ends_the_process():
     os._exit(3)
@@ -71,7 +78,7 @@ def test_what_is_missing_is_said_in_a_line(script: ModuleType, tmp_path, monkeyp
 
 @pytest.mark.parametrize("at_most", [0, 2])
 def test_a_test_that_ends_its_process_fails_and_the_others_run(script: ModuleType, tmp_path, monkeypatch, at_most):
-    """Each test has one outcome, whichever process it had it in."""
+    """Each test has one outcome, whichever process it had it in; one whose process stands still is tried again."""
     (tmp_path / "conftest.py").write_bytes((ROOT / "tests" / "conftest.py").read_bytes())
     (tmp_path / "test_small.py").write_text(SUITE, encoding="utf-8")
     config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
@@ -80,15 +87,21 @@ def test_a_test_that_ends_its_process_fails_and_the_others_run(script: ModuleTyp
     class Here:
         """An environment that is this one."""
 
-        def python(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
             given = [text.replace("\\", "/") for text in arguments]
-            return subprocess.run([sys.executable, *given, *config], cwd=ROOT, capture_output=True, text=True)
+            command = [sys.executable, *given, *config]
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            return subprocess.CompletedProcess(command, self.process.wait())
 
+        def stop(self) -> None:
+            self.process.kill()
+
+    monkeypatch.setattr(script, "STILL_S", 12)
     outcomes = tmp_path / "outcomes.jsonl"
     part = script.Part("cpu", at_most=at_most)
     script.run_pytest(Here(), part, [str(tmp_path / "test_small.py")], outcomes, 0.0)
     found = script.summary(outcomes)
-    assert found["counts"] == {"passed": 1, "failed": 2, "skipped": 1, "xfailed": 0}
+    assert found["counts"] == {"passed": 2, "failed": 2, "skipped": 1, "xfailed": 0}
     failed = {each["test"].partition("::")[2]: each["why"] for each in found["failures"]}
     assert failed["test_ends_the_process"] == "ends the process"
     assert "assert False" in failed["test_fails"]
