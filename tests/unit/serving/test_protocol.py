@@ -194,7 +194,7 @@ def test_other_threads_run_while_large_json_is_read() -> None:
     finally:
         sys.setswitchinterval(interval_s)
         thread.join()
-    assert turns > 20
+    assert turns > 5  # 28 on an idle machine, and one where the lock is held
 
 
 @pytest.mark.parametrize(
