@@ -238,6 +238,7 @@ class Windows:
             "WINEARCH=win64",
             "XDG_RUNTIME_DIR=/tmp",
             f"WINEDEBUG={os.environ.get('WINEDEBUG', '-all')}",
+            "OPENBLAS_CORETYPE=Nehalem",  # see the gap of large products in tests/data/wine.toml
         ]
         if self.display:
             variables.append(f"DISPLAY={self.display}")

@@ -33,6 +33,8 @@ def test_a_gap_is_still_there(gap: dict[str, Any], tmp_path: Path) -> None:
             pytest.skip(f"{needed} is not installed")
     command = [sys.executable, *gap.get("options", ()), "-c", gap["reproduction"]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=300)
+    if done.returncode == 0 and "varies" in gap:
+        pytest.skip(f"not on this machine; {gap['varies']}")
     assert done.returncode != 0
     said = f"{done.stderr}\nexit code {done.returncode:#x}"
     assert gap["fails"] in said, said
