@@ -68,7 +68,7 @@ class Builders:
 
         Attributes:
             mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
-                `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
+                `(B, K)` mask in which below 0.5 is masked; `bias`, added to the scaled scores, broadcast to `(B, H, Q, K)`.
             window: how many keys before its own position a query attends to under `sliding`.
             scale: factor of the scores, None for 1 / sqrt(head_dim).
             softcap: c of c * tanh(score / c), applied to the scaled scores before any mask; None for none.
@@ -94,7 +94,7 @@ class Builders:
 
         Attributes:
             mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
-                `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
+                `(B, K)` mask in which below 0.5 is masked; `bias`, added to the scaled scores, broadcast to `(B, H, Q, K)`.
             window: how many keys before its own position a query attends to under `sliding`.
             scale: factor of the scores, None for 1 / sqrt(head_dim).
             softcap: c of c * tanh(score / c), applied to the scaled scores before any mask; None for none.
@@ -120,7 +120,7 @@ class Builders:
 
         Attributes:
             mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
-                `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
+                `(B, K)` mask in which below 0.5 is masked; `bias`, added to the scaled scores, broadcast to `(B, H, Q, K)`.
             window: how many keys before its own position a query attends to under `sliding`.
             scale: factor of the scores, None for 1 / sqrt(head_dim).
             softcap: c of c * tanh(score / c), applied to the scaled scores before any mask; None for none.
