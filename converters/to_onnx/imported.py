@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx import kernel_dtypes as kernels
-from rlx_ort.converters.to_onnx.elementwise import activate, power
+from rlx_ort.converters.to_onnx.elementwise import activate, other_gelu, power
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET, Emitter, lowers
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.norm import REDUCE, is_doubtful, reduced
@@ -32,8 +32,8 @@ _BOOL_MOVES = frozenset({"GatherElements", "GatherND"})
 """Operators that move bools as they move numbers; WebGPU has kernels for numbers alone."""
 _ASKING: Mapping[DType, Collection[str]] = {
     DType.BOOL: _BOOL_MOVES,
-    DType.F16: {"IsNaN", "LogSoftmax"},
-    DType.F32: {"InstanceNormalization", "IsNaN", "LogSoftmax"},
+    DType.F16: {"Gelu", "IsNaN", "LogSoftmax"},
+    DType.F32: {"Gelu", "InstanceNormalization", "IsNaN", "LogSoftmax"},
     DType.F64: {"Sigmoid"},
     DType.I64: kernels.MISORDERING | {"ConstantOfShape"},
 }
@@ -177,6 +177,14 @@ def _sigmoid(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return activate(emit, "sigmoid", reads[0], DType.F64) if has_all else None
 
 
+def _gelu(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    dtype = emit.known_dtype(0)
+    if reads[0] is None or dtype not in (DType.F16, DType.F32):
+        return None
+    approximate = op.attributes.get("approximate", "none")
+    return other_gelu(emit, reads[0], dtype, str(approximate))
+
+
 def _is_nan(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """A test of the row that a Softmax read, where the provider has no `IsNaN`.
 
@@ -248,6 +256,7 @@ _FORMS: dict[str, _Form] = {
     "ConstantOfShape": _filled,
     "Conv": _convolved,
     "Div": _division,
+    "Gelu": _gelu,
     "InstanceNormalization": _instance_norm,
     "IsNaN": _is_nan,
     "LogSoftmax": _log_softmax,

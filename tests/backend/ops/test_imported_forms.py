@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from onnx import parser
@@ -96,3 +98,14 @@ def test_axes_beyond_the_rank_are_a_typed_error() -> None:
     { axes = Constant <value_ints = [7]> () y = ReduceMean <keepdims = 1> (x, axes) }"""
     with pytest.raises(RlxError), GraphDevices(from_onnx(parser.parse_model(text))) as runner:
         runner.run("cpu", {"x": np.ones((1, 2), np.float32)})
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelus_run_on_the_device(approximate: str, device: Device) -> None:
+    """DirectML has no Gelu of ONNX, and exporters write one from opset 20 on."""
+    x = np.linspace(-6, 6, 21, dtype=np.float32).reshape(7, 3)
+    exact = [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.reshape(-1).tolist()]
+    cubic = [0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) for v in x.reshape(-1).tolist()]
+    text = f'(float[n,3] x) => (float[n,3] y) {{ y = Gelu <approximate = "{approximate}"> (x) }}'
+    wanted = np.reshape(exact if approximate == "none" else cubic, x.shape)
+    np.testing.assert_allclose(run(device, text, x=x), wanted, rtol=1e-5, atol=1e-5)
