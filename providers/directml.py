@@ -74,6 +74,7 @@ class DirectMlProvider(OrtProvider):
             return replace(recipe, option_keys=frozenset())
         return replace(recipe, options={"device_id": str(device.index)})
 
+    distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset({("", "Reshape")})  # see `imported._reshaped`
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 
     profile: ClassVar[CostProfile | None] = CostProfile.shipped(

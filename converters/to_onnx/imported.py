@@ -50,6 +50,8 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
         return True
     if op.op_type == "Pow":
         return kind.dtype.is_float
+    if op.op_type == "Reshape":
+        return op.integer("allowzero", 0) == 1 and constants[1] is None
     if op.op_type in _REDUCTIONS:
         reduction = _reduction(op, kind, constants[1] if len(constants) > 1 else None)
         return reduction is not None and is_doubtful(reduction, kind)
@@ -229,9 +231,17 @@ def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 
 def _reshaped(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    """Without `allowzero` where the shape has no zero; beside it DirectML 1.24 takes -1 for a size, and all memory."""
-    shape = emit.input_data(1) if op.integer("allowzero", 0) else None
-    if shape is None or not shape.numpy().all():
+    """Without `allowzero` where the shape has no zero; beside it DirectML 1.24 takes -1 for a size, and all memory.
+
+    Exporters join shapes of sizes and -1, beside which ONNX forbids a zero.
+    """
+    if not op.integer("allowzero", 0):
+        return None
+    shape, dtype = emit.input_data(1), emit.known_dtype(0)
+    says_nothing = shape is not None and shape.numpy().all()
+    if shape is None and dtype is not None and not emit.has_kernel("Reshape", TensorType(dtype)):
+        says_nothing = any((part.numpy() == -1).any() for part in emit.joined_data(1))
+    if not says_nothing:
         return None
     return emit.imported(
         op, reads, attributes={name: op.attributes[name] for name in op.attributes if name != "allowzero"}

@@ -92,6 +92,17 @@ def test_a_shape_with_a_size_that_is_left_over_is_filled_in(size: str, device: D
     assert run(device, text, x=x).tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
+def test_sizes_are_joined_with_one_that_is_left_over(device: Device) -> None:
+    """As PyTorch's second exporter writes a `view` of a tensor whose batch is open."""
+    text = """(float[n,6] x) => (float[a,b,2] y) <int64[2] rest = {-1, 2}> {
+      n = Shape <start = 0, end = 1> (x)
+      s = Concat <axis = 0> (n, rest)
+      y = Reshape <allowzero = 1> (x, s)
+    }"""
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    np.testing.assert_array_equal(run(device, text, x=x), x.reshape(2, 3, 2))
+
+
 def test_axes_beyond_the_rank_are_a_typed_error() -> None:
     """The form that avoids wrong reductions leaves them to the engine."""
     text = """<ir_version: 8, opset_import: ["" : 18]> g (float[1, 2] x) => (float[a, b] y)
