@@ -78,6 +78,13 @@ def host_memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
+def swap_bytes() -> int:
+    """Return the bytes that the system may swap out."""
+    import psutil
+
+    return int(psutil.swap_memory().total)
+
+
 def private_bytes() -> int:
     """Return the memory of this process alone in bytes; takes 10 us.
 
