@@ -11,11 +11,15 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from rlx_ort import epoch
 from rlx_ort.device import Device, DeviceKind, as_devices, priority_rank, register_kind
 from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
 from rlx_ort.providers.base import Availability, Provider
+
+if TYPE_CHECKING:
+    from rlx_ort.options.compile_options import CompileOptions
 
 # Module -> class. One line a file; nothing else here or in the core names a provider.
 _MODULES = (
@@ -139,6 +143,12 @@ def is_available(device: Device | str) -> bool:
 def availability(device: Device | str) -> Availability:
     """Return whether the device works here and, when it does not, the reason and the remedy."""
     return default_registry().availability(Device(device))
+
+
+def memory_limit(device: Device, options: CompileOptions) -> int | None:
+    """Return the most bytes that a session can have on a device; see `Provider.memory_limit`."""
+    provider = provider_of(device)
+    return None if provider is None else provider.memory_limit(device, options, availability(device).memory_bytes)
 
 
 def require_available(device: Device) -> None:

@@ -25,7 +25,7 @@ from rlx_ort.execution.resident import opening_bytes
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, WeightSharing
-from rlx_ort.providers.registry import availability, provider_of
+from rlx_ort.providers.registry import memory_limit, provider_of
 from rlx_ort.selection.arena import Arena, Pattern
 from rlx_ort.selection.folding import folded_nodes
 from rlx_ort.selection.graph_cache import named_dims
@@ -139,8 +139,7 @@ def memory_shortage(
     It cannot if it has less than the weights alone, or than the whole need divided by `MARGIN`. Dims without a size
     count as 1.
     """
-    provider = provider_of(device)
-    limit = None if provider is None else provider.memory_limit(device, options, availability(device).memory_bytes)
+    limit = memory_limit(device, options)
     sizes = {**{dim: 1 for _, shape in named_dims(graph) for dim in shape.symbols}, **options.dims, **(dims or {})}
     workload = None if limit is None or not graph.nodes else workload_on(graph, device, options, sizes)
     if limit is None or workload is None:
