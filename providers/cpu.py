@@ -95,7 +95,7 @@ class CpuProvider(OrtProvider):
             """
         ),
         reorders=True,
-        session_bytes=4 << 20,
+        session_bytes=6 << 20,
         node_bytes=12 << 10,
     )
 

@@ -46,6 +46,7 @@ _POOLS = frozenset({"AveragePool", "Concat", "GlobalAveragePool", "GlobalMaxPool
 _SUMS = frozenset({"Add", "Sum"})
 _JOINED = _SUMS | {"Clip", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"}
 """Operators that become a part of the convolution whose result they read."""
+_CHANNELS = 16  # a convolution over fewer reads them where they are
 # Both measured: docs/results/README.md, cpu-2026-11-26-memory.
 _RELAID = 0.7  # of the weights of convolutions: what the optimisers hold for a moment beside both layouts
 _SCATTERED = 0.2  # of the arena's unused pages: sessions touch them, as small tensors lie elsewhere than here
@@ -361,10 +362,12 @@ class _Plan:
                 places[name] = arena.take(size)
                 if name not in self.outputs:
                     planned[name] = pattern.take(size)
+            copies = self._reordered(node, at)
             shapes = [shape for kind in node.inputs if (shape := self._shape(kind)) is not None]
             work = self.provider.node_work_bytes(node.op_type, shapes)
-            arena.give_back(arena.take(work))
-            lives.append(alive + work)
+            pattern.give_back(pattern.take(copies))
+            arena.give_back(arena.take(copies + work))
+            lives.append(alive + copies + work)
             most = max(most, work)
             for name in ends[at]:
                 alive -= self.nbytes.get(name, 0)
@@ -380,6 +383,23 @@ class _Plan:
         if not self.facts.on_host:
             return lives, arena.reserved
         return lives, arena.touched + int(_SCATTERED * (arena.reserved - arena.touched))
+
+    def _reordered(self, node: ExportedNode, at: int) -> int:
+        """Return the bytes of values that a node needs in another layout, and that stay in theirs for others.
+
+        A transposition is such a copy itself.
+        """
+        if not self.relaid or node.op_type == "Transpose":
+            return 0
+        names = [name for name in node.input_names if name in self.relaid and node.output_names[0] not in self.relaid]
+        shape = self._shape(node.inputs[0]) or ()
+        if node.op_type in _CONVOLUTIONS and len(shape) == 4 and shape[1] >= _CHANNELS:
+            names += [name for name in node.input_names[:1] if name not in self.relaid]
+        return sum(
+            self.nbytes.get(name, 0)
+            for name in names
+            if self.last.get(self.buffer.get(name, name), len(self.nodes)) > at
+        )
 
     def _crossings(self) -> list[int]:
         """Return the bytes that nodes behind each node read of what was made up to it."""
