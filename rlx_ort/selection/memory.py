@@ -10,6 +10,7 @@ product.
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 MARGIN = 1.25
 """How far above the real peak a counted one may be; see docs/results/README.md, cpu-2026-11-26-memory."""
 
+_NEEDS_A_DRAFT = 64
+_needs: weakref.WeakKeyDictionary[Draft, dict[object, MemoryNeed]] = weakref.WeakKeyDictionary()
 _VIEWS = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _CONVOLUTIONS = frozenset({"Conv", "FusedConv"})
 _POOLS = frozenset({"AveragePool", "Concat", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
@@ -110,8 +113,17 @@ class MemoryNeed:
     @property
     def session(self) -> int:
         """The peak of the session."""
-        kept = self.weights + self.packed + self.runtime + self.correction
-        return kept + max(self.opening, self.inputs + self.cache + self.arena + self.work_space)
+        run = self.inputs + self.cache + self.arena + self.work_space
+        return self._kept + max(self.opening, run)
+
+    @property
+    def least(self) -> int:
+        """What a run takes at least: the allocator keeps less where memory is short."""
+        return self._kept + self.inputs + self.cache + self.activations
+
+    @property
+    def _kept(self) -> int:
+        return self.weights + self.packed + self.runtime + self.correction
 
     @property
     def total(self) -> int:
@@ -129,7 +141,17 @@ def memory_need(
     device, options = Device(device), options or CompileOptions()
     provider, sizes, options = provider_of(device), {**options.dims, **(dims or {})}, options.on(device)
     draft = None if provider is None else draft_for(provider, graph, options)
-    return None if provider is None or draft is None else _Plan(graph, device, provider, options, draft, sizes).need()
+    if provider is None or draft is None:
+        return None
+    known = _needs.setdefault(draft, {})
+    limited = options.device_memory_limit_bytes is not None
+    how = (options.sharing, options.low_memory, options.optimization, limited, tuple(options.dims.items()))
+    key = (device, how, tuple(sorted(sizes.items())), opening_bytes(graph, device))
+    if key not in known:
+        if len(known) >= _NEEDS_A_DRAFT:
+            known.clear()
+        known[key] = _Plan(graph, device, provider, options, draft, sizes).need()
+    return known[key]
 
 
 def memory_shortage(
@@ -137,7 +159,7 @@ def memory_shortage(
 ) -> str | None:
     """Return why a device cannot hold a graph, with the figures, or None where it can or that is not known.
 
-    It cannot if it has less than the weights alone, or than the whole need divided by `MARGIN`. Dims without a size
+    It cannot if it has less than the weights alone, or than the least need divided by `MARGIN`. Dims without a size
     count as 1.
     """
     limit = memory_limit(device, options)
@@ -149,12 +171,12 @@ def memory_shortage(
     if 4 * (params + sum(workload.nbytes.values())) < limit:
         return None  # in whatever order and layout
     need = memory_need(graph, device, options, sizes)
-    if need is None or (need.weights <= limit and need.session <= limit * MARGIN):
+    if need is None or (need.weights <= limit and need.least <= limit * MARGIN):
         return None
     return (
-        f"{device.display} has {limit:,} bytes for a session and cannot hold graph {graph.name!r}, which needs about "
-        f"{need.session:,}: weights {need.weights:,}, packed copies {need.packed:,}, activations {need.arena:,}, cache "
-        f"{need.cache:,}, inputs {need.inputs:,}"
+        f"{device.display} has {limit:,} bytes for a session and cannot hold graph {graph.name!r}, which needs at "
+        f"least {need.least:,}: weights {need.weights:,}, packed copies {need.packed:,}, inputs {need.inputs:,}, cache "
+        f"{need.cache:,}, activations {need.activations:,}"
     )
 
 

@@ -11,6 +11,7 @@ from developer_scripts import load_script
 
 from rlx_ort import Device, DevicePolicy, Graph, GraphDevices, to_onnx
 from rlx_ort.errors import MemoryBudgetError, NoViableDeviceError
+from rlx_ort.execution.residency import residency
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.hardware import swap_bytes
 
@@ -60,7 +61,7 @@ def test_a_device_without_room_is_refused_with_the_figures(monkeypatch: pytest.M
     runner, x = GraphDevices(perceptron(), policy=DevicePolicy.only("cpu")), np.ones((1, WIDTH), np.float32)
     with pytest.raises(MemoryBudgetError, match=r"CPU has 20,971,520 bytes .* 'perceptron', .* weights 25,165,824"):
         runner.run("cpu", {"x": x})
-    assert not runner.is_open("cpu")
+    assert [each for each in residency().residents(Device.CPU) if each.model == "perceptron" and each.sessions] == []
     with pytest.raises(NoViableDeviceError, match="cannot hold graph 'perceptron'"):
         runner.run_fastest({"x": x})
     monkeypatch.setattr(CpuProvider, "memory_limit", lambda *_: 200 * MIB)

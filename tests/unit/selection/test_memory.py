@@ -158,7 +158,7 @@ def test_nothing_is_refused_where_the_memory_is_unknown_or_nearly_enough(machine
     graph, options = product(), CompileOptions()
     add(machine, "cuda", None)
     assert memory_shortage(graph, Device.CUDA, options, {"batch": 4096}) is None
-    need = need_of(graph, batch=4096).session
+    need = need_of(graph, batch=4096).least
     for kind, limit, refused in (("gpu", int(need / MARGIN) + 1, False), ("metal", int(need / MARGIN) - 1, True)):
         add(machine, kind, limit)
         assert (memory_shortage(graph, Device(kind), options, {"batch": 4096}) is not None) is refused
@@ -175,7 +175,7 @@ def test_a_dim_without_a_size_counts_as_one_before_a_refusal(machine: Any) -> No
 def need_of_one(machine: Any, graph: Graph) -> int:
     """Return the memory of a run of one row."""
     add(machine, "metal")
-    return need_of(graph, "metal", batch=1).session
+    return need_of(graph, "metal", batch=1).least
 
 
 def test_the_keys_and_values_of_a_decoder_are_its_cache(machine: Any) -> None:
