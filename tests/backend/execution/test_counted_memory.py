@@ -12,19 +12,21 @@ from developer_scripts import load_script
 from rlx_ort import Device, DevicePolicy, Graph, GraphDevices, to_onnx
 from rlx_ort.errors import MemoryBudgetError, NoViableDeviceError
 from rlx_ort.execution.residency import residency
+from rlx_ort.execution.resident import opening_bytes
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.hardware import swap_bytes
+from rlx_ort.selection.memory import memory_need
 
 MIB = 1 << 20
 WIDTH = 1024
 
 
 def perceptron() -> Graph:
-    """Return six wide layers with 24 MiB of weights."""
-    graph = Graph("perceptron")
+    """Return six wide layers with 24 MiB of weights, which differ, since ONNX Runtime packs equal ones once."""
+    graph, draw = Graph("perceptron"), np.random.default_rng(0)
     value = graph.input("x", ("batch", WIDTH))
     for layer in range(6):
-        data = np.full((WIDTH, WIDTH), 1e-3, np.float32)
+        data = draw.standard_normal((WIDTH, WIDTH), np.float32) / np.float32(WIDTH)
         value = graph.relu(value @ graph.param(f"w{layer}", (WIDTH, WIDTH), data=data))
     graph.outputs = [value]
     return graph
@@ -78,6 +80,21 @@ def test_inputs_count_where_the_weights_would_fit(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MemoryBudgetError, match="activations"):
         runner.run("cpu", {"x": np.ones((1 << 15, WIDTH), np.float32)})
     assert runner.run("cpu", {"x": np.ones((1, WIDTH), np.float32)})[0].shape == (1, WIDTH)
+
+
+def test_an_opening_under_a_budget_corrects_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the session kept takes the place of what was counted for it."""
+    runner = GraphDevices(perceptron())
+    before = memory_need(runner.graph, "cpu", None, {"batch": 1})
+    monkeypatch.setenv("RLX_DEVICE_MEMORY", "cpu=1GB")
+    runner.run("cpu", {"x": np.ones((1, WIDTH), np.float32)})
+    after = memory_need(runner.graph, "cpu", None, {"batch": 1})
+    assert before is not None
+    assert after is not None
+    assert (before.correction, after.packed) == (0, before.packed)
+    assert after.packed + after.runtime + after.correction == opening_bytes(runner.graph, Device.CPU)
+    assert after.total - after.correction == before.total
+    assert abs(after.correction) < 8 * MIB
 
 
 def test_the_machine_may_swap() -> None:
