@@ -113,8 +113,7 @@ class MemoryNeed:
     @property
     def session(self) -> int:
         """The peak of the session."""
-        run = self.inputs + self.cache + self.arena + self.work_space
-        return self._kept + max(self.opening, run)
+        return self._kept + max(self.opening, self.inputs + self.cache + self.arena + self.work_space)
 
     @property
     def least(self) -> int:
@@ -144,9 +143,7 @@ def memory_need(
     if provider is None or draft is None:
         return None
     known = _needs.setdefault(draft, {})
-    limited = options.device_memory_limit_bytes is not None
-    how = (options.sharing, options.low_memory, options.optimization, limited, tuple(options.dims.items()))
-    key = (device, how, tuple(sorted(sizes.items())), opening_bytes(graph, device))
+    key = (device, options.key, tuple(sorted(sizes.items())), opening_bytes(graph, device))
     if key not in known:
         if len(known) >= _NEEDS_A_DRAFT:
             known.clear()
@@ -168,9 +165,9 @@ def memory_shortage(
     if limit is None or workload is None:
         return None
     params = sum(value.dtype.nbytes(value.shape.num_elements or 0) for value in graph.params)
-    if 4 * (params + sum(workload.nbytes.values())) < limit:
-        return None  # in whatever order and layout
-    need = memory_need(graph, device, options, sizes)
+    need = None  # fits in whatever order and layout
+    if 4 * (params + sum(workload.nbytes.values())) >= limit:
+        need = memory_need(graph, device, options, sizes)
     if need is None or (need.weights <= limit and need.least <= limit * MARGIN):
         return None
     return (
@@ -229,10 +226,9 @@ class _Plan:
         weights = self._weights()
         held, packed = sum(weights), sum(self.packed)
         if facts.on_host:
-            data = self.graph.weights
-            mapped = {name for name in self.repacked if name in data and data[name].source is not None}
+            mapped = {name for name, data in self.graph.weights.items() if data.source is not None}
             held += sum(size for name, size in self.constants.items() if name not in self.readers)
-            held -= sum(self.constants.get(name, 0) for name in mapped)
+            held -= sum(self.constants.get(name, 0) for name in mapped & self.repacked)
         relaid = sum(n for n, node in zip(self.packed, self.nodes, strict=True) if node.op_type in _CONVOLUTIONS)
         pasts = {pair.past for pair in self.cache}
         cache = sum(n for name, n in workload.inputs.items() if name in pasts)
@@ -260,13 +256,13 @@ class _Plan:
     # --- constants
 
     def _packed(self, node: ExportedNode) -> int:
-        """Return the bytes of copies that a kernel keeps of constants."""
+        """Return the bytes of copies that a kernel keeps of constants; one that others have packed is shared."""
         if self.options.sharing is WeightSharing.RAW or self.options.low_memory:
             return 0
         total = 0
         for place, (name, kind) in enumerate(zip(node.input_names, node.inputs, strict=False)):
             size, shape = self.constants.get(name) or self.owned.get(name), self._shape(kind)
-            if size and shape:
+            if size and shape and name not in self.repacked:
                 copy = self.provider.packed_bytes(node.op_type, place, shape, size // max(math.prod(shape), 1))
                 total += copy
                 self.repacked.update([name] if copy else [])
