@@ -1,7 +1,6 @@
 """ONNX Runtime's allocator and its memory patterns, as far as the memory that a run takes depends on them.
 
-The first run with new input sizes takes each tensor from the arena; later runs take one block for all of them, whose
-places follow from the first run. The arena keeps both.
+The first run with new input sizes takes each tensor from the arena, later ones a block for all. The arena keeps both.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ class Arena:
         self._next = _FIRST_REGION
         self._regions: list[np.ndarray[tuple[int], np.dtype[np.bool_]]] = []  # the pages that were used
         self._free: list[tuple[int, int, int]] = []  # bytes, region, offset
-        self.reserved = 0
-        """The bytes of all regions."""
+        self.reserved = 0  # bytes of all regions
 
     @property
     def touched(self) -> int:
-        """The bytes of pages that were ever used: all that host memory has to hold."""
+        """The bytes of pages that were ever used, which is what host memory has to hold."""
         return sum(int(np.count_nonzero(pages)) for pages in self._regions) * _PAGE
 
     def take(self, nbytes: int) -> tuple[int, int, int]:
@@ -69,24 +67,20 @@ class Arena:
 
     def _extended(self, needed: int) -> int:
         """Add a region and return its size."""
-        size = needed
+        size, before = needed, self._next
         if not self._exact:
-            grown = False
             while needed > self._next:
-                self._next, grown = self._next * 2, True
+                self._next *= 2
             size = self._next
-            if not grown:
-                self._next = min(self._next * 2, max(self._next, _LARGEST_GROWTH))
+            if size == before < _LARGEST_GROWTH:
+                self._next *= 2
         self._regions.append(np.zeros(-(-size // _PAGE) + 1, np.bool_))
         self.reserved += size
         return size
 
 
 class Pattern:
-    """The plan of one block for all tensors of a run (core/framework/mem_pattern_planner.h).
-
-    `peak` is the size of the block.
-    """
+    """The plan of one block for all tensors of a run (core/framework/mem_pattern_planner.h), of `peak` bytes."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[int, int]] = []  # offset, bytes

@@ -407,7 +407,7 @@ class _Plan:
 
         A transposition is such a copy itself.
         """
-        if not self.relaid or node.op_type == "Transpose":
+        if not self.relaid or node.op_type == "Transpose" or not node.inputs:
             return 0
         names = [name for name in node.input_names if name in self.relaid and node.output_names[0] not in self.relaid]
         shape = self._shape(node.inputs[0]) or ()
