@@ -302,7 +302,7 @@ class SessionMemory:
         on_host: whether sessions compute in host memory: weights are borrowed, inputs are not copied, and memory that
             was allocated and never used takes none.
         arena: whether activations lie in ONNX Runtime's arena, which grows by doubling.
-        in_place: operators that may write their result over an input.
+        in_place: operators that may write their result over their first input, or are fused so that none is written.
         reorders: whether convolutions are computed in a layout of their own, whose values ONNX Runtime does not reuse.
         session_bytes: bytes that a session takes without nodes.
         node_bytes: bytes that a node of the model takes in the graph and the session.

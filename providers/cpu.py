@@ -84,7 +84,8 @@ class CpuProvider(OrtProvider):
         """Return the process's private memory, which has other data beside that of sessions."""
         return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY)
 
-    # `MayInplace` of the kernels in onnxruntime/core/providers/cpu; Erf stands for Gelu, into which it is fused.
+    # Activations write over their input (`MayInplace` in onnxruntime/core/providers/cpu). The kernels of the others do
+    # not; they stand for the fused nodes that they become a part of, such as LayerNormalization and Gelu.
     # Bytes of a session and a node: docs/results/README.md, cpu-2026-11-26-memory.
     session_memory: ClassVar[SessionMemory] = SessionMemory(
         on_host=True,

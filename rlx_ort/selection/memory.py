@@ -2,9 +2,8 @@
 
 ONNX Runtime plans the memory of a run when it opens a session, from the nodes that its optimisers leave, in the order
 of a search from the outputs (core/framework/allocation_planner.cc). The same is done here with the exported nodes
-without those that are folded. What other optimisers fuse would have been written in place, so it needs no rules; but
-convolutions on the CPU do, as the shapes of their layout are not known, and so do sigmoids that become a part of a
-product.
+without those that are folded. What other optimisers fuse counts as written in place; but convolutions on the CPU need
+rules, since values are copied into their layout and out of it and have no known shape there.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rlx_ort.calibration.features import DEFAULT_DIM
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.model import ExternalWeight
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError
@@ -34,7 +34,6 @@ from rlx_ort.selection.predict import workload_on
 from rlx_ort.selection.support import draft_for
 
 if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.exported import ExportedNode
     from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.providers.base import Provider
 
@@ -60,7 +59,7 @@ class NodeMemory:
     """The memory of one node in bytes; nodes are in the order in which ONNX Runtime runs them.
 
     Attributes:
-        name: the exported node.
+        name: the exported node, or the value that is copied into the layout of convolutions or out of it.
         weights: constants that it is the first to read.
         packed: copies of constants that its kernel keeps.
         live: activations while it runs, those that wait for later nodes and its work space among them.
@@ -195,10 +194,13 @@ class _Plan:
         self.sizes = {**sizes, **dict.fromkeys(self.workload.assumed, DEFAULT_DIM)}
         self.facts, outline = provider.session_memory, draft.outline
         self.nbytes = {**self.workload.inputs, **self.workload.nbytes}
-        self.types, self.outputs = outline.known_types(), outline.output_types.keys()
+        self.types, self.outputs = {**outline.known_types()}, outline.output_types.keys()
         self.cache = _cache_of(draft, outline.input_types)
         folded = folded_nodes(outline, options)
         nodes = [node for node in self.workload.nodes if node.name not in folded]
+        self.relaid: set[str] = set()  # values in the layout of convolutions
+        if self.facts.reorders and options.optimization is OptimizationLevel.ALL:
+            nodes = self._relay(nodes)
         self.nodes = [nodes[at] for at in _order(nodes)]
         self.made = {name: at for at, node in enumerate(self.nodes) for name in node.output_names if name}
         self.readers: dict[str, list[ExportedNode]] = defaultdict(list)
@@ -215,7 +217,6 @@ class _Plan:
         self.buffer: dict[str, str] = {}  # value -> the one whose memory it has
         self.first: dict[str, int] = {}  # the nodes between which a memory is taken
         self.last: dict[str, int] = {}
-        self.relaid: set[str] = set()  # values in the layout of convolutions
         self._assign({*outline.input_types, *self.constants, *self.owned})
 
     def need(self) -> MemoryNeed:
@@ -291,8 +292,6 @@ class _Plan:
             for place, name in enumerate(node.output_names):
                 if not name:
                     continue
-                if self.facts.reorders and self.options.optimization is OptimizationLevel.ALL and place == 0:
-                    self._relay(node, name)
                 taken = shared.get(name)
                 if taken is None and name not in self.outputs:
                     taken = self._joined(node, name, uses) or self._reused(node, place, name, uses, free)
@@ -309,11 +308,34 @@ class _Plan:
                     free.insert(0, root)
         self.last.update((self.buffer.get(name, name), len(self.nodes)) for name in self.outputs)
 
-    def _relay(self, node: ExportedNode, name: str) -> None:
-        """Note a value that has the layout of convolutions."""
-        follows = node.op_type in _POOLS | _JOINED and {*filter(None, node.input_names)} <= self.relaid
-        if node.op_type in _CONVOLUTIONS or follows:
-            self.relaid.add(name)
+    def _relay(self, nodes: Sequence[ExportedNode]) -> list[ExportedNode]:
+        """Return the nodes with those that copy values into the layout of convolutions, and out of it."""
+        result: list[ExportedNode] = []
+        made: dict[str, ExportedNode] = {}
+        for node in nodes:
+            names, into = [*filter(None, node.input_names)], node.op_type in _CONVOLUTIONS
+            joins = node.op_type in _POOLS | _JOINED or any(_is_gate(made.get(each), names) for each in names)
+            follows = into or (joins and {*names} <= self.relaid)
+            copies = {}
+            for name, kind in zip(node.input_names[: 1 if into else None], node.inputs, strict=False):
+                shape = self._shape(kind) or ()
+                wrong = (
+                    name not in self.relaid and len(shape) == 4 and shape[1] >= _CHANNELS
+                    if into
+                    else name in self.relaid
+                )
+                transposed = "Transpose" in (node.op_type, made[name].op_type if name in made else "")
+                if wrong and (into or not follows) and not transposed:
+                    copies[name] = copy = f"{name}/{'blocks' if into else 'plain'}"
+                    if copy not in self.nbytes:
+                        self.nbytes[copy], self.types[copy] = self.nbytes.get(name, 0), self.types.get(name, kind)
+                        self.relaid.update([copy] if into else [])
+                        result.append(ExportedNode.of(copy, "", "Reorder", 1, 0, (kind,), (kind,), (name,), (copy,)))
+            node = node._replace(input_names=tuple(copies.get(name, name) for name in node.input_names))
+            self.relaid.update(node.output_names[:1] if follows else ())
+            made.update((name, node) for name in node.output_names)
+            result.append(node)
+        return result
 
     def _joined(self, node: ExportedNode, name: str, uses: Mapping[str, int]) -> str | None:
         """Return the value whose memory a result takes since its node becomes a part of another one.
@@ -321,8 +343,8 @@ class _Plan:
         An activation becomes a part of the convolution before it, and so does a sum, which writes over its other input.
         """
         readers = self.readers[name]
-        if node.op_type == "Sigmoid" and len(readers) == 1 and node.input_names[0] in readers[0].input_names:
-            return node.input_names[0]  # of x * sigmoid(x)
+        if len(readers) == 1 and _is_gate(node, readers[0].input_names):
+            return node.input_names[0]
         if name not in self.relaid:
             return None
         if node.op_type in _JOINED:
@@ -345,7 +367,7 @@ class _Plan:
         if size is None:
             return None
         if place == 0 and node.op_type in self.facts.in_place:
-            for each in node.input_names[:2]:
+            for each in node.input_names[:1]:
                 root = self.buffer.get(each, each)
                 if uses[root] == 1 and root in self.made and self._size(each) == size:
                     return each
@@ -380,12 +402,10 @@ class _Plan:
                 places[name] = arena.take(size)
                 if name not in self.outputs:
                     planned[name] = pattern.take(size)
-            copies = self._reordered(node, at)
             shapes = [shape for kind in node.inputs if (shape := self._shape(kind)) is not None]
             work = self.provider.node_work_bytes(node.op_type, shapes)
-            pattern.give_back(pattern.take(copies))
-            arena.give_back(arena.take(copies + work))
-            lives.append(alive + copies + work)
+            arena.give_back(arena.take(work))
+            lives.append(alive + work)
             most = max(most, work)
             for name in ends[at]:
                 alive -= self.nbytes.get(name, 0)
@@ -402,23 +422,6 @@ class _Plan:
             return lives, arena.reserved
         return lives, arena.touched + int(_SCATTERED * (arena.reserved - arena.touched))
 
-    def _reordered(self, node: ExportedNode, at: int) -> int:
-        """Return the bytes of values that a node needs in another layout, and that stay in theirs for others.
-
-        A transposition is such a copy itself.
-        """
-        if not self.relaid or node.op_type == "Transpose" or not node.inputs:
-            return 0
-        names = [name for name in node.input_names if name in self.relaid and node.output_names[0] not in self.relaid]
-        shape = self._shape(node.inputs[0]) or ()
-        if node.op_type in _CONVOLUTIONS and len(shape) == 4 and shape[1] >= _CHANNELS:
-            names += [name for name in node.input_names[:1] if name not in self.relaid]
-        return sum(
-            self.nbytes.get(name, 0)
-            for name in names
-            if self.last.get(self.buffer.get(name, name), len(self.nodes)) > at
-        )
-
     def _crossings(self) -> list[int]:
         """Return the bytes that nodes behind each node read of what was made up to it."""
         last = {name: at for at, node in enumerate(self.nodes) for name in node.input_names}
@@ -433,6 +436,11 @@ class _Plan:
         """Return the sizes of a type in this run, None where one is not known."""
         shape = kind.shape.bind(self.sizes) if isinstance(kind, TensorType) and kind.shape is not None else None
         return shape.static() if shape is not None and shape.is_static else None
+
+
+def _is_gate(node: ExportedNode | None, factors: Collection[str]) -> bool:
+    """Return whether a node is `sigmoid(x)` for one of the factors x, and so becomes one node with the product."""
+    return node is not None and node.op_type == "Sigmoid" and node.input_names[0] in factors
 
 
 def _order(nodes: Sequence[ExportedNode]) -> list[int]:
