@@ -24,7 +24,7 @@ from rlx_ort.errors import InputError
 from rlx_ort.execution.decoder_interface import CachePair, DecoderInterface
 from rlx_ort.execution.resident import opening_bytes
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.registry import memory_limit, provider_of
 from rlx_ort.selection.arena import Arena, Pattern
@@ -328,7 +328,10 @@ class _Plan:
                 if wrong and (into or not follows) and not transposed:
                     copies[name] = copy = f"{name}/{'blocks' if into else 'plain'}"
                     if copy not in self.nbytes:
-                        self.nbytes[copy], self.types[copy] = self.nbytes.get(name, 0), self.types.get(name, kind)
+                        self.nbytes[copy], self.types[copy] = (
+                            self.nbytes.get(name, 0),
+                            self.types.get(name, UnknownType()),
+                        )
                         self.relaid.update([copy] if into else [])
                         result.append(ExportedNode.of(copy, "", "Reorder", 1, 0, (kind,), (kind,), (name,), (copy,)))
             node = node._replace(input_names=tuple(copies.get(name, name) for name in node.input_names))
