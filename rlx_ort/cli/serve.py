@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlx_ort.serving.host import HostOptions
+    from rlx_ort.serving.models import ServedModel
     from rlx_ort.serving.options import ServeOptions
 
 _OPEN_FILES = 8192
+_OF_HTTP, _OF_GRPC = ("uvicorn", "httptools", "prometheus_client"), ("google.protobuf", "grpc")
 _PORT = click.IntRange(-1, 65535)
 
 
@@ -118,6 +121,7 @@ def command(
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
     gc.disable()  # imports create no garbage
     try:
+        _check_installed(*_OF_HTTP * (http_port >= 0), *_OF_GRPC * (grpc_port >= 0))
         from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
         from rlx_ort.serving.options import SWITCH_S, HttpOptions, ServeOptions
@@ -125,7 +129,7 @@ def command(
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
         gc.enable()
-        raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
+        raise _lacking(err) from err
 
     sys.setswitchinterval(SWITCH_S)
     given = click.get_current_context().get_parameter_source
@@ -178,29 +182,78 @@ def command(
         scheme = "https" if tls_cert else "http"
         note(", ".join([f"REST on {scheme}://{http}"] * bool(http) + [f"gRPC on {rpc}"] * bool(rpc)))
 
+    failed: list[str] = []
+
     async def run() -> None:
         _allow_connections()
-        repository = Repository(models, served)
+        repository, stop = Repository(models, served), asyncio.Event()
+        named = [*dict.fromkeys([*(policy.allow or ()), *policy.prefer])]
+        opening: list[asyncio.Future[None]] = []
+
+        async def completed(model: ServedModel) -> None:
+            await model.completed()
+            if model in repository.models():
+                _note_devices("opened in full", [model], named)
 
         def loaded() -> None:
-            names = [model.described_devices(policy.allow or ()) for model in repository.models()]
             gc.freeze()
             gc.enable()
-            failed = sum(not entry.loaded for entry in repository.entries.values())
-            note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
-            if served.batch.max_batch > 1:
-                for model in repository.models():
-                    if model.unbatched_because:
-                        note(f"{model.name} runs one request at a time: {model.unbatched_because}")
+            found = list(repository.models())
+            lost = [name for name, entry in repository.entries.items() if not entry.loaded]
+            if not found and not repository_control and not stop.is_set():
+                failed.extend(lost)
+                stop.set()
+                return
+            _note_devices("ready", found, named, f"; {len(lost)} failed" if lost else "")
+            for model in found:
+                if served.batch.max_batch > 1 and model.unbatched_because:
+                    note(f"{model.name} runs one request at a time: {model.unbatched_because}")
+                if not model.is_complete:
+                    opening.append(asyncio.ensure_future(completed(model)))
 
-        await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded)
+        await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded, stop=stop)
 
     import asyncio  # 50 ms, which `rlx-ort --help` need not take
 
     try:
         asyncio.run(run())
+    except ImportError as err:
+        raise _lacking(err) from err
     finally:
         gc.enable()
+    if failed:
+        raise rlx_ort.ServingError(
+            f"no model could be loaded ({', '.join(failed)}); the reasons are above. With --repository-control the "
+            "server keeps running, so that clients can load one"
+        )
+
+
+def _check_installed(*names: str) -> None:
+    """Raise the `ImportError` of the first library that is not there, before anything is loaded."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _lacking(error: ImportError) -> click.ClickException:
+    return click.ClickException(f"serving needs more packages ({error}); {install_command('serve')}")
+
+
+def _note_devices(title: str, models: Sequence[ServedModel], named: Sequence[rlx_ort.Device], more: str = "") -> None:
+    """Print the devices that run each model, and for each reason the devices that do not."""
+    devices = [f"{model.name} on {', '.join(device.label for device in model.devices)}" for model in models]
+    note(f"{title}: {', '.join(devices) or 'no model'}{more}")
+    reasons: dict[str, dict[str, dict[str, None]]] = {}
+    for model in models:
+        for device, reason in model.unused_devices(named):
+            reasons.setdefault(reason, {}).setdefault(device.label, {})[model.name] = None
+    for reason, unused in reasons.items():
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for label, names in unused.items():
+            groups.setdefault(tuple(names), []).append(label)
+        for names, labels in groups.items():
+            whose = "" if len(names) == len(models) else f"{', '.join(names)} "
+            note(f"{whose}not on {', '.join(labels)}: {reason}")
 
 
 def _narrowed(policy: rlx_ort.DevicePolicy) -> rlx_ort.DevicePolicy:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.serving.options import ServeOptions
 
+SAME_DEVICE = "the same device as"
 _ROWS_CHECKED = 3
 _LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready
 _TOLERANCE = 1e-3
@@ -113,7 +114,7 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
             continue
         place = f"{row.hardware} {device.index}" if row.hardware and device != Device.CPU else device.label
         if place in seen:  # gpu, vulkan and webgpu are one device
-            devices.left_out.append((device, f"it is the same device as {seen[place].label}"))
+            devices.left_out.append((device, f"it is {SAME_DEVICE} {seen[place].label}"))
             continue
         if len(devices.lanes) == options.devices:
             devices.left_out.append((device, f"{options.devices} devices run the model already"))

@@ -20,7 +20,7 @@ from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.serving import tracing
 from rlx_ort.serving.lanes import Answer, Times, octave_of
-from rlx_ort.serving.model_devices import ModelDevices, started_devices, tried_devices
+from rlx_ort.serving.model_devices import SAME_DEVICE, ModelDevices, started_devices, tried_devices
 from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
@@ -227,18 +227,24 @@ class ServedModel:
             },
         }
 
-    def described_devices(self, named: Sequence[Device] = ()) -> str:
-        """Return the model with its devices, and why those of `named` that do not run it are not used."""
-        running = [lane.device for lane in self.scheduler.lanes]
-        text = f"{self.name} on {', '.join(device.label for device in running)}"
-        reasons = dict(self.left_out)
-        others = []
-        for device in named:
-            if device in running:
-                continue
-            otherwise = "being opened" if not self.is_complete else "the same device as another, or one too many"
-            others.append(f"not {device.label}: {' '.join(reasons.get(device, otherwise).split())}")
-        return f"{text} ({'; '.join(others)})" if others else text
+    @property
+    def devices(self) -> list[Device]:
+        """The devices that run it."""
+        return [lane.device for lane in self.scheduler.lanes]
+
+    def unused_devices(self, named: Sequence[Device] = ()) -> list[tuple[Device, str]]:
+        """Return the devices that do not run it, with their reasons: those of `named`, and what else works here."""
+        running, reasons = self.devices, dict(self.left_out)
+        otherwise = "it is the same device as another, or one too many" if self.is_complete else "it is being opened"
+        found = {device: reasons.get(device, otherwise) for device in named if device not in running}
+        policy = self._options.policy
+        for device, reason in self.left_out:
+            from rlx_ort.providers.registry import is_available  # the server is ready sooner without these imports
+
+            is_other = device not in named and SAME_DEVICE not in reason
+            if is_other and (policy is None or policy.allows(device)) and is_available(device):
+                found[device] = reason
+        return [(device, " ".join(reason.split())) for device, reason in found.items()]
 
     async def config(self) -> dict[str, Any]:
         """Return the model's configuration in the form of Triton's extension, once it is complete."""

@@ -320,11 +320,13 @@ def _started(path: Path, options: ServeOptions) -> StartedPackage | None:
 def _package(options: ServeOptions, path: Path, **expected: Any) -> PackageDevices:
     """Return a package opened in full."""
     from rlx_ort.deploy.open import open_package
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.resilience.options import Resilience
 
+    compiled = CompileOptions(spinning=False)
     resilience = options.resilience or Resilience()
     key = options.require_signature
-    return open_package(path, options.policy, require_signature=key, resilience=resilience, **expected)
+    return open_package(path, options.policy, compiled, require_signature=key, resilience=resilience, **expected)
 
 
 def _file(options: ServeOptions, path: Path) -> GraphDevices:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from fault_provider import LOST, FaultProvider
-from served_models import WEIGHT, save_product
+from sample_packages.packages import make
+from served_models import ON_CPU, WEIGHT, save_product
 
-from rlx_ort import Device, DevicePolicy, HealthState
+from rlx_ort import Device, DevicePolicy, HealthState, is_available
 from rlx_ort.serving.models import ServedModel
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import InferRequest
@@ -58,4 +59,29 @@ async def test_the_configuration_says_why_a_device_is_not_used(fault: FaultProvi
     found = await repository.find("product").config()
     assert [group["name"] for group in found["instance_group"]] == ["cpu"]
     assert LOST in found["parameters"]["not_used.fault"]["string_value"]
+    await repository.close()
+
+
+async def test_devices_that_work_here_and_do_not_run_a_model_are_told_unasked(
+    fault: FaultProvider, tmp_path: Path
+) -> None:
+    """Those that are not here, those that are denied and other names of a device are told if they were named."""
+    save_product(tmp_path / "product.onnx")
+    assert is_available("fault")
+    fault.dead = LOST
+    policy = DevicePolicy().with_deny(["webgpu"])
+    repository = Repository([tmp_path], ServeOptions(policy=policy))
+    await repository.load_all()
+    [(device, reason)] = repository.find("product").unused_devices()
+    assert (device, LOST in reason) == (Device("fault"), True)
+    named = repository.find("product").unused_devices([Device("webgpu"), Device("cpu")])
+    assert [device for device, _ in named] == [Device("webgpu"), Device("fault")]
+    await repository.close()
+
+
+async def test_a_package_is_served_by_workers_that_do_not_spin(tmp_path: Path) -> None:
+    """They would take the cores from the event loop, and from the other models."""
+    repository = Repository([make(tmp_path / "small.ortpackage")], ON_CPU)
+    await repository.load_all()
+    assert repository.find("small").runner.options.spinning is False
     await repository.close()
