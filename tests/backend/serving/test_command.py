@@ -85,7 +85,13 @@ def test_the_token_is_asked_for_on_both_sides(models: Path, running: list[subpro
     assert ask(rest, request(BODY))[0] == 401
     assert ask(rest, request(BODY, "Authorization: Bearer wrong"))[0] == 401
     assert ask(rest, request(BODY, "Authorization: Bearer secret"))[0] == 200
-    for path, status in (("/v2/health/ready", 200), ("/v2/health/live", 200), ("/metrics", 401), ("/v2", 401)):
+    for path, status in (
+        ("/v2/health/ready", 200),
+        ("/v2/health/live", 200),
+        ("/metrics", 401),
+        ("/v2", 401),
+        ("/status", 401),
+    ):
         assert ask(rest, request(b"", method="GET", path=path, length=None))[0] == status
     with grpc.insecure_channel(rpc) as channel:
         call = channel.unary_unary(INFER)

@@ -38,6 +38,7 @@ async def test_a_device_that_fails_is_replaced_and_used_again(fault: FaultProvid
     fault.dead = LOST
     for rows in range(1, 9):
         assert await asked(model, rows) == Device.CPU
+    assert model.statistics.failovers["fault"] >= 1
     health = {row.device: row.state for row in model.runner.health()}
     assert health[Device("fault")] is HealthState.QUARANTINED
     fault.dead = ""
