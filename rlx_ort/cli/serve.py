@@ -243,17 +243,16 @@ def _note_devices(title: str, models: Sequence[ServedModel], named: Sequence[rlx
     """Print the devices that run each model, and for each reason the devices that do not."""
     devices = [f"{model.name} on {', '.join(device.label for device in model.devices)}" for model in models]
     note(f"{title}: {', '.join(devices) or 'no model'}{more}")
-    reasons: dict[str, dict[str, dict[str, None]]] = {}
+    refused: dict[tuple[str, str], list[str]] = {}
     for model in models:
         for device, reason in model.unused_devices(named):
-            reasons.setdefault(reason, {}).setdefault(device.label, {})[model.name] = None
-    for reason, unused in reasons.items():
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for label, names in unused.items():
-            groups.setdefault(tuple(names), []).append(label)
-        for names, labels in groups.items():
-            whose = "" if len(names) == len(models) else f"{', '.join(names)} "
-            note(f"{whose}not on {', '.join(labels)}: {reason}")
+            refused.setdefault((reason, device.label), []).append(model.name)
+    lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (reason, label), names in refused.items():
+        lines.setdefault((reason, tuple(names)), []).append(label)
+    for (reason, alike), labels in lines.items():
+        whose = "" if len(alike) == len(models) else f"{', '.join(alike)} "
+        note(f"{whose}not on {', '.join(labels)}: {reason}")
 
 
 def _narrowed(policy: rlx_ort.DevicePolicy) -> rlx_ort.DevicePolicy:

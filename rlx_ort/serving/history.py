@@ -31,7 +31,8 @@ COLUMNS = ("requests", "failed", "p50", "p95", "p99", "waiting", "rows", "failov
 mean over time; rows of a batch; and requests that a second device had to run."""
 SAMPLES = 360
 _INTERVAL_S = 10.0
-_RECENT = 6  # samples that the present figures are from: a minute
+RECENT = 6
+"""Samples that the present figures are from: those of a minute."""
 _COUNTS = 6
 _EDGES_NS = np.array([0, *BOUNDS_NS, 2 * BOUNDS_NS[-1]], np.float64)
 _WIDTH = _COUNTS + len(BOUNDS_NS) + 1
@@ -240,7 +241,7 @@ class _Series:
 
     def __init__(self, ring: _Ring, statistics: Statistics, since_s: float) -> None:
         self.ring, self.statistics = ring, statistics
-        self.recent: deque[tuple[float, _Counts]] = deque([(since_s, np.zeros(_WIDTH, np.int64))], maxlen=_RECENT)
+        self.recent: deque[tuple[float, _Counts]] = deque([(since_s, np.zeros(_WIDTH, np.int64))], maxlen=RECENT)
         self._busy_ns: dict[str, int] = {}
         self._busy_before: dict[str, int] = {}
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
-from prometheus_client.utils import floatToGoString
 
 from rlx_ort.serving.history import machine_facts
 from rlx_ort.serving.statistics import BOUNDS_NS, BatchRows, Durations
@@ -129,5 +128,5 @@ def _seconds(durations: Durations, total_ns: int) -> tuple[list[tuple[str, float
     for bound_ns, count in zip(BOUNDS_NS, durations, strict=False):
         below += count
         if str(bound_ns).rstrip("0") in _SHOWN:
-            buckets.append((floatToGoString(bound_ns / 1e9), float(below)))
+            buckets.append((str(bound_ns / 1e9), float(below)))
     return [*buckets, ("+Inf", float(below + durations[-1]))], total_ns / 1e9

@@ -10,7 +10,7 @@ import time
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.serving.history import machine_facts
+from rlx_ort.serving.history import RECENT, machine_facts
 
 if TYPE_CHECKING:
     from rlx_ort.serving.models import ServedModel
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def status(repository: Repository) -> dict[str, Any]:
-    """Return the state of a server: its machine, its devices, and each model in the last minute."""
+    """Return the state of a server: its machine, its devices, and each model in the last samples."""
     history, budget = repository.history, repository.budget
     whole, models = history.now()
     rows = []
@@ -31,6 +31,7 @@ def status(repository: Repository) -> dict[str, Any]:
         "ready": repository.ready,
         "up_s": round(time.time() - history.started_s),
         "interval_s": history.interval_s,
+        "window_s": RECENT * history.interval_s,
         "history_bytes": history.nbytes,
         "held_bytes": budget.held_bytes,
         "most_held_bytes": budget.most_bytes,

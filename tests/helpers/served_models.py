@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -112,8 +113,13 @@ def serving(
 
 
 @contextmanager
-def serving_under_load(folder: Path, models: int = 20, token: str | None = None) -> Iterator[Served]:
-    """Yield a server of products that four clients ask all the time, whose history has two samples a second."""
+def serving_under_load(
+    folder: Path, models: int = 20, token: str | None = None, seconds: float = 0.0
+) -> Iterator[Served]:
+    """Yield a server of products that four clients ask all the time, `seconds` after they began to.
+
+    Its history has a sample each second.
+    """
     for at in range(models):
         save_product(folder / f"product-{at:02}.onnx", at + 1)
     body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -129,10 +135,11 @@ def serving_under_load(folder: Path, models: int = 20, token: str | None = None)
             connection.getresponse().read()
         connection.close()
 
-    with serving(folder, http=HttpOptions(token=token), interval_s=0.5) as served:
+    with serving(folder, http=HttpOptions(token=token), interval_s=1.0) as served:
         clients = [threading.Thread(target=ask, args=(served, first)) for first in range(4)]
         for client in clients:
             client.start()
+        time.sleep(seconds)
         yield served
         ended.set()
         for client in clients:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from fault_provider import until
-from headless_chromium import headless_chromium, prefer_theme
+from headless_chromium import headless_chromium, prefer_theme, serious_findings
 from served_models import Served, serving_under_load
 
 from rlx_ort.serving.history import machine_facts
@@ -134,3 +134,15 @@ def test_a_wrong_token_is_asked_for_again(loaded: Served, browser: Any) -> None:
     assert cells(browser) == {}
     assert browser.find_element("id", "ask").is_displayed()
     assert browser.execute_script("return sessionStorage.length") == 0
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_is_accessible(tmp_path: Path, browser: Any, theme: str) -> None:
+    """With the charts of a model; names, contrasts and landmarks, by axe."""
+    with serving_under_load(tmp_path, 2) as served:
+        prefer_theme(browser, theme)
+        browser.get(f"http://{served.http}/")
+        waits(lambda: len(cells(browser)) == 2)
+        browser.execute_script("document.querySelector('#models button').click()")
+        waits(lambda: len(titles(browser, ".more")) == 4)
+        assert serious_findings(browser) == []
