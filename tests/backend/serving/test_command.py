@@ -241,8 +241,11 @@ def test_the_ready_line_names_devices_and_why_others_are_not_used(
     assert lines[-1].startswith("not on cuda: ")
 
 
-def test_a_warmed_package_says_once_it_is_open_which_named_devices_it_does_not_use(tmp_path: Path) -> None:
+def test_a_warmed_package_says_once_it_is_open_which_named_devices_it_does_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It answers on the CPU before, so that `ready` cannot know."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
     path = make(tmp_path / "small.ortpackage")
     warm_package(path, ["cpu"])
     lines = _lines_until("not on", [str(path), "--device", "cuda,cpu"], {}, after="opened in full")
