@@ -70,6 +70,7 @@ def tried_devices(name: str, runner: GraphDevices, options: ServeOptions) -> Mod
     if devices.batched_along is not None:
         for lane in devices.lanes:
             _learn_sizes(lane, inputs, options.batch.max_batch)
+            lane.cap()  # predicts all sizes, so that the first request need not wait for that
     return devices
 
 
@@ -149,7 +150,7 @@ def started_devices(package: StartedPackage, inputs: Mapping[str, ValueType], op
     lane = Lane(Device.CPU, run, lambda rows: None, options.batch.max_batch)
     with contextlib.suppress(InputError):  # made-up inputs do not fit; the first request warms it
         for case in package.golden_inputs or [even_inputs(inputs, 1)]:
-            lane.run(case, None)
+            lane.worker.submit(functools.partial(lane.run, case, None)).result()
     return ModelDevices([lane])
 
 
@@ -186,8 +187,11 @@ def _run(
 
 
 def _timed(lane: Lane, rows: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Run inputs twice, learn the shorter time, and return the outputs."""
-    runs = [timed(lambda: lane.run(inputs, None)) for _ in range(2)]
+    """Run inputs twice, learn the shorter time, and return the outputs.
+
+    It is done in the thread that runs batches: its first run takes some ms more than those that follow.
+    """
+    runs = lane.worker.submit(lambda: [timed(lambda: lane.run(inputs, None)) for _ in range(2)]).result()
     lane.learn(rows, min(ns for _, ns in runs))
     return runs[-1][0]
 

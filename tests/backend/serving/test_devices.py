@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from fault_provider import LOST, FaultProvider
 from sample_packages.packages import make
 from served_models import ON_CPU, WEIGHT, save_product
@@ -85,4 +88,20 @@ async def test_a_package_is_served_by_workers_that_do_not_spin(tmp_path: Path) -
     repository = Repository([make(tmp_path / "small.ortpackage")], ON_CPU)
     await repository.load_all()
     assert repository.find("small").runner.options.spinning is False
+    await repository.close()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+async def test_the_first_request_starts_no_thread_and_predicts_nothing(tmp_path: Path, rows: int) -> None:
+    """The thread of the device has run, and all sizes are predicted, before the model is ready."""
+    save_product(tmp_path / "product.onnx")
+    repository = Repository([tmp_path], ON_CPU)
+    await repository.load_all()
+    model = repository.find("product")
+    lane: Any = model.scheduler.lanes[0]
+    lane.runs_inline = lambda *_: False
+    predicted, threads = lane._predict.cache_info().misses, set(threading.enumerate())
+    assert await asked(model, rows) == Device.CPU
+    assert lane._predict.cache_info().misses == predicted > 1
+    assert set(threading.enumerate()) <= threads
     await repository.close()
