@@ -187,13 +187,12 @@ def command(
     async def run() -> None:
         _allow_connections()
         repository, stop = Repository(models, served), asyncio.Event()
-        named = [*dict.fromkeys([*(policy.allow or ()), *policy.prefer])]
         opening: list[asyncio.Future[None]] = []
 
         async def completed(model: ServedModel) -> None:
             await model.completed()
             if model in repository.models():
-                _note_devices("opened in full", [model], named)
+                _note_devices("opened in full", [model])
 
         def loaded() -> None:
             gc.freeze()
@@ -204,7 +203,7 @@ def command(
                 failed.extend(lost)
                 stop.set()
                 return
-            _note_devices("ready", found, named, f"; {len(lost)} failed" if lost else "")
+            _note_devices("ready", found, f"; {len(lost)} failed" if lost else "")
             for model in found:
                 if served.batch.max_batch > 1 and model.unbatched_because:
                     note(f"{model.name} runs one request at a time: {model.unbatched_because}")
@@ -239,13 +238,13 @@ def _lacking(error: ImportError) -> click.ClickException:
     return click.ClickException(f"serving needs more packages ({error}); {install_command('serve')}")
 
 
-def _note_devices(title: str, models: Sequence[ServedModel], named: Sequence[rlx_ort.Device], more: str = "") -> None:
+def _note_devices(title: str, models: Sequence[ServedModel], more: str = "") -> None:
     """Print the devices that run each model, and for each reason the devices that do not."""
     devices = [f"{model.name} on {', '.join(device.label for device in model.devices)}" for model in models]
     note(f"{title}: {', '.join(devices) or 'no model'}{more}")
     refused: dict[tuple[str, str], list[str]] = {}
     for model in models:
-        for device, reason in model.unused_devices(named):
+        for device, reason in model.unused_devices():
             refused.setdefault((reason, device.label), []).append(model.name)
     lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (reason, label), names in refused.items():

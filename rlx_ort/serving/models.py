@@ -175,12 +175,12 @@ class ServedModel:
         """The devices that run it."""
         return [lane.device for lane in self.scheduler.lanes]
 
-    def unused_devices(self, named: Sequence[Device] = ()) -> list[tuple[Device, str]]:
-        """Return the devices that do not run it, with their reasons: those of `named`, and what else works here."""
-        running, reasons = self.devices, dict(self.left_out)
+    def unused_devices(self) -> list[tuple[Device, str]]:
+        """Return the devices that the policy names, or that work here, and that do not run it, with their reasons."""
+        running, reasons, policy = self.devices, dict(self.left_out), self._options.policy
         otherwise = "it is the same device as another, or one too many" if self.is_complete else "it is being opened"
+        named = () if policy is None else (*(policy.allow or ()), *policy.prefer)
         found = {device: reasons.get(device, otherwise) for device in named if device not in running}
-        policy = self._options.policy
         for device, reason in self.left_out:
             from rlx_ort.providers.registry import is_available  # the server is ready sooner without these imports
 

@@ -51,6 +51,10 @@ def _described(model: ServedModel) -> dict[str, Any]:
         "answered": statistics.spans["success"].count,
         "failures": statistics.spans["fail"].count,
         "queued": model.scheduler.depth,
+        "batches": {
+            device: {1 << octave: count for octave, count in sorted(batches.octaves.items())}
+            for device, batches in statistics.rows.items()
+        },
     }
 
 

@@ -103,7 +103,9 @@ def test_the_status_page_shows_every_model(loaded: Served, browser: Any) -> None
     browser.switch_to.active_element.send_keys(ENTER)
     waits(lambda: len(titles(browser, ".more")) == 4)
     assert browser.switch_to.active_element.get_attribute("aria-expanded") == "true"
-    assert "requests answered and 0 failed" in browser.find_element("class name", "more").text
+    text = browser.find_element("css selector", ".more:not([hidden])").text
+    assert "requests answered and 0 failed" in text
+    assert re.search(r"batches on cpu, by their rows: \d+ of 1", text)
     browser.switch_to.active_element.send_keys(ENTER)
     waits(lambda: titles(browser, ".more") == [])
 

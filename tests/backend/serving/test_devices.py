@@ -73,14 +73,16 @@ async def test_devices_that_work_here_and_do_not_run_a_model_are_told_unasked(
     save_product(tmp_path / "product.onnx")
     assert is_available("fault")
     fault.dead = LOST
-    policy = DevicePolicy().with_deny(["webgpu"])
-    repository = Repository([tmp_path], ServeOptions(policy=policy))
-    await repository.load_all()
-    [(device, reason)] = repository.find("product").unused_devices()
-    assert (device, LOST in reason) == (Device("fault"), True)
-    named = repository.find("product").unused_devices([Device("webgpu"), Device("cpu")])
-    assert [device for device, _ in named] == [Device("webgpu"), Device("fault")]
-    await repository.close()
+    for policy, wanted in (
+        (DevicePolicy().with_deny(["webgpu"]), ["fault"]),
+        (DevicePolicy().with_deny(["webgpu"]).with_prefer(["webgpu", "cpu"]), ["webgpu", "fault"]),
+    ):
+        repository = Repository([tmp_path], ServeOptions(policy=policy))
+        await repository.load_all()
+        found = dict(repository.find("product").unused_devices())
+        assert [device.label for device in found] == wanted
+        assert LOST in found[Device("fault")]
+        await repository.close()
 
 
 async def test_a_package_is_served_by_workers_that_do_not_spin(tmp_path: Path) -> None:
