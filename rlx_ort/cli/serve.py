@@ -124,6 +124,7 @@ def command(
         _check_installed(*_OF_HTTP * (http_port >= 0), *_OF_GRPC * (grpc_port >= 0))
         from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
+        from rlx_ort.serving.models import device_lines
         from rlx_ort.serving.options import SWITCH_S, HttpOptions, ServeOptions
         from rlx_ort.serving.repository import Repository
         from rlx_ort.serving.scheduler import BatchOptions
@@ -192,7 +193,7 @@ def command(
         async def completed(model: ServedModel) -> None:
             await model.completed()
             if model in repository.models():
-                _note_devices("opened in full", [model])
+                _note_devices("opened in full", device_lines([model]))
 
         def loaded() -> None:
             gc.freeze()
@@ -203,7 +204,7 @@ def command(
                 failed.extend(lost)
                 stop.set()
                 return
-            _note_devices("ready", found, f"; {len(lost)} failed" if lost else "")
+            _note_devices("ready", device_lines(found), f"; {len(lost)} failed" if lost else "")
             for model in found:
                 if served.batch.max_batch > 1 and model.unbatched_because:
                     note(f"{model.name} runs one request at a time: {model.unbatched_because}")
@@ -238,20 +239,11 @@ def _lacking(error: ImportError) -> click.ClickException:
     return click.ClickException(f"serving needs more packages ({error}); {install_command('serve')}")
 
 
-def _note_devices(title: str, models: Sequence[ServedModel], more: str = "") -> None:
-    """Print the devices that run each model, and for each reason the devices that do not."""
-    devices = [f"{model.name} on {', '.join(device.label for device in model.devices)}" for model in models]
-    note(f"{title}: {', '.join(devices) or 'no model'}{more}")
-    refused: dict[tuple[str, str], list[str]] = {}
-    for model in models:
-        for device, reason in model.unused_devices():
-            refused.setdefault((reason, device.label), []).append(model.name)
-    lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (reason, label), names in refused.items():
-        lines.setdefault((reason, tuple(names)), []).append(label)
-    for (reason, alike), labels in lines.items():
-        whose = "" if len(alike) == len(models) else f"{', '.join(alike)} "
-        note(f"{whose}not on {', '.join(labels)}: {reason}")
+def _note_devices(title: str, lines: Sequence[str], more: str = "") -> None:
+    """Print the devices that run each model, and why others do not."""
+    note(f"{title}: {lines[0] or 'no model'}{more}")
+    for line in lines[1:]:
+        note(line)
 
 
 def _narrowed(policy: rlx_ort.DevicePolicy) -> rlx_ort.DevicePolicy:
@@ -281,8 +273,8 @@ def _serve_on_ray(
 ) -> None:
     from rlx_ort.serving import ray
 
-    def ready(http: str | None, rpc: str | None) -> None:
-        note(f"ready: REST on {http}" + (f", gRPC on {rpc}" if rpc else ""))
+    def ready(http: str | None, rpc: str | None, devices: Sequence[str]) -> None:
+        _note_devices(f"ready: REST on {http}" + (f", gRPC on {rpc}" if rpc else ""), devices)
 
     ray.run(models, served, place, ray.RayOptions(replicas, cpus, gpus), on_ready=ready)
 

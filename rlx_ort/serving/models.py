@@ -260,6 +260,22 @@ class ServedModel:
                 raise ServingError(f"{self.name} has no output {output.name!r}; it has {', '.join(self.outputs)}", 400)
 
 
+def device_lines(models: Sequence[ServedModel]) -> list[str]:
+    """Return the devices of each model in a line, and a line for each reason why others do not run some of them."""
+    lines = [", ".join(f"{model.name} on {', '.join(device.label for device in model.devices)}" for model in models)]
+    refused: dict[tuple[str, str], list[str]] = {}
+    for model in models:
+        for device, reason in model.unused_devices():
+            refused.setdefault((reason, device.label), []).append(model.name)
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (reason, label), names in refused.items():
+        groups.setdefault((reason, tuple(names)), []).append(label)
+    for (reason, alike), labels in groups.items():
+        whose = "" if len(alike) == len(models) else f"{', '.join(alike)} "
+        lines.append(f"{whose}not on {', '.join(labels)}: {reason}")
+    return lines
+
+
 def _closed_lanes(devices: ModelDevices) -> None:
     for lane in devices.lanes:
         lane.worker.close()
