@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import math
 import platform
 import time
@@ -39,6 +40,7 @@ _WIDTH = _COUNTS + len(BOUNDS_NS) + 1
 _POINTS = 60
 _SHARES = (0.5, 0.95, 0.99)
 _Counts: TypeAlias = npt.NDArray[np.int64]
+_log = logging.getLogger(__name__)
 
 
 class Served(NamedTuple):
@@ -106,6 +108,7 @@ class History:
     def start(self) -> None:
         """Begin to take samples on the running event loop, unless that has begun."""
         if self._task is None:
+            self._sampled_s, self._cpu_s = time.monotonic(), time.process_time()
             self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
@@ -119,8 +122,11 @@ class History:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self.interval_s)
-            devices = {device for served in self._served() for device in served.devices}
-            self.sample(await asyncio.to_thread(_memory_of, devices | {Device.CPU}))
+            try:
+                devices = {device for served in self._served() for device in served.devices}
+                self.sample(await asyncio.to_thread(_memory_of, devices | {Device.CPU}))
+            except Exception:  # of a provider, such as one that was registered from outside
+                _log.exception("a sample of the history is missing")
 
     def sample(self, memory: Mapping[Device, tuple[int, int]]) -> None:
         """Keep what happened since the last sample; `memory` has used and all bytes of devices, 0 if unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import SimpleNamespace
 
@@ -163,3 +164,25 @@ def test_requests_that_a_second_device_had_to_run_are_counted(clock: Clock) -> N
     sample(history, clock)
     sample(history, clock)
     assert history.of_server()["failovers"] == [3.0, 0.0]
+
+
+async def test_samples_go_on_after_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """As where the memory of a device cannot be read for once."""
+    failing = [True]
+
+    def served() -> list[Served]:
+        if failing and len(history.of_server()["times"]) == 1:
+            failing.clear()
+            raise OSError("gone")
+        return [Served(("m", "1"), Statistics(), [Device.CPU])]
+
+    history = History(served, 0.01)
+    history.start()
+    async with asyncio.timeout(10):
+        while len(history.of_server()["times"]) < 3:
+            await asyncio.sleep(0.01)
+    await history.stop()
+    assert failing == []
+    assert "a sample of the history is missing" in caplog.text
+    [cpu] = history.devices()
+    assert cpu["memory"] < cpu["memory_bytes"]
