@@ -664,10 +664,16 @@ def open_slot(
         ConversionError: a node cannot be written as ONNX.
     """
     from rlx_ort.converters.to_onnx.exporter import exported
+    from rlx_ort.execution import tunings
     from rlx_ort.providers.claims import kernel_set
 
     options, runs, source = options.on(device), runs or runnable(graph), source or weights
     model = exported(runs.graph, options, kernel_set(provider, runs.graph))
+    variant = tunings.tuned(provider, device, model, options)
+    if variant is not None:
+        _log.info("graph %r: %s is tuned: %s", graph.name, device.label, variant)
+        options = variant.of(options)
+        model = exported(runs.graph, options, kernel_set(provider, runs.graph))
     runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
     return EngineSlot(provider, device, model, weights, options, graph, runs, source, observer)
 
