@@ -296,7 +296,9 @@ class _Search:
 
     def _race(self, challenger: _Entry, champion: _Entry) -> _Race:
         """Run two variants in turns, either of them first as often as the other."""
-        mine, ratios, end = [], [], time.monotonic() + _RACE_S
+        mine: list[float] = []
+        ratios: list[float] = []
+        end = time.monotonic() + _RACE_S
         while len(ratios) < _FEWEST_ROUNDS or (time.monotonic() < end and len(ratios) < _MOST_ROUNDS):
             times = [self._median_ns(each, 1) for each in (challenger, champion)[:: 1 if len(ratios) % 2 else -1]]
             own, other = times if len(ratios) % 2 else times[::-1]

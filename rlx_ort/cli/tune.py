@@ -39,11 +39,9 @@ def command(
     """
     settings = rlx_ort.CompileOptions(dims=dims, precision=rlx_ort.Precision(precision))
     with options.opened(model, policy, settings) as runner:
-        types, assumed = runner.graph.input_types, {}
+        feeds, assumed = options.random_inputs(runner.graph, runner.options.dims)
         if inputs is not None:
-            feeds = options.read_inputs(inputs, types)
-        else:
-            feeds, assumed = options.random_inputs(runner.graph, runner.options.dims)
+            feeds, assumed = options.read_inputs(inputs, runner.graph.input_types), {}
         with progress("tuning") as shown:
             say = None if shown is None else shown.update
             tuning = runner.tune(feeds, device, tolerance=tolerance, budget_s=budget_s, progress=say)

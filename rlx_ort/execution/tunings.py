@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _SCHEMA = 1
 _FOLDER = "tunings"
-_NOT_OF_THE_KEY = {"cache": None, "dims": {}, "placement": None, "profile_prefix": None, "sized_sessions": 0}
+_NOT_OF_THE_KEY: Mapping[str, Any] = {
+    "cache": None,
+    "dims": {},
+    "placement": None,
+    "profile_prefix": None,
+    "sized_sessions": 0,
+}
 """Options that say nothing about how fast a run is; sizes are in the model."""
 
 _carried: dict[str, Mapping[str, Any]] = {}

@@ -127,6 +127,7 @@ def test_the_runner_takes_the_winner(provider: Tunable) -> None:
     runner.run("cpu", X)
     runner.tune(X, "cpu")
     assert opened_by(provider, runner).intra_op_threads == 2
+    assert str(runner.compile("cpu").variant) == "intra_op_threads=2"
 
 
 def test_later_runners_take_the_winner(provider: Tunable) -> None:
