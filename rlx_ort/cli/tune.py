@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,9 +40,12 @@ def command(
     """
     settings = rlx_ort.CompileOptions(dims=dims, precision=rlx_ort.Precision(precision))
     with options.opened(model, policy, settings) as runner:
-        feeds, assumed = options.random_inputs(runner.graph, runner.options.dims)
+        assumed: Mapping[str, int] = {}
+        feeds: Mapping[str, Any]
         if inputs is not None:
-            feeds, assumed = options.read_inputs(inputs, runner.graph.input_types), {}
+            feeds = options.read_inputs(inputs, runner.graph.input_types)
+        else:
+            feeds, assumed = options.random_inputs(runner.graph, runner.options.dims)
         with progress("tuning") as shown:
             say = None if shown is None else shown.update
             tuning = runner.tune(feeds, device, tolerance=tolerance, budget_s=budget_s, progress=say)
