@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from rlx_ort.device import Device
 from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.variant import Variant, variants_of
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem, reinstall_command, runtime_packages
@@ -75,6 +76,14 @@ class DirectMlProvider(OrtProvider):
         return replace(recipe, options={"device_id": str(device.index)})
 
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset({("", "Reshape")})  # see `imported._reshaped`
+
+    def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
+        """Return runs without the driver's own kernels, and without fusing the graph."""
+        return (
+            *variants_of("provider_options.disable_metacommands", ["1"]),
+            *variants_of("session_config.ep.dml.disable_graph_fusion", ["1"]),
+        )
+
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 
     profile: ClassVar[CostProfile | None] = CostProfile.shipped(
