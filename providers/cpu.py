@@ -106,9 +106,9 @@ class CpuProvider(OrtProvider):
     )
 
     def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
-        """Return other numbers of threads, threads that sleep, and fewer rewrites of the graph."""
+        """Return fewer threads, threads that sleep, and fewer rewrites of the graph."""
         threads = core_share().threads
-        counts = sorted({1, max(threads // 2, 1), threads, 2 * threads} - {options.intra_op_threads})
+        counts = sorted({1, max(threads // 2, 1)} - {threads})
         return (
             *variants_of("intra_op_threads", counts),
             *variants_of("spinning", [False, True]),

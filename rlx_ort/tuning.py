@@ -26,6 +26,7 @@ from rlx_ort.faults import is_device_failure
 from rlx_ort.numerics import relative_error
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.options.variant import ALLOWED, Variant, variants_of
+from rlx_ort.providers.engine.process import budget
 from rlx_ort.resilience.trial import disagreement
 from rlx_ort.selection.predict import dims_of
 from rlx_ort.selection.support import model_for
@@ -246,7 +247,10 @@ class _Search:
         return tuning if key is not None and self._keep(key, tuning) else replace(tuning, kept=False)
 
     def _open(self, variant: Variant) -> tuple[SessionSet, CompiledGraph]:
-        sessions = SessionSet(variant.of(self.options))
+        options = variant.of(self.options)
+        if options.intra_op_threads is None:  # the second session of a process would get the cores that are left
+            options = options.with_(intra_op_threads=budget().total)
+        sessions = SessionSet(options)
         self.opened.callback(sessions.close)
         return sessions, sessions.compiled(self.graph, self.weights, self.device, self.rule)
 
