@@ -18,6 +18,7 @@ from sample_reports import sample_report
 
 import rlx_ort.report
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.report.document import Group, groups_of
 from rlx_ort.report.page import rendered, vendored
 from rlx_ort.report.trace import Phase, TracedRun
@@ -87,7 +88,7 @@ def _trace(folder: Path, clock: Callable[[], int]) -> tuple[Phase, int]:
         time.sleep(0.01)
     profile = folder / "profile.json"
     profile.write_text(json.dumps([{"ph": "X", "cat": "Session", "name": "load", "ts": 2000, "dur": 1}]), "utf-8")
-    traced.read_profile(Graph("g"), profile, reading_ns)
+    traced.read_profile(Graph("g"), CompileOptions(), profile, reading_ns)
     [(_, start_ns, _)] = traced.session
     return traced.phases[-1], start_ns
 
