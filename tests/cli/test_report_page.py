@@ -25,7 +25,7 @@ def test_report_writes_the_page_and_the_trace(cli: Cli, classifier: Path, tmp_pa
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
     outcome = cli("report", classifier, "--only", "cpu", *SIZES, "--html", page, "--trace", trace, "--json")
     [report] = _content(page)["reports"]
-    assert (report["schema"], report["model"], report["dims"]) == (1, "classifier.onnx", {"batch": 2, "tokens": 8})
+    assert (report["schema"], report["model"], report["dims"]) == (2, "classifier.onnx", {"batch": 2, "tokens": 8})
     assert report["devices"] == outcome.document["devices"]
     [view] = report["views"]
     assert view["device"] == "cpu"
