@@ -48,6 +48,7 @@ _TIMED_S = 0.5  # of plain runs, which give the measured time
 _MOST_RUNS = 30
 _SMALLEST_GROUP, _MOST_GROUPS, _LOOSE = 8, 100, 40
 _SMALL = 100  # so many nodes are shown without groups
+_LEAST_TIMED = 0.3  # of a run's time
 _LIMITS_S, _LIMIT_POINT_S = 2.0, 0.05
 _LIMIT_KERNELS = {"MatMul": ((512, 64), (512, 512), (512, 2048)), "Add": ((1 << 18, 256), (1 << 22, 256))}
 _KINDS_SHOWN = 5
@@ -121,6 +122,7 @@ def view_of(
         for name in node.input_names
         if name in producers
     )
+    roof = None if model is None or workload is None else _run_roofline(workload, model, measured, measured_ns)
     view = {
         "device": device.label,
         "hardware": availability(device).hardware,
@@ -137,7 +139,7 @@ def view_of(
         "crossings": crossings,
         "added": _added(traced),
         "parts": [] if estimate is None else _parts(estimate, traced, measured),
-        "roofline": None if model is None or workload is None else _measured_roofline(workload, model, measured),
+        "roofline": roof,
         "timeline": [asdict(phase) for phase in traced.phases[:6]],
     }
     return view, traced
@@ -395,15 +397,23 @@ def _roofline(work: Iterable[tuple[Kernel, int, float]], peak: float, bandwidth:
     )
 
 
-def _measured_roofline(workload: Workload, model: BackendCostModel, measured: Mapping[str, float]) -> dict[str, Any]:
-    """Return the roofline of a run: the rates of its nodes by their measured times, below measured limits."""
+def _run_roofline(
+    workload: Workload, model: BackendCostModel, measured: Mapping[str, float], run_ns: float
+) -> dict[str, Any]:
+    """Return the roofline of a run: the rates of its nodes by their measured times, below measured limits.
+
+    Rates are predicted where the nodes' times do not add up to that of a run, since a profile may count launches only.
+    """
+    peak, bandwidth, source = _limits(model)
+    if sum(measured.values()) < _LEAST_TIMED * run_ns:
+        predicted = ((kernel, count, model.price(kernel).ns) for kernel, count in workload.counts.items())
+        return {**_roofline(predicted, peak, bandwidth)._asdict(), "limits": source, "rates": "predicted"}
     spent: dict[Kernel, list[float]] = defaultdict(list)
     for node, kernel in zip(workload.nodes, workload.kernels, strict=True):
         if kernel is not None and measured.get(node.name):
             spent[kernel].append(measured[node.name])
-    peak, bandwidth, source = _limits(model)
-    found = _roofline(((kernel, len(each), statistics.fmean(each)) for kernel, each in spent.items()), peak, bandwidth)
-    return {**found._asdict(), "limits": source}
+    work = ((kernel, len(each), statistics.fmean(each)) for kernel, each in spent.items())
+    return {**_roofline(work, peak, bandwidth)._asdict(), "limits": source, "rates": "measured"}
 
 
 def _limits(model: BackendCostModel) -> tuple[float, float, str]:

@@ -62,7 +62,7 @@ def sample_report(layers: int, each: int, title: str = "sample.onnx", name: str 
             for part in ("MatMul", "Add")
         ],
         "roofline": {
-            "limits": "calibration", "peak": 200.0, "bandwidth": 20.0, "total_ns": 2e6,
+            "limits": "calibration", "rates": "measured", "peak": 200.0, "bandwidth": 20.0, "total_ns": 2e6,
             "kinds": {"MatMul": [(8.0, 90.0, 1e6)], "Add": [(0.1, 2.0, 1e6)]},
         },
         "timeline": [{"name": phase, "start_ns": at * 1e6, "ns": 1e6} for at, phase in enumerate(phases)],

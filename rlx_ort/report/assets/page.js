@@ -168,6 +168,7 @@ function fitted(text, width, font) { // the end of a name tells nodes apart
 }
 
 let panels = 0;
+const wide = (text) => { ruler.font = "600 12px sans-serif"; return ruler.measureText(text).width; };
 function graphPanel(view, color) {
   const serial = (panels += 1);
   const { nodes, groups, edges, crossings } = view;
@@ -303,11 +304,11 @@ function graphPanel(view, color) {
     const price = cost(id), each = members(id);
     text(w - 8, 17, price, "strong", "end");
     if (isGroup(id)) {
-      text(8, 17, fitted(`+ ${title(id).split(".").slice(-2).join(".")}`, w - 76, "600 12px sans-serif"), "strong");
+      text(8, 17, fitted(`+ ${title(id).split(".").slice(-2).join(".")}`, w - 24 - wide(price), "600 12px sans-serif"), "strong");
       text(8, 34, fitted(`${each.length} nodes, most in ${heaviest(each).op}`, w - 16, "11px sans-serif"), "");
       text(8, 50, fitted(`${share(spent(id, key()))}${spent(id, key()) ? " of the time" : ""}`, w - 16, "11px sans-serif"), "");
     } else {
-      text(8, 17, fitted(each[0].op, w - 76, "600 12px sans-serif"), "strong");
+      text(8, 17, fitted(each[0].op, w - 24 - wide(price), "600 12px sans-serif"), "strong");
       text(8, 34, fitted(title(id), w - 16, "11px sans-serif"), "");
       text(8, 50, fitted(each[0].out, w - 16, "11px sans-serif"), "");
     }
@@ -565,14 +566,14 @@ function partsChart(parts) {
   });
 }
 
-function rooflineChart({ peak, bandwidth, total_ns, kinds }) {
+function rooflineChart({ peak, bandwidth, total_ns, kinds, rates }) {
   const points = Object.values(kinds).flat();
   const knee = peak / bandwidth;
   const left = Math.min(knee / 30, ...points.map(([x]) => x)) / 2;
   const right = Math.max(knee * 10, ...points.map(([x]) => x)) * 2;
   const roof = { type: "line", label: `limit: ${peak.toPrecision(3)} GFLOP/s, ${bandwidth.toPrecision(3)} GB/s`, data: [[left, left * bandwidth], [knee, peak], [right, peak]].map(([x, y]) => ({ x, y })), borderColor: css("--text"), borderWidth: 1.5, pointRadius: 0 };
   const dots = Object.entries(kinds).map(([name, found], at) => ({ label: `${name}, ${Math.round((100 * sum(found.map(([, , ns]) => ns))) / total_ns)} %`, backgroundColor: `${series()[at]}bb`, data: found.map(([x, y, ns]) => ({ x, y, r: Math.max(22 * Math.sqrt(ns / total_ns), 3) })) }));
-  return chart("Roofline: measured GFLOP/s of each kind of node by its operations per byte.", {
+  return chart(`Roofline: ${rates} GFLOP/s of each kind of node by its operations per byte.`, {
     type: "bubble", data: { datasets: [...dots, roof] },
     options: { scales: { x: { ...steps("operations per byte read or written"), min: left, max: right }, y: steps("GFLOP/s") } },
   });
@@ -630,7 +631,7 @@ function glance(report, view) {
   if (copied > 0.05 * view.measured_ns) faster.push(`copies between devices are ${percent(copied / view.measured_ns)} of a run: see what splits the graph`);
   if (report.splits.some((split) => split.device === view.device && split.repairs.length)) faster.push("an option moves more nodes to the device: see what splits the graph");
   const roof = view.roofline;
-  if (roof && roof.total_ns) {
+  if (roof?.total_ns && roof.rates === "measured") {
     const points = Object.values(roof.kinds).flat(), knee = roof.peak / roof.bandwidth;
     const slow = sum(points.filter(([x]) => x < knee).map(([, , ns]) => ns)) / roof.total_ns;
     const idle = sum(points.filter(([x, y]) => y < 0.3 * Math.min(roof.peak, x * roof.bandwidth)).map(([, , ns]) => ns)) / roof.total_ns;
@@ -712,7 +713,7 @@ function article(report) {
     if (view.roofline && Object.keys(view.roofline.kinds).length) {
       const roof = rooflineChart(view.roofline);
       charts.push(roof);
-      more.push(section("Roofline", roof.panel, el("p", { className: "dim" }, `Each dot is a kernel with its measured rate. Limits: ${view.roofline.limits}.`)));
+      more.push(section("Roofline", roof.panel, el("p", { className: "dim" }, `Each dot is a kernel with its ${view.roofline.rates} rate${view.roofline.rates === "measured" ? "" : ", as the profile does not time kernels on this device"}. Limits: ${view.roofline.limits}.`)));
     }
     const timeline = timelineChart(view);
     charts.push(timeline);
