@@ -48,6 +48,7 @@ function mixed(from, to, share) {
 // --- the layout: dagre chooses layers, order and x; lines run in the channels between the layers
 
 const GAP = 14, TRACK = 7, HEADER = 26; // px between layers, between lines, and of a group's title
+const MANY_LINKS = 300; // then crossings are not reduced further, which takes half of the time
 
 // Places units, given by their sizes, and the links between them: `from` and `to` are units, or the place of a port of the
 // group around them as -1 - place; `out` and `into` are where a link leaves and enters a unit, from its left.
@@ -69,7 +70,7 @@ function layered(units, links, ins, outs) {
   pin("i", ins, "top", new Set(links.map(({ to }) => to)), (root, port) => [root, port]);
   pin("o", outs, "end", new Set(links.map(({ from }) => from)), (root, port) => [port, root]);
   links.forEach(({ from, to }) => graph.setEdge(name(from, "i"), name(to, "o"), { weight: 2 }));
-  dagre.layout(graph);
+  dagre.layout(graph, { disableOptimalOrderHeuristic: links.length > MANY_LINKS });
   const node = (id) => graph.node(id);
   const left = Math.min(...units.map((_, at) => node(`u${at}`).x - units[at].w / 2), ...graph.nodes().map((id) => node(id).x)) - 12;
   const ranks = [];
@@ -144,7 +145,7 @@ function layered(units, links, ins, outs) {
 
 // --- the graph
 
-const CARD = { w: 196, h: 58 };
+const CARD = { w: 208, h: 58 };
 const FIRST_UNITS = 90; // groups are opened, the most expensive first, as long as no more than these are shown
 const FAMILIES = [
   ["products", /Conv|MatMul|Gemm|Einsum|LSTM|GRU|RNN/], ["attention", /Attention|RotaryEmbedding/], ["normalisation", /Norm|LRN/],
@@ -159,12 +160,14 @@ function svg(tag, attributes = {}, ...children) {
   return made;
 }
 const ruler = document.createElement("canvas").getContext("2d");
-function fitted(text, width, font) { // the end of a name tells nodes apart
+function fitted(text, width, font, keep = "end") { // the end of a name tells nodes apart
   ruler.font = font;
   if (ruler.measureText(text).width <= width) return text;
-  let from = Math.max(1, text.length - Math.floor(width / 5));
-  while (from < text.length && ruler.measureText(`…${text.slice(from)}`).width > width) from += 1;
-  return `…${text.slice(from)}`;
+  for (let length = Math.min(text.length - 1, Math.floor(width / 4)); length > 1; length -= 1) {
+    const part = keep === "end" ? `…${text.slice(-length)}` : `${text.slice(0, length)}…`;
+    if (ruler.measureText(part).width <= width) return part;
+  }
+  return "…";
 }
 
 let panels = 0;
@@ -277,7 +280,7 @@ function graphPanel(view, color) {
     return mixed(css("--cold"), css("--hot"), Math.sqrt(spent(id, mode.value) / most));
   }
   const heaviest = (each) => each.reduce((a, b) => ((b[key()] ?? 0) > (a[key()] ?? 0) ? b : a));
-  const share = (ns) => (total[key()] ? `${Math.round((100 * ns) / total[key()])} %` : "");
+  const share = (ns) => (total[key()] ? percent(ns / total[key()]) : "");
   const title = (id) => {
     if (isGroup(id)) return groups[number(id)].label;
     const { name, module } = nodes[number(id)];
@@ -305,10 +308,10 @@ function graphPanel(view, color) {
     text(w - 8, 17, price, "strong", "end");
     if (isGroup(id)) {
       text(8, 17, fitted(`+ ${title(id).split(".").slice(-2).join(".")}`, w - 24 - wide(price), "600 12px sans-serif"), "strong");
-      text(8, 34, fitted(`${each.length} nodes, most in ${heaviest(each).op}`, w - 16, "11px sans-serif"), "");
+      text(8, 34, fitted(`${each.length} nodes, most in ${heaviest(each).op}`, w - 16, "11px sans-serif", "start"), "");
       text(8, 50, fitted(`${share(spent(id, key()))}${spent(id, key()) ? " of the time" : ""}`, w - 16, "11px sans-serif"), "");
     } else {
-      text(8, 17, fitted(each[0].op, w - 24 - wide(price), "600 12px sans-serif"), "strong");
+      text(8, 17, fitted(each[0].op, w - 24 - wide(price), "600 12px sans-serif", "start"), "strong");
       text(8, 34, fitted(title(id), w - 16, "11px sans-serif"), "");
       text(8, 50, fitted(each[0].out, w - 16, "11px sans-serif"), "");
     }
@@ -340,6 +343,9 @@ function graphPanel(view, color) {
     for (const item of items) show(item, nodeLayer, card, item.x <= high.x && item.x + item.w >= low.x && item.y <= high.y && item.y + item.h >= low.y);
     for (const [part, made] of drawn) {
       if (!seen.has(part)) { made.remove(); drawn.delete(part); continue; }
+      if (part.open) { // its title stays in sight
+        made.querySelector("text").setAttribute("x", Math.max(10, Math.min(10 - pan.x / zoom - part.x, part.w - CARD.w)));
+      }
       if (part.id) {
         made.classList.toggle("selected", part.id === selected);
         made.classList.toggle("match", !part.open && matches.size > 0 && matches.has(part.id));
@@ -638,7 +644,9 @@ function glance(report, view) {
     if (slow > 0.3) faster.push(`${percent(slow)} of the nodes' time is in nodes that memory limits: fewer bytes help, as f16 or int8 weights`);
     if (idle > 0.3) faster.push(`${percent(idle)} of the nodes' time is in nodes below a third of their limit: larger batches, or fused nodes, may help`);
   }
-  if (!faster.length) faster.push("nothing on this page: the nodes are near the limits of the device, and no other device is predicted to be faster");
+  const other = data.reports.find((each) => each !== report)?.views[0];
+  if (other && other.measured_ns < 0.9 * view.measured_ns) faster.push(`the other report takes ${time(other.measured_ns)}, on ${other.device}`);
+  if (!faster.length) faster.push(roof?.rates === "measured" ? "the nodes are near the limits of the device, and no other device is faster" : "nothing that the figures of this page show");
   const tile = (title, lines) => el("div", { className: "tile" }, el("h2", {}, title), ...lines.map((line, at) => el("p", at ? {} : { className: "lead" }, line)));
   return el("div", { className: "tiles" }, tile("Where it runs", where), tile("What it costs", cost), tile("What would make it faster", faster));
 }
