@@ -300,14 +300,14 @@ function graphPanel(view, color) {
     made.append(back);
     const text = (px, py, content, name, anchor = "start") => made.append(svg("text", { x: px, y: py, class: name, "text-anchor": anchor }, content));
     if (open) {
-      text(10, 17, fitted(`− ${title(id)}`, w - 90, "600 12px sans-serif"), "strong");
+      text(10, 17, `− ${fitted(title(id), w - 100, "600 12px sans-serif")}`, "strong");
       text(w - 10, 17, cost(id), "", "end");
       return made;
     }
     const price = cost(id), each = members(id);
     text(w - 8, 17, price, "strong", "end");
     if (isGroup(id)) {
-      text(8, 17, fitted(`+ ${title(id).split(".").slice(-2).join(".")}`, w - 24 - wide(price), "600 12px sans-serif"), "strong");
+      text(8, 17, `+ ${fitted(title(id).split(".").slice(-2).join("."), w - 36 - wide(price), "600 12px sans-serif")}`, "strong");
       text(8, 34, fitted(`${each.length} nodes, most in ${heaviest(each).op}`, w - 16, "11px sans-serif", "start"), "");
       text(8, 50, fitted(`${share(spent(id, key()))}${spent(id, key()) ? " of the time" : ""}`, w - 16, "11px sans-serif"), "");
     } else {
@@ -481,6 +481,7 @@ function graphPanel(view, color) {
     const moved = dragged?.moved, id = idAt(event);
     dragged = null;
     if (moved || !id) return;
+    if (/^[+−] /.test(event.target.textContent)) return toggle(id); // the title of a group
     selected = id;
     render();
     describe(id);
