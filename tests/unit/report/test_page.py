@@ -20,7 +20,7 @@ import rlx_ort.report
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.report.document import Group, _path, grouped, groups_of
-from rlx_ort.report.page import rendered, vendored
+from rlx_ort.report.page import OWN_SCRIPTS, rendered, vendored
 from rlx_ort.report.trace import Phase, TracedRun
 
 ASSETS = Path(rlx_ort.report.__path__[0]) / "assets"
@@ -39,9 +39,9 @@ def test_a_library_is_the_file_of_the_table_and_has_its_licence(name: str) -> No
 
 
 def test_every_library_is_in_the_table() -> None:
-    """No script but that of the page is without an entry."""
+    """No script but those of the page is without an entry."""
     scripts = {path.name for path in ASSETS.glob("*.js")}
-    assert scripts == {"page.js", *(library["file"] for library in vendored().values())}
+    assert scripts == {*OWN_SCRIPTS, *(library["file"] for library in vendored().values())}
 
 
 def test_the_policy_of_the_page_allows_its_scripts_and_no_network() -> None:
