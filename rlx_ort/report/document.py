@@ -161,7 +161,7 @@ def _measured(traced: TracedRun) -> dict[str, float]:
 
 
 def _added(traced: TracedRun) -> list[dict[str, Any]]:
-    """Return the nodes that ONNX Runtime added, such as copies and casts, by operator and provider."""
+    """Return the nodes that ONNX Runtime added, which are copies between devices, by operator and provider."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     runs = sum(phase.name == "run" for phase in traced.phases)
     for node in traced.nodes:

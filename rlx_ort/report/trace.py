@@ -61,8 +61,9 @@ class NodeRun:
     """One node in one run, as ONNX Runtime's profile has it.
 
     `name` is the node's name in the session, `origin` that of the user's node and `exported` that of the exported
-    model's, both empty for a node that ONNX Runtime added. A fused node counts as the one of its operator. Times
-    are in ns, from the beginning of the trace; ONNX Runtime counts whole microseconds and adds some to each node.
+    model's, both empty for a copy between devices and where they are not known. A fused node counts as the one of its
+    operator, and a cast or a node of an expanded function as the one that needs it. Times are in ns, from the beginning
+    of the trace; ONNX Runtime counts whole microseconds and adds some to each node.
     """
 
     name: str
