@@ -114,7 +114,7 @@ function devicesTable(report) {
   const shown = all.filter((_, at) => counted[at]), used = columns.map((_, at) => shown.some((cells) => cells[at]));
   const blocked = report.devices.filter((row, at) => !counted[at] && row.blocker);
   const others = el("details", {}, el("summary", {}, `${blocked.length} other devices cannot be used`), table("", ["device", "why"], blocked.map((row) => [row.device, row.blocker])));
-  return section("Devices", table("one run on each", columns.filter((_, at) => used[at]).map(([name]) => name), shown.map((cells) => cells.filter((_, at) => used[at]))), ...(blocked.length ? [others] : []));
+  return section("Devices", table(report.devices.some((row) => row.p50_ns) ? "many runs on each" : "one run on each", columns.filter((_, at) => used[at]).map(([name]) => name), shown.map((cells) => cells.filter((_, at) => used[at]))), ...(blocked.length ? [others] : []));
 }
 
 function splitsSection(report, view) {
