@@ -45,7 +45,6 @@ def serious_findings(driver: Any) -> list[str]:
     """Return what axe finds of serious or critical impact on the page, with the place; skips where axe is missing."""
     if not _AXE.exists():
         pytest.skip("axe-core is not installed: npm install --no-save axe-core")
-    driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
     driver.execute_script(_AXE.read_text(encoding="utf-8"))
     found = driver.execute_async_script(
         "axe.run().then(arguments[0], (error) => arguments[0]({ error: String(error) }))"
