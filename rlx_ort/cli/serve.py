@@ -236,6 +236,9 @@ def _check_installed(*names: str) -> None:
 
 
 def _lacking(error: ImportError) -> click.ClickException:
+    """Return the error of a command that needs the extra; one about a module of our own is raised as it is."""
+    if (error.name or "").startswith("rlx_ort"):
+        raise error
     return click.ClickException(f"serving needs more packages ({error}); {install_command('serve')}")
 
 
