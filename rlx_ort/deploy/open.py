@@ -69,7 +69,7 @@ class PackageDevices(GraphDevices):
         if quick is None:
             self._sessions.follow_graph()
         else:
-            self._named = outputs_class(output.name for output in quick.start.outputs)
+            self._named = outputs_class((output.name for output in quick.start.outputs), Device.CPU)
 
     @property
     def golden_inputs(self) -> list[dict[str, Any]]:
@@ -81,14 +81,15 @@ class PackageDevices(GraphDevices):
         """The digest of the package's index, hexadecimal, which pins the package."""
         return self._package.sha256
 
-    def run(self, device: Device | str, inputs: Mapping[str, Any], **limits: Any) -> Outputs:
+    def run(self, first: Any = None, second: Any = None, /, **named: Any) -> Outputs:
         """Run on a device and return the outputs in order; see `GraphDevices.run`.
 
         The first four runs of a warmed package use unpacked weights, later ones packed weights; results differ by
         rounding. A graph from `compile` always uses packed weights.
         """
-        results = None if limits else self._run_quick(device, inputs)
-        return super().run(device, inputs, **limits) if results is None else results
+        quick = not named and isinstance(first, (str, Device))
+        results = self._run_quick(first, second) if quick else None
+        return super().run(first, second, **named) if results is None else results
 
     def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None, **limits: Any) -> Outputs:
         """Run on the device that `resolve` returns."""

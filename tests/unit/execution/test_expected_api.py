@@ -79,6 +79,60 @@ def test_a_runner_is_called_with_its_inputs_by_name(runner: Any) -> None:
         np.testing.assert_array_equal(outputs["y"], X + B)
 
 
+def test_a_run_takes_device_and_inputs_in_either_order(runner: Any) -> None:
+    """Or by name, or without a device, as ONNX Runtime's `run(None, inputs)`; the inputs of a call may be in order."""
+    runs = [
+        runner.run("cpu", INPUTS),
+        runner.run(INPUTS, "cpu"),
+        runner.run(INPUTS, device="cpu"),
+        runner.run(INPUTS, device=Device.CPU, timeout_s=30.0),
+        runner.run(inputs=INPUTS, device="cpu"),
+        runner.run("cpu", inputs=INPUTS),
+        runner.run(INPUTS),
+        runner.run(None, INPUTS),
+        runner(X, B),
+        runner(X, b=B),
+        runner.compile("cpu")(X, B),
+    ]
+    for outputs in runs:
+        np.testing.assert_array_equal(outputs["y"], X + B)
+    for wrong in (lambda: runner("cpu"), lambda: runner(X, B, B), lambda: runner(X, x=X), lambda: runner.run("cpu")):
+        with pytest.raises(InputError, match="x"):
+            wrong()
+    with pytest.raises(InputError, match="got str as well"):
+        runner.run(INPUTS, "cpu", device="cpu")
+
+
+def test_outputs_say_where_they_were_made(runner: Any) -> None:
+    """The device and the placement of every way to run; the device crosses a process pool."""
+    resilient = GraphDevices(runner.graph, runner.policy, resilience=rlx_ort.Resilience())
+    for used in (runner, resilient):
+        for outputs in (
+            used.run("cpu", INPUTS),
+            used.run_fastest(INPUTS),
+            used.run_try("cpu", INPUTS)[1],
+            used.run_dlpack(INPUTS, "cpu"),
+            used(INPUTS),
+            used.compile("cpu")(INPUTS),
+            used.run("cpu", INPUTS, timeout_s=30.0),
+        ):
+            assert outputs.device == Device.CPU
+            assert outputs.placement is used.placement("cpu")
+            assert outputs.placement.requested_share == 1.0
+    again = pickle.loads(pickle.dumps(outputs))  # our own bytes
+    assert (again.device, again.placement) == (Device.CPU, None)
+    del runner, used, resilient
+    assert outputs.placement.strays == ()
+
+
+def test_outputs_are_shown_with_their_names(runner: Any) -> None:
+    """`items` pairs them, and their text has the names and the device."""
+    outputs = runner(INPUTS)
+    assert [(name, value is outputs[name]) for name, value in outputs.items()] == [("y", True), ("z", True)]
+    assert repr(outputs).startswith("Outputs(y=array([[11., 22.]")
+    assert str(outputs).endswith("device='cpu')")
+
+
 def test_outputs_have_names_and_are_a_list(runner: Any) -> None:
     """Both ways of every run; an unknown name lists the known ones."""
     runs = [
@@ -256,12 +310,24 @@ def test_representations_of_large_things_are_short(proto: onnx.ModelProto, tmp_p
 
 def test_precisions_take_names_and_values() -> None:
     """As they are written everywhere else; unknown ones are refused."""
-    options = rlx_ort.CompileOptions(precisions={"CPUExecutionProvider": "f16"})  # type: ignore[dict-item]
+    options = rlx_ort.CompileOptions(precisions={"CPUExecutionProvider": "f16"})
     assert options.on(Device.CPU).precision is rlx_ort.Precision.F16
     with pytest.raises(DeviceParseError, match="did you mean 'cpu'"):
         rlx_ort.CompileOptions(precisions={"cpuu": rlx_ort.Precision.F16})
     with pytest.raises(InputError, match="did you mean 'f16'"):
         rlx_ort.CompileOptions(precisions={"cpu": "f17"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fp16", "f16"), ("float16", "f16"), ("FP16", "f16"), ("half", "f16"), ("bfloat16", "bf16"), ("float32", "f32")],
+)
+def test_a_precision_has_the_names_that_others_give_it(name: str, value: str) -> None:
+    """In options, and wherever a member is made of a name; an integer is no precision of a session."""
+    made = rlx_ort.CompileOptions(precision=name, precisions={"cuda": name})  # type: ignore[arg-type, dict-item]
+    assert made.precision.value == made.precisions["cuda"].value == rlx_ort.Precision(name).value == value
+    with pytest.raises(InputError, match="convert --quantize int8-dynamic"):
+        rlx_ort.CompileOptions(precision="int8")  # type: ignore[arg-type]
 
 
 def test_options_that_nobody_gave_change_nothing() -> None:
@@ -348,16 +414,16 @@ def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.split()[0]) == (0, "rlx-ort,")
 
 
-@pytest.mark.parametrize("device", [None, ["y"], INPUTS], ids=["None", "names of outputs", "inputs"])
+@pytest.mark.parametrize("device", [["y"], INPUTS], ids=["names of outputs", "inputs"])
 def test_a_call_in_the_order_of_onnxruntime_says_how_it_is_here(runner: Any, device: object) -> None:
-    """`run(None, inputs)` and `run(["y"], inputs)` are how sessions of ONNX Runtime run."""
+    """`run(["y"], inputs)` is how sessions of ONNX Runtime run."""
     with pytest.raises(DeviceParseError, match=r"run takes \(device, inputs\)"):
         runner.run(device, INPUTS)
 
 
 @pytest.mark.parametrize("inputs", [X, X.tolist()], ids=["array", "list"])
 def test_inputs_without_names_are_refused_with_the_names(runner: Any, inputs: object) -> None:
-    """A runner is called with names or a dict."""
+    """A call in order has all of them."""
     with pytest.raises(InputError, match=r"runner\(x=\.\.\., b=\.\.\.\)"):
         runner(inputs)
 
