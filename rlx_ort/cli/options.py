@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +116,21 @@ def number(names: str, help: str, **settings: Any) -> Any:
 
 
 def choice(names: str, help: str, values: str, **settings: Any) -> Any:
-    """Return the row of an option that is one of some words."""
-    return option(names, help, type=click.Choice(values.split()), **settings)
+    """Return the row of an option that is one of some words; those after a slash are understood and not listed."""
+    listed, _, understood = values.partition("/")
+    return option(names, help, type=_Choice(listed.split(), understood.split()), **settings)
+
+
+class _Choice(click.Choice[str]):
+    """The type of options that are one of some words."""
+
+    def __init__(self, listed: Sequence[str], understood: Sequence[str]) -> None:
+        super().__init__(listed)
+        self._understood = understood
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the word, or fail with those that are listed."""
+        return value if value in self._understood else super().convert(value, param, ctx)
 
 
 def file(names: str, help: str, **settings: Any) -> Any:

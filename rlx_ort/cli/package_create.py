@@ -121,7 +121,7 @@ def create(
     policy = replace(policy, pick=picks[strategy])
     recipe = Recipe(**given, policy=policy, golden=cases, license_text=license_text)
     with counted(f"packing {target}") as progress:
-        digest = create_package(graph, target, recipe, folder=folder, force=force, progress=progress)
+        digest = create_package(graph, target, recipe, folder=folder, overwrite=force, progress=progress)
     size = sum(file.stat().st_size for file in ([target] if target.is_file() else target.rglob("*")) if file.is_file())
     document = {"package": str(target), "sha256": digest, "bytes": size, "golden_cases": len(cases)}
     facts = [("written", target), ("size", binary_size(size)), ("sha256", digest), ("golden cases", len(cases))]

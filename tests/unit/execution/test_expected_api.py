@@ -18,9 +18,12 @@ from onnx import parser
 
 import rlx_ort
 from rlx_ort import Device, DType, GraphDevices, Session, to_onnx
+from rlx_ort.conversion.convert import ConvertOptions
 from rlx_ort.deploy.create import create_package
+from rlx_ort.deploy.package import Package
 from rlx_ort.errors import (
     CancelledRunError,
+    ConversionError,
     DeviceParseError,
     GraphVerifyError,
     InputError,
@@ -269,8 +272,6 @@ def test_representations_of_large_things_are_short(proto: onnx.ModelProto, tmp_p
     """Neither the ops of a graph, nor its weights, nor the defaults are listed."""
     from rlx_ort.calibration.model import REQUIRED, MeasuredCostModel
     from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
-    from rlx_ort.conversion.convert import convert
-    from rlx_ort.deploy.package import Package
     from rlx_ort.ir.tensor import TensorData
 
     large = rlx_ort.Graph("large")
@@ -292,7 +293,7 @@ def test_representations_of_large_things_are_short(proto: onnx.ModelProto, tmp_p
         *rlx_ort.device_report(large),
         rlx_ort.CompileOptions(),
         rlx_ort.CompileOptions(session_config=settings),
-        convert(tmp_path / "m.onnx", tmp_path / "n.onnx"),
+        rlx_ort.convert(tmp_path / "m.onnx", tmp_path / "n.onnx"),
         TensorData.from_array(np.arange(1000.0)),
         rlx_ort.CompileCache("cpu"),
         rlx_ort.BucketedCompileCache([(1, 9)], "cpu"),
@@ -446,3 +447,46 @@ def test_a_dict_in_place_of_options_leads_to_them(proto: onnx.ModelProto) -> Non
     """ONNX Runtime takes the options of providers as dicts."""
     with pytest.raises(InputError, match=r"CompileOptions\(dims"):
         rlx_ort.load(proto, options={"intra_op_threads": 2})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"precision": "fp16"}, {"precision": "f16"}),
+        ({"precision": "float16"}, {"precision": "f16"}),
+        ({"precision": "bfloat16"}, {"precision": "bf16"}),
+        ({"quantize": "int8"}, {"quantize": "int8-dynamic"}),
+        ({"quantize": "int8", "calibration": {"x": X}}, {"quantize": "int8-static"}),
+        ({"quantize": "int4"}, {"quantize": "int4-weights"}),
+    ],
+)
+def test_a_conversion_takes_the_names_that_others_use(given: dict[str, Any], meant: dict[str, str]) -> None:
+    """They become those that the documentation has."""
+    made = ConvertOptions(**given)
+    assert {name: getattr(made, name) for name in meant} == meant
+
+
+def test_an_integer_precision_of_a_conversion_leads_to_quantising() -> None:
+    """It is no precision, and the message has the argument to use."""
+    with pytest.raises(ConversionError, match="quantize='int8'"):
+        ConvertOptions(precision="int8")  # type: ignore[arg-type]
+
+
+def test_a_script_that_runs_twice_is_told_of_overwrite(proto: onnx.ModelProto, tmp_path: Path) -> None:
+    """By every function that writes a file, and the argument works."""
+    onnx.save(proto, tmp_path / "m.onnx")
+    graph = rlx_ort.load(tmp_path / "m.onnx").graph
+    ways: list[Any] = [
+        lambda **more: rlx_ort.convert(tmp_path / "m.onnx", tmp_path / "n.onnx", dims={"rows": 2}, **more),
+        lambda **more: rlx_ort.create_package(graph, tmp_path / "m.ortpackage", version="2", **more),
+        lambda **more: rlx_ort.save_onnx(graph, tmp_path / "saved.onnx", **more),
+    ]
+    for write in ways:
+        write()
+        with pytest.raises((ConversionError, PackageError), match="overwrite=True"):
+            write()
+        write(overwrite=True)
+    with pytest.warns(DeprecationWarning, match="overwrite"):
+        rlx_ort.create_package(graph, tmp_path / "m.ortpackage", force=True)
+    assert Package(tmp_path / "m.ortpackage").index.version == ""
+    assert rlx_ort.load(tmp_path / "n.onnx").inputs[0].dims == (2, 2)
