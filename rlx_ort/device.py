@@ -228,13 +228,15 @@ def as_devices(devices: DeviceLike | Iterable[DeviceLike]) -> tuple[Device, ...]
     Raises:
         DeviceParseError: a name is no known device, the string names none, or it is no list.
     """
-    if isinstance(devices, Device) or is_pair(devices):
+    if isinstance(devices, Device):
+        return (devices,)
+    if is_pair(devices):
         return (Device(devices),)
     if isinstance(devices, str):
         return tuple(parse_device_list(devices))
     if not isinstance(devices, Iterable):
         raise DeviceParseError(repr(devices), f"devices are a list such as ['cuda', 'cpu'], not {devices!r}")
-    return tuple(Device(device) for device in devices)
+    return tuple(Device(device) for device in devices)  # type: ignore[arg-type]  # the list is no pair
 
 
 def priority_rank(device: Device) -> int:

@@ -207,7 +207,7 @@ class GraphDevices(ParamSetter):
             DeviceError: the device given cannot be used, or none can.
             LegalizeError: the device given does not take the graph.
         """
-        return self._sessions.resolve(device)
+        return self._sessions.resolve(None if device is None else self._device(device))
 
     def resolve_chain(self, device: DeviceLike | None = None) -> Device:
         """Return the first device that may run the graph: the one given, then those of `RLX_DEVICE_CHAIN`.
@@ -221,7 +221,8 @@ class GraphDevices(ParamSetter):
 
         if not device_chain_from_env():
             return self.resolve(device)
-        return resolve_device_chain(self.graph, chain_with(device), self.policy, self.options)
+        chain = chain_with(None if device is None else self._device(device))
+        return resolve_device_chain(self.graph, chain, self.policy, self.options)
 
     def resolve_with_inputs(self, inputs: Mapping[str, Any], device: DeviceLike | None = None) -> Device:
         """Return the device to use for inputs of these sizes; under the benchmark strategy the fastest measured one.
@@ -259,7 +260,7 @@ class GraphDevices(ParamSetter):
             DeviceUnavailableError: the device does not work here.
             PlacementError: it does not take every node; see `CompileOptions.placement`.
         """
-        return self._sessions.compiled(self._named(device), named=True)
+        return self._sessions.compiled(self._device(device), named=True)
 
     def compile_fastest(self) -> CompiledGraph:
         """Return the graph compiled for the fastest device that takes it; see `fastest` and `rank`.
@@ -279,7 +280,7 @@ class GraphDevices(ParamSetter):
             LegalizeError: the device given does not take the graph.
             PlacementError: the device given does not take every node.
         """
-        return self._open_first(RESOLVED if device is None else (HINT, self._named(device)))[1]
+        return self._open_first(RESOLVED if device is None else (HINT, self._device(device)))[1]
 
     def compile_chain(self, device: DeviceLike | None = None) -> CompiledGraph:
         """Return the graph compiled for the first that takes it of the device given and those of `RLX_DEVICE_CHAIN`.
@@ -294,10 +295,9 @@ class GraphDevices(ParamSetter):
         from rlx_ort.selection.resolve import run_with_fallback
 
         attempts: list[tuple[Device, str]] = []
+        chain = chain_with(None if device is None else self._device(device))
         try:
-            return run_with_fallback(self.graph, self.policy, chain_with(device), self.compile, self.options, attempts)[
-                1
-            ]
+            return run_with_fallback(self.graph, self.policy, chain, self.compile, self.options, attempts)[1]
         finally:
             self.last_attempts = tuple(attempts)
 
@@ -336,7 +336,7 @@ class GraphDevices(ParamSetter):
             ParamError: a parameter is not set, so no session can be opened.
             DeviceError: the policy refuses the device, or it does not work here.
         """
-        device = self._named(device)
+        device = self._device(device)
         sessions = self._sessions
         return sessions.current.placement(device) or sessions.compiled(device, named=False).placement
 
@@ -360,7 +360,7 @@ class GraphDevices(ParamSetter):
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
     ) -> Outputs: ...
-    def run(
+    def run(  # type: ignore[misc]  # which takes the arguments in both orders
         self,
         first: Any = None,
         second: Any = None,
@@ -403,13 +403,13 @@ class GraphDevices(ParamSetter):
                     wanted = "one device and one mapping of inputs, as in run('cpu', {'x': array})"
                     raise InputError(f"run takes {wanted}; got {type(given).__name__} as well")
                 device = given
-        goal = RESOLVED if device is None else self._named(device)
+        goal = RESOLVED if device is None else self._device(device)
         if inputs is None:
             names = ", ".join(f"{value.name!r}: ..." for value in self.inputs)
             raise InputError(f"run needs the inputs, as in run('cpu', {{{names}}})")
         return goal, inputs
 
-    def _named(self, device: DeviceLike) -> Device:
+    def _device(self, device: DeviceLike) -> Device:
         """Return a device; the provider options of a pair become those of its sessions, which are then opened again."""
         found, given = with_options(device)
         if given and self._sessions.give_options(found, given):
@@ -453,7 +453,7 @@ class GraphDevices(ParamSetter):
         `torch.from_dlpack(outputs["y"])` makes a tensor of one; see `CompiledGraph.run_dlpack`. Also with `resilience`
         no other device answers where that one fails: the caller's next step needs the outputs on the same device.
         """
-        goal = RESOLVED if device is None else (HINT, self._named(device))
+        goal = RESOLVED if device is None else (HINT, self._device(device))
         return self._run(goal, inputs, timeout_s, cancel, True)[1]
 
     def run_resolved(
@@ -466,7 +466,7 @@ class GraphDevices(ParamSetter):
     ) -> Outputs:
         """Run on the device given, else `RLX_DEVICE`, else the fastest for these inputs that takes the graph."""
         known = device.__class__ is str or device.__class__ is Device  # `in` would build a tuple in each run
-        goal = RESOLVED if device is None else (HINT, device if known else self._named(device))
+        goal = RESOLVED if device is None else (HINT, device if known else self._device(device))
         run = self._run if self._failover is None else self._failover.run
         return run(goal, inputs, timeout_s, cancel)[1]
 
@@ -513,7 +513,7 @@ class GraphDevices(ParamSetter):
             RunError: the run failed.
         """
         run = self._run if self._failover is None else self._failover.run
-        return run(CHOSEN if device is None else (HINT, self._named(device)), inputs, timeout_s, cancel)
+        return run(CHOSEN if device is None else (HINT, self._device(device)), inputs, timeout_s, cancel)
 
     def run_try(
         self,
@@ -539,10 +539,10 @@ class GraphDevices(ParamSetter):
                 return self._run(goal, inputs, timeout_s, cancel)
             return self._supervised(goal, inputs, self._failover, timeout_s, cancel)
         except TypeError:  # a pair with provider options has no hash, so that no route was looked up
-            pairs = [goal[1]] if is_pair(goal[1]) else goal[1]
-            if not any(map(is_pair, pairs)):
+            given: Any = [goal[1]] if is_pair(goal[1]) else goal[1]
+            if isinstance(given, (str, Device)) or not any(map(is_pair, given)):
                 raise
-        return self.run_try([self._named(each) for each in pairs], inputs, timeout_s=timeout_s, cancel=cancel)
+        return self.run_try([self._device(each) for each in given], inputs, timeout_s=timeout_s, cancel=cancel)
 
     def run_chain(
         self,
@@ -562,7 +562,7 @@ class GraphDevices(ParamSetter):
             ParamError: a parameter is not set.
         """
         if device is not None:
-            return self.run_try(chain_with(self._named(device)), inputs, timeout_s=timeout_s, cancel=cancel)
+            return self.run_try(chain_with(self._device(device)), inputs, timeout_s=timeout_s, cancel=cancel)
         try:
             return self._run(CHAINED, inputs, timeout_s, cancel)
         except (DeviceError, GraphError) as err:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort import environment
 from rlx_ort.deploy.names import is_package, required_key
 from rlx_ort.deploy.package import Package
-from rlx_ort.device import Device, as_devices
+from rlx_ort.device import Device, DeviceLike, as_devices
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
 from rlx_ort.execution.interface import Outputs, outputs_class
 from rlx_ort.graph_devices import GraphDevices, resilience_from_env
@@ -91,9 +91,9 @@ class PackageDevices(GraphDevices):
         results = self._run_quick(first, second) if quick else None
         return super().run(first, second, **named) if results is None else results
 
-    def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None, **limits: Any) -> Outputs:
+    def run_resolved(self, inputs: Mapping[str, Any], device: DeviceLike | None = None, **limits: Any) -> Outputs:
         """Run on the device that `resolve` returns."""
-        results = None if device is None or limits else self._run_quick(device, inputs)
+        results = None if limits or not isinstance(device, (str, Device)) else self._run_quick(device, inputs)
         return super().run_resolved(inputs, device, **limits) if results is None else results
 
     def invalidate_cache(self) -> None:

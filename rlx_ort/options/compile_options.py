@@ -162,7 +162,7 @@ class CompileOptions:
         def __init__(
             self,
             precision: Precision | PrecisionName = ...,
-            precisions: Mapping[str, Precision] | Mapping[str, PrecisionName] = ...,
+            precisions: Mapping[str, Precision | PrecisionName] = ...,
             placement: PlacementRule | Literal["strict", "assisted"] | None = ...,
             sharing: WeightSharing | Literal["private", "raw", "prepacked"] = ...,
             optimization: OptimizationLevel | Literal["off", "basic", "extended", "layout", "all"] = ...,
@@ -263,16 +263,17 @@ def _restored(values: Mapping[str, Any], views: Sequence[str]) -> CompileOptions
 
 def _by_device(given: Mapping[str, object] | Sequence[DeviceLike]) -> dict[str, object]:
     """Return provider options with those of a device under its label, from a mapping or ONNX Runtime's list."""
+    pairs: list[DeviceLike]
     if isinstance(given, Mapping):
-        pairs = [pair for pair in given.items() if isinstance(pair[1], Mapping)]
-        found: dict[str, object] = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
-        if indexed := [name for name, value in pairs if with_options((name, value))[0] != Device(name)]:
+        named = [(name, value) for name, value in given.items() if isinstance(value, Mapping)]
+        pairs, found = [*named], {name: value for name, value in given.items() if not isinstance(value, Mapping)}
+        if indexed := [name for name, value in named if with_options((name, value))[0] != Device(name)]:
             raise InputError(
                 f"CompileOptions: the device_id of {indexed[0]!r} in provider_options names another device; name that "
                 "one, as in {'cuda:1': {...}}"
             )
     else:
-        pairs, found = [given] if is_pair(given) else [*given], {}
+        pairs, found = ([given] if is_pair(given) else [*given]), {}
     for pair in pairs:
         device, options = with_options(pair)
         if options:

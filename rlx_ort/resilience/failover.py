@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlx_ort import environment, epoch
 from rlx_ort.device import Device
@@ -39,6 +39,7 @@ from rlx_ort.routes import CHOSEN, Key, Moment, Pick, is_automatic
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -388,11 +389,11 @@ class Failover:
     def _limited(
         self,
         device: Device,
-        run: Callable[[], Outputs],
+        run: Callable[[], T],
         timeout_s: float | None,
         cancel: CancelToken | None = None,
         impatient: bool = False,
-    ) -> Outputs:
+    ) -> T:
         """Run within limits; a device whose engine does not return is out with its session, until it does.
 
         Where the caller ended the run, it is no failure of the device, and the CPU has room for a session beside it.
@@ -407,7 +408,8 @@ class Failover:
             self._devices.drop(device)
             _log.warning("the session of %s is given up: %s", device.display, reason)
 
-        return run_limited(run, timeout_s, self.options.grace_s, cancel, stuck)
+        result: T = run_limited(run, timeout_s, self.options.grace_s, cancel, stuck)
+        return result
 
     def _failed(self, call: _Call, device: Device, err: Exception, start: int) -> None:
         """Note a failure, or raise the error when no other device is to answer."""

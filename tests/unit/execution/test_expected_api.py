@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import dataclasses
 import enum
 import logging
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -31,6 +34,7 @@ from rlx_ort.errors import (
     TimeLimitError,
 )
 from rlx_ort.options import compile_options
+from rlx_ort.options.compile_options import PrecisionName
 
 MODEL = """
 <ir_version: 8, opset_import: ["": 18]>
@@ -356,6 +360,19 @@ def test_options_of_an_enum_take_their_values(name: str, value: enum.Enum, typo:
     assert getattr(rlx_ort.CompileOptions(**{name: value.value}), name) is value  # type: ignore[arg-type]
     with pytest.raises(InputError, match=f"{name} is '{typo}'.*did you mean '{hint}'"):
         rlx_ort.CompileOptions(**{name: typo})  # type: ignore[arg-type]
+
+
+def test_type_checkers_see_the_values_of_each_enum() -> None:
+    """The signature that they read has every field, in order, and each value of its enum as text."""
+    source = ast.parse(Path(compile_options.__file__).read_text(encoding="utf-8"))
+    [made] = [node for node in ast.walk(source) if isinstance(node, ast.ClassDef) and node.name == "CompileOptions"]
+    [seen] = [node for node in ast.walk(made) if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    annotations = {each.arg: ast.unparse(each.annotation) for each in seen.args.args[1:] if each.annotation}
+    assert list(annotations) == [each.name for each in dataclasses.fields(rlx_ort.CompileOptions)]
+    for name, kind in compile_options._ENUMS.items():
+        texts = get_args(PrecisionName) if name == "precision" else re.findall(r"'(\w+)'", annotations[name])
+        assert {kind(text) for text in texts} == set(kind)
+        assert {member.value for member in kind} <= set(texts)
 
 
 def test_warming_reports_its_progress(runner: Any) -> None:
