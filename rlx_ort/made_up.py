@@ -140,7 +140,7 @@ class InputSizes:
         usual = len(caches[0]) - 2  # the axis of the tokens: the first open one after the batch, if there is one
         past = next((dim for dim in caches[0][1:] if not isinstance(dim, int)), caches[0][usual])
         new = tokens[0][1]
-        parts = tuple(str(self._length if dim is None else dim) for dim in (past, new))
+        parts = str(past or self._length), str(new or self._length)
         taken = {dim for name, shape in shapes.items() if not _ONES.search(name) for dim in shape}
         for name, shape in shapes.items():
             dim = shape[-1] if shape and _ONES.search(name) else 0
