@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -24,6 +25,13 @@ def _precisions(names: str, help: str) -> Any:
         read=lambda text: rlx_ort.Precision(text),
         name_of=lambda name: rlx_ort.parse_device(name).label,
     )
+
+
+def _precision_name(text: str) -> str:
+    """Return the name of a precision that indexes have; others stay, and are refused with the known ones."""
+    with contextlib.suppress(ValueError):
+        return rlx_ort.Precision(text).value
+    return text
 
 
 def _buckets(value: str | None) -> tuple[str, tuple[tuple[int, int], ...]] | None:
@@ -58,6 +66,7 @@ _SETTINGS: dict[str, Any] = {
         "--tolerance",
         "The largest error of golden outputs in a precision, relative to the largest value, as in f16=0.02.",
         *("PRECISION=NUMBER", _PAIR, "f16=0.02", float),
+        name_of=_precision_name,
     ),
     "verify_on_first_use": options.flag("--verify-on-first-use", "Run the golden inputs on each new machine."),
     "policy": options.policy(from_env=False),  # the variables of this machine are no part of a package

@@ -19,6 +19,7 @@ from rlx_ort.execution.interface import Outputs, outputs_class
 from rlx_ort.graph_devices import GraphDevices, resilience_from_env
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers.engine.compiled.store import use_of
+from rlx_ort.routes import RESOLVED
 from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
@@ -81,15 +82,20 @@ class PackageDevices(GraphDevices):
         """The digest of the package's index, hexadecimal, which pins the package."""
         return self._package.sha256
 
-    def run(self, first: Any = None, second: Any = None, /, **named: Any) -> Outputs:
+    def run(
+        self, first: Any = None, second: Any = None, /, *, device: Any = None, inputs: Any = None, **limits: Any
+    ) -> Outputs:
         """Run on a device and return the outputs in order; see `GraphDevices.run`.
 
         The first four runs of a warmed package use unpacked weights, later ones packed weights; results differ by
         rounding. A graph from `compile` always uses packed weights.
         """
-        quick = not named and isinstance(first, (str, Device))
-        results = self._run_quick(first, second) if quick else None
-        return super().run(first, second, **named) if results is None else results
+        if second is None or not isinstance(first, (str, Device)):
+            first, second = self._asked(first, second, device, inputs)
+        if first is RESOLVED:
+            return super().run_resolved(second, **limits)
+        results = None if limits else self._run_quick(first, second)
+        return super().run(first, second, **limits) if results is None else results
 
     def run_resolved(self, inputs: Mapping[str, Any], device: DeviceLike | None = None, **limits: Any) -> Outputs:
         """Run on the device that `resolve` returns."""
