@@ -7,7 +7,7 @@ questions, answered by `rlx_ort.selection`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias, TypeGuard
 
@@ -151,6 +151,9 @@ class Device:
 DeviceLike: TypeAlias = Device | str | tuple[str, Mapping[str, object]]
 """A device, its name, or a pair of a name and provider options, as ONNX Runtime takes providers."""
 
+DeviceEntry: TypeAlias = DeviceLike | Sequence[object]
+"""An entry of a list of devices: type checkers take a list of pairs and names for one of sequences."""
+
 
 def register_kind(kind: DeviceKind) -> None:
     """Make a device kind known; the same kind again is accepted, another one under a taken name is not.
@@ -222,7 +225,7 @@ def is_pair(value: object) -> TypeGuard[tuple[str, Mapping[str, object]]]:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
 
 
-def as_devices(devices: DeviceLike | Iterable[DeviceLike]) -> tuple[Device, ...]:
+def as_devices(devices: DeviceLike | Iterable[DeviceEntry]) -> tuple[Device, ...]:
     """Return the given devices or names as devices, order and duplicates kept; one string is a list as in a variable.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from rlx_ort.device import Device, DeviceLike, is_pair, with_options
+from rlx_ort.device import Device, DeviceEntry, DeviceLike, is_pair, with_options
 from rlx_ort.errors import InputError, near_names
 from rlx_ort.options.dispatch import KernelDispatch
 from rlx_ort.options.precision import PrecisionPolicy
@@ -169,7 +169,7 @@ class CompileOptions:
             dims: Mapping[str, int] = ...,
             intra_op_threads: int | None = ...,
             spinning: bool | None = ...,
-            provider_options: Mapping[str, Any] | Sequence[DeviceLike] = ...,
+            provider_options: Mapping[str, Any] | Sequence[DeviceEntry] = ...,
             session_config: Mapping[str, str] = ...,
             device_graph: bool | Literal["auto"] = ...,
             sized_sessions: int = ...,
