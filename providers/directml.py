@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 from rlx_ort.device import Device
 from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.options.variant import Variant, variants_of
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit
 from rlx_ort.providers.engine.recipe import SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem, reinstall_command, runtime_packages
 from rlx_ort.providers.engine.stopping import Turns
@@ -65,11 +66,32 @@ class DirectMlProvider(OrtProvider):
         # https://onnxruntime.ai/docs/execution-providers/DirectML-ExecutionProvider.html#configuration-options:
         # memory patterns and parallel execution are not supported, and a session must not run in two threads.
         # AMD's plugin (https://github.com/onnxruntime/onnxruntime-ep-amdgpu) takes the device itself and no options.
+        # From opset 20 on, they make ONNX's Gelu of erf and products. The provider has no kernel for it, so that ONNX
+        # Runtime (1.24.4) runs it on the CPU.
+        fusions = ("GeluFusionL1", "GeluFusionL2")
         lock = Turns()
-        recipe = replace(super().recipe(device, options), mem_pattern=False, run_lock=lambda: lock)
+        recipe = replace(super().recipe(device, options), mem_pattern=False, run_lock=lambda: lock, leaves_out=fusions)
         if recipe.ep_devices:
             return replace(recipe, option_keys=frozenset())
         return replace(recipe, options={"device_id": str(device.index)})
+
+    # It takes the sizes as they are, against the shape that ONNX infers, and fails as the session is opened, or in the
+    # run where sizes are open (ONNX Runtime 1.24.4, under Wine).
+    limits: ClassVar[Sequence[KernelLimit]] = (
+        KernelLimit(
+            "Resize",
+            lambda node, given: given.get("keep_aspect_ratio_policy", "stretch") != "stretch",
+            "it keeps no aspect ratio",
+        ),
+    )
+    distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset({("", "Reshape")})  # see `imported._reshaped`
+
+    def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
+        """Return runs without the driver's own kernels, and without fusing the graph."""
+        return (
+            *variants_of("provider_options.disable_metacommands", ["1"]),
+            *variants_of("session_config.ep.dml.disable_graph_fusion", ["1"]),
+        )
 
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 
