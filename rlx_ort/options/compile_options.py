@@ -266,7 +266,7 @@ def _restored(values: Mapping[str, Any], views: Sequence[str]) -> CompileOptions
 
 def _by_device(given: Mapping[str, object] | Sequence[DeviceLike]) -> dict[str, object]:
     """Return provider options with those of a device under its label, from a mapping or ONNX Runtime's list."""
-    pairs: list[DeviceLike]
+    pairs: Sequence[DeviceLike]
     if isinstance(given, Mapping):
         named = [(name, value) for name, value in given.items() if isinstance(value, Mapping)]
         pairs, found = [*named], {name: value for name, value in given.items() if not isinstance(value, Mapping)}
