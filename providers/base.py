@@ -394,10 +394,11 @@ class Provider(abc.ABC):
         """Return the provider's kernels, or None when they cannot be listed (compiling providers)."""
         return None
 
-    def optimized(self, request: SessionRequest) -> onnx.ModelProto | None:
+    def optimized(self, request: SessionRequest, *, whole: bool = False) -> onnx.ModelProto | None:
         """Return a model as the engine assigns it to devices, after its first rewrites, None for other engines.
 
-        Weights are left out. Opens a session on the device and writes the weights to a temporary folder.
+        With `whole` it has all rewrites, as a session runs it. Weights are left out. Opens a session on the device and
+        writes the weights to a temporary folder.
 
         Raises:
             RlxError: as `open`.

@@ -101,7 +101,7 @@ class OrtProvider(Provider):
         self.require(request.device)
         return self._open(request)
 
-    def optimized(self, request: SessionRequest) -> onnx.ModelProto:
+    def optimized(self, request: SessionRequest, *, whole: bool = False) -> onnx.ModelProto:
         """Return the model after ONNX Runtime's rewrites of level 1 and of the layout; see `Provider.optimized`.
 
         These precede the assignment of nodes; later rewrites only fuse nodes of one provider.
@@ -109,7 +109,7 @@ class OrtProvider(Provider):
         import onnx
 
         options = request.options
-        if options.optimization is not OptimizationLevel.OFF:
+        if options.optimization is not OptimizationLevel.OFF and not whole:
             options = options.with_(optimization=OptimizationLevel.BASIC)
         recipe = self.recipe(request.device, options)
         with temporary_folder() as folder:

@@ -118,6 +118,7 @@ def _row(runner: rlx_ort.GraphDevices, device: rlx_ort.Device, feeds: Mapping[st
         row["placement_share"] = compiled.placement.requested_share
     except rlx_ort.RlxError as err:  # one device's failure is a row of the answer
         return row | {"failure": err}
+    row["times_ns"] = list(times)
     times.sort()
     row |= {f"p{share}_ns": times[math.ceil(share / 100 * runs) - 1] for share in (50, 90, 99)}
     return row
