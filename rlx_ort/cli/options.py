@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 """The type of a file to read."""
 
+PRECISIONS = "f32 tf32 f16 bf16 / fp32 float32 fp16 float16 half bfloat16"
+"""The words of a `choice` of precision."""
+
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 """The type of a folder to read."""
 

@@ -264,7 +264,7 @@ def _restored(values: Mapping[str, Any], views: Sequence[str]) -> CompileOptions
     return CompileOptions(**{**values, **{name: MappingProxyType(values[name]) for name in views}})
 
 
-def _by_device(given: Mapping[str, object] | Sequence[DeviceLike]) -> dict[str, object]:
+def _by_device(given: Mapping[str, Any] | Sequence[DeviceLike]) -> dict[str, Any]:
     """Return provider options with those of a device under its label, from a mapping or ONNX Runtime's list."""
     pairs: Sequence[DeviceLike]
     if isinstance(given, Mapping):
@@ -280,7 +280,7 @@ def _by_device(given: Mapping[str, object] | Sequence[DeviceLike]) -> dict[str, 
     for pair in pairs:
         device, options = with_options(pair)
         if options:
-            found[device.label] = dict(sorted(options.items()))
+            found[device.label] = dict(sorted({**found.get(device.label, {}), **options}.items()))
     return found
 
 

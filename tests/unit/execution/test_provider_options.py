@@ -70,6 +70,10 @@ def test_an_index_comes_before_its_kind() -> None:
     options = CompileOptions(provider_options={"cuda": {"use_tf32": 1}, "cuda:1": {"use_tf32": 0}})
     found = [dict(options.on(Device(label)).provider_options) for label in ("cuda", "cuda:1", "cuda:2", "cpu")]
     assert found == [{"use_tf32": "1"}, {"use_tf32": "0"}, {"use_tf32": "1"}, {}]
+    twice = CompileOptions(
+        provider_options=[("cuda", {"use_tf32": 1}), ("CUDAExecutionProvider", {"device_id": 0, "a": 2})]
+    )
+    assert twice.on(Device("cuda")).provider_options == {"a": "2", "use_tf32": "1"}
     assert pickle.loads(pickle.dumps(options)) == options  # our own bytes
 
 
