@@ -46,7 +46,7 @@ def _describe(graph: rlx_ort.Graph) -> dict[str, Any]:
 
 
 def _file(path: Path) -> dict[str, Any] | None:
-    """Return what an ONNX file says of itself, before anything is rewritten; None for other formats."""
+    """Return the facts recorded in an ONNX file, before anything is rewritten; None for other formats."""
     from rlx_ort.converters.protos import nodes_of
     from rlx_ort.converters.sources import Format, format_of, open_source
 

@@ -60,7 +60,7 @@ def test_inspect_prints_tables_for_people(cli: Cli, classifier: Path) -> None:
     assert [word for word in ("ids", "mask", "probabilities", "batch, tokens") if word not in outcome.out] == []
 
 
-def test_inspect_shows_what_the_file_says_of_itself(cli: Cli, tmp_path: Path) -> None:
+def test_inspect_shows_the_facts_recorded_in_the_file(cli: Cli, tmp_path: Path) -> None:
     """Its size, IR version, opset, producer, operators and metadata, before the import rewrites anything."""
     proto = onnx.parser.parse_model("""
     <ir_version: 8, opset_import: ["": 12, "com.microsoft": 1], producer_name: "pytorch", producer_version: "2.4">
