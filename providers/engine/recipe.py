@@ -154,7 +154,7 @@ def check_config(entries: Mapping[str, str]) -> None:
             )
         if key not in core.config_keys:
             since = next((known.name for known in known_cores() if key in known.config_keys), "")
-            hint = f"known from {since} on" if since else near_names(key, core.config_keys - _FIELDS)
+            hint = f"known from {since} on" if since else near_names(key, core.config_keys - _FIELDS - _OURS.keys())
             raise InputError(
                 f"session config {key!r} is unknown to ONNX Runtime {core.name}{unknown_core_note(version)}; {hint}"
             )

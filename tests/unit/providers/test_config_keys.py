@@ -19,6 +19,9 @@ def test_a_typing_error_is_refused_with_the_closest_key():
     """The message says what was probably meant."""
     with pytest.raises(InputError, match=r"did you mean 'session\.disable_prepacking'"):
         check_config({"session.disable_prepack": "1"})
+    with pytest.raises(InputError) as caught:
+        check_config({"session.compile_onl": "1"})
+    assert "session.compile_only" not in str(caught.value)  # which is refused as well
 
 
 @pytest.mark.parametrize("key", ["session.compile_only", "session.model_external_initializers_file_folder_path"])
