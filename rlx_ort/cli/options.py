@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 """The type of a file to read."""
+
+PRECISIONS = "f32 tf32 f16 bf16 / fp32 float32 fp16 float16 half bfloat16"
+"""The words of a `choice` of precision."""
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 """The type of a folder to read."""
@@ -116,8 +119,21 @@ def number(names: str, help: str, **settings: Any) -> Any:
 
 
 def choice(names: str, help: str, values: str, **settings: Any) -> Any:
-    """Return the row of an option that is one of some words."""
-    return option(names, help, type=click.Choice(values.split()), **settings)
+    """Return the row of an option that is one of some words; those after a slash are understood and not listed."""
+    listed, _, understood = values.partition("/")
+    return option(names, help, type=_Choice(listed.split(), understood.split()), **settings)
+
+
+class _Choice(click.Choice[str]):
+    """The type of options that are one of some words."""
+
+    def __init__(self, listed: Sequence[str], understood: Sequence[str]) -> None:
+        super().__init__(listed)
+        self._understood = understood
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the word, or fail with those that are listed."""
+        return value if value in self._understood else super().convert(value, param, ctx)
 
 
 def file(names: str, help: str, **settings: Any) -> Any:

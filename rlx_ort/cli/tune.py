@@ -22,7 +22,7 @@ def command(
     device: str | None = options.device("Tune for this device. Default: the one predicted to be fastest."),
     inputs: Path | None = options.inputs("random inputs are generated"),
     precision: str = options.choice(
-        "--precision", "The lowest precision to compute in.", "f32 tf32 f16 bf16", default="f32"
+        "--precision", "The lowest precision to compute in.", options.PRECISIONS, default="f32"
     ),
     tolerance: float | None = options.number(
         "--tolerance", "The largest error of an output over its largest value. Default: by the precision."
