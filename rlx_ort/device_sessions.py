@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.resident import Resident
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.variant import Variant
     from rlx_ort.selection.candidates import Candidates
 
 T = TypeVar("T")
@@ -102,6 +103,11 @@ class SessionSet:
         """Return where each node is on a device, or None if no session was opened there."""
         slot = self._slots.get(device)
         return None if slot is None else slot.placement
+
+    def variant(self, device: Device) -> Variant | None:
+        """Return the tuned variant that a device's session runs in, or None without one."""
+        slot = self._slots.get(device)
+        return None if slot is None else slot.variant
 
     def resident(self, device: Device) -> Resident | None:
         """Return what the session of a device takes, or None if the graph was not compiled for it."""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.variant import Variant
     from rlx_ort.resilience.failover import Failover, RunRecord
     from rlx_ort.resilience.limits import CancelToken
     from rlx_ort.resilience.options import Resilience
@@ -340,6 +341,10 @@ class GraphDevices(ParamSetter):
         device = self._device(device)
         sessions = self._sessions
         return sessions.current.placement(device) or sessions.compiled(device, named=False).placement
+
+    def variant(self, device: DeviceLike) -> Variant | None:
+        """Return the variant that `tune` found and the device's session runs in; None without one, or a session."""
+        return self._sessions.current.variant(self._device(device))
 
     # Run
 

@@ -252,6 +252,14 @@ ALL_ROWS: Any = flag("--all", "Show what the devices need that are not here.")
 DIMS: Any = mapping("--dim", "Fix a named dim; may be repeated.", "NAME=SIZE", "(.+)=([0-9]+)", "batch=4", int)
 """The sizes of named dims."""
 
+PRECISION: Any = option(
+    "--precision",
+    "Compute f32 in this precision. Default: f32, or that of a package.",
+    type=_Choice(*map(str.split, PRECISIONS.split("/"))),
+    read=lambda text: text and rlx_ort.Precision(text),
+)
+"""The precision to compute in, None for the usual one."""
+
 KEY: Any = file(
     "--key",
     "A PEM file with the public key that must have signed the package. Default: RLX_PACKAGE_KEY.",
@@ -410,8 +418,11 @@ def opened(
     resilience: rlx_ort.Resilience | None = None,
     *,
     admit: bool = False,
+    precision: rlx_ort.Precision | None = None,
 ) -> Iterator[rlx_ort.GraphDevices]:
     """Give a runner for a model, or for a package with its own policy, dims and precisions, narrowed by the caller's.
+
+    A `precision` comes before those of the package.
 
     The key of `RLX_PACKAGE_KEY` must have signed a package. With `admit` its golden cases are run where it asks for it.
 
@@ -430,14 +441,19 @@ def opened(
 
             package = stack.enter_context(Package(path, key=required_key(None)))
             policy = narrowed_policy(package.index.policy, policy)
-            settings = options_of(package, compile_options)
+            settings = _in_precision(options_of(package, compile_options), precision)
             runner: rlx_ort.GraphDevices = PackageDevices(package, policy, settings, resilience=resilience)
             if admit and package.index.verify_on_first_use:
                 admit_devices(package, runner)
         else:
             graph, _ = read_model(path, compile_options)
-            runner = rlx_ort.GraphDevices(graph, policy, compile_options, resilience=resilience)
+            settings = _in_precision(compile_options, precision)
+            runner = rlx_ort.GraphDevices(graph, policy, settings, resilience=resilience)
         yield stack.enter_context(runner)
+
+
+def _in_precision(given: rlx_ort.CompileOptions, precision: rlx_ort.Precision | None) -> rlx_ort.CompileOptions:
+    return given if precision is None else given.with_(precision=precision, precisions={})
 
 
 def read_model(

@@ -39,6 +39,7 @@ def command(
     device: str | None = options.device("Run on this device, or fail."),
     policy: rlx_ort.DevicePolicy = options.policy(),
     dims: dict[str, int] = options.DIMS,
+    precision: rlx_ort.Precision | None = options.PRECISION,
     as_json: bool = options.AS_JSON,
 ) -> None:
     """Run a model once, and print where it ran, how long that took, and the first values of each output.
@@ -57,7 +58,7 @@ def command(
     # One run does not outlive a bridge: the device that opens would never answer.
     resilience = rlx_ort.Resilience.from_env() or rlx_ort.Resilience(bridge=False) if resilient else None
     settings = rlx_ort.CompileOptions(placement=rule, dims=dims)
-    with options.opened(model, policy, settings, resilience, admit=True) as runner:
+    with options.opened(model, policy, settings, resilience, admit=True, precision=precision) as runner:
         graph = runner.graph
         feeds = _feeds(graph, inputs, runner.options.dims)
         refused: list[tuple[rlx_ort.Device, str]] = []
@@ -90,7 +91,7 @@ def command(
                         runner.run_chosen(feeds)
                     again_ns = time.perf_counter_ns() - begun
         results = dict(zip((value.name for value in graph.outputs), values, strict=True))
-        placement = runner.placement(used)
+        placement, variant = runner.placement(used), runner.variant(used)
         health: list[dict[str, Any]] = [
             {"device": row.device.label, "state": row.state.value, "failures": row.failures, "reason": row.reason}
             for row in (runner.health() if resilient else ())
@@ -98,6 +99,7 @@ def command(
     document = {
         "model": str(model),
         "device": used.label,
+        "tuned": None if variant is None else str(variant),
         "took_ns": took_ns,
         "again_ns": again_ns,
         **refusals(refused),
@@ -110,6 +112,7 @@ def command(
     nodes = ", ".join(f"{count} on {provider}" for provider, count in document["placement"]["nodes"].items())
     facts = [
         ("ran on", document["device"]),
+        *([("tuned", str(variant))] if variant is not None else []),
         ("time", f"{duration(took_ns)} with choosing and opening{again and f'; {again} for a second run'}"),
         ("placement", f"{placement.requested_share:.0%} on {placement.requested}; nodes: {nodes or 'none'}"),
         ("copies between devices", str(placement.boundary_copies)),
