@@ -139,11 +139,13 @@ def serving_under_load(
         clients = [threading.Thread(target=ask, args=(served, first)) for first in range(4)]
         for client in clients:
             client.start()
-        time.sleep(seconds)
-        yield served
-        ended.set()
-        for client in clients:
-            client.join()
+        try:
+            time.sleep(seconds)
+            yield served
+        finally:
+            ended.set()
+            for client in clients:
+                client.join()
 
 
 def started_command(
