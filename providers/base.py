@@ -23,7 +23,8 @@ from rlx_ort.errors import CalibrationError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType, ValueType
-from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort.options.variant import Variant
 
 if TYPE_CHECKING:
     import onnx
@@ -364,6 +365,7 @@ class Provider(abc.ABC):
         genai_name: onnxruntime-genai's name of it, empty where that has none.
         selectable: whether automatic choice may pick it; false for test providers.
         exclusive: whether only one session of the provider may run at a time in this process.
+        option_keys: its provider options, None when they are not listed.
         compiles_per_shape: whether a run with new input shapes compiles the graph anew, which takes seconds.
         compiles: whether it compiles whole subgraphs, so that it has no kernels to list. It is asked about single nodes
             in a child process, since some nodes end the process.
@@ -376,6 +378,7 @@ class Provider(abc.ABC):
         work_space_bytes: bytes libraries may allocate in a run of a session that has not run in the thread or has not
             recorded launches before; kept free under a memory budget.
         session_memory: what is known of the memory of sessions.
+        precisions: the arithmetics other than f32 that `tune` tries.
     """
 
     name: ClassVar[str]
@@ -384,6 +387,7 @@ class Provider(abc.ABC):
     genai_name: ClassVar[str] = ""
     selectable: ClassVar[bool] = True
     exclusive: ClassVar[bool] = False
+    option_keys: ClassVar[frozenset[str] | None] = None
     compiles_per_shape: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset()
@@ -392,6 +396,7 @@ class Provider(abc.ABC):
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     work_space_bytes: ClassVar[int] = 0
     session_memory: ClassVar[SessionMemory] = SessionMemory()
+    precisions: ClassVar[Sequence[Precision]] = ()
 
     @abc.abstractmethod
     def probe(self, device: Device) -> Availability:
@@ -415,15 +420,20 @@ class Provider(abc.ABC):
         """Return the provider's kernels, or None when they cannot be listed (compiling providers)."""
         return None
 
-    def optimized(self, request: SessionRequest) -> onnx.ModelProto | None:
+    def optimized(self, request: SessionRequest, *, whole: bool = False) -> onnx.ModelProto | None:
         """Return a model as the engine assigns it to devices, after its first rewrites, None for other engines.
 
-        Weights are left out. Opens a session on the device and writes the weights to a temporary folder.
+        With `whole` it has all rewrites, as a session runs it. Weights are left out. Opens a session on the device and
+        writes the weights to a temporary folder.
 
         Raises:
             RlxError: as `open`.
         """
         return None
+
+    def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
+        """Return the ways to run a graph that `tune` tries beyond the options, those first that change the most."""
+        return ()
 
     def judged_by(self) -> str:
         """Return where `claims` come from when it is not the provider itself, else an empty text."""

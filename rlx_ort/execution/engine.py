@@ -27,6 +27,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, EngineError, InputError, PlacementError, RlxError
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
 from rlx_ort.execution.indices import CheckedBinder, IndexCheck, index_check
+from rlx_ort.execution.interface import outputs_class
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import accounted, residency
 from rlx_ort.execution.resident import Resident
@@ -47,6 +48,7 @@ from rlx_ort.providers.registry import availability
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.variant import Variant
     from rlx_ort.providers.base import EngineSession, Provider, SessionRequest
 
 _log = logging.getLogger(__name__)
@@ -289,10 +291,11 @@ class EngineSlot:
 
     Attributes:
         graph: the user's graph.
+        variant: the tuned variant by which `options` differ from those of the caller, if there is one.
         owners: those that keep it, until they close it or are gone.
         current: the open engine, or None; may be read without a lock. Always None under a memory budget: each run then
             asks for the engine.
-        placement: the placement of the session opened last, even if the placement rule refused it.
+        named: makes outputs that have names, the device and the placement.
         closed: whether `close` was called.
         added: the nodes of the model as ONNX Runtime rewrote it; None until a placement needs them.
         governed: the open engine in place of `current`, under a memory budget.
@@ -312,13 +315,14 @@ class EngineSlot:
     runs: Runnable
     source: WeightSource
     observer: Observer | None
+    variant: Variant | None = None
 
     def __post_init__(self) -> None:
         self.input_types = _without(self.exported.input_types, self.runs.mutable)
         self.output_types = _without(self.exported.output_types, self.runs.hidden)
         self.current: Engine | None = None
         self.governed: Engine | None = None
-        self.placement: Placement | None = None
+        self.named = outputs_class(self.output_types, self.device)
         self.added: Mapping[str, AddedNode] | None = None
         self.closed = False
         self.owners: weakref.WeakSet[object] = weakref.WeakSet()
@@ -326,6 +330,11 @@ class EngineSlot:
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self.resident = Resident(self.provider, self.device, self.graph, weakref.WeakMethod(self.release_idle))
         self.lock = Turns()
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement of the session opened last, even if the placement rule refused it."""
+        return self.named.placement
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -558,7 +567,7 @@ class EngineSlot:
         check = None if self.provider.checks_indices else self._index_check
         engine = Engine(session, weights, version, self.source, feeds, observed, check)
         requested = self.provider.ep_name or self.provider.name
-        self.placement = build_placement(
+        self.named.placement = placement = build_placement(
             requested,
             session.assignments,
             self.exported,
@@ -567,20 +576,20 @@ class EngineSlot:
         )
         claims = self.provider.claims()
         policy, count = options.kernel_dispatch.policy.value, None if claims is None else len(claims)
-        log_dispatch_report(self.graph, self.exported, self.device, policy, count, self.placement)
+        log_dispatch_report(self.graph, self.exported, self.device, policy, count, placement)
         try:
-            enforce(self.placement, rule, self.device)
-            self._refuse_limited(self.placement)
+            enforce(placement, rule, self.device)
+            self._refuse_limited(placement)
         except PlacementError:
             engine.close()
             raise
-        engine.strict_ok = not self.placement.strays
+        engine.strict_ok = not placement.strays
         if self.resident.governed:
             engine.run = accounted(engine.run, self.resident)
         else:
             self._watch_sizes(engine, rule)
         took_s = time.perf_counter() - begun
-        _log.info("graph %r: opened on %s in %.3g s, %r", self.graph.name, self.device.label, took_s, self.placement)
+        _log.info("graph %r: opened on %s in %.3g s, %r", self.graph.name, self.device.label, took_s, placement)
         return engine
 
     def _watch_sizes(self, engine: Engine, rule: PlacementRule) -> None:
@@ -664,12 +673,18 @@ def open_slot(
         ConversionError: a node cannot be written as ONNX.
     """
     from rlx_ort.converters.to_onnx.exporter import exported
+    from rlx_ort.execution import tunings
     from rlx_ort.providers.claims import kernel_set
 
     options, runs, source = options.on(device), runs or runnable(graph), source or weights
     model = exported(runs.graph, options, kernel_set(provider, runs.graph))
+    variant = tunings.tuned(provider, device, model, options)
+    if variant is not None:
+        _log.info("graph %r: %s is tuned: %s", graph.name, device.label, variant)
+        options = variant.of(options)
+        model = exported(runs.graph, options, kernel_set(provider, runs.graph))
     runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
-    return EngineSlot(provider, device, model, weights, options, graph, runs, source, observer)
+    return EngineSlot(provider, device, model, weights, options, graph, runs, source, observer, variant)
 
 
 def _without(types: Mapping[str, ValueType], names: Sequence[str]) -> Mapping[str, ValueType]:

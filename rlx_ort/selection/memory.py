@@ -314,7 +314,8 @@ class _Plan:
         made: dict[str, ExportedNode] = {}
         for node in nodes:
             names, into = [*filter(None, node.input_names)], node.op_type in _CONVOLUTIONS
-            joins = node.op_type in _POOLS | _JOINED or any(_is_gate(made.get(each), names) for each in names)
+            swish = node.op_type == "Mul" and any(_is_gate(made.get(each), names) for each in names)
+            joins = swish or node.op_type in _POOLS | _JOINED
             follows = into or (joins and {*names} <= self.relaid)
             copies = {}
             for name, kind in zip(node.input_names[: 1 if into else None], node.inputs, strict=False):
@@ -328,10 +329,8 @@ class _Plan:
                 if wrong and (into or not follows) and not transposed:
                     copies[name] = copy = f"{name}/{'blocks' if into else 'plain'}"
                     if copy not in self.nbytes:
-                        self.nbytes[copy], self.types[copy] = (
-                            self.nbytes.get(name, 0),
-                            self.types.get(name, UnknownType()),
-                        )
+                        self.nbytes[copy] = self.nbytes.get(name, 0)
+                        self.types[copy] = self.types.get(name, UnknownType())
                         self.relaid.update([copy] if into else [])
                         result.append(ExportedNode.of(copy, "", "Reorder", 1, 0, (kind,), (kind,), (name,), (copy,)))
             node = node._replace(input_names=tuple(copies.get(name, name) for name in node.input_names))
@@ -346,7 +345,7 @@ class _Plan:
         An activation becomes a part of the convolution before it, and so does a sum, which writes over its other input.
         """
         readers = self.readers[name]
-        if len(readers) == 1 and _is_gate(node, readers[0].input_names):
+        if len(readers) == 1 and readers[0].op_type == "Mul" and _is_gate(node, readers[0].input_names):
             return node.input_names[0]
         if name not in self.relaid:
             return None

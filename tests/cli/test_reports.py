@@ -7,6 +7,8 @@ from pathlib import Path
 
 import make_text_classifier
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from command_line import Cli
 
@@ -84,6 +86,35 @@ def test_report_has_the_memory_of_a_device_that_takes_the_model(cli: Cli, add_on
     assert rows["cpu"]["memory_bytes"] > 0
     assert rows["tpu"]["memory_bytes"] is None
     assert "memory" in cli("report", add_one).out
+
+
+def test_inspect_shows_the_facts_recorded_in_the_file(cli: Cli, tmp_path: Path) -> None:
+    """Its size, IR version, opset, producer, operators and metadata, before the import rewrites anything."""
+    proto = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 12, "com.microsoft": 1], producer_name: "pytorch", producer_version: "2.4">
+    old (float[rows, 2] x, float[2] b) => (float[rows] y)
+    { g = com.microsoft.BiasGelu (x, b)  y = ReduceSum <axes: ints = [1], keepdims: int = 0> (g) }""")
+    onnx.helper.set_model_props(proto, {"author": "somebody", "labels": "cat," * 40})
+    path = tmp_path / "old.onnx"
+    onnx.save(proto, path)
+    document = cli("inspect", path, "--json").document
+    assert document["file"] == {
+        "bytes": path.stat().st_size,
+        "weight_bytes": 0,
+        "ir_version": 8,
+        "opset": {"ai.onnx": 12, "com.microsoft": 1},
+        "producer": "pytorch 2.4",
+        "operators": [
+            {"domain": "ai.onnx", "kind": "ReduceSum", "count": 1},
+            {"domain": "com.microsoft", "kind": "BiasGelu", "count": 1},
+        ],
+        "doc": "",
+    }
+    assert document["metadata"] == {"author": "somebody", "labels": "cat," * 40}
+    text = cli("inspect", path).out
+    words = ("opset ai.onnx 12, com.microsoft 1", "pytorch 2.4", "metadata author", "somebody", "ReduceSum", "BiasGelu")
+    assert [word for word in words if word not in text] == []
+    assert text.count("cat,") == 40
 
 
 def test_report_recommends_one_device_that_can_run_the_model(cli: Cli, classifier: Path) -> None:

@@ -186,7 +186,7 @@ def test_a_model_that_a_provider_refuses_does_not_make_the_device_unavailable():
 
 def test_unknown_keys_and_options_are_refused(open_model):
     """ONNX Runtime would ignore a key; the closest one is named. The CPU provider has no options at all."""
-    with pytest.raises(EngineError, match=r"session\.disable_prepacking"):
+    with pytest.raises(InputError, match=r"session\.disable_prepacking"):
         open_model(ADD, session_config={"session.disable_prepackin": "1"})
     with pytest.raises(EngineError, match="use_tf32"):
         open_model(ADD, provider_options={"use_tf32": "1"})
