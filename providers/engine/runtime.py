@@ -261,7 +261,7 @@ def _too_new(match: re.Match[str]) -> LegalizeError:
     else:
         what, asked, most = f"opset of {match['domain']}", int(match["opset"]), match["most"]
         loads = [core.name for core in known_cores() if core.opset >= asked and match["domain"] == "ai.onnx"]
-    remedy = f"ONNX Runtime {loads[0]} and newer load it" if loads else "no ONNX Runtime is known to load it"
+    remedy = f"ONNX Runtime {loads[0]} and newer load it" if loads else "no known ONNX Runtime loads it"
     return LegalizeError(f"the model needs {what} {asked}, and {describe_runtime()} loads up to {most}; {remedy}")
 
 

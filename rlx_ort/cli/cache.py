@@ -116,7 +116,7 @@ def explain_entry(
     else:
         matching = [entry for entry in entries if entry.digest.startswith(subject.lower())]
         if len(matching) != 1:
-            what = "no file and no key of the cache" if not matching else f"the begin of {len(matching)} keys"
+            what = "neither a file nor a key of the cache" if not matching else f"the prefix of {len(matching)} keys"
             raise click.BadParameter(
                 f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
             )
@@ -142,7 +142,7 @@ def _print(report: Explanation) -> None:
     state = "not in the cache" if report.entry is None else f"in the cache since {_moment(report.entry.created_s)}"
     print_facts([("key", report.digest), ("state", state)])
     if report.nearest is None:
-        note("no entry of the same model or weights was there before")
+        note("no earlier entry is of the same model or weights")
         return
     note(f"compared with {report.nearest.digest[:_SHOWN_DIGITS]}, made {_moment(report.nearest.created_s)}")
     print_table(("what changed", "before", "now"), [(part, _cut(old), _cut(new)) for part, old, new in report.changed])

@@ -22,7 +22,7 @@ def command(
     dims: dict[str, int] = options.DIMS,
     names: str | None = options.devices("--device --devices --only", "Measure these devices. Default: all that work."),
     quick: bool = options.flag("--quick", "Measure fewer sizes: at most 3 seconds a device instead of 8."),
-    show_only: bool = options.flag("--show", "Measure nothing; show what is stored."),
+    show_only: bool = options.flag("--show", "Show the stored calibrations and measure nothing."),
     as_json: bool = options.AS_JSON,
 ) -> None:
     """Measure how fast the devices of this machine are, or the kernels that MODEL needs of them.
@@ -140,4 +140,4 @@ def _print(document: dict[str, Any]) -> None:
             noisy.append(row["device"])
     print_table(("device", "round trip", "a node", "best product", "memory", "rows", "of"), table)
     if noisy:
-        note(f"much of {', '.join(noisy)} was noisy: something else is running; calibrate again when it is quiet")
+        note(f"much of {', '.join(noisy)} was noisy: something else is running; calibrate again on an idle machine")

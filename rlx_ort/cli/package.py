@@ -77,7 +77,7 @@ def run(
     }
     facts = [("ran on", f"{document['device']} in {document['precision']}"), ("placement", f"{share:.0%} on it")]
     if from_cache:
-        facts.append(("weights", "those of the compile cache; the package's are right as well"))
+        facts.append(("weights", "entries of the compile cache; the keys of a package work as well"))
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
@@ -90,7 +90,7 @@ def _feeds(
     if package.cases:
         return package.arrays(package.cases[0].inputs), "golden case 0"
     feeds, assumed = options.random_inputs(graph, {**package.index.dims, **dims})
-    note("no --inputs and no golden case: made up random inputs")
+    note("no --inputs and no golden case: random inputs are used")
     options.note_assumed("run", assumed)
     return feeds, "random"
 
@@ -149,7 +149,7 @@ def sign(
 def warm(
     package: Package = options.OPEN_PACKAGE,
     devices: str | None = options.devices(
-        "--device --devices", "Warm for these devices, as in cpu,cuda; default: all that may run."
+        "--device --devices", "Warm for these devices, such as cpu,cuda. Default: all that are allowed."
     ),
     as_json: bool = options.AS_JSON,
 ) -> None:
@@ -186,14 +186,12 @@ def export(
     target: Path = options.argument(metavar="DIR", type=click.Path(file_okay=False, path_type=Path)),
     form: str = options.choice("--format", "What to write.", "triton onnx", required=True),
     name: str | None = options.option("--name", "The model's name; that of the package by default."),
-    max_batch: int = options.whole(
-        "--max-batch", "Triton: the most rows that it puts together, 0 for none.", default=8
-    ),
+    max_batch: int = options.whole("--max-batch", "Triton: the largest batch; 0 turns batching off.", default=8),
     instances: int = options.whole("--instances", "Triton: instances on each processor.", least=1, default=1),
     kind: str = options.choice("--kind", "Triton: which processors.", "auto cpu gpu", default="auto"),
     unproven: bool = options.flag(
         "--batch-unproven",
-        "Triton: batch requests although rows are not proved independent and may change each other's results.",
+        "Triton: batch requests even if rows are not proved independent; rows may then change each other's results.",
     ),
     force: bool = options.flag("--force", "Replace an existing target."),
     as_json: bool = options.AS_JSON,

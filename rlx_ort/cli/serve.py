@@ -35,7 +35,7 @@ def _range_of(text: str) -> tuple[int, int]:
     except ValueError:
         limits = (0, 0)
     if not 1 <= limits[0] <= limits[1]:
-        raise click.BadParameter(f"{text!r} is no number of replicas, as 2, or range, as 1-4")
+        raise click.BadParameter(f"{text!r} is neither a number of replicas, such as 2, nor a range, such as 1-4")
     return limits
 
 

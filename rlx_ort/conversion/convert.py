@@ -242,7 +242,9 @@ class _Run:
         before = facts_of(bundle)
         unverified = why_unverified(options)
         if unverified and options.free:
-            raise ConversionError(f"opening a dim is checked by running two sizes, and nothing runs: {unverified}")
+            raise ConversionError(
+                f"opening a dim must be verified by running two sizes, and verification is off: {unverified}"
+            )
         check = None
         if not unverified:  # first, so that a source that does not run costs no conversion
             with self._step("run source", "running the source"):

@@ -71,7 +71,7 @@ def _of_file(package: Any, path: Path) -> Tokenizer:
     try:
         tokenizer = package.Tokenizer.from_file(str(path))
     except Exception as err:  # it raises `Exception` itself
-        raise ConversionError(f"{path} is no tokenizer: {err}") from err
+        raise ConversionError(f"{path} is not a tokenizer: {err}") from err
 
     def pieces() -> Callable[[int], str]:
         stream = package.decoders.DecodeStream(skip_special_tokens=True)

@@ -112,7 +112,7 @@ class Value:
     @property
     def _tensor(self) -> TensorType:
         if not isinstance(self.type, TensorType):
-            raise GraphVerifyError(f"{self.name!r} is no tensor but {self.type}")
+            raise GraphVerifyError(f"{self.name!r} is not a tensor but {self.type}")
         return self.type
 
     __add__, __radd__ = _operator("add"), _operator("add", swapped=True)

@@ -35,7 +35,7 @@ CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
 
 _CURVES_A_CHOICE = 8
-_BY_NAME_ONLY = "only runs when it is asked for by name"
+_BY_NAME_ONLY = "runs only when it is named"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -199,8 +199,8 @@ class Candidates:
         """Return the error for a graph that no device may run, with the blocker of each device of the probe set."""
         probed = dict.fromkeys(self.policy.probe_set())
         rows = [(device, self.blocker(device) or _BY_NAME_ONLY) for device in probed]
-        remedy = "widen the policy, or bring in another execution provider"
-        return NoViableDeviceError(f"no device may run graph {self.graph.name!r}: {remedy}.", rows)
+        remedy = "widen the policy, or install another execution provider"
+        return NoViableDeviceError(f"no allowed device can run graph {self.graph.name!r}: {remedy}.", rows)
 
     def allowed(self) -> list[Device]:
         """Return the devices the policy allows, each once; devices that it refuses are not probed."""
@@ -219,7 +219,7 @@ class Candidates:
         others = [other for other in same_hardware(device) if other not in self.refused]
         first = min(others, key=self.policy.prefer_rank, default=device)
         if first != device:
-            return f"is the same device as {first.label}; it is used when it is asked for by name"
+            return f"is the same device as {first.label}; name it to use it"
         return None if is_selectable(device) else _BY_NAME_ONLY
 
     def ranked(self) -> Sequence[Device]:

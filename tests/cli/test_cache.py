@@ -63,7 +63,7 @@ def test_explain_takes_the_first_digits_of_a_key(cli, package):
     """As `list` shows them."""
     (row,) = cli("package", "warm", package, "--device", "cpu", "--json").document["devices"]
     assert cli("cache", "explain", row["entry"][:8], "--json").document["key"] == row["entry"]
-    cli("cache", "explain", "no-such-thing").fails(2, "no file and no key")
+    cli("cache", "explain", "no-such-thing").fails(2, "neither a file nor a key")
 
 
 def test_list_check_drops_what_is_damaged(cli, package, tmp_path):

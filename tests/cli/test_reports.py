@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from command_line import Cli
 
+from rlx_ort import Device
 from rlx_ort.providers.diagnosis import Finding, Severity
 
 
 def test_devices_lists_every_kind_once(cli: Cli) -> None:
-    """The twelve device kinds and the five compilers each have one row, and the CPU's says it is available."""
-    rows = {row["device"]: row for row in cli("devices", "--json").document["devices"]}
-    expected = "cpu metal mlx ane cuda rocm tpu gpu vulkan opengl directx webgpu openvino tensorrt nv-tensorrt-rtx qnn"
-    assert set(rows) == {*expected.split(), "amdgpu"}
-    assert rows["cpu"]["available"] is True
+    """Each known kind of device has one row, and the CPU's says it is available."""
+    rows = cli("devices", "--json").document["devices"]
+    assert sorted(row["device"] for row in rows) == sorted(map(str, Device.all()))
+    assert [row["available"] for row in rows if row["device"] == "cpu"] == [True]
 
 
 def test_devices_gives_a_reason_for_each_that_is_missing(cli: Cli) -> None:

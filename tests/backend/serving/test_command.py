@@ -197,7 +197,7 @@ def test_files_are_compiled_in_the_precision_that_is_asked_for(models: Path) -> 
         (["--tls-cert", "MODEL"], "belong together"),
         (["--signed-only"], "needs --key"),
         (["--token-env", "NO_SUCH_VARIABLE"], "is not set"),
-        (["--tls-cert", "MODEL", "--tls-key", "MODEL"], "no certificate"),
+        (["--tls-cert", "MODEL", "--tls-key", "MODEL"], "not a certificate"),
         (["--http", "-1", "--grpc", "-1"], "neither"),
         (["--http", "99999"], "99999 is not in the range"),
         (["--host", "192.0.2.1"], "192.0.2.1"),

@@ -151,4 +151,4 @@ def test_replicas_are_a_number_or_a_range(tmp_path: Path) -> None:
     """Anything else is a usage error."""
     for text in ("0", "4-1", "many", "1-"):
         result = CliRunner().invoke(main, ["serve", str(tmp_path), "--ray", "--replicas", text])
-        assert (result.exit_code, "no number of replicas" in result.output) == (2, True)
+        assert (result.exit_code, "neither a number of replicas" in result.output) == (2, True)
