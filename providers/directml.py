@@ -65,12 +65,16 @@ class DirectMlProvider(OrtProvider):
         # https://onnxruntime.ai/docs/execution-providers/DirectML-ExecutionProvider.html#configuration-options:
         # memory patterns and parallel execution are not supported, and a session must not run in two threads.
         # AMD's plugin (https://github.com/onnxruntime/onnxruntime-ep-amdgpu) takes the device itself and no options.
+        # From opset 20 on, they make ONNX's Gelu of erf and products. The provider has no kernel for it, so that ONNX
+        # Runtime (1.24.4) runs it on the CPU.
+        fusions = ("GeluFusionL1", "GeluFusionL2")
         lock = Turns()
-        recipe = replace(super().recipe(device, options), mem_pattern=False, run_lock=lambda: lock)
+        recipe = replace(super().recipe(device, options), mem_pattern=False, run_lock=lambda: lock, leaves_out=fusions)
         if recipe.ep_devices:
             return replace(recipe, option_keys=frozenset())
         return replace(recipe, options={"device_id": str(device.index)})
 
+    distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset({("", "Reshape")})  # see `imported._reshaped`
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 
     profile: ClassVar[CostProfile | None] = CostProfile.shipped(

@@ -65,7 +65,12 @@ def _native_activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> 
     return emit.op(op_type, inputs[0], domain=domain, alpha=1.0 if silu else None)
 
 
-_DOUBTFUL = {DType.I64: {"max", "min", "relu", "sign"}, DType.F64: {"sigmoid", "silu"}}
+_GELUS = {"gelu", "gelu_approx"}
+_DOUBTFUL = {
+    DType.I64: {"max", "min", "relu", "sign"},
+    DType.F64: {"sigmoid", "silu"},
+    **dict.fromkeys((DType.F16, DType.F32), _GELUS),
+}
 
 
 def _asks(op: Activation | Binary, kind: TensorType, _: Any) -> bool:
@@ -94,9 +99,30 @@ def _hard_sigmoid(emit: Emitter, x: Any, dtype: DType) -> Any:
     return emit.op("Clip", line, emit.constant(0, dtype), emit.constant(1, dtype))
 
 
+def other_gelu(emit: Emitter, x: Any, dtype: DType, approximate: str) -> Any:
+    """Return a gelu for a provider without ONNX's Gelu, None if it has that.
+
+    DirectML 1.24 has the Gelu of ONNX Runtime, and its FastGelu computes the exact function too: 5e-4 from tanh's.
+    """
+    if emit.has_kernel("Gelu", TensorType(DType.F32)):
+        return None
+    if approximate == "none":
+        has_own = emit.has_kernel("Gelu", TensorType(dtype), domain="com.microsoft")
+        return emit.op("Gelu", x, domain="com.microsoft") if has_own else None
+    cube = emit.op("Mul", emit.op("Mul", x, x), x)
+    inner = emit.op("Add", x, emit.op("Mul", cube, emit.constant(0.044715, dtype)))
+    tanh = emit.op("Tanh", emit.op("Mul", inner, emit.constant(math.sqrt(2 / math.pi), dtype)))
+    return emit.op("Mul", emit.op("Mul", x, emit.constant(0.5, dtype)), emit.op("Add", tanh, emit.constant(1, dtype)))
+
+
+def _gelu(emit: Emitter, x: Any, dtype: DType, approximate: str = "none") -> Any:
+    other = other_gelu(emit, x, dtype, approximate) if dtype in (DType.F16, DType.F32) else None
+    return op_in(emit, "Gelu", dtype, x, approximate=approximate) if other is None else other
+
+
 _COMPOSED: dict[str, Callable[[Emitter, Any, DType], Any]] = {
-    "gelu": lambda emit, x, dtype: op_in(emit, "Gelu", dtype, x, approximate="none"),
-    "gelu_approx": lambda emit, x, dtype: op_in(emit, "Gelu", dtype, x, approximate="tanh"),
+    "gelu": lambda emit, x, dtype: _gelu(emit, x, dtype),
+    "gelu_approx": lambda emit, x, dtype: _gelu(emit, x, dtype, approximate="tanh"),
     "silu": lambda emit, x, dtype: emit.op("Mul", x, activate(emit, "sigmoid", x, dtype)),
     "relu": _relu,
     "rsqrt": lambda emit, x, dtype: emit.op("Reciprocal", emit.op("Sqrt", x)),

@@ -22,6 +22,7 @@ from rlx_ort.ir.op import Op, known_shape
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.norm import Softmax
 from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.ops.shape import Concat
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
 
@@ -133,6 +134,16 @@ class Emitter:
             return None
         self._asks_around = True
         return source[0].op.data
+
+    def joined_data(self, index: int) -> list[TensorData]:
+        """Return the constants that input `index` is joined of, itself if it is one."""
+        whole, source = self.input_data(index), self._source(index)
+        if whole is not None or source is None:
+            return [] if whole is None else [whole]
+        self._asks_around = True
+        makers = [None if ref is None else self._frame.graph.nodes[ref.node].op for ref in source[0].inputs]
+        joins = isinstance(source[0].op, Concat) or getattr(source[0].op, "op_type", "") == "Concat"
+        return [op.data for op in makers if isinstance(op, Constant)] if joins else []
 
     def softmax_before(self, index: int) -> tuple[ModelValue, TensorType, int] | None:
         """Return what the Softmax that made input `index` reads, with its type, and its axis; None if none made it.

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx import kernel_dtypes as kernels
-from rlx_ort.converters.to_onnx.elementwise import activate, power
+from rlx_ort.converters.to_onnx.elementwise import activate, other_gelu, power
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET, Emitter, lowers
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.norm import REDUCE, is_doubtful, reduced
@@ -32,8 +32,8 @@ _BOOL_MOVES = frozenset({"GatherElements", "GatherND"})
 """Operators that move bools as they move numbers; WebGPU has kernels for numbers alone."""
 _ASKING: Mapping[DType, Collection[str]] = {
     DType.BOOL: _BOOL_MOVES,
-    DType.F16: {"IsNaN", "LogSoftmax"},
-    DType.F32: {"InstanceNormalization", "IsNaN", "LogSoftmax"},
+    DType.F16: {"Gelu", "IsNaN", "LogSoftmax"},
+    DType.F32: {"Gelu", "InstanceNormalization", "IsNaN", "LogSoftmax"},
     DType.F64: {"Sigmoid"},
     DType.I64: kernels.MISORDERING | {"ConstantOfShape"},
 }
@@ -50,6 +50,8 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
         return True
     if op.op_type == "Pow":
         return kind.dtype.is_float
+    if op.op_type == "Reshape":
+        return op.integer("allowzero", 0) == 1 and constants[1] is None
     if op.op_type in _REDUCTIONS:
         reduction = _reduction(op, kind, constants[1] if len(constants) > 1 else None)
         return reduction is not None and is_doubtful(reduction, kind)
@@ -177,6 +179,14 @@ def _sigmoid(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return activate(emit, "sigmoid", reads[0], DType.F64) if has_all else None
 
 
+def _gelu(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    dtype = emit.known_dtype(0)
+    if reads[0] is None or dtype not in (DType.F16, DType.F32):
+        return None
+    approximate = op.attributes.get("approximate", "none")
+    return other_gelu(emit, reads[0], dtype, str(approximate))
+
+
 def _is_nan(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """A test of the row that a Softmax read, where the provider has no `IsNaN`.
 
@@ -221,9 +231,17 @@ def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 
 def _reshaped(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    """Without `allowzero` where the shape has no zero; beside it DirectML 1.24 takes -1 for a size, and all memory."""
-    shape = emit.input_data(1) if op.integer("allowzero", 0) else None
-    if shape is None or not shape.numpy().all():
+    """Without `allowzero` where the shape has no zero; beside it DirectML 1.24 takes -1 for a size, and all memory.
+
+    Exporters join shapes of sizes and -1, beside which ONNX forbids a zero.
+    """
+    if not op.integer("allowzero", 0):
+        return None
+    shape, dtype = emit.input_data(1), emit.known_dtype(0)
+    says_nothing = shape is not None and shape.numpy().all()
+    if shape is None and dtype is not None and not emit.has_kernel("Reshape", TensorType(dtype)):
+        says_nothing = any((part.numpy() == -1).any() for part in emit.joined_data(1))
+    if not says_nothing:
         return None
     return emit.imported(
         op, reads, attributes={name: op.attributes[name] for name in op.attributes if name != "allowzero"}
@@ -248,6 +266,7 @@ _FORMS: dict[str, _Form] = {
     "ConstantOfShape": _filled,
     "Conv": _convolved,
     "Div": _division,
+    "Gelu": _gelu,
     "InstanceNormalization": _instance_norm,
     "IsNaN": _is_nan,
     "LogSoftmax": _log_softmax,

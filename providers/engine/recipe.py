@@ -78,7 +78,7 @@ class SessionRecipe:
         cache_options: takes a folder, of one model with its weights on one device, and returns the provider options
             that make the provider cache there what it compiles.
         rewritten: takes the bytes of a model and returns those to open.
-        leaves_out: the optimisers of ONNX Runtime that make its sessions slower.
+        leaves_out: the optimisers of ONNX Runtime that make its sessions slower, or move nodes to the CPU.
         spelled: takes all provider options and returns them in the provider's spelling.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from onnx import parser
@@ -90,9 +92,31 @@ def test_a_shape_with_a_size_that_is_left_over_is_filled_in(size: str, device: D
     assert run(device, text, x=x).tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
+def test_sizes_are_joined_with_one_that_is_left_over(device: Device) -> None:
+    """As PyTorch's second exporter writes a `view` of a tensor whose batch is open."""
+    text = """(float[n,6] x) => (float[a,b,2] y) <int64[2] rest = {-1, 2}> {
+      n = Shape <start = 0, end = 1> (x)
+      s = Concat <axis = 0> (n, rest)
+      y = Reshape <allowzero = 1> (x, s)
+    }"""
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    np.testing.assert_array_equal(run(device, text, x=x), x.reshape(2, 3, 2))
+
+
 def test_axes_beyond_the_rank_are_a_typed_error() -> None:
     """The form that avoids wrong reductions leaves them to the engine."""
     text = """<ir_version: 8, opset_import: ["" : 18]> g (float[1, 2] x) => (float[a, b] y)
     { axes = Constant <value_ints = [7]> () y = ReduceMean <keepdims = 1> (x, axes) }"""
     with pytest.raises(RlxError), GraphDevices(from_onnx(parser.parse_model(text))) as runner:
         runner.run("cpu", {"x": np.ones((1, 2), np.float32)})
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelus_run_on_the_device(approximate: str, device: Device) -> None:
+    """DirectML has no Gelu of ONNX, and exporters write one from opset 20 on."""
+    x = np.linspace(-6, 6, 21, dtype=np.float32).reshape(7, 3)
+    exact = [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.reshape(-1).tolist()]
+    cubic = [0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) for v in x.reshape(-1).tolist()]
+    text = f'(float[n,3] x) => (float[n,3] y) {{ y = Gelu <approximate = "{approximate}"> (x) }}'
+    wanted = np.reshape(exact if approximate == "none" else cubic, x.shape)
+    np.testing.assert_allclose(run(device, text, x=x), wanted, rtol=1e-5, atol=1e-5)
