@@ -78,8 +78,9 @@ def command(
     emit({"model": str(model), "dims": used, "runs": runs, kind: rows}, as_json, lambda _: show(rows))
     if not faults:
         options.note_assumed("run and predicted", assumed)
-    if rows and all(row["failure"] for row in rows):  # the rows have the reasons
-        click.get_current_context().exit(rows[0]["failure"].exit_code)
+    failed = [row["failure"] for row in rows if row["failure"]]  # the rows have the reasons
+    if failed and (names or len(failed) == len(rows)):
+        click.get_current_context().exit(failed[0].exit_code)
 
 
 def _sizes(graph: rlx_ort.Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

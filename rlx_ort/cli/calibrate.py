@@ -11,7 +11,7 @@ import click
 
 import rlx_ort
 from rlx_ort.cli import options
-from rlx_ort.cli.show import duration, emit, note, print_table, progress
+from rlx_ort.cli.show import bar, duration, emit, note, print_table, progress
 
 _Measured: TypeAlias = "rlx_ort.CalibrationProfile | rlx_ort.RlxError"
 
@@ -75,11 +75,11 @@ def _here() -> list[rlx_ort.Device]:
 def _measured(devices: Iterable[rlx_ort.Device], quick: bool) -> dict[rlx_ort.Device, _Measured]:
     from rlx_ort.calibration.calibrate import calibrate_together
 
-    with progress("measuring") as shown:
+    with bar("measuring", 1.0) as show:
 
         def shown_progress(device: rlx_ort.Device, what: str, gone: float) -> None:
-            if shown is not None:
-                shown.update(f"measuring {device.label}: {what}, {gone:.0%} of its time is gone")
+            if show is not None:
+                show(gone, f"measuring {device.label}: {what}")
 
         return calibrate_together(devices, quick=quick, progress=shown_progress)
 

@@ -100,7 +100,7 @@ _CHANGES: dict[str, Any] = {
         *("NAME[=INPUT[AXIS],...]", "([^=]+)=?(.*)", "batch=x[0],y[0]"),
         read=lambda places: [place for place in places.split(",") if place],
     ),
-    "simplify": options.flag("--simplify", "Fold constants, remove what does nothing, infer shapes."),
+    "simplify": options.flag("--simplify", "Fold constants, remove no-ops, infer shapes."),
     **{
         side: options.option(
             f"--cut-{side}",

@@ -12,7 +12,17 @@ import click
 import rlx_ort
 from rlx_ort.cli import Commands, options
 from rlx_ort.cli.run import print_run, refusals, written
-from rlx_ort.cli.show import binary_size, counted, emit, note, print_json, print_table, progress
+from rlx_ort.cli.show import (
+    binary_size,
+    counted,
+    duration,
+    emit,
+    note,
+    print_digests,
+    print_json,
+    print_table,
+    progress,
+)
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.open import WarmedDevice
@@ -109,7 +119,7 @@ def extract(
     """
     from rlx_ort.deploy.write import write_package
 
-    with counted(f"writing {target}") as step:
+    with counted(f"writing {target}", package.index.total_bytes) as step:
         package.check_all()
         write_package(target, package.contents(), folder=not as_file, force=force, progress=step)
     if as_json:
@@ -156,7 +166,8 @@ def warm(
     """Compile a package ahead of its first run.
 
     Writes optimised models and what providers compile to the compile cache, where sessions that are opened later find
-    it. `rlx-ort cache list` shows it. The exit code is 1 when nothing was kept for some device.
+    it. `rlx-ort cache list` shows it. The exit code is 1 when nothing was kept for some device, and 3 when it does not
+    work here.
     """
     from rlx_ort.deploy.open import warm_opened
 
@@ -165,16 +176,18 @@ def warm(
         rows = warm_opened(package, chosen)
     document = {"package": str(package.path), "devices": [asdict(row) for row in rows]}
     emit(document, as_json, lambda document: _print_warmed(rows))
-    if not rows or any(row.problem for row in rows):
-        click.get_current_context().exit(1)
+    failed = [row.device for row in rows if row.problem]
+    if failed or not rows:
+        click.get_current_context().exit(1 if all(map(rlx_ort.is_available, failed)) else 3)
 
 
 def _print_warmed(rows: list[WarmedDevice]) -> None:
     table = []
     for row in rows:
-        kept = (row.entry[:12], binary_size(row.nbytes)) if row.entry else ("-", "-")
-        table.append((row.device, *kept, f"{row.seconds:.2f}", "yes" if row.starts else "no"))
-    print_table(("device", "kept as", "size", "seconds", "starts from it"), table)
+        size = binary_size(row.nbytes) if row.entry else "-"
+        table.append((row.device, size, duration(row.seconds * 1e9), "yes" if row.starts else "no"))
+    print_table(("device", "kept", "time", "starts from it"), table)
+    print_digests([(row.entry, row.device) for row in rows if row.entry])
     for row in rows:
         if row.problem:
             note(f"{row.device}: {row.problem}")

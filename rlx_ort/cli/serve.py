@@ -16,7 +16,7 @@ from click.core import ParameterSource
 import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.show import note
-from rlx_ort.errors import install_command
+from rlx_ort.errors import MissingExtraError, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +125,7 @@ def command(
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
         gc.enable()
-        raise click.ClickException(f"serving needs more packages ({err}); {install_command('serve')}") from err
+        raise MissingExtraError(f"serving needs more packages: {err}\n  {install_command('serve')}") from err
 
     sys.setswitchinterval(SWITCH_S)
     given = click.get_current_context().get_parameter_source

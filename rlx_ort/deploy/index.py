@@ -114,6 +114,11 @@ class Index(Settings):
     variants: Mapping[str, Variant]
     cases: tuple[Case, ...]
 
+    @property
+    def total_bytes(self) -> int:
+        """The sizes of all files that the index lists."""
+        return sum(entry.size for entry in self.files.values())
+
     def to_bytes(self) -> bytes:
         """Return the file's bytes; the same index gives the same bytes."""
         document: dict[str, Any] = {

@@ -27,7 +27,7 @@ from rlx_ort.deploy.container import Container, OpenFile, compare_files, open_co
 from rlx_ort.deploy.index import REQUIRABLE, Case, Index
 from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
 from rlx_ort.deploy.ort_manifest import check_manifest
-from rlx_ort.errors import ConversionError, IntegrityError, PackageError, install_command
+from rlx_ort.errors import ConversionError, IntegrityError, MissingExtraError, PackageError, install_command
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.providers.engine.stopping import holding
@@ -260,8 +260,8 @@ class Package:
         entry = self.index.files[name]
         if digest != entry.sha256:
             raise IntegrityError(
-                f"{name} of {self.path} has changed since it was packed (SHA-256 {digest[:12]}, "
-                f"expected {entry.sha256[:12]}); download the package again"
+                f"{name} of {self.path} has changed since it was packed (SHA-256 {digest}, "
+                f"expected {entry.sha256}); download the package again"
             )
 
 
@@ -391,8 +391,8 @@ class PackageTensor(TensorData):
     def _compare(self, digest: str) -> None:
         if digest != self.sha256:
             raise IntegrityError(
-                f"{self._file.name}: {self._name} has changed since it was packed (SHA-256 {digest[:12]}, "
-                f"expected {self.sha256[:12]}); download the package again"
+                f"{self._file.name}: {self._name} has changed since it was packed (SHA-256 {digest}, "
+                f"expected {self.sha256}); download the package again"
             )
 
 
@@ -491,8 +491,7 @@ def _library() -> Any:
         import model_signing.signing
         import model_signing.verifying
     except ImportError as err:
-        raise PackageError(
-            f"signatures need the package model-signing, which cannot be imported here ({err}); "
-            f"install it with: {install_command('sign')}"
+        raise MissingExtraError(
+            f"signatures need model-signing, which cannot be imported: {err}\n  {install_command('sign')}"
         ) from err
     return model_signing

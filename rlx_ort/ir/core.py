@@ -309,6 +309,12 @@ class Graph(Builders):
         outputs = f"{len(self.inputs)} inputs, {len(self._outputs)} outputs"
         return f"<{type(self).__name__} {self.name!r}, {len(self.nodes)} nodes, {outputs}>"
 
+    def _repr_html_(self) -> str:
+        """Show the listing of the nodes in a notebook."""
+        from rlx_ort.ir.notebook import html_listing
+
+        return html_listing(repr(self), format_graph(self))
+
     def _add(
         self,
         op: Op,

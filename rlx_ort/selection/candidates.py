@@ -85,6 +85,24 @@ class DeviceCandidate:
         return f"<DeviceCandidate {self.label}, {state}{time}>"
 
 
+class DeviceRows(list[DeviceCandidate]):
+    """The rows of a report or a ranking: a list that notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        """Show devices, predictions and blockers in a notebook."""
+        from rlx_ort.ir.notebook import html_table
+
+        rows = [
+            (
+                row.label,
+                "" if row.predicted_ns is None else f"{row.predicted_ns / 1e3:.4g} us",
+                "recommended" if row.recommended else row.blocker or "",
+            )
+            for row in self
+        ]
+        return html_table("devices", ("device", "predicted", "why"), rows)
+
+
 def device_report(
     graph: Graph,
     policy: DevicePolicy | None = None,
@@ -301,13 +319,13 @@ class Candidates:
     def report(self) -> list[DeviceCandidate]:
         """Return a row for each device of the policy's probe set, in that order."""
         ranked = self.ranked()
-        return [self._row(device, ranked) for device in self.policy.probe_set()]
+        return DeviceRows(self._row(device, ranked) for device in self.policy.probe_set())
 
     def rank(self) -> list[DeviceCandidate]:
         """Return a row for every device the policy allows, the best choice first, blocked ones last."""
         ranked = self.ranked()
         blocked = self.policy.apply(device for device in self.allowed() if device not in ranked)
-        return [self._row(device, ranked) for device in (*ranked, *blocked)]
+        return DeviceRows(self._row(device, ranked) for device in (*ranked, *blocked))
 
     def _row(self, device: Device, ranked: Sequence[Device]) -> DeviceCandidate:
         predicted = self._predicted_ns(device) if device in ranked else None

@@ -73,9 +73,9 @@ def test_report_names_the_blocker_of_a_denied_device(cli: Cli, add_one: Path) ->
     assert rows["cpu"]["recommended"] is False
 
 
-def test_report_with_open_reads_the_placement(cli: Cli, add_one: Path) -> None:
-    """With --open the CPU's session has all its nodes on the CPU, and unavailable devices are not opened."""
-    rows = {row["device"]: row for row in cli("report", add_one, "--open", "--json").document["devices"]}
+def test_report_with_sessions_reads_the_placement(cli: Cli, add_one: Path) -> None:
+    """With --sessions the CPU's session has all its nodes on the CPU, and unavailable devices are not opened."""
+    rows = {row["device"]: row for row in cli("report", add_one, "--sessions", "--json").document["devices"]}
     assert (rows["cpu"]["placement_share"], rows["cpu"]["open_error"]) == (1.0, None)
     assert rows["tpu"]["placement_share"] is None
 
@@ -131,7 +131,7 @@ def test_one_json_document_holds_only_plain_numbers(cli: Cli, classifier: Path) 
 
 def test_report_says_of_each_kind_of_op_how_it_gets_to_the_device(cli: Cli, add_one: Path) -> None:
     """With --ops and --open, the CPU's row has the path of each kind, and where a session put its nodes."""
-    document = cli("report", add_one, "--only", "cpu", "--ops", "--open", "--json").document
+    document = cli("report", add_one, "--only", "cpu", "--ops", "--sessions", "--json").document
     dispatch = document["devices"][0]["dispatch"]
     assert (dispatch["policy"], dispatch["compile_ready"]) == ("prefer-native", True)
     assert [(row["path"], row["count"], row["placed"]) for row in dispatch["ops"]] == [
