@@ -23,7 +23,8 @@ from rlx_ort.errors import CalibrationError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType, ValueType
-from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort.options.variant import Variant
 
 if TYPE_CHECKING:
     import onnx
@@ -351,6 +352,7 @@ class Provider(abc.ABC):
             written as one of these.
         work_space_bytes: bytes libraries may allocate in a run of a session that has not run in the thread or has not
             recorded launches before; kept free under a memory budget.
+        precisions: the arithmetics other than f32 that `tune` tries.
     """
 
     name: ClassVar[str]
@@ -366,6 +368,7 @@ class Provider(abc.ABC):
     checks_indices: ClassVar[bool] = True
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     work_space_bytes: ClassVar[int] = 0
+    precisions: ClassVar[Sequence[Precision]] = ()
 
     @abc.abstractmethod
     def probe(self, device: Device) -> Availability:
@@ -398,6 +401,10 @@ class Provider(abc.ABC):
             RlxError: as `open`.
         """
         return None
+
+    def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
+        """Return the ways to run a graph that `tune` tries beyond the options, those first that change the most."""
+        return ()
 
     def judged_by(self) -> str:
         """Return where `claims` come from when it is not the provider itself, else an empty text."""

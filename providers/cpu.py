@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.variant import Variant, variants_of
 from rlx_ort.providers.base import (
     PRIVATE_MEMORY,
     Availability,
@@ -102,6 +104,19 @@ class CpuProvider(OrtProvider):
         ),
         KernelLimit("ReduceMean", _averages_nothing, "the mean of no elements is not NaN"),
     )
+
+    def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
+        """Return fewer threads, threads that sleep, and fewer rewrites of the graph."""
+        threads = core_share().threads
+        counts = sorted({1, max(threads // 2, 1)} - {threads})
+        return (
+            *variants_of("intra_op_threads", counts),
+            *variants_of("spinning", [False, True]),
+            *variants_of("optimization", ["extended"], ["Conv"]),  # without the blocked layout of convolutions
+            *variants_of("kernel_dispatch", ["force-common"]),
+            *variants_of("session_config.session.set_denormal_as_zero", ["1"]),
+        )
+
     # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry has both facts.
 
     def default_profile(self, device: Device) -> CostProfile:

@@ -15,6 +15,7 @@ from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort.options.variant import Variant, variants_of
 from rlx_ort.providers.base import (
     INDEX_LIMITS,
     Availability,
@@ -58,6 +59,7 @@ class CudaProvider(OrtProvider):
     ep_name: ClassVar[str] = "CUDAExecutionProvider"
     genai_name: ClassVar[str] = "cuda"
     title: ClassVar[str] = "CUDA"
+    precisions: ClassVar[Sequence[Precision]] = (Precision.TF32, Precision.F16, Precision.BF16)
     extra: ClassVar[str] = "cuda"
     # A session that one thread had opened and another one ran first took 64 MiB more on an H200, a recording 32 MiB;
     # see h200-2026-11-24 in docs/results. cuBLAS recommends 32 MiB of work space on Hopper, 4 MiB on earlier GPUs
@@ -166,6 +168,21 @@ class CudaProvider(OrtProvider):
         if _plans_anew(request.model):
             recipe = replace(recipe, options={_SEARCH: "HEURISTIC", **recipe.options}, replans=True)
         return open_session(recipe, request)
+
+    def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
+        """Return other layouts, plans and fusions of convolutions, other attention kernels, and runs as they are."""
+        attention = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
+        return (
+            *variants_of("provider_options.prefer_nhwc", ["1"], ["Conv"]),
+            *variants_of("provider_options.cudnn_conv_algo_search", ["EXHAUSTIVE", "HEURISTIC", "DEFAULT"], ["Conv"]),
+            *variants_of("provider_options.fuse_conv_bias", ["1"], ["Conv"]),
+            *variants_of("provider_options.cudnn_conv1d_pad_to_nc1d", ["1"], ["Conv"]),
+            # Flash, memory-efficient, cuDNN's and plain products, as `AttentionBackend` in the source of ONNX Runtime.
+            *variants_of("provider_options.sdpa_kernel", ["1", "2", "8", "16"], attention),
+            *variants_of("kernel_dispatch", ["force-common"]),
+            *variants_of("optimization", ["extended"]),
+            *variants_of("device_graph", [False]),
+        )
 
     # On an H100 with ONNX Runtime 1.31.1 reductions rounded i64 beyond 2^53, and TopK, ArgMax and ArgMin gave places
     # that are none where there are infinities; the lowerings have other forms.

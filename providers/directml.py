@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 from rlx_ort.device import Device
 from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.options.variant import Variant, variants_of
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit
 from rlx_ort.providers.engine.recipe import SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem, reinstall_command, runtime_packages
 from rlx_ort.providers.engine.stopping import Turns
@@ -74,7 +75,24 @@ class DirectMlProvider(OrtProvider):
             return replace(recipe, option_keys=frozenset())
         return replace(recipe, options={"device_id": str(device.index)})
 
+    # It takes the sizes as they are, against the shape that ONNX infers, and fails as the session is opened, or in the
+    # run where sizes are open (ONNX Runtime 1.24.4, under Wine).
+    limits: ClassVar[Sequence[KernelLimit]] = (
+        KernelLimit(
+            "Resize",
+            lambda node, given: given.get("keep_aspect_ratio_policy", "stretch") != "stretch",
+            "it keeps no aspect ratio",
+        ),
+    )
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset({("", "Reshape")})  # see `imported._reshaped`
+
+    def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
+        """Return runs without the driver's own kernels, and without fusing the graph."""
+        return (
+            *variants_of("provider_options.disable_metacommands", ["1"]),
+            *variants_of("session_config.ep.dml.disable_graph_fusion", ["1"]),
+        )
+
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 
     profile: ClassVar[CostProfile | None] = CostProfile.shipped(

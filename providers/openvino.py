@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort.options.variant import Variant, variants_of
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import runtime
@@ -45,11 +46,21 @@ class OpenVinoProvider(OrtProvider):
     title: ClassVar[str] = "OpenVINO"
     remedy: ClassVar[str] = "pip install onnxruntime-ep-openvino"
     plugin: ClassVar[bool] = True
+    precisions: ClassVar[Sequence[Precision]] = (Precision.F16, Precision.BF16)
     compiles: ClassVar[bool] = True
     # https://onnxruntime.ai/docs/execution-providers/OpenVINO-ExecutionProvider.html#configuration-options
     # Without device_type and device_id: the device's index chooses. Without layout and disable_dynamic_shapes: the
     # plugin does not know them.
     option_keys: ClassVar[frozenset[str] | None] = names("load_config reshape_input enable_causallm") | set(_PROPERTIES)
+
+    def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
+        """Return other numbers of threads, on OpenVINO's CPU."""
+        if self._target(device) != "CPU":
+            return ()
+        total = budget().total
+        return variants_of(
+            "provider_options.num_of_threads", [str(count) for count in sorted({1, total // 2 or 1, 2 * total})]
+        )
 
     def facts(self, device: Device) -> Availability:
         """Return the processor's name for OpenVINO's CPU, else the device's name in ONNX Runtime or OpenVINO."""

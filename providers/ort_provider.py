@@ -66,6 +66,7 @@ class OrtProvider(Provider):
     keeps: ClassVar[Keeps] = Keeps.NOTHING
     cache_option: ClassVar[str] = ""
     profile: ClassVar[CostProfile | None] = None
+    precisions: ClassVar[Sequence[Precision]] = (Precision.F16,)
 
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return how to open a session on the device with these options.

@@ -36,6 +36,7 @@ class _NvidiaCompiler(OrtProvider):
         """Return one device for each GPU of the driver, or index 0 when it lists none."""
         return tuple(Device(self.kinds[0], index) for index in range(max(1, len(nvidia_gpus()))))
 
+    precisions: ClassVar[Sequence[Precision]] = (Precision.TF32, Precision.F16, Precision.BF16)
     profile: ClassVar[CostProfile | None] = CostProfile.shipped(
         "CUDA's transfers as on an H200, rates assumed",
         gflops=(14_000, 12_000),

@@ -19,6 +19,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.variant import Variant, variants_of
 from rlx_ort.providers.base import (
     INDEX_LIMITS,
     PRIVATE_MEMORY,
@@ -149,6 +150,14 @@ class WebGpuProvider(OrtProvider):
         """
     )
     keeps: ClassVar[Keeps] = Keeps.OPTIMIZED
+
+    def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
+        """Return the other layout of convolutions, and launches that are recorded."""
+        return (
+            *variants_of("provider_options.preferredLayout", ["NHWC", "NCHW"], ["Conv"]),
+            *variants_of("device_graph", [True]),
+            *variants_of("kernel_dispatch", ["force-common"]),
+        )
 
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return the reason WebGPU cannot run here: missing Vulkan libraries, or a forked process."""

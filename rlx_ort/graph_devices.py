@@ -30,7 +30,7 @@ from rlx_ort.errors import (
 )
 from rlx_ort.execution.interface import Outputs, ParamSetter, ValueInfo, described
 from rlx_ort.faults import first_that_works, is_device_failure, those_that_work
-from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.routes import (
     CHAINED,
     CHOSEN,
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from rlx_ort.resilience.quarantine import DeviceHealth
     from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.policy import Devices
+    from rlx_ort.tuning import Tuning
 
 T = TypeVar("T")
 _GRACE_S = 1.0  # that an engine has to return at a time limit
@@ -526,6 +527,37 @@ class GraphDevices(ParamSetter):
         return self._sessions.benchmark(inputs, runs)
 
     # Health
+
+    def tune(
+        self,
+        inputs: Mapping[str, Any],
+        device: Device | str | None = None,
+        *,
+        tolerance: float | None = None,
+        budget_s: float = 60.0,
+        progress: Callable[[str], object] | None = None,
+    ) -> Tuning:
+        """Find the fastest variant of the options on a device by measurement, and use it from now on.
+
+        Variants are compared with an exact run on these inputs, in f32, and may compute in `options.precision` where
+        that is lower; `tolerance` is the largest error of an output over its largest value, by default that of the
+        precision in `tuning.TOLERANCES`. The winner is kept in the cache folder for this graph, device, hardware,
+        versions and options; where sizes that come back have sessions of their own, it is that of the inputs' sizes.
+
+        Takes about `budget_s`, opens the sessions of the runner anew, and has two more open meanwhile. `device` is the
+        one predicted to be fastest by default. `progress` is called with the name of each variant.
+
+        Raises:
+            RlxError: the device cannot run the graph in f32 with the options as they are.
+        """
+        from rlx_ort.tuning import tune
+
+        rule = self.options.placement or (PlacementRule.ASSISTED if device is None else PlacementRule.STRICT)
+        device = self.fastest(inputs) if device is None else Device(device)
+        given = (self._sessions.follow_graph(), self.weights, device, inputs, self.options)
+        tuning = tune(*given, rule=rule, tolerance=tolerance, budget_s=budget_s, progress=progress)
+        self.invalidate_cache()
+        return tuning
 
     @property
     def last_run(self) -> RunRecord | None:

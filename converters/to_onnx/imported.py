@@ -238,9 +238,9 @@ def _reshaped(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     if not op.integer("allowzero", 0):
         return None
     shape, dtype = emit.input_data(1), emit.known_dtype(0)
-    says_nothing = shape is not None and shape.numpy().all()
+    says_nothing = shape is not None and bool(shape.numpy().all())
     if shape is None and dtype is not None and not emit.has_kernel("Reshape", TensorType(dtype)):
-        says_nothing = any((part.numpy() == -1).any() for part in emit.joined_data(1))
+        says_nothing = any(bool((part.numpy() == -1).any()) for part in emit.joined_data(1))
     if not says_nothing:
         return None
     return emit.imported(

@@ -96,6 +96,7 @@ def create(
     ),
     folder: bool = options.flag("--folder", "Write a folder; the default is one file."),
     force: bool = options.flag("--force", "Replace the file if it exists. A folder is never replaced."),
+    tuned: bool = options.flag("--tuned", "Pack what `rlx-ort tune` found for the model on this machine."),
     **given: Any,
 ) -> None:
     """Pack a model with its weights, policy and golden outputs.
@@ -105,6 +106,7 @@ def create(
     from rlx_ort.cli.arrays import read_npz
     from rlx_ort.deploy.create import Recipe, create_package
     from rlx_ort.deploy.names import is_package
+    from rlx_ort.execution.tunings import of_graph
     from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel
 
     golden, expected, license_file = map(given.pop, ("golden", "expected", "license_file"))
@@ -121,7 +123,10 @@ def create(
     picks = {"cost-model": CostModel(), "benchmark": Benchmark(5), "adaptive": Adaptive()}
     license_text = "" if license_file is None else read_regular(license_file).decode("utf-8")
     policy = replace(policy, pick=picks[strategy])
-    recipe = Recipe(**given, policy=policy, golden=cases, license_text=license_text)
+    found = of_graph(graph) if tuned else {}
+    if tuned and not found:
+        raise click.UsageError(f"{model} was never tuned on this machine; run `rlx-ort tune {model}` first")
+    recipe = Recipe(**given, tunings=found, policy=policy, golden=cases, license_text=license_text)
     with counted(f"packing {target}") as progress:
         digest = create_package(graph, target, recipe, folder=folder, force=force, progress=progress)
     size = sum(file.stat().st_size for file in ([target] if target.is_file() else target.rglob("*")) if file.is_file())

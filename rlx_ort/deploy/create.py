@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from rlx_ort.deploy.container import LARGE_ALIGNMENT, LARGE_BYTES
 from rlx_ort.deploy.golden import TOLERANCES
-from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, Settings, StoredTensor, Variant
-from rlx_ort.deploy.names import INDEX, MANIFEST
+from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, Settings, StoredTensor, Variant, dump
+from rlx_ort.deploy.names import INDEX, MANIFEST, TUNINGS
 from rlx_ort.deploy.ort_manifest import DATA_FILE, MODEL_FILE, asset_path, asset_uri, manifest_bytes
 from rlx_ort.deploy.write import Content, write_package
 from rlx_ort.device import Device
@@ -45,12 +45,15 @@ class Recipe(Settings):
             comes before the precision of a variant that has the model's own weights.
         golden: pairs of inputs and expected outputs; without outputs, those of the CPU in the model's own precision.
         license_text: the text of the licence, which becomes a file of the package.
+        tunings: records of `tune` by their keys, as `execution.tunings.of_graph` returns them; hardware and versions
+            other than theirs do without.
     """
 
     variants: Mapping[str, Precision] = field(default_factory=lambda: {"cpu": Precision.F32})
     precisions: Mapping[str, Precision] = field(default_factory=dict)
     golden: Sequence[tuple[Arrays, Arrays | None]] = ()
     license_text: str = ""
+    tunings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def create_package(
@@ -164,6 +167,8 @@ class _Making:
         self._add(MANIFEST, manifest_bytes(name, recipe.version, listed))
         if recipe.license_text:
             self._add(_LICENSE, recipe.license_text.encode("utf-8"))
+        if recipe.tunings:
+            self._add(TUNINGS, dump({"tunings": {key: dict(record) for key, record in recipe.tunings.items()}}))
         settings = {entry.name: getattr(recipe, entry.name) for entry in fields(Settings)}
         settings |= {"name": name, "tolerances": {**TOLERANCES, **recipe.tolerances} if cases else {}}
         index = Index(

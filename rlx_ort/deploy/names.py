@@ -21,6 +21,8 @@ MANIFEST = "manifest.json"
 """The file by which ONNX Runtime recognises a model package."""
 SIGNATURE = "signature.json"
 """The Sigstore bundle of a signed package; the one file that the index does not list."""
+TUNINGS = "tunings.json"
+"""The records of `tune`, by their keys."""
 
 LARGEST_INDEX_BYTES = 64 << 20
 MOST_FILES = 4096

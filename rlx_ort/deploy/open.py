@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
-from rlx_ort.deploy.names import is_package, required_key
+from rlx_ort.deploy.index import parse
+from rlx_ort.deploy.names import TUNINGS, is_package, required_key
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device, as_devices
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
@@ -66,6 +67,12 @@ class PackageDevices(GraphDevices):
         self._package = package
         self._quick = quick
         self._prepare(policy, options, resilience, self._read)
+        if TUNINGS in package.index.files:
+            from rlx_ort.execution import tunings
+
+            tunings.carry(
+                {key: item.raw for key, item in parse(package.read(TUNINGS), TUNINGS).entries("tunings").items()}
+            )
         if quick is None:
             self._sessions.follow_graph()
         else:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.device import Device
     from rlx_ort.execution.engine import Engine, EngineSlot
+    from rlx_ort.options.variant import Variant
     from rlx_ort.providers.base import DeviceGraphReport, Provider
 
 
@@ -269,6 +270,11 @@ class CompiledGraph(ParamSetter):
             self._open_slot.engine(self._rule)
         assert self._slot.placement is not None  # noqa: S101  # opening a session fills it in
         return self._slot.placement
+
+    @property
+    def variant(self) -> Variant | None:
+        """The variant of the options that `tune` found to be the fastest, and that is in use; None if there is none."""
+        return self._slot.variant
 
     @property
     def is_open(self) -> bool:

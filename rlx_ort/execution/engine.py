@@ -47,6 +47,7 @@ from rlx_ort.providers.registry import availability
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.variant import Variant
     from rlx_ort.providers.base import EngineSession, Provider, SessionRequest
 
 _log = logging.getLogger(__name__)
@@ -289,6 +290,7 @@ class EngineSlot:
 
     Attributes:
         graph: the user's graph.
+        variant: the tuned variant by which `options` differ from those of the caller, if there is one.
         owners: those that keep it, until they close it or are gone.
         current: the open engine, or None; may be read without a lock. Always None under a memory budget: each run then
             asks for the engine.
@@ -312,6 +314,7 @@ class EngineSlot:
     runs: Runnable
     source: WeightSource
     observer: Observer | None
+    variant: Variant | None = None
 
     def __post_init__(self) -> None:
         self.input_types = _without(self.exported.input_types, self.runs.mutable)
@@ -664,12 +667,18 @@ def open_slot(
         ConversionError: a node cannot be written as ONNX.
     """
     from rlx_ort.converters.to_onnx.exporter import exported
+    from rlx_ort.execution import tunings
     from rlx_ort.providers.claims import kernel_set
 
     options, runs, source = options.on(device), runs or runnable(graph), source or weights
     model = exported(runs.graph, options, kernel_set(provider, runs.graph))
+    variant = tunings.tuned(provider, device, model, options)
+    if variant is not None:
+        _log.info("graph %r: %s is tuned: %s", graph.name, device.label, variant)
+        options = variant.of(options)
+        model = exported(runs.graph, options, kernel_set(provider, runs.graph))
     runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
-    return EngineSlot(provider, device, model, weights, options, graph, runs, source, observer)
+    return EngineSlot(provider, device, model, weights, options, graph, runs, source, observer, variant)
 
 
 def _without(types: Mapping[str, ValueType], names: Sequence[str]) -> Mapping[str, ValueType]:

@@ -112,6 +112,7 @@ class CompileOptions:
         low_memory: hold few copies of weights at a time, for a session that runs once or twice: kernels keep no packed
             ones, and each node runs right before the one that needs it, so that f16 weights which the CPU casts to f32
             are cast one after the other. Runs are slower. Casts are folded into f32 weights unless optimisation is off.
+        tuned: whether the fastest variant that `tune` found for the graph on the device, with these options, is taken.
         opset: the ai.onnx opset of the exported model; None takes the lowest that expresses the graph, 21 at best.
 
     Raises:
@@ -138,6 +139,7 @@ class CompileOptions:
     precision_policy: PrecisionPolicy | None = None
     cache: CacheUse | None = None
     low_memory: bool = False
+    tuned: bool = True
     opset: int | None = None
 
     def __post_init__(self) -> None:

@@ -118,6 +118,7 @@ from rlx_ort.conversion.convert import ConvertOptions, convert
 options = ConvertOptions(precision="f16")
 """,
     "docs/triton.md": GRAPH + PACKAGE,
+    "docs/tuning.md": DOUBLE,
 }
 """What the first block of a page expects to be there."""
 

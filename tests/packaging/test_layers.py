@@ -126,7 +126,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("execution",),
     ("calibration",),
     ("selection",),
-    ("routes", "device_sessions", "adaptive", "resilience", "graph_devices", "compat"),
+    ("routes", "device_sessions", "adaptive", "resilience", "tuning", "graph_devices", "compat"),
     ("parity", "genai"),
     ("conversion",),
     ("deploy",),

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from onnx import parser
 
+from rlx_ort import from_onnx
 from rlx_ort.device import Device
 from rlx_ort.providers import directml, hardware
 from rlx_ort.providers.directml import Adapter, DirectMlProvider, _Description, _listed
 from rlx_ort.providers.engine import runtime
+from rlx_ort.selection.support import support_of
 
 INTEGRATED = Adapter("Intel(R) Iris(R) Xe", "31.0.101.4502", 8 << 30, "LUID 0x00000000_0x0000d3f1", False)
 LARGE = Adapter("Grafikkarte Ü 4090", "32.0.15.6094", 24 << 30, "LUID 0x00000001_0x0000e2a0", False)
@@ -171,3 +174,19 @@ def test_a_runtime_of_visual_cpp_that_is_missing_or_old_is_named(
     assert "DLL load failed" in problem.reason
     assert reason in problem.reason
     assert problem.remedy == "install https://aka.ms/vs/17/release/vc_redist.x64.exe"
+
+
+@pytest.mark.parametrize(
+    ("node", "taken"),
+    [
+        ("Gelu (x)", True),
+        ('Gelu <approximate = "tanh"> (x)', True),
+        ('Resize <mode = "nearest", axes = [2, 3]> (x, , , s)', True),
+        ('Resize <mode = "nearest", axes = [2, 3], keep_aspect_ratio_policy = "not_larger"> (x, , , s)', False),
+    ],
+)
+def test_support_by_the_kernel_list_knows_forms_and_faults(node: str, taken: bool) -> None:
+    """A Gelu of ONNX has other forms, and a Resize that keeps the ratio fails in the run."""
+    text = f"(float[1,1,2,3] x) => (float[a,b,c,d] y) <int64[2] s = {{7, 8}}> {{ y = {node} }}"
+    graph = from_onnx(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> g {text}'))
+    assert support_of(Device("directx"), graph, ask=False).supported == taken
