@@ -125,7 +125,7 @@ def command(
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
         gc.enable()
-        raise MissingExtraError(f"serving needs more packages: {err}\n  {install_command('serve')}") from err
+        raise MissingExtraError(f"serving needs more packages ({err}); {install_command('serve')}") from err
 
     sys.setswitchinterval(SWITCH_S)
     given = click.get_current_context().get_parameter_source
