@@ -23,7 +23,7 @@ from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import Dim
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.options.compile_options import CompileOptions
 
 EPSILON = 1e-6
 
@@ -169,7 +169,7 @@ class Decoder:
     def __init__(self, sizes: Sizes, weights: dict[str, Array], device: str) -> None:
         self.sizes = sizes
         # Sampling has integer nodes, some of which a device may leave to the CPU.
-        session = Session(device, CompileOptions(placement=PlacementRule.ASSISTED))
+        session = Session(device, CompileOptions(placement="assisted"))
         self.prefill: CompiledGraph = session.compile(build_prefill(sizes, weights))
         self.decode: CompiledGraph = session.compile(build_decode(sizes, weights), self.prefill.weights)
         self._cos, self._sin = (table.astype(np.float32) for table in rotation(sizes.longest, sizes.head))

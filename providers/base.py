@@ -341,6 +341,7 @@ class Provider(abc.ABC):
         genai_name: onnxruntime-genai's name of it, empty where that has none.
         selectable: whether automatic choice may pick it; false for test providers.
         exclusive: whether only one session of the provider may run at a time in this process.
+        option_keys: its provider options, None when they are not listed.
         compiles_per_shape: whether a run with new input shapes compiles the graph anew, which takes seconds.
         compiles: whether it compiles whole subgraphs, so that it has no kernels to list. It is asked about single nodes
             in a child process, since some nodes end the process.
@@ -361,6 +362,7 @@ class Provider(abc.ABC):
     genai_name: ClassVar[str] = ""
     selectable: ClassVar[bool] = True
     exclusive: ClassVar[bool] = False
+    option_keys: ClassVar[frozenset[str] | None] = None
     compiles_per_shape: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset()
@@ -392,10 +394,11 @@ class Provider(abc.ABC):
         """Return the provider's kernels, or None when they cannot be listed (compiling providers)."""
         return None
 
-    def optimized(self, request: SessionRequest) -> onnx.ModelProto | None:
+    def optimized(self, request: SessionRequest, *, whole: bool = False) -> onnx.ModelProto | None:
         """Return a model as the engine assigns it to devices, after its first rewrites, None for other engines.
 
-        Weights are left out. Opens a session on the device and writes the weights to a temporary folder.
+        With `whole` it has all rewrites, as a session runs it. Weights are left out. Opens a session on the device and
+        writes the weights to a temporary folder.
 
         Raises:
             RlxError: as `open`.

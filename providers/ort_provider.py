@@ -51,7 +51,6 @@ class OrtProvider(Provider):
         title: the provider's name in messages, such as `CUDA`.
         extra: the extra of `rlx_ort` that installs it, empty when there is none; `remedy` is the advice then.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
-        option_keys: its provider options, None when they are not listed.
         keeps: the form in which the compile cache can store a session.
         cache_option: the provider option that names the folder to cache compiled models in; empty if there is none.
         profile: the default cost profile, where it does not depend on the device.
@@ -62,7 +61,6 @@ class OrtProvider(Provider):
     extra: ClassVar[str] = ""
     remedy: ClassVar[str] = ""
     plugin: ClassVar[bool] = False
-    option_keys: ClassVar[frozenset[str] | None] = None
     keeps: ClassVar[Keeps] = Keeps.NOTHING
     cache_option: ClassVar[str] = ""
     profile: ClassVar[CostProfile | None] = None
@@ -103,7 +101,7 @@ class OrtProvider(Provider):
         self.require(request.device)
         return self._open(request)
 
-    def optimized(self, request: SessionRequest) -> onnx.ModelProto:
+    def optimized(self, request: SessionRequest, *, whole: bool = False) -> onnx.ModelProto:
         """Return the model after ONNX Runtime's rewrites of level 1 and of the layout; see `Provider.optimized`.
 
         These precede the assignment of nodes; later rewrites only fuse nodes of one provider.
@@ -111,7 +109,7 @@ class OrtProvider(Provider):
         import onnx
 
         options = request.options
-        if options.optimization is not OptimizationLevel.OFF:
+        if options.optimization is not OptimizationLevel.OFF and not whole:
             options = options.with_(optimization=OptimizationLevel.BASIC)
         recipe = self.recipe(request.device, options)
         with temporary_folder() as folder:

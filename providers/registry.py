@@ -10,12 +10,14 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rlx_ort import epoch
 from rlx_ort.device import Device, DeviceKind, as_devices, priority_rank, register_kind
-from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
+from rlx_ort.errors import DeviceUnavailableError, InputError, NoViableDeviceError
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import Availability, Provider
+from rlx_ort.providers.engine.recipe import unknown_option
 
 # Module -> class. One line a file; nothing else here or in the core names a provider.
 _MODULES = (
@@ -139,6 +141,27 @@ def is_available(device: Device | str) -> bool:
 def availability(device: Device | str) -> Availability:
     """Return whether the device works here and, when it does not, the reason and the remedy."""
     return default_registry().availability(Device(device))
+
+
+def check_provider_options(options: CompileOptions) -> None:
+    """Refuse provider options that no device has, or not the device that they are for.
+
+    Raises:
+        InputError: an option is none; the message has the nearest names.
+    """
+    registry, known, listed = default_registry(), set[str](), True
+    for provider in registry.providers():
+        listed = listed and (provider.option_keys is not None or not provider.ep_name)
+        known |= provider.option_keys or set()
+    for name, value in options.provider_options.items():
+        if isinstance(value, Mapping):
+            served = registry.for_device(Device(name))
+            own = None if served is None else served.option_keys
+            wrong = "" if own is None else unknown_option(f"{name} has no", value, own)
+        else:
+            wrong = unknown_option("no device has the", [name], known) if listed else ""
+        if wrong:
+            raise InputError(f"CompileOptions(provider_options=...): {wrong}")
 
 
 def require_available(device: Device) -> None:

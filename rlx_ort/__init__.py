@@ -6,7 +6,7 @@
     outputs = runner.run_fastest({"x": x})
 
 The public names are loaded when they are first used: importing the package imports neither ONNX Runtime nor ONNX. They
-are written once, in `__init__.pyi`, which type checkers read.
+are written once, in `__init__.pyi`, which type checkers read; those of `rlx_ort.compat` are found and not listed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ if not (_checkout / "rlx_ort" / "providers").exists() and (_checkout / "provider
     __path__.append(str(_checkout))
 
 _STUB: bytes = __loader__.get_data(str(Path(__file__).with_suffix(".pyi")))
-_MODULE_OF = {line.split()[3]: line.split()[1] for line in _STUB.decode("utf-8").splitlines() if line[:5] == "from "}
-__all__ = sorted([*_MODULE_OF, "__version__"])
+_LISTED, _UNLISTED = (
+    {line.split()[3]: line.split()[1] for line in part.splitlines() if line[:5] == "from "}
+    for part in _STUB.decode("utf-8").split("# RLX's names")
+)
+_MODULE_OF = _LISTED | _UNLISTED
+__all__ = sorted([*_LISTED, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,8 @@
-"""RLX's other classes: `FlexibleSession` and `DeviceRouter`, layers over `GraphDevices`, and `BackendsManifest`."""
+"""RLX's names, for programs that come from it: docs/rlx-names.md has each one, and what it is here.
+
+`FlexibleSession` and `DeviceRouter` are layers over `GraphDevices`. The other names are imported from their modules.
+`import rlx_ort` finds all of them too, without listing them.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,104 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlx_ort.device import Device
+from rlx_ort.device import DEVICE_PRIORITY, Device, device_label, parse_device, parse_device_list
 from rlx_ort.errors import NoViableDeviceError
+from rlx_ort.execution.buckets import (
+    Bucket,
+    BucketedCompileCache,
+    LayerKvCache,
+    bucket_decode_mask,
+    pad_rows,
+    power_of_two_ladder,
+    slice_rows,
+)
 from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.expert_pool import (
+    ExpertPool,
+    RefreshPolicy,
+    budget_from_memory,
+    merged_mask,
+    per_layer_masks,
+    refresh_pools,
+)
 from rlx_ort.execution.interface import ParamSetter
-from rlx_ort.execution.session import Session
+from rlx_ort.execution.moe import MoeResidencyStats
+from rlx_ort.execution.placement import DispatchSummary, KernelDispatchReport, format_dispatch_report
+from rlx_ort.execution.session import CompileCache, Session
 from rlx_ort.execution.weights import WeightStore
-from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.ir.graph import Graph
+from rlx_ort.graph_devices import GraphDevices, graph_param_names
+from rlx_ort.ir.dtype import promote
+from rlx_ort.ir.graph import DimBinding, Graph, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs, op_kinds
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.hardware import is_throttled
-from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.providers.registry import (
+    available_apple_devices,
+    drain_device,
+    fastest_among,
+    fastest_device,
+    full_name,
+    supports_run_slots,
+)
+from rlx_ort.selection.candidates import device_report, devices_for, fastest_device_for
+from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, estimate_graph_cost, pick_best_device
+from rlx_ort.selection.policy import DevicePolicy, device_chain_from_env, device_from_env
+from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
+from rlx_ort.selection.support import dispatch_report_for_device, legalize_graph_for_device
+
+__all__ = [
+    "BackendCostModel",
+    "BackendsManifest",
+    "Bucket",
+    "BucketedCompileCache",
+    "CompileCache",
+    "DEVICE_PRIORITY",
+    "DeviceRouter",
+    "DimBinding",
+    "DispatchSummary",
+    "ExpertPool",
+    "FlexibleSession",
+    "KernelDispatchReport",
+    "LayerKvCache",
+    "MoeResidencyStats",
+    "ProfileCostModel",
+    "RefreshPolicy",
+    "available_apple_devices",
+    "bucket_decode_mask",
+    "budget_from_memory",
+    "device_chain_from_env",
+    "device_from_env",
+    "device_label",
+    "device_report",
+    "devices_for",
+    "dispatch_report_for_device",
+    "drain_device",
+    "dynamic_symbols",
+    "estimate_graph_cost",
+    "fastest_among",
+    "fastest_device",
+    "fastest_device_for",
+    "format_dispatch_report",
+    "full_name",
+    "graph_param_names",
+    "has_dynamic_dims",
+    "infer_bindings_from_inputs",
+    "legalize_graph_for_device",
+    "merged_mask",
+    "op_kinds",
+    "pad_rows",
+    "parse_device",
+    "parse_device_list",
+    "per_layer_masks",
+    "pick_best_device",
+    "power_of_two_ladder",
+    "promote",
+    "refresh_pools",
+    "resolve_device",
+    "resolve_device_chain",
+    "run_with_fallback",
+    "slice_rows",
+    "supports_run_slots",
+]
 
 _log = logging.getLogger(__name__)
 _CHECK_EVERY_S = 5.0

@@ -7,9 +7,9 @@ questions, answered by `rlx_ort.selection`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias, TypeGuard
 
 from rlx_ort.errors import DeviceParseError
 
@@ -81,10 +81,12 @@ _spellings: dict[str, str] = {}
 class Device:
     """One device, by value: `Device("cuda:1")`, `Device("cuda", 1)` and `Device(Device.CUDA, 1)` are equal.
 
-    Names of execution providers are understood: `Device("CUDAExecutionProvider")` is `Device("cuda")`.
+    Names of execution providers are understood: `Device("CUDAExecutionProvider")` is `Device("cuda")`, and
+    `Device(("CUDAExecutionProvider", {"device_id": 1}))` is `Device("cuda:1")`.
 
     Raises:
-        DeviceParseError: the kind is unknown, or the index is not a whole number of at least 0.
+        DeviceParseError: the kind is unknown, the index is not a whole number of at least 0, or a pair has options
+            besides `device_id`; see `with_options`.
     """
 
     kind: str
@@ -107,7 +109,7 @@ class Device:
     NV_TENSORRT_RTX: ClassVar[Device]
     QNN: ClassVar[Device]
 
-    def __init__(self, kind: str | Device, index: int | None = None) -> None:
+    def __init__(self, kind: DeviceLike, index: int | None = None) -> None:
         if isinstance(kind, Device):
             label, own_index = kind.kind, kind.index
         else:
@@ -144,6 +146,13 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({self.label!r})"
+
+
+DeviceLike: TypeAlias = Device | str | tuple[str, Mapping[str, object]]
+"""A device, its name, or a pair of a name and provider options, as ONNX Runtime takes providers."""
+
+DeviceEntry: TypeAlias = DeviceLike | Sequence[object]
+"""An entry of a list of devices: type checkers take a list of pairs and names for one of sequences."""
 
 
 def register_kind(kind: DeviceKind) -> None:
@@ -195,7 +204,28 @@ def device_label(device: Device | str) -> str:
     return Device(device).label
 
 
-def as_devices(devices: Device | str | Iterable[Device | str]) -> tuple[Device, ...]:
+def with_options(device: DeviceLike) -> tuple[Device, dict[str, str]]:
+    """Return a device, and the options of a pair `(name, options)` as ONNX Runtime takes providers, as text.
+
+    The option `device_id` is the index of the device.
+
+    Raises:
+        DeviceParseError: the name is no known device, or the index is no whole number.
+    """
+    if not is_pair(device):
+        return Device(device), {}
+    name, given = device
+    options = {str(key): str(value) for key, value in given.items()}
+    index = options.pop("device_id", None)
+    return Device(name) if index is None else Device(f"{Device(name).kind}:{index}"), options
+
+
+def is_pair(value: object) -> TypeGuard[tuple[str, Mapping[str, object]]]:
+    """Return whether this is a name with options, as ONNX Runtime takes providers."""
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+
+
+def as_devices(devices: DeviceLike | Iterable[DeviceEntry]) -> tuple[Device, ...]:
     """Return the given devices or names as devices, order and duplicates kept; one string is a list as in a variable.
 
     Raises:
@@ -203,11 +233,13 @@ def as_devices(devices: Device | str | Iterable[Device | str]) -> tuple[Device, 
     """
     if isinstance(devices, Device):
         return (devices,)
+    if is_pair(devices):
+        return (Device(devices),)
     if isinstance(devices, str):
         return tuple(parse_device_list(devices))
     if not isinstance(devices, Iterable):
         raise DeviceParseError(repr(devices), f"devices are a list such as ['cuda', 'cpu'], not {devices!r}")
-    return tuple(Device(device) for device in devices)
+    return tuple(Device(device) for device in devices)  # type: ignore[arg-type]  # the list is no pair
 
 
 def priority_rank(device: Device) -> int:
@@ -223,6 +255,15 @@ def _named(piece: str, whole: str) -> Device:
 
 
 def _parse(text: object) -> tuple[str, int]:
+    if is_pair(text):
+        device, options = with_options(text)
+        if options:
+            raise DeviceParseError(
+                repr(text),
+                f"the options of {device.label} ({', '.join(options)}) belong to sessions: give them in "
+                "CompileOptions(provider_options=...), which takes the same list, or in the device of a runner's run",
+            )
+        return device.kind, device.index
     if not isinstance(text, str):
         kind = type(text).__name__
         raise DeviceParseError(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, NoViableDeviceError
-from rlx_ort.execution.interface import Outputs, outputs_class
 from rlx_ort.faults import first_that_works
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.stopping import Turns
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.resident import Resident
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.variant import Variant
     from rlx_ort.selection.candidates import Candidates
 
 T = TypeVar("T")
@@ -104,6 +104,11 @@ class SessionSet:
         slot = self._slots.get(device)
         return None if slot is None else slot.placement
 
+    def variant(self, device: Device) -> Variant | None:
+        """Return the tuned variant that a device's session runs in, or None without one."""
+        slot = self._slots.get(device)
+        return None if slot is None else slot.variant
+
     def resident(self, device: Device) -> Resident | None:
         """Return what the session of a device takes, or None if the graph was not compiled for it."""
         slot = self._slots.get(device)
@@ -167,19 +172,33 @@ class DeviceSessions:
         options: CompileOptions,
         load: Callable[[], tuple[Graph, WeightStore]] | None = None,
     ) -> None:
-        self.policy, self.options = policy, options
-        fixed = options.placement
-        self.by_name, self.by_choice = (
-            options.with_(placement=fixed or rule) for rule in (PlacementRule.STRICT, PlacementRule.ASSISTED)
-        )
+        self.policy = policy
+        self._set_options(options)
         self.last_choice: Choice | None = None
         self.forgotten: Callable[[], object] = lambda: None
-        self.named: type[Outputs] = Outputs
         self._load = load
         self._loaded: tuple[Graph, WeightStore] | None = None
         self._revision = 0
         self._lock = threading.RLock()
         self._begin()
+
+    def _set_options(self, options: CompileOptions) -> None:
+        if options.provider_options:
+            from rlx_ort.providers.registry import check_provider_options
+
+            check_provider_options(options)
+        self.options, fixed = options, options.placement
+        self.by_name, self.by_choice = (
+            options.with_(placement=fixed or rule) for rule in (PlacementRule.STRICT, PlacementRule.ASSISTED)
+        )
+
+    def give_options(self, device: Device, given: Mapping[str, str]) -> bool:
+        """Give a device further provider options, and return whether they differ from those that it had."""
+        options = self.options.with_provider_options(device, given)
+        if options is self.options:
+            return False
+        self._set_options(options)
+        return True
 
     def _begin(self) -> None:
         self.current, self.routes = SessionSet(self.options), RouteTable()
@@ -199,7 +218,6 @@ class DeviceSessions:
         if self.options.dims:
             check_dims(graph, self.options.dims)
         weights = WeightStore.for_graph(graph) if weights is None else weights
-        self.named = outputs_class(graph.output_names)
         self._revision = graph.revision
         self._loaded, self._load = (graph, weights), None
 
@@ -229,7 +247,6 @@ class DeviceSessions:
             with self._lock:
                 self.forget()
                 self._revision = graph.revision
-                self.named = outputs_class(graph.output_names)
                 self.weights.declare_from(graph)
         return graph
 
@@ -415,7 +432,7 @@ class DeviceSessions:
         attempts: tuple[tuple[Device, str], ...] | None,
     ) -> None:
         """Let the next runs with such inputs go straight to the device, while nothing has changed since."""
-        since.routes.put(goal, inputs, pick, compiled, since, attempts, self.named)
+        since.routes.put(goal, inputs, pick, compiled, since, attempts)
 
     def again_if_closed(self, run: Callable[[], T]) -> T:
         """Return the result of a run, made again where its session was closed before it began.

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from rlx_ort import environment
-from rlx_ort.device import Device
+from rlx_ort.device import Device, DeviceLike, is_pair, with_options
 from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import (
     CancelledRunError,
@@ -28,7 +28,7 @@ from rlx_ort.errors import (
     InputError,
     RunError,
 )
-from rlx_ort.execution.interface import Outputs, ParamSetter, ValueInfo, described
+from rlx_ort.execution.interface import Outputs, ParamSetter, ValueInfo, described, inputs_by_name
 from rlx_ort.faults import first_that_works, is_device_failure, those_that_work
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.routes import (
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.variant import Variant
     from rlx_ort.resilience.failover import Failover, RunRecord
     from rlx_ort.resilience.limits import CancelToken
     from rlx_ort.resilience.options import Resilience
@@ -201,16 +202,16 @@ class GraphDevices(ParamSetter):
         """
         return self._sessions.candidates(inputs).fastest()
 
-    def resolve(self, device: Device | str | None = None) -> Device:
+    def resolve(self, device: DeviceLike | None = None) -> Device:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
 
         Raises:
             DeviceError: the device given cannot be used, or none can.
             LegalizeError: the device given does not take the graph.
         """
-        return self._sessions.resolve(device)
+        return self._sessions.resolve(None if device is None else self._device(device))
 
-    def resolve_chain(self, device: Device | str | None = None) -> Device:
+    def resolve_chain(self, device: DeviceLike | None = None) -> Device:
         """Return the first device that may run the graph: the one given, then those of `RLX_DEVICE_CHAIN`.
 
         Without a chain this is `resolve`. With one, `RLX_DEVICE` is ignored.
@@ -222,9 +223,10 @@ class GraphDevices(ParamSetter):
 
         if not device_chain_from_env():
             return self.resolve(device)
-        return resolve_device_chain(self.graph, chain_with(device), self.policy, self.options)
+        chain = chain_with(None if device is None else self._device(device))
+        return resolve_device_chain(self.graph, chain, self.policy, self.options)
 
-    def resolve_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Device:
+    def resolve_with_inputs(self, inputs: Mapping[str, Any], device: DeviceLike | None = None) -> Device:
         """Return the device to use for inputs of these sizes; under the benchmark strategy the fastest measured one.
 
         Under the adaptive strategy devices are measured if their predictions are too close. The winner is remembered
@@ -249,7 +251,7 @@ class GraphDevices(ParamSetter):
 
     # Compile
 
-    def compile(self, device: Device | str) -> CompiledGraph:
+    def compile(self, device: DeviceLike) -> CompiledGraph:
         """Return the graph compiled for a device; the second call returns the same object, until it is closed.
 
         Closing it releases its handles and other state; the session belongs to the runner and stays open. A graph that
@@ -260,7 +262,7 @@ class GraphDevices(ParamSetter):
             DeviceUnavailableError: the device does not work here.
             PlacementError: it does not take every node; see `CompileOptions.placement`.
         """
-        return self._sessions.compiled(Device(device), named=True)
+        return self._sessions.compiled(self._device(device), named=True)
 
     def compile_fastest(self) -> CompiledGraph:
         """Return the graph compiled for the fastest device that takes it; see `fastest` and `rank`.
@@ -272,7 +274,7 @@ class GraphDevices(ParamSetter):
         """
         return self._open_first(FASTEST)[1]
 
-    def compile_resolved(self, device: Device | str | None = None) -> CompiledGraph:
+    def compile_resolved(self, device: DeviceLike | None = None) -> CompiledGraph:
         """Return the graph compiled for the device given, else `RLX_DEVICE`, else the fastest that takes it.
 
         Raises:
@@ -280,9 +282,9 @@ class GraphDevices(ParamSetter):
             LegalizeError: the device given does not take the graph.
             PlacementError: the device given does not take every node.
         """
-        return self._open_first(RESOLVED if device is None else (HINT, device))[1]
+        return self._open_first(RESOLVED if device is None else (HINT, self._device(device)))[1]
 
-    def compile_chain(self, device: Device | str | None = None) -> CompiledGraph:
+    def compile_chain(self, device: DeviceLike | None = None) -> CompiledGraph:
         """Return the graph compiled for the first that takes it of the device given and those of `RLX_DEVICE_CHAIN`.
 
         Without a chain this is `compile_resolved`.
@@ -295,15 +297,14 @@ class GraphDevices(ParamSetter):
         from rlx_ort.selection.resolve import run_with_fallback
 
         attempts: list[tuple[Device, str]] = []
+        chain = chain_with(None if device is None else self._device(device))
         try:
-            return run_with_fallback(self.graph, self.policy, chain_with(device), self.compile, self.options, attempts)[
-                1
-            ]
+            return run_with_fallback(self.graph, self.policy, chain, self.compile, self.options, attempts)[1]
         finally:
             self.last_attempts = tuple(attempts)
 
     def compile_resolved_with_inputs(
-        self, inputs: Mapping[str, Any], device: Device | str | None = None
+        self, inputs: Mapping[str, Any], device: DeviceLike | None = None
     ) -> CompiledGraph:
         """Return the graph compiled for the device that `resolve_with_inputs` returns, or the next that takes it."""
         return self._open_first(CHOSEN, inputs)[1] if device is None else self.compile_resolved(device)
@@ -330,31 +331,60 @@ class GraphDevices(ParamSetter):
 
         return [device for device, _ in those_that_work(self._sessions.candidates().devices(), opened, failed)]
 
-    def placement(self, device: Device | str) -> Placement:
+    def placement(self, device: DeviceLike) -> Placement:
         """Return where each node is on a device; compiles the graph if that was not done.
 
         Raises:
             ParamError: a parameter is not set, so no session can be opened.
             DeviceError: the policy refuses the device, or it does not work here.
         """
-        device = Device(device)
+        device = self._device(device)
         sessions = self._sessions
         return sessions.current.placement(device) or sessions.compiled(device, named=False).placement
 
+    def variant(self, device: DeviceLike) -> Variant | None:
+        """Return the variant that `tune` found and the device's session runs in; None without one, or a session."""
+        return self._sessions.current.variant(self._device(device))
+
     # Run
 
+    @overload
     def run(
         self,
-        device: Device | str,
+        device: DeviceLike | None,
         inputs: Mapping[str, Any],
         *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Outputs: ...
+    @overload
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        device: DeviceLike | None = None,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Outputs: ...
+    def run(  # type: ignore[misc]  # which takes the arguments in both orders
+        self,
+        first: Any = None,
+        second: Any = None,
+        /,
+        *,
+        device: Any = None,
+        inputs: Any = None,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
     ) -> Outputs:
         """Run on a device and return the outputs in order and by name; see `compile` and `CompiledGraph.run`.
 
+        `run(device, inputs)` and `run(inputs, device)` are the same; without a device this is `run_resolved`.
+
         Args:
-            device: the device.
+            first: the device or the inputs.
+            second: the other one.
+            device: the device, by name.
             inputs: input name -> array, or any object with `__dlpack__`, such as a tensor of PyTorch.
             timeout_s: ends the run after so many seconds, in a worker thread as `rlx_ort.limited` does. With
                 `resilience` it is the limit of each attempt.
@@ -364,18 +394,38 @@ class GraphDevices(ParamSetter):
             TimeLimitError: the time limit is over.
             CancelledRunError: the run was cancelled.
         """
-        known = device.__class__ is str or device.__class__ is Device  # `in` would build a tuple in each run
-        goal = device if known else Device(device)
+        if second is None or not (first.__class__ is str or first.__class__ is Device):
+            first, second = self._asked(first, second, device, inputs)
         run = self._run if self._failover is None else self._failover.run  # one step less in each run
-        return run(goal, inputs, timeout_s, cancel)[1]
+        return run(first, second, timeout_s, cancel)[1]
 
-    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:
-        """Run as `run_resolved` on inputs by name, `runner(x=array)`, or on a dict of them."""
-        if inputs is not None:
-            if not isinstance(inputs, Mapping):
-                names = ", ".join(f"{value.name}=..." for value in self.inputs)
-                raise InputError(f"inputs are given by name, as in runner({names}); got {type(inputs).__name__}")
-            named = {**inputs, **named}
+    def _asked(self, first: Any, second: Any, device: Any, inputs: Any) -> tuple[Key, Mapping[str, Any]]:
+        """Return the goal and the inputs of a call of `run`, whose arguments may come in either order."""
+        for given in (first, second):
+            if isinstance(given, Mapping) and inputs is None:
+                inputs = given
+            elif given is not None:
+                if device is not None:
+                    wanted = "one device and one mapping of inputs, as in run('cpu', {'x': array})"
+                    raise InputError(f"run takes {wanted}; got {type(given).__name__} as well")
+                device = given
+        goal = RESOLVED if device is None else self._device(device)
+        if inputs is None:
+            names = ", ".join(f"{value.name!r}: ..." for value in self.inputs)
+            raise InputError(f"run needs the inputs, as in run('cpu', {{{names}}})")
+        return goal, inputs
+
+    def _device(self, device: DeviceLike) -> Device:
+        """Return a device; the provider options of a pair become those of its sessions, which are then opened again."""
+        found, given = with_options(device)
+        if given and self._sessions.give_options(found, given):
+            self.invalidate_cache()
+        return found
+
+    def __call__(self, *given: Any, **named: Any) -> Outputs:
+        """Run as `run_resolved` on inputs by name, `runner(x=array)`, in order, `runner(array)`, or on a dict."""
+        if given:
+            named = inputs_by_name([value.name for value in self.inputs], given, named)
         if self._failover is None:
             return self._run(RESOLVED, named)[1]
         return self._failover.run(RESOLVED, named)[1]
@@ -383,7 +433,7 @@ class GraphDevices(ParamSetter):
     async def run_async(
         self,
         inputs: Mapping[str, Any],
-        device: Device | str | None = None,
+        device: DeviceLike | None = None,
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
@@ -399,7 +449,7 @@ class GraphDevices(ParamSetter):
     def run_dlpack(
         self,
         inputs: Mapping[str, Any],
-        device: Device | str | None = None,
+        device: DeviceLike | None = None,
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
@@ -409,19 +459,20 @@ class GraphDevices(ParamSetter):
         `torch.from_dlpack(outputs["y"])` makes a tensor of one; see `CompiledGraph.run_dlpack`. Also with `resilience`
         no other device answers where that one fails: the caller's next step needs the outputs on the same device.
         """
-        goal = RESOLVED if device is None else (HINT, Device(device))
-        return self._run(goal, inputs, timeout_s, cancel, "run_dlpack")[1]
+        goal = RESOLVED if device is None else (HINT, self._device(device))
+        return self._run(goal, inputs, timeout_s, cancel, True)[1]
 
     def run_resolved(
         self,
         inputs: Mapping[str, Any],
-        device: Device | str | None = None,
+        device: DeviceLike | None = None,
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
     ) -> Outputs:
         """Run on the device given, else `RLX_DEVICE`, else the fastest for these inputs that takes the graph."""
-        goal = RESOLVED if device is None else (HINT, device)
+        known = device.__class__ is str or device.__class__ is Device  # `in` would build a tuple in each run
+        goal = RESOLVED if device is None else (HINT, device if known else self._device(device))
         run = self._run if self._failover is None else self._failover.run
         return run(goal, inputs, timeout_s, cancel)[1]
 
@@ -442,7 +493,7 @@ class GraphDevices(ParamSetter):
     def run_resolved_with_inputs(
         self,
         inputs: Mapping[str, Any],
-        device: Device | str | None = None,
+        device: DeviceLike | None = None,
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
@@ -453,7 +504,7 @@ class GraphDevices(ParamSetter):
     def run_chosen(
         self,
         inputs: Mapping[str, Any],
-        device: Device | str | None = None,
+        device: DeviceLike | None = None,
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
@@ -468,7 +519,7 @@ class GraphDevices(ParamSetter):
             RunError: the run failed.
         """
         run = self._run if self._failover is None else self._failover.run
-        return run(CHOSEN if device is None else (HINT, device), inputs, timeout_s, cancel)
+        return run(CHOSEN if device is None else (HINT, self._device(device)), inputs, timeout_s, cancel)
 
     def run_try(
         self,
@@ -489,14 +540,20 @@ class GraphDevices(ParamSetter):
             ParamError: a parameter is not set.
         """
         goal = TRY, (chain if isinstance(chain, (str, Device)) else tuple(chain))
-        if self._failover is None:
-            return self._run(goal, inputs, timeout_s, cancel)
-        return self._supervised(goal, inputs, self._failover, timeout_s, cancel)
+        try:
+            if self._failover is None:
+                return self._run(goal, inputs, timeout_s, cancel)
+            return self._supervised(goal, inputs, self._failover, timeout_s, cancel)
+        except TypeError:  # a pair with provider options has no hash, so that no route was looked up
+            given: Any = [goal[1]] if is_pair(goal[1]) else goal[1]
+            if isinstance(given, (str, Device)) or not any(map(is_pair, given)):
+                raise
+        return self.run_try([self._device(each) for each in given], inputs, timeout_s=timeout_s, cancel=cancel)
 
     def run_chain(
         self,
         inputs: Mapping[str, Any],
-        device: Device | str | None = None,
+        device: DeviceLike | None = None,
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
@@ -511,7 +568,7 @@ class GraphDevices(ParamSetter):
             ParamError: a parameter is not set.
         """
         if device is not None:
-            return self.run_try(chain_with(device), inputs, timeout_s=timeout_s, cancel=cancel)
+            return self.run_try(chain_with(self._device(device)), inputs, timeout_s=timeout_s, cancel=cancel)
         try:
             return self._run(CHAINED, inputs, timeout_s, cancel)
         except (DeviceError, GraphError) as err:
@@ -531,7 +588,7 @@ class GraphDevices(ParamSetter):
     def tune(
         self,
         inputs: Mapping[str, Any],
-        device: Device | str | None = None,
+        device: DeviceLike | None = None,
         *,
         tolerance: float | None = None,
         budget_s: float = 60.0,
@@ -553,7 +610,7 @@ class GraphDevices(ParamSetter):
         from rlx_ort.tuning import tune
 
         rule = self.options.placement or (PlacementRule.ASSISTED if device is None else PlacementRule.STRICT)
-        device = self.fastest(inputs) if device is None else Device(device)
+        device = self.fastest(inputs) if device is None else self._device(device)
         given = (self._sessions.follow_graph(), self.weights, device, inputs, self.options)
         tuning = tune(*given, rule=rule, tolerance=tolerance, budget_s=budget_s, progress=progress)
         self.invalidate_cache()
@@ -579,7 +636,7 @@ class GraphDevices(ParamSetter):
         """How it reacts to devices that fail; None if it raises their errors."""
         return None if self._failover is None else self._failover.options
 
-    def readmit(self, device: Device | str) -> None:
+    def readmit(self, device: DeviceLike) -> None:
         """Use a device in quarantine again, which the caller has checked."""
         if self._failover is not None:
             self._failover.quarantine.readmit(Device(device))
@@ -699,23 +756,23 @@ class GraphDevices(ParamSetter):
         inputs: Mapping[str, Any],
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
-        way: str = "run",
+        on_device: bool = False,
     ) -> tuple[Device, Outputs]:
         """Run as asked for, within limits if there are any, and return the device with the outputs; see `Key`.
 
-        `way` is the method of the compiled graph. No other device answers for one that fails, but in a chain.
+        With `on_device` the outputs stay on the device. No other device answers for one that fails, but in a chain.
         """
         if timeout_s is not None or cancel is not None:
-            return self._limited(lambda: self._run(goal, inputs, way=way), timeout_s, cancel)
+            return self._limited(lambda: self._run(goal, inputs, on_device=on_device), timeout_s, cancel)
         sessions = self._sessions
         current = sessions.current
         route = sessions.routes.find(goal, inputs)
         if route is None:
-            return self._answered(goal, inputs, way)
+            return self._answered(goal, inputs, on_device)
         device, follower = route.device, route.follower
         begun = 0 if follower is None else time.perf_counter_ns()
         try:
-            outputs = route.run(inputs) if way == "run" else sessions.named(getattr(route.compiled, way)(inputs))
+            outputs = route.compiled.run_named(inputs, on_device=True) if on_device else route.run(inputs)
         except CancelledRunError:
             if current.ended or not route.compiled.closed:
                 raise
@@ -723,7 +780,7 @@ class GraphDevices(ParamSetter):
             if not is_device_failure(err):
                 raise
             if chain_of(goal) is not None:
-                return self._answered(goal, inputs, way, (device, err))
+                return self._answered(goal, inputs, on_device, (device, err))
             self._move_on(goal, Pick(device, False, follower), err)
         else:
             if follower is not None:
@@ -731,7 +788,7 @@ class GraphDevices(ParamSetter):
             if route.attempts is not None:
                 self.last_attempts = route.attempts
             return device, outputs
-        return self._answered(goal, inputs, way)
+        return self._answered(goal, inputs, on_device)
 
     def _move_on(self, goal: Key, pick: Pick, error: Exception) -> None:
         """Return if a run that failed on a device is made again: where a follower had left the one that was chosen."""
@@ -742,7 +799,7 @@ class GraphDevices(ParamSetter):
         pick.follower.drop(pick.device)
 
     def _answered(
-        self, goal: Key, inputs: Mapping[str, Any], way: str, failed: tuple[Device, Exception] | None = None
+        self, goal: Key, inputs: Mapping[str, Any], on_device: bool, failed: tuple[Device, Exception] | None = None
     ) -> tuple[Device, Outputs]:
         """Choose a device, open its session, run, and keep the route; `failed` has failed already in a chain."""
         sessions = self._sessions
@@ -752,11 +809,11 @@ class GraphDevices(ParamSetter):
         def run(choice: tuple[Moment, Pick, CompiledGraph]) -> tuple[Device, Outputs]:
             since, pick, compiled = choice
             begun = time.perf_counter_ns()
-            outputs = getattr(compiled, way)(inputs)
+            outputs = compiled.run_named(inputs, on_device=on_device)
             if pick.follower is not None:
                 pick.follower.note(pick.device, time.perf_counter_ns() - begun)
             sessions.keep(goal, inputs, pick, compiled, since, self.last_attempts if is_automatic(goal) else None)
-            return pick.device, sessions.named(outputs)  # not sooner: a graph that has grown is followed first
+            return pick.device, outputs
 
         choices = iter(lambda: (sessions.moment(), *self._open_first(goal, inputs)), None)  # without an end
         found = sessions.again_if_closed(

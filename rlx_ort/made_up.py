@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rlx_ort.errors import GraphVerifyError, InputError, near_names
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, TensorType, ValueType
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -28,6 +28,9 @@ _TOTALS = {
     "total_sequence_length": ("past_sequence_length", "sequence_length"),
     "total_seq_len": ("past_seq_len", "seq_len"),
 }
+# Inputs of a decoder with a cache, by the names that exporters give them; an encoder has lengths of its own.
+_CACHE, _TOKENS = re.compile(r"past|cache"), re.compile(r"input_ids|inputs_embeds|^tokens?$")
+_ENCODER = re.compile(r"(^|[._])encoder")
 _ONES, _COUNTING = re.compile("mask", re.IGNORECASE), re.compile("position", re.IGNORECASE)
 _GOLDEN_RATIO = 0.6180339887498949  # its multiples have evenly spread fractions
 
@@ -51,8 +54,9 @@ def random_inputs(
 
     Floats are normally distributed. Integers stay below the bound of their input; without one they are 0 or 1, because
     they are often indices or lengths, and those with "position" in their name count up. Bools, and inputs with "mask"
-    in their name, are ones. A dim that is a sum of named dims (`past + seq`) gets the sum. `sizes` maps named dims to
-    sizes; the others get those of `assume`, see `SIZE_CHOICES`.
+    in their name, are ones. A dim that is a sum of named dims (`past + seq`) gets the sum, and so does the mask of a
+    decoder with a cache, whatever its dim is called. `sizes` maps named dims to sizes; the others get those of
+    `assume`, see `SIZE_CHOICES`.
 
     Raises:
         InputError: an input is no tensor, or its rank is unknown.
@@ -113,7 +117,7 @@ class InputSizes:
         given: Mapping[str, int] | None = None,
         assume: tuple[int, int, int] = SIZE_CHOICES[0],
     ) -> None:
-        self._given = given or {}
+        self._given = dict(given or {})
         self._batch, self._length, self._pixels = assume
         self.assumed: dict[str, int] = {}
         shapes = {name: kind.shape or () for name, kind in types.items() if isinstance(kind, TensorType)}
@@ -124,12 +128,35 @@ class InputSizes:
         for name in self._given:
             if name not in symbols | places | parts:
                 raise GraphVerifyError(f"no input has the dim {name!r}; {near_names(name, symbols or places)}")
+        self._masks: dict[str, str] = {}
+        self._fit_decoder({name: tuple(shape) for name, shape in shapes.items() if not _ENCODER.search(name)})
+
+    def _fit_decoder(self, shapes: Mapping[str, tuple[Dim, ...]]) -> None:
+        """Let the mask of a decoder be as long as its cache and its tokens together."""
+        caches = [shape for name, shape in shapes.items() if len(shape) > 2 and _CACHE.search(name)]
+        tokens = [shape for name, shape in shapes.items() if len(shape) > 1 and _TOKENS.search(name)]
+        if not caches or not tokens:
+            return
+        usual = len(caches[0]) - 2  # the axis of the tokens: the first open one after the batch, if there is one
+        past = next((dim for dim in caches[0][1:] if not isinstance(dim, int)), caches[0][usual])
+        new = tokens[0][1]
+        parts = str(past or self._length), str(new or self._length)
+        taken = {dim for name, shape in shapes.items() if not _ONES.search(name) for dim in shape}
+        for name, shape in shapes.items():
+            dim = shape[-1] if shape and _ONES.search(name) else 0
+            if dim is None:
+                self._masks[name] = " + ".join(parts)
+            elif isinstance(dim, str) and dim.replace(" ", "") == f"{past}+1" and isinstance(new, str):
+                self._given.setdefault(new, 1)  # exported for one token at a time
+            elif isinstance(dim, str) and "+" not in dim and dim not in taken | self._given.keys():
+                self._totals.setdefault(dim, parts)
 
     def of(self, name: str, kind: TensorType) -> tuple[int, ...]:
         """Return the shape of an input."""
         shape = kind.shape or ()
-        image = len(shape) == 4 and kind.dtype.is_float
-        sizes = (self._size(dim, axis, image and axis > 1) for axis, dim in enumerate(shape))
+        image = len(shape) == 4 and kind.dtype.is_float and not _CACHE.search(name)
+        dims = [*shape[:-1], self._masks.get(name, shape[-1])] if shape else []
+        sizes = (self._size(dim, axis, image and axis > 1) for axis, dim in enumerate(dims))
         return tuple(self._given.get(f"{name}[{axis}]", size) for axis, size in enumerate(sizes))
 
     def _size(self, dim: int | str | None, axis: int, pixels: bool) -> int:

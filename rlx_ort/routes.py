@@ -6,7 +6,6 @@ choice. Whatever way a run is asked for, its steady state is a lookup here and t
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -172,9 +171,8 @@ class RouteTable:
         compiled: CompiledGraph,
         since: Moment,
         attempts: tuple[tuple[Device, str], ...] | None,
-        named: type[Outputs],
     ) -> None:
-        """Keep a route; `named` makes outputs that have names."""
+        """Keep a route."""
         from rlx_ort.selection.graph_cache import named_dims, refusals_end_s
 
         watches = is_automatic(goal) and goal is not FASTEST
@@ -187,8 +185,8 @@ class RouteTable:
             self._sized = tuple(name for name, _ in named_dims(since.graph))
         self._ends_s = refusals_end_s(since.graph)
         self._latest.pop(goal, None)  # it may hold no more
-        run = functools.partial(_run_named, named, compiled)  # no closure, which an error would keep
-        self._by_sizes[self._sizes(goal, inputs)] = Route(_nothing, run, pick, compiled, since, attempts, watches)
+        route = Route(_nothing, compiled.run_named, pick, compiled, since, attempts, watches)
+        self._by_sizes[self._sizes(goal, inputs)] = route
 
     def _of_sizes(self, goal: Key, inputs: Mapping[str, Any]) -> Route | None:
         """Return the route of inputs of such sizes; if it is the last one again, it is the first one tried next."""
@@ -217,7 +215,3 @@ class RouteTable:
 
 def _nothing(_: object) -> bool:
     return False
-
-
-def _run_named(named: type[Outputs], compiled: CompiledGraph, inputs: Mapping[str, Any]) -> Outputs:
-    return named(compiled.run(inputs))

@@ -1,22 +1,25 @@
-"""The pictures of docs/report.md: pages of five models in a real Chromium.
+"""The pictures of the docs: pages of the commands in a real Chromium, in light and dark, 1280 and 400 pixels wide.
 
-    python scripts/report_pictures.py [NAME ...]         needs chromium, chromedriver and selenium
+    python scripts/report_pictures.py [NAME ...]         needs chromium, chromedriver, selenium and Pillow
 
-Three image classifiers of the ONNX wheel, the text classifier of the examples on two devices, and a decoder of twelve
-layers. With WebGPU (scripts/software_gpu.py brings one in software) two of them are split.
+`report` of ResNet-18 and DistilBERT as PyTorch exports them, which needs torch, torchvision and transformers, and of a
+decoder of more than 5,000 nodes; `bench` and `compare` of the text classifier of the examples on the CPU and on WebGPU
+(scripts/software_gpu.py brings one in software). Each page must be quiet, without a request, drawn in three seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import onnx.backend.test
+import onnx
 from click.testing import CliRunner
 from PIL import Image
 from selenium import webdriver
@@ -31,86 +34,109 @@ import rlx_ort  # noqa: E402
 from rlx_ort.cli import main as rlx  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
-LIGHT = Path(onnx.backend.test.__file__).parent / "data" / "light"
 MOST_BYTES = 200_000
-
-
-class Picture(NamedTuple):
-    """A command that writes a page, and a script that the page runs before the picture is taken."""
-
-    command: tuple[str, ...]
-    act: str = ""
-    theme: str = "light"
-    height: int = 1100
-
-
-def _mode(value: str) -> str:
-    find = "document.querySelector('select[aria-label=\"Colour by\"]')"
-    return f"const mode = {find}; mode.value = '{value}'; mode.dispatchEvent(new Event('change'));"
-
-
-ALL = "[...document.querySelectorAll('button')].find((button) => button.textContent === 'show all').click();"
+DRAWN_S = 3.0
+HEIGHT, VIEWS = 1350, (("light", 1280), ("dark", 1280), ("light", 400), ("dark", 400))
 SIZES = ("--dim", "batch=4", "--dim", "tokens=32")
-SCROLL = "[...document.querySelectorAll('h2')].find((title) => title.textContent.startsWith('Nodes')).scrollIntoView();"
-PICTURED = {
-    "resnet50": Picture(("report", "resnet50.onnx", "--only", "cpu"), _mode("measured_ns") + ALL, height=1050),
-    "densenet121": Picture(("report", "densenet121.onnx", "--only", "cpu"), SCROLL, height=1500),
-    "inception_v1": Picture(
-        ("report", "inception_v1.onnx", "--only", "cpu"), _mode("predicted_ns") + ALL, "dark", 1050
-    ),
-    "decoder": Picture(("report", "decoder.onnx", "--only", "webgpu")),
-    "classifier": Picture(
-        ("compare", "classifier.onnx", "--device", "cpu", "--device", "webgpu", "--assisted", *SIZES)
-    ),
+
+
+def _export(model: Any, inputs: Any, path: Path, shapes: Any) -> None:
+    import torch
+
+    torch.onnx.export(model, inputs, path, dynamo=True, external_data=False, dynamic_shapes=shapes, verbose=False)
+
+
+def _resnet(path: Path) -> None:
+    import torch
+    import torchvision
+
+    model, images = torchvision.models.resnet18().eval(), torch.randn(2, 3, 224, 224)
+    _export(model, (images,), path, ({0: torch.export.Dim("batch")},))
+
+
+def _distilbert(path: Path) -> None:
+    import torch
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    model = DistilBertForSequenceClassification(DistilBertConfig(vocab_size=2000)).eval()
+    inputs = (torch.ones(2, 16, dtype=torch.long),) * 2
+    _export(model, inputs, path, ({0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", min=2, max=512)},) * 2)
+
+
+def _decoder(path: Path) -> None:
+    sizes = tiny_llama.Sizes(layers=64)
+    rlx_ort.save_onnx(tiny_llama.build_prefill(sizes, tiny_llama.make_weights(sizes)), path)
+
+
+def _classifier(path: Path) -> None:
+    onnx.save(make_text_classifier.make_model(make_text_classifier.make_weights()), path)
+
+
+PICTURED: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "report-resnet18": (_resnet, ("report", "--only", "cpu", "--dim", "batch=1")),
+    "report-distilbert": (_distilbert, ("report", "--only", "cpu", "--dim", "batch=1", "--dim", "tokens=128")),
+    "report-decoder": (_decoder, ("report", "--only", "cpu", "--dim", "batch=1", "--dim", "seq=16")),
+    "bench": (_classifier, ("bench", "--runs", "40", *SIZES)),
+    "compare": (_classifier, ("compare", "--device", "cpu", "--device", "webgpu", "--assisted", *SIZES)),
 }
 
 
-def write_models(folder: Path) -> None:
-    """Write the models of the pictures."""
-    for name in ("resnet50", "densenet121", "inception_v1"):
-        shutil.copy(LIGHT / f"light_{name}.onnx", folder / f"{name}.onnx")
-    onnx.save(make_text_classifier.make_model(make_text_classifier.make_weights()), folder / "classifier.onnx")
-    sizes = tiny_llama.Sizes(layers=12)
-    rlx_ort.save_onnx(tiny_llama.build_prefill(sizes, tiny_llama.make_weights(sizes)), folder / "decoder.onnx")
-
-
-def taken(browser: Any, page: Path, picture: Picture) -> bytes:
-    """Return the picture of a page as a PNG."""
-    browser.set_window_size(1280, picture.height)
-    feature = {"name": "prefers-color-scheme", "value": picture.theme}
+def taken(browser: Any, page: Path, theme: str, width: int) -> tuple[bytes, list[str], float]:
+    """Return the picture of a page as a PNG, what is wrong with the page, and the seconds of a core to draw it."""
+    size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": theme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.get("about:blank")
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    browser.execute_cdp_cmd("Performance.disable", {})
+    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
     browser.get(page.as_uri())
-    browser.execute_async_script(f"{picture.act} setTimeout(arguments[0], 500)")
+    browser.execute_async_script("setTimeout(arguments[0], 500)")
+    wrong = [entry["message"] for entry in browser.get_log("browser")]
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+    wrong += [f"asks for {url}" for url in sent if not url.startswith((page.as_uri(), "data:"))]
+    metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    drawn_s = {each["name"]: each["value"] for each in metrics}["TaskDuration"]
+    wrong += ["is drawn too slowly"] * (drawn_s > DRAWN_S)
     stream = io.BytesIO()
     shot = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
-    shot.quantize(96).save(stream, format="png", optimize=True)
-    return stream.getvalue()
+    shot.quantize(200).save(stream, format="png", optimize=True)
+    if stream.tell() > MOST_BYTES:
+        wrong.append(f"a picture of {stream.tell():,} bytes")
+    return stream.getvalue(), wrong, drawn_s
 
 
 def main() -> int:
-    """Write the pictures, and return 0 if all are small enough."""
+    """Write the pictures, and return 0 if nothing is wrong with them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURED)}; all by default")
     names = parser.parse_args().names
-    PICTURES.mkdir(exist_ok=True)
     options = webdriver.ChromeOptions()
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     options.binary_location = shutil.which("chromium") or ""
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    large = []
+    failed = False
     with tempfile.TemporaryDirectory() as folder:
-        write_models(Path(folder))
         for name in names or PICTURED:
-            picture, page = PICTURED[name], Path(folder) / f"{name}.html"
-            command, model, *rest = picture.command
-            CliRunner().invoke(rlx, [command, str(Path(folder) / model), *rest, "--html", str(page)])
-            data = taken(browser, page, picture)
-            (PICTURES / f"report-{name}.png").write_bytes(data)
-            print(f"{name:14} page {page.stat().st_size:9,} bytes, picture {len(data):9,} bytes")
-            large += [name] * (len(data) > MOST_BYTES)
+            write, (command, *rest) = PICTURED[name]
+            model, page = Path(folder) / f"{write.__name__[1:]}.onnx", Path(folder) / f"{name}.html"
+            write(model)
+            made = CliRunner().invoke(rlx, [command, str(model), *rest, "--html", str(page)])
+            if made.exit_code:
+                raise SystemExit(f"{name}: {made.output}") from made.exception
+            for theme, width in VIEWS:
+                data, wrong, drawn_s = taken(browser, page, theme, width)
+                (PICTURES / f"{name}-{theme}-{width}.png").write_bytes(data)
+                facts = f"{page.stat().st_size:9,} bytes, drawn in {drawn_s:.2f} s, picture {len(data):9,} bytes"
+                print(f"{name:18} {theme:5} {width:4} {facts}", *wrong)
+                failed |= bool(wrong)
     browser.quit()
-    return int(bool(large))
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.from_onnx.structure import domain_of, node_label, opsets_of, sorted_nodes, value_problem
+from rlx_ort.converters.from_onnx.structure import (
+    domain_of,
+    module_path,
+    node_label,
+    opsets_of,
+    sorted_nodes,
+    value_problem,
+)
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
 from rlx_ort.converters.onnx_types import known_type_of, type_of
@@ -206,6 +213,8 @@ class GraphBuilder:
             types=types,
             output_names=names,
         )
+        if path := module_path(node):
+            scope.graph.scopes[results[0].node.name] = path
         for output, value in zip(outputs, results, strict=True):
             if output:
                 scope.define(output, value)

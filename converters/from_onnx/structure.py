@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -34,6 +35,9 @@ _LEAST = {
     "batch_dims": 0, "block_size": 0, "blocksize": 1, "dilations": 1, "group": 1, "hidden_size": 1, "kernel_shape": 1,
     "kv_num_heads": 1, "num_groups": 1, "num_outputs": 1, "offset_group": 1, "q_num_heads": 1, "strides": 1,
 }  # fmt: skip
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_NOWHERE = "_empty_nn_module_stack_from_metadata_hook"  # the exporter's word for a node that it made itself
+_QUOTED = re.compile(r"'([^']*)'")
 
 
 def check_model(model: onnx.ModelProto) -> None:
@@ -150,6 +154,16 @@ def node_label(node: onnx.NodeProto) -> str:
         return f"node {node.name!r} ({op_type})"
     outputs = ", ".join(repr(name) for name in node.output if name)
     return f"the {op_type} node that computes {outputs or 'nothing'}"
+
+
+def module_path(node: onnx.NodeProto) -> str:
+    """Return the dotted path of the module that a node was exported from, as PyTorch's exporter notes it, or "".
+
+    The note is a list of Python: the path of each module around the node, the outermost first, then the node itself.
+    """
+    note = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "")
+    paths: list[str] = _QUOTED.findall(note)
+    return paths[-2] if len(paths) > 1 and paths[-2] != _NOWHERE else ""
 
 
 def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: str) -> list[onnx.NodeProto]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.errors import EngineError, near_names
+from rlx_ort.errors import EngineError, InputError, near_names
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cores import core_of, known_cores, unknown_core_note
 
@@ -136,8 +136,10 @@ _OURS = {
 def check_config(entries: Mapping[str, str]) -> None:
     """Refuse session config entries that ONNX Runtime would ignore or that `rlx_ort` sets itself.
 
+    No other device would take them, so the error is the caller's.
+
     Raises:
-        EngineError: an entry is one of those; the message names the key that was probably meant.
+        InputError: an entry is one of those; the message names the key that was probably meant.
     """
     if not entries:
         return
@@ -145,21 +147,30 @@ def check_config(entries: Mapping[str, str]) -> None:
     core = core_of(version)
     for key in entries:
         if key in _OURS:
-            raise EngineError(f"session config {key!r} cannot be set: {_OURS[key]}")
+            raise InputError(f"session config {key!r} cannot be set: {_OURS[key]}")
         if key in _FIELDS:
-            raise EngineError(
+            raise InputError(
                 f"session config {key!r} has no effect from Python: use the field of CompileOptions, if there is one"
             )
         if key not in core.config_keys:
             since = next((known.name for known in known_cores() if key in known.config_keys), "")
-            hint = f"known from {since} on" if since else near_names(key, core.config_keys - _FIELDS)
-            raise EngineError(
+            hint = f"known from {since} on" if since else near_names(key, core.config_keys - _FIELDS - _OURS.keys())
+            raise InputError(
                 f"session config {key!r} is unknown to ONNX Runtime {core.name}{unknown_core_note(version)}; {hint}"
             )
 
 
 def check_provider_options(ep_name: str, given: Mapping[str, str], known: Collection[str] | None) -> None:
-    """Refuse provider options that the provider would ignore; `known` is None when its options are not listed."""
-    for key in given:
-        if known is not None and key not in known:
-            raise EngineError(f"{ep_name} has no option {key!r}; {near_names(key, known)}")
+    """Refuse provider options that the provider would ignore; `known` is None when its options are not listed.
+
+    Raises:
+        EngineError: an option is none of them.
+    """
+    if known is not None and (reason := unknown_option(f"{ep_name} has no", given, known)):
+        raise EngineError(reason)
+
+
+def unknown_option(lead: str, given: Iterable[str], known: Collection[str]) -> str:
+    """Return that there is no such option, after `lead`, with the nearest names; empty if all that are given exist."""
+    unknown = next((key for key in given if key not in known), None)
+    return "" if unknown is None else f"{lead} option {unknown!r}; {near_names(unknown, known)}"

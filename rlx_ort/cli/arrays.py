@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +22,9 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _REGISTERED = 2
 """`dtype.isbuiltin` of a type that numpy does not define itself, such as bfloat16: npz cannot hold it."""
+
+_SHOWN = 5
+"""How many values of an output are shown."""
 
 _SMALL_BYTES = 64 << 20
 _MOST_UNPACKED = 200
@@ -109,6 +114,34 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Array]]:
             yield f"{name}[]", np.empty(0)
         for index, item in enumerate(value):
             yield from _parts(f"{name}[{index}]", item)
+
+
+def first_values(value: Any) -> list[Any]:
+    """Return the first values of an output for people: numbers and texts, those of a map with their keys."""
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return [
+            f"{key}: {item:.5g}" if isinstance(item, float) else f"{key}: {item}" for key, item in _head(value.items())
+        ]
+    if isinstance(value, list | tuple):
+        return [item for part in _head(value) for item in first_values(part)][:_SHOWN]
+    return [_plain(item) for item in _head(np.asarray(value).flat)]
+
+
+def _head(items: Iterable[Any]) -> list[Any]:
+    return [*itertools.islice(items, _SHOWN)]
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, str | bool | np.bool_):
+        return item if isinstance(item, str) else bool(item)
+    if np.iscomplexobj(item):
+        return str(item)
+    number = float(item)
+    if not math.isfinite(number):
+        return str(number)  # JSON has no such number
+    return int(item) if number.is_integer() and "int" in type(item).__name__ else float(f"{number:.5g}")
 
 
 def storable(array: Array) -> Array:

@@ -30,6 +30,7 @@ def command(
         read=lambda sizes: tuple(map(int, re.findall("[0-9]+", sizes))),
     ),
     dims: dict[str, int] = options.DIMS,
+    precision: rlx_ort.Precision | None = options.PRECISION,
     plot: Path | None = page.plot("rooflines, and predicted against measured times, to this file"),
     html: page.Page | None = page.HTML_AND_OPEN,
     trace: Path | None = page.TRACE,
@@ -53,7 +54,7 @@ def command(
     rule = rlx_ort.PlacementRule.STRICT if names else rlx_ort.PlacementRule.ASSISTED
     policy, compile_options = options.policy_of(names), rlx_ort.CompileOptions(placement=rule)
     rows = []
-    with options.opened(model, policy, compile_options) as runner:
+    with options.opened(model, policy, compile_options, precision=precision) as runner:
         graph = runner.graph
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
@@ -121,6 +122,7 @@ def _row(runner: rlx_ort.GraphDevices, device: rlx_ort.Device, feeds: Mapping[st
         row["placement_share"] = compiled.placement.requested_share
     except rlx_ort.RlxError as err:  # one device's failure is a row of the answer
         return row | {"failure": err}
+    row["times_ns"] = list(times)
     times.sort()
     row |= {f"p{share}_ns": times[math.ceil(share / 100 * runs) - 1] for share in (50, 90, 99)}
     return row

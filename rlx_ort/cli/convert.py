@@ -81,7 +81,9 @@ class _InputsFile(click.Path):
 
 
 _CHANGES: dict[str, Any] = {
-    "precision": options.choice("--precision", "Compute f32 parts in this precision.", "f16 bf16 mixed"),
+    "precision": options.choice(
+        "--precision", "Compute f32 parts in this precision.", "f16 bf16 mixed / fp16 float16 half bfloat16 int8 int4"
+    ),
     "keep": options.option(
         "--keep",
         "Operators or nodes that --precision keeps in f32; names of nodes that --quantize skips.",
@@ -89,7 +91,9 @@ _CHANGES: dict[str, Any] = {
         read=_names,
         metavar="OPS",
     ),
-    "quantize": options.choice("--quantize", "Quantise to fewer bits.", "int8-dynamic int8-static int4-weights"),
+    "quantize": options.choice(
+        "--quantize", "Quantise to fewer bits.", "int8-dynamic int8-static int4-weights / int8 int4"
+    ),
     "calibration": options.file("--calibration", "For int8-static: an npz file with samples for each input."),
     "opset": options.whole("--opset", "Move to this ai.onnx opset.", least=1),
     "ir_version": options.whole("--ir-version", "Declare this IR version.", least=1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from rlx_ort.cli.show import binary_size, emit, print_facts, print_table, progre
 def command(model: Path = options.model(), as_json: bool = options.AS_JSON) -> None:
     """Show the contents of a model.
 
-    Its inputs, outputs, parameters, operators, named dims, and the opset it is exported at.
+    Its inputs, outputs, parameters, operators and named dims; of an ONNX file its size, opset, producer and metadata.
     """
     graph, _ = options.read_model(model)
     with progress("exporting to the form that sessions get"):
-        document = {"model": str(model), **_describe(graph)}
+        document = {"model": str(model), **_describe(graph), "file": _file(model), "metadata": dict(graph.metadata)}
     emit(document, as_json, _print)
 
 
@@ -29,7 +29,6 @@ def _describe(graph: rlx_ort.Graph) -> dict[str, Any]:
 
     sizes = [(value.dtype, value.shape.num_elements or 0) for value in graph.params]
     opset = exported(graph, rlx_ort.CompileOptions()).opsets
-    ops = sorted(Counter(map(_operator, _nodes(graph))).items(), key=lambda row: (-row[1], row[0]))
     shapes = [shape for value in (*graph.inputs, *graph.outputs) if (shape := _shape(value)) is not None]
     return {
         "name": graph.name,
@@ -40,10 +39,35 @@ def _describe(graph: rlx_ort.Graph) -> dict[str, Any]:
             "elements": sum(count for _, count in sizes),
             "bytes": sum(dtype.nbytes(count) for dtype, count in sizes),
         },
-        "ops": [{"domain": domain, "kind": kind, "count": count} for (domain, kind), count in ops],
+        "ops": _counted(map(_operator, _nodes(graph))),
         "opset": {domain or "ai.onnx": version for domain, version in sorted(opset.items())},
         "dims": list(dict.fromkeys(symbol for shape in shapes for symbol in shape.symbols)),
     }
+
+
+def _file(path: Path) -> dict[str, Any] | None:
+    """Return the facts recorded in an ONNX file, before anything is rewritten; None for other formats."""
+    from rlx_ort.converters.protos import nodes_of
+    from rlx_ort.converters.sources import Format, format_of, open_source
+
+    if not path.is_file() or format_of(path)[0] is not Format.ONNX:
+        return None
+    bundle = open_source(path, trusted_links=options.trusted_links())
+    proto = bundle.proto
+    return {
+        "bytes": path.stat().st_size,
+        "weight_bytes": sum(data.nbytes for data in bundle.weights.values()),
+        "ir_version": proto.ir_version,
+        "opset": {each.domain or "ai.onnx": each.version for each in proto.opset_import},
+        "producer": f"{proto.producer_name} {proto.producer_version}".strip(),
+        "operators": _counted((node.domain or "ai.onnx", node.op_type) for node in nodes_of(proto)),
+        "doc": proto.doc_string or proto.graph.doc_string,
+    }
+
+
+def _counted(operators: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    ops = sorted(Counter(operators).items(), key=lambda row: (-row[1], row[0]))
+    return [{"domain": domain, "kind": kind, "count": count} for (domain, kind), count in ops]
 
 
 def _shape(value: rlx_ort.Value) -> rlx_ort.Shape | None:
@@ -75,16 +99,27 @@ def _operator(node: rlx_ort.Node) -> tuple[str, str]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    params, opset = document["params"], document["opset"]
+    params, opset, file = document["params"], document["opset"], document["file"]
+    facts: list[tuple[str, object]] = []
+    if file is not None:
+        own = ", ".join(f"{domain} {version}" for domain, version in file["opset"].items())
+        facts = [
+            ("file", f"{binary_size(file['bytes'])}, ONNX of IR version {file['ir_version']}, opset {own}"),
+            ("producer", file["producer"] or "not recorded"),
+            *((("description", file["doc"]),) if file["doc"] else ()),
+        ]
     print_facts(
         [
             ("model", document["model"]),
             ("name", document["name"]),
+            *facts,
             ("parameters", f"{params['count']} with {params['elements']:,} elements, {binary_size(params['bytes'])}"),
-            ("opset", ", ".join(f"{domain} {version}" for domain, version in opset.items())),
+            ("opset of sessions", ", ".join(f"{domain} {version}" for domain, version in opset.items())),
             ("named dims", ", ".join(document["dims"]) or "none"),
+            *((f"metadata {name}", text) for name, text in document["metadata"].items()),
         ]
     )
     for side in ("inputs", "outputs"):
         print_table((side, "type"), [(row["name"], row["type"]) for row in document[side]])
-    print_table(("count", "op", "domain"), [(row["count"], row["kind"], row["domain"]) for row in document["ops"]])
+    rows = document["ops"] if file is None else file["operators"]
+    print_table(("count", "op", "domain"), [(row["count"], row["kind"], row["domain"]) for row in rows])

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 """The type of a file to read."""
+
+PRECISIONS = "f32 tf32 f16 bf16 / fp32 float32 fp16 float16 half bfloat16"
+"""The words of a `choice` of precision."""
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 """The type of a folder to read."""
@@ -128,8 +131,21 @@ def number(names: str, help: str, **settings: Any) -> Any:
 
 
 def choice(names: str, help: str, values: str, **settings: Any) -> Any:
-    """Return the row of an option that is one of some words."""
-    return option(names, help, type=click.Choice(values.split()), **settings)
+    """Return the row of an option that is one of some words; those after a slash are understood and not listed."""
+    listed, _, understood = values.partition("/")
+    return option(names, help, type=_Choice(listed.split(), understood.split()), **settings)
+
+
+class _Choice(click.Choice[str]):
+    """The type of options that are one of some words."""
+
+    def __init__(self, listed: Sequence[str], understood: Sequence[str]) -> None:
+        super().__init__(listed)
+        self._understood = understood
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the word, or fail with those that are listed."""
+        return value if value in self._understood else super().convert(value, param, ctx)
 
 
 def file(names: str, help: str, **settings: Any) -> Any:
@@ -259,6 +275,14 @@ def _size(text: str) -> int:
 
 DIMS: Any = mapping("--dim", "Fix a named dim; may be repeated.", "NAME=SIZE", "(.+)=([0-9]+)", "batch=4", _size)
 """The sizes of named dims."""
+
+PRECISION: Any = option(
+    "--precision",
+    "Compute f32 in this precision. Default: f32, or that of a package.",
+    type=_Choice(*map(str.split, PRECISIONS.split("/"))),
+    read=lambda text: text and rlx_ort.Precision(text),
+)
+"""The precision to compute in, None for the usual one."""
 
 KEY: Any = file(
     "--key",
@@ -418,8 +442,11 @@ def opened(
     resilience: rlx_ort.Resilience | None = None,
     *,
     admit: bool = False,
+    precision: rlx_ort.Precision | None = None,
 ) -> Iterator[rlx_ort.GraphDevices]:
     """Give a runner for a model, or for a package with its own policy, dims and precisions, narrowed by the caller's.
+
+    A `precision` comes before those of the package.
 
     The key of `RLX_PACKAGE_KEY` must have signed a package. With `admit` its golden cases are run where it asks for it.
 
@@ -438,14 +465,19 @@ def opened(
 
             package = stack.enter_context(Package(path, key=required_key(None)))
             policy = narrowed_policy(package.index.policy, policy)
-            settings = options_of(package, compile_options)
+            settings = _in_precision(options_of(package, compile_options), precision)
             runner: rlx_ort.GraphDevices = PackageDevices(package, policy, settings, resilience=resilience)
             if admit and package.index.verify_on_first_use:
                 admit_devices(package, runner)
         else:
             graph, _ = read_model(path, compile_options)
-            runner = rlx_ort.GraphDevices(graph, policy, compile_options, resilience=resilience)
+            settings = _in_precision(compile_options, precision)
+            runner = rlx_ort.GraphDevices(graph, policy, settings, resilience=resilience)
         yield stack.enter_context(runner)
+
+
+def _in_precision(given: rlx_ort.CompileOptions, precision: rlx_ort.Precision | None) -> rlx_ort.CompileOptions:
+    return given if precision is None else given.with_(precision=precision, precisions={})
 
 
 def read_model(

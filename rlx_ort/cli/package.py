@@ -121,7 +121,7 @@ def extract(
 
     with counted(f"writing {target}", package.index.total_bytes) as step:
         package.check_all()
-        write_package(target, package.contents(), folder=not as_file, force=force, progress=step)
+        write_package(target, package.contents(), folder=not as_file, overwrite=force, progress=step)
     if as_json:
         print_json({"package": str(target), "sha256": package.sha256, "files": len(package.names)})
     note(f"wrote {target}")
@@ -233,7 +233,7 @@ def export(
                 instances=instances,
                 kind=kind,
                 options=given,
-                force=force,
+                overwrite=force,
                 batch_unproven=unproven,
             )
             if max_batch:

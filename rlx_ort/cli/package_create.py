@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -24,6 +25,13 @@ def _precisions(names: str, help: str) -> Any:
         read=lambda text: rlx_ort.Precision(text),
         name_of=lambda name: rlx_ort.parse_device(name).label,
     )
+
+
+def _precision_name(text: str) -> str:
+    """Return the name of a precision that indexes have; others stay, and are refused with the known ones."""
+    with contextlib.suppress(ValueError):
+        return rlx_ort.Precision(text).value
+    return text
 
 
 def _buckets(value: str | None) -> tuple[str, tuple[tuple[int, int], ...]] | None:
@@ -60,6 +68,7 @@ _SETTINGS: dict[str, Any] = {
         "--tolerance",
         "The largest error of golden outputs in a precision, relative to the largest value, as in f16=0.02.",
         *("PRECISION=NUMBER", _PAIR, "f16=0.02", float),
+        name_of=_precision_name,
     ),
     "verify_on_first_use": options.flag("--verify-on-first-use", "Run the golden inputs on each new machine."),
     "policy": options.policy(from_env=False),  # the variables of this machine are no part of a package
@@ -128,7 +137,7 @@ def create(
         raise click.UsageError(f"{model} was never tuned on this machine; run `rlx-ort tune {model}` first")
     recipe = Recipe(**given, tunings=found, policy=policy, golden=cases, license_text=license_text)
     with counted(f"packing {target}") as progress:
-        digest = create_package(graph, target, recipe, folder=folder, force=force, progress=progress)
+        digest = create_package(graph, target, recipe, folder=folder, overwrite=force, progress=progress)
     size = sum(file.stat().st_size for file in ([target] if target.is_file() else target.rglob("*")) if file.is_file())
     document = {"package": str(target), "sha256": digest, "bytes": size, "golden_cases": len(cases)}
     facts = [("written", target), ("size", binary_size(size)), ("sha256", digest), ("golden cases", len(cases))]

@@ -130,7 +130,8 @@ def write_bench(
         write_trace(trace_path, traces)
     if page is not None:
         splits = splits_of(graph, (rlx_ort.Device(row["device"]) for row in rows), compile_options, dims)
-        write_page(page, [document(title, rows, views, splits, dims=dims)])
+        shown = [{**row, "failure": str(row["failure"])} for row in rows]
+        write_page(page, [document(title, shown, views, splits, dims=dims)])
 
 
 def write_comparison(

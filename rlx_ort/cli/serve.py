@@ -56,7 +56,7 @@ def command(
     queue: int = options.whole("--queue", "Requests that may wait.", least=1, default=1024),
     timeout: float | None = options.number("--timeout", "Seconds that a request may wait."),
     precision: str = options.choice(
-        "--precision", "Compute the f32 parts of ONNX files in it.", "f32 tf32 f16 bf16", default="f32"
+        "--precision", "Compute the f32 parts of ONNX files in it.", options.PRECISIONS, default="f32"
     ),
     signed_only: bool = options.flag("--signed-only", "Serve signed packages only; needs --key."),
     token_env: str | None = options.option(

@@ -21,9 +21,7 @@ def command(
     model: Path = options.model(),
     device: str | None = options.device("Tune for this device. Default: the one predicted to be fastest."),
     inputs: Path | None = options.inputs("random inputs are generated"),
-    precision: str = options.choice(
-        "--precision", "The lowest precision to compute in.", "f32 tf32 f16 bf16", default="f32"
-    ),
+    precision: rlx_ort.Precision | None = options.PRECISION,
     tolerance: float | None = options.number(
         "--tolerance", "The largest error of an output over its largest value. Default: by the precision."
     ),
@@ -35,11 +33,10 @@ def command(
     """Find the fastest way to run a model on a device, and keep it.
 
     Tries options of the device, one on top of the other, compares the results with those in f32, and times them in
-    turns. Later runs of the model on this machine, with the same options and versions, take the winner. The last rows
-    show what lower precisions would give.
+    turns. Nothing computes in a lower precision than that of --precision. Later runs of the model on this machine, with
+    the same options and versions, take the winner. The last rows show what lower precisions would give.
     """
-    settings = rlx_ort.CompileOptions(dims=dims, precision=rlx_ort.Precision(precision))
-    with options.opened(model, policy, settings) as runner:
+    with options.opened(model, policy, rlx_ort.CompileOptions(dims=dims), precision=precision) as runner:
         assumed: Mapping[str, int] = {}
         feeds: Mapping[str, Any]
         if inputs is not None:

@@ -28,7 +28,7 @@ from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.converters.transforms.quantize import QuantizeKind, QuantizeOptions, quantize
 from rlx_ort.converters.transforms.simplify import simplify
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, advice
 from rlx_ort.ir.serde import load_json
 from rlx_ort.parity.compare import Comparison
 from rlx_ort.parity.metrics import Tolerance, tolerance_for
@@ -43,6 +43,9 @@ Step = Callable[[str], None]
 
 Bytes = Callable[[int, int], None]
 """Called with the bytes of weights written so far, and their total."""
+
+
+_SPELLINGS = {"fp16": "f16", "float16": "f16", "half": "f16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,9 @@ class ConvertOptions:
         opset: ai.onnx opset to move to.
         ir_version: IR version to declare.
         simplify: whether to fold constants, remove nodes without effect and infer shapes.
-        precision: `f16`, `bf16` or `mixed`.
+        precision: `f16`, `bf16` or `mixed`; `fp16`, `float16` and `bfloat16` are understood.
         keep: operators and names of nodes that stay in f32; of a quantisation, names of nodes that stay as they are.
-        quantize: `int8-dynamic`, `int8-static` or `int4-weights`.
+        quantize: `int8-dynamic`, `int8-static` or `int4-weights`; `int8` is the first, or the second with calibration.
         calibration: input -> samples, along a new first axis or the batch axis, for `int8-static`.
         external_data: whether weights go to a file of their own; None decides by size.
         detach: name of a safetensors file beside an ONNX target that gets the weights.
@@ -97,6 +100,16 @@ class ConvertOptions:
     verify_inputs: Mapping[str, npt.NDArray[Any]] | None = None
     tolerance: Tolerance | None = None
     trusted_links: Folders = ()
+
+    def __post_init__(self) -> None:
+        precision, kind = str(self.precision), str(self.quantize)
+        if "int" in precision:
+            wanted = advice(f"quantize={precision!r}", f"--quantize {precision}")
+            raise ConversionError(f"{precision!r} is a quantisation, not a precision: {wanted}")
+        object.__setattr__(self, "precision", _SPELLINGS.get(precision.lower(), self.precision))
+        if kind in ("int8", "int4"):
+            way = "weights" if kind == "int4" else "static" if self.calibration else "dynamic"
+            object.__setattr__(self, "quantize", f"{kind}-{way}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +185,7 @@ def convert(
     *,
     on_step: Step | None = None,
     on_bytes: Bytes | None = None,
+    **changes: Any,
 ) -> ConversionReport:
     """Convert a model, check the result against the source, and only then put it in place.
 
@@ -188,6 +202,7 @@ def convert(
         source: a file, or a bundle.
         target: the file to write; its suffix decides the format: `.onnx`, `.json` or `.ort`.
         options: the changes to make.
+        changes: fields of `ConvertOptions`, as in `precision="f16"`, in place of those of `options`.
         on_step: called when a step begins.
         on_bytes: called with the bytes of weights written, and of how many.
 
@@ -195,7 +210,8 @@ def convert(
         ConversionError: something cannot be read, changed or written, or the source or the result does not run.
         ParityError: the result differs from the source by more than the tolerance.
     """
-    run = _Run(options or ConvertOptions(), on_step or (lambda text: None), on_bytes or (lambda done, total: None))
+    options = replace(options or ConvertOptions(), **changes)
+    run = _Run(options, on_step or (lambda text: None), on_bytes or (lambda done, total: None))
     return run.convert(source, Path(target))
 
 

@@ -6,9 +6,10 @@ import hashlib
 import math
 import os
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ class Recipe(Settings):
     license_text: str = ""
     tunings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("variants", "precisions"):
+            given = getattr(self, name).items()
+            object.__setattr__(self, name, {device: Precision(precision) for device, precision in given})
+
 
 def create_package(
     graph: Graph,
@@ -62,8 +68,10 @@ def create_package(
     recipe: Recipe | None = None,
     *,
     folder: bool = False,
-    force: bool = False,
+    overwrite: bool = False,
+    force: bool | None = None,
     progress: Callable[[int], object] | None = None,
+    **settings: Any,
 ) -> str:
     """Write a package and return the SHA-256 of its index, which identifies all of it.
 
@@ -75,8 +83,10 @@ def create_package(
         target: where the package shall be.
         recipe: its settings.
         folder: whether to write the folder form; the default is one file.
-        force: whether a file that is there may be replaced.
+        overwrite: whether a file that is there may be replaced.
+        force: deprecated, the name that `overwrite` had.
         progress: called with the bytes written since the last call.
+        settings: fields of `Recipe`, as in `version="2"`, in place of those of `recipe`.
 
     Raises:
         PackageError: a parameter has no data, the target exists or cannot be written, or the recipe does not fit.
@@ -87,7 +97,10 @@ def create_package(
     from rlx_ort.ir.verify import verify
 
     require_graph(graph)
-    recipe = recipe or Recipe()
+    recipe = replace(recipe or Recipe(), **settings)
+    if force is not None:
+        warnings.warn("force is now called overwrite", DeprecationWarning, stacklevel=2)
+        overwrite = force
     _check_recipe(recipe)
     unset = [value.name for value in graph.params if value.name not in graph.weights]
     if unset:
@@ -99,7 +112,9 @@ def create_package(
     files, index = _Making(graph, recipe).finished()
     raw = index.to_bytes()
     Index.from_bytes(raw)  # the index can be read again
-    write_package(Path(target), {**files, INDEX: Content.of(raw)}, folder=folder, force=force, progress=progress)
+    write_package(
+        Path(target), {**files, INDEX: Content.of(raw)}, folder=folder, overwrite=overwrite, progress=progress
+    )
     return hashlib.sha256(raw).hexdigest()
 
 

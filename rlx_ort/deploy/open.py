@@ -14,12 +14,13 @@ from rlx_ort import environment
 from rlx_ort.deploy.index import parse
 from rlx_ort.deploy.names import TUNINGS, is_package, required_key
 from rlx_ort.deploy.package import Package
-from rlx_ort.device import Device, as_devices
+from rlx_ort.device import Device, DeviceLike, as_devices
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
 from rlx_ort.execution.interface import Outputs, outputs_class
 from rlx_ort.graph_devices import GraphDevices, resilience_from_env
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers.engine.compiled.store import use_of
+from rlx_ort.routes import RESOLVED
 from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class PackageDevices(GraphDevices):
         if quick is None:
             self._sessions.follow_graph()
         else:
-            self._named = outputs_class(output.name for output in quick.start.outputs)
+            self._named = outputs_class((output.name for output in quick.start.outputs), Device.CPU)
 
     @property
     def golden_inputs(self) -> list[dict[str, Any]]:
@@ -88,18 +89,24 @@ class PackageDevices(GraphDevices):
         """The digest of the package's index, hexadecimal, which pins the package."""
         return self._package.sha256
 
-    def run(self, device: Device | str, inputs: Mapping[str, Any], **limits: Any) -> Outputs:
+    def run(
+        self, first: Any = None, second: Any = None, /, *, device: Any = None, inputs: Any = None, **limits: Any
+    ) -> Outputs:
         """Run on a device and return the outputs in order; see `GraphDevices.run`.
 
         The first four runs of a warmed package use unpacked weights, later ones packed weights; results differ by
         rounding. A graph from `compile` always uses packed weights.
         """
-        results = None if limits else self._run_quick(device, inputs)
-        return super().run(device, inputs, **limits) if results is None else results
+        if second is None or not isinstance(first, (str, Device)):
+            first, second = self._asked(first, second, device, inputs)
+        if first is RESOLVED:
+            return super().run_resolved(second, **limits)
+        results = None if limits else self._run_quick(first, second)
+        return super().run(first, second, **limits) if results is None else results
 
-    def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None, **limits: Any) -> Outputs:
+    def run_resolved(self, inputs: Mapping[str, Any], device: DeviceLike | None = None, **limits: Any) -> Outputs:
         """Run on the device that `resolve` returns."""
-        results = None if device is None or limits else self._run_quick(device, inputs)
+        results = None if limits or not isinstance(device, (str, Device)) else self._run_quick(device, inputs)
         return super().run_resolved(inputs, device, **limits) if results is None else results
 
     def invalidate_cache(self) -> None:

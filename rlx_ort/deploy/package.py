@@ -423,7 +423,7 @@ def sign_package(package: Package, private_key: Path, password: str | None = Non
         add_file(place, SIGNATURE, signature)
         return
     contents = {**package.contents(), SIGNATURE: Content.of(signature)}
-    write_package(place, contents, folder=False, force=True, before_move=package.close)
+    write_package(place, contents, folder=False, overwrite=True, before_move=package.close)
 
 
 def check_signature(package: Package, public_key: Path) -> None:

@@ -71,7 +71,7 @@ def export_triton(
     instances: int = 1,
     kind: str = "auto",
     options: CompileOptions | None = None,
-    force: bool = False,
+    overwrite: bool = False,
     batch_unproven: bool = False,
 ) -> Path:
     """Write a graph as a model of a Triton repository and return the model's folder, which appears whole or not at all.
@@ -80,7 +80,7 @@ def export_triton(
     `config.pbtxt` has the reason. With `batch_unproven` they are batched without the proof that rows are independent.
     Every parameter of the graph needs data. `target` is the repository, created if need be. `max_batch` limits the rows
     that Triton puts together, 0 for none. `instances` are opened on each processor of `kind`, a key of
-    `INSTANCE_KINDS`. `force` replaces a model of that name.
+    `INSTANCE_KINDS`. `overwrite` replaces a model of that name.
 
     Raises:
         PackageError: the name cannot be a folder's, the model is there already, or Triton has no such type.
@@ -92,8 +92,8 @@ def export_triton(
 
     check_model_name(name)
     folder = target / name
-    if folder.exists() and not force:
-        raise PackageError(f"{folder} exists and was left as it is; {advice('force=True', '--force')} replaces it")
+    if folder.exists() and not overwrite:
+        raise PackageError(f"{folder} exists and was left as it is; {advice('overwrite=True', '--force')} replaces it")
     config_text(graph, name, max_batch=0)  # types that Triton lacks are refused before anything is written
     try:
         target.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ def write_package(
     files: Mapping[str, Content],
     *,
     folder: bool,
-    force: bool = False,
+    overwrite: bool = False,
     progress: Callable[[int], object] | None = None,
     before_move: Callable[[], object] | None = None,
 ) -> None:
@@ -50,8 +50,8 @@ def write_package(
     exists = target.exists() or target.is_symlink()
     if exists and (folder or target.is_dir()):
         raise PackageError(f"{target} exists and folders are not replaced; remove it, or choose another name")
-    if exists and not force:
-        raise PackageError(f"{target} exists and was left as it is; {advice('force=True', '--force')} replaces it")
+    if exists and not overwrite:
+        raise PackageError(f"{target} exists and was left as it is; {advice('overwrite=True', '--force')} replaces it")
     partial = partial_path(target)
     unfinished.add(partial)
     try:

@@ -27,6 +27,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, EngineError, InputError, PlacementError, RlxError
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
 from rlx_ort.execution.indices import CheckedBinder, IndexCheck, index_check
+from rlx_ort.execution.interface import outputs_class
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import accounted, residency
 from rlx_ort.execution.resident import Resident
@@ -294,7 +295,7 @@ class EngineSlot:
         owners: those that keep it, until they close it or are gone.
         current: the open engine, or None; may be read without a lock. Always None under a memory budget: each run then
             asks for the engine.
-        placement: the placement of the session opened last, even if the placement rule refused it.
+        named: makes outputs that have names, the device and the placement.
         closed: whether `close` was called.
         added: the nodes of the model as ONNX Runtime rewrote it; None until a placement needs them.
         governed: the open engine in place of `current`, under a memory budget.
@@ -321,7 +322,7 @@ class EngineSlot:
         self.output_types = _without(self.exported.output_types, self.runs.hidden)
         self.current: Engine | None = None
         self.governed: Engine | None = None
-        self.placement: Placement | None = None
+        self.named = outputs_class(self.output_types, self.device)
         self.added: Mapping[str, AddedNode] | None = None
         self.closed = False
         self.owners: weakref.WeakSet[object] = weakref.WeakSet()
@@ -329,6 +330,11 @@ class EngineSlot:
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self.resident = Resident(self.provider, self.device, self.graph, weakref.WeakMethod(self.release_idle))
         self.lock = Turns()
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement of the session opened last, even if the placement rule refused it."""
+        return self.named.placement
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -561,7 +567,7 @@ class EngineSlot:
         check = None if self.provider.checks_indices else self._index_check
         engine = Engine(session, weights, version, self.source, feeds, observed, check)
         requested = self.provider.ep_name or self.provider.name
-        self.placement = build_placement(
+        self.named.placement = placement = build_placement(
             requested,
             session.assignments,
             self.exported,
@@ -570,20 +576,20 @@ class EngineSlot:
         )
         claims = self.provider.claims()
         policy, count = options.kernel_dispatch.policy.value, None if claims is None else len(claims)
-        log_dispatch_report(self.graph, self.exported, self.device, policy, count, self.placement)
+        log_dispatch_report(self.graph, self.exported, self.device, policy, count, placement)
         try:
-            enforce(self.placement, rule, self.device)
-            self._refuse_limited(self.placement)
+            enforce(placement, rule, self.device)
+            self._refuse_limited(placement)
         except PlacementError:
             engine.close()
             raise
-        engine.strict_ok = not self.placement.strays
+        engine.strict_ok = not placement.strays
         if self.resident.governed:
             engine.run = accounted(engine.run, self.resident)
         else:
             self._watch_sizes(engine, rule)
         took_s = time.perf_counter() - begun
-        _log.info("graph %r: opened on %s in %.3g s, %r", self.graph.name, self.device.label, took_s, self.placement)
+        _log.info("graph %r: opened on %s in %.3g s, %r", self.graph.name, self.device.label, took_s, placement)
         return engine
 
     def _watch_sizes(self, engine: Engine, rule: PlacementRule) -> None:

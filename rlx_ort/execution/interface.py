@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlx_ort.errors import InputError, near_names
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from rlx_ort.device import Device
+    from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.tensor import TensorData
@@ -36,10 +38,17 @@ class Outputs(list[Any]):
     """The outputs of a run: a list in the order of the graph's outputs, also addressed by name, `outputs["y"]`.
 
     `dict(outputs)` has them by name. Slices and sums are plain lists.
+
+    Attributes:
+        device: the device that made them.
+        placement: where each node ran; None in another process, and for runs of a warmed package that has not read its
+            graph yet.
     """
 
     __slots__ = ()
     _places: Mapping[str, int] = {}
+    device: ClassVar[Device]  # of the class, which is that of one session, so that a run spends no time on it
+    placement: ClassVar[Placement | None] = None
 
     def __getitem__(self, key: Any) -> Any:
         """Return an output by its place or its name.
@@ -65,15 +74,41 @@ class Outputs(list[Any]):
         """Return the names, in order."""
         return list(self._places)
 
+    def items(self) -> list[tuple[str, Any]]:
+        """Return each name with its output, in order."""
+        return list(zip(self._places, self, strict=True))
+
+    def __repr__(self) -> str:
+        named = ", ".join(f"{name}={value!r}" for name, value in self.items())
+        return f"Outputs({named}, device={self.device.label!r})"
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by names and values, so that outputs cross a process pool."""
-        return _restored, (self.keys(), list(self))
+        """Pickle by names, values and device, so that outputs cross a process pool."""
+        return _restored, (self.keys(), self.device, list(self))
 
 
-def outputs_class(names: Iterable[str]) -> type[Outputs]:
-    """Return the class of outputs with these names; making a list of it takes 0.1 us."""
+def outputs_class(names: Iterable[str], device: Device) -> type[Outputs]:
+    """Return the class of outputs with these names on a device; making a list of it takes 0.1 us."""
     places = {name: place for place, name in enumerate(names)}
-    return type("Outputs", (Outputs,), {"__slots__": (), "__module__": __name__, "_places": places})
+    return type("Outputs", (Outputs,), {"__slots__": (), "__module__": __name__, "_places": places, "device": device})
+
+
+def inputs_by_name(
+    names: Iterable[str], given: Sequence[Any], named: Mapping[str, Any], call: str = "runner"
+) -> dict[str, Any]:
+    """Return the inputs of a call: those given by place, or one mapping of them, and those given by name.
+
+    Raises:
+        InputError: some are missing, or more than the graph has, or one is given twice.
+    """
+    if len(given) == 1 and isinstance(given[0], Mapping):
+        return {**given[0], **named}
+    names = list(names)
+    placed = dict(zip(names, given, strict=False))
+    if len(given) > len(names) or placed.keys() & named.keys() or not {*names} <= {*placed, *named}:
+        wanted = ", ".join(f"{name}=..." for name in names)
+        raise InputError(f"the inputs, in order or by name, are {call}({wanted}); got {len(given)} in order")
+    return {**placed, **named}
 
 
 def _shown(value: Any) -> tuple[object, object, object]:
@@ -114,8 +149,8 @@ class ParamSetter:
         return self.weights.update()
 
 
-def _restored(names: list[str], values: list[Any]) -> Outputs:
-    return outputs_class(names)(values)
+def _restored(names: list[str], device: Device, values: list[Any]) -> Outputs:
+    return outputs_class(names, device)(values)
 
 
 def described(types: Mapping[str, ValueType]) -> list[ValueInfo]:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from rlx_ort.device import Device
+from rlx_ort.device import Device, DeviceLike, with_options
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.engine import open_slot
@@ -24,17 +24,22 @@ class Session:
     """Compiles graphs for one device. The first session of a process on a device opens a one-node probe.
 
     Args:
-        device: a device or its name.
+        device: a device or its name, or a pair of a name and provider options.
         options: how to compile; the placement rule is strict by default.
 
     Raises:
         DeviceParseError: the name is no device.
+        InputError: the provider of a device has no such option.
         DeviceUnavailableError: the device does not work here; the message has the reason and the remedy.
     """
 
-    def __init__(self, device: Device | str = "cpu", options: CompileOptions | None = None) -> None:
-        self._device = Device(device)
-        self._options = options or CompileOptions()
+    def __init__(self, device: DeviceLike = "cpu", options: CompileOptions | None = None) -> None:
+        self._device, given = with_options(device)
+        self._options = (options or CompileOptions()).with_provider_options(self._device, given)
+        if self._options.provider_options:
+            from rlx_ort.providers.registry import check_provider_options
+
+            check_provider_options(self._options)
         self._provider = working_provider(self._device)
 
     @property
@@ -87,7 +92,7 @@ class CompileCache:
         DeviceUnavailableError: the device does not work here.
     """
 
-    def __init__(self, device: Device | str = "cpu", capacity: int = 8, options: CompileOptions | None = None) -> None:
+    def __init__(self, device: DeviceLike = "cpu", capacity: int = 8, options: CompileOptions | None = None) -> None:
         self._session = Session(device, options)
         self._capacity = max(capacity, 1)
         self._known: OrderedDict[Hashable, CompiledGraph] = OrderedDict()

@@ -180,7 +180,8 @@ class Graph(Builders):
     A builder raises `GraphVerifyError` if its arguments do not fit the op or each other.
 
     `weights` maps parameter names to their initial data; a parameter without an entry must be set before a run.
-    `metadata` and `doc` travel with an imported model. `revision` grows with each change, for caches.
+    `metadata`, `doc` and `scopes` travel with an imported model; `scopes` maps the name of a node to the dotted path of
+    the module that it was exported from. `revision` grows with each change, for caches.
 
     Example:
         >>> g = Graph("mlp")
@@ -194,6 +195,7 @@ class Graph(Builders):
     weights: dict[str, TensorData] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     doc: str = ""
+    scopes: dict[str, str] = field(default_factory=dict)
     revision: int = 0
     _outputs: list[tuple[str, Ref]] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)  # name -> the highest number tried after it

@@ -103,6 +103,7 @@ def empty_like(graph: Graph) -> Graph:
     result.weights = dict(graph.weights)
     result.metadata = dict(graph.metadata)
     result.doc = graph.doc
+    result.scopes = dict(graph.scopes)
     result.revision = 1
     result._names = dict(graph._names)
     return result

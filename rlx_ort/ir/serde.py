@@ -166,6 +166,7 @@ class _Writer:
             "name": graph.name,
             "doc": graph.doc,
             "metadata": dict(graph.metadata),
+            **({"scopes": dict(graph.scopes)} if graph.scopes else {}),
             "nodes": [self.node(node) for node in graph.nodes],
             "outputs": [{"name": name, "value": [ref.node, ref.output]} for name, ref in graph._outputs],
             "weights": {name: self.tensor(data, large=True) for name, data in graph.weights.items()},
@@ -224,8 +225,9 @@ class _Reader:
         """Return the graph encoded by `item`, which stands at `where`."""
         graph = Graph(_get(item, "name", str, where))
         graph.doc = _get(item, "doc", str, where, "")
-        for name, text in _get(item, "metadata", dict, where, {}).items():
-            graph.metadata[name] = _typed(text, str, f"{where}.metadata.{name}")
+        for key, kept in (("metadata", graph.metadata), ("scopes", graph.scopes)):
+            for name, text in _get(item, key, dict, where, {}).items():
+                kept[name] = _typed(text, str, f"{where}.{key}.{name}")
         for place, entry in enumerate(_get(item, "nodes", list, where)):
             self._add_node(graph, entry, f"{where}.nodes[{place}]")
         for place, entry in enumerate(_get(item, "outputs", list, where)):

@@ -6,9 +6,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from rlx_ort.device import Device
+from rlx_ort.device import Device, DeviceEntry, DeviceLike, is_pair, with_options
 from rlx_ort.errors import InputError, near_names
 from rlx_ort.options.dispatch import KernelDispatch
 from rlx_ort.options.precision import PrecisionPolicy
@@ -69,6 +69,20 @@ class Precision(enum.Enum):
     F16 = "f16"
     BF16 = "bf16"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Precision | None:
+        """Return the member of another name of it, such as `fp16` and `float16`."""
+        return PRECISION_NAMES.get(str(value).strip().lower())
+
+
+PRECISION_NAMES = {
+    **dict.fromkeys(("f32", "fp32", "float32", "single"), Precision.F32),
+    **dict.fromkeys(("f16", "fp16", "float16", "half"), Precision.F16),
+    **dict.fromkeys(("bf16", "bfloat16"), Precision.BF16),
+    "tf32": Precision.TF32,
+}
+PrecisionName: TypeAlias = Literal["f32", "tf32", "f16", "bf16", "fp32", "float32", "fp16", "float16", "bfloat16"]
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CompileOptions:
@@ -88,7 +102,10 @@ class CompileOptions:
         intra_op_threads: threads inside one op on the CPU provider; None takes what other sessions have left of the
             process's share of the cores. Not used with `RLX_SHARED_POOL=1`.
         spinning: whether idle worker threads spin; None leaves it to the provider.
-        provider_options: provider option -> value, on top of those that the provider module sets.
+        provider_options: device label or kind -> its provider options, as in `{"cuda": {"use_tf32": "1"}}`, on top of
+            those that the provider module sets. A list as ONNX Runtime takes providers is taken as well,
+            `[("CUDAExecutionProvider", {...}), "CPUExecutionProvider"]`. An option without a device is one of every
+            device, and a device that has no such option is not used.
         session_config: ONNX Runtime session config entries; unknown keys are refused, since ONNX Runtime takes
             them without a word.
         device_graph: record the launches of a run once and replay them, which needs every node on the device. "auto"
@@ -116,7 +133,7 @@ class CompileOptions:
         opset: the ai.onnx opset of the exported model; None takes the lowest that expresses the graph, 21 at best.
 
     Raises:
-        DeviceParseError: `precisions` names no known device.
+        DeviceParseError: `precisions` or `provider_options` names no known device.
         InputError: a field of an enum, or an entry of `precisions`, has a value that the enum lacks.
     """
 
@@ -128,7 +145,7 @@ class CompileOptions:
     dims: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     intra_op_threads: int | None = None
     spinning: bool | None = None
-    provider_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    provider_options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     session_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     device_graph: bool | Literal["auto"] = "auto"
     sized_sessions: int = 32
@@ -142,6 +159,33 @@ class CompileOptions:
     tuned: bool = True
     opset: int | None = None
 
+    if TYPE_CHECKING:  # fields hold members, and are given by value as well
+
+        def __init__(
+            self,
+            precision: Precision | PrecisionName = ...,
+            precisions: Mapping[str, Precision | PrecisionName] = ...,
+            placement: PlacementRule | Literal["strict", "assisted"] | None = ...,
+            sharing: WeightSharing | Literal["private", "raw", "prepacked"] = ...,
+            optimization: OptimizationLevel | Literal["off", "basic", "extended", "layout", "all"] = ...,
+            dims: Mapping[str, int] = ...,
+            intra_op_threads: int | None = ...,
+            spinning: bool | None = ...,
+            provider_options: Mapping[str, Any] | Sequence[DeviceEntry] = ...,
+            session_config: Mapping[str, str] = ...,
+            device_graph: bool | Literal["auto"] = ...,
+            sized_sessions: int = ...,
+            device_memory_limit_bytes: int | None = ...,
+            custom_op_libraries: tuple[str, ...] = ...,
+            profile_prefix: str | None = ...,
+            kernel_dispatch: KernelDispatch = ...,
+            precision_policy: PrecisionPolicy | None = ...,
+            cache: CacheUse | Literal["off", "found", "on"] | None = ...,
+            low_memory: bool = ...,
+            tuned: bool = ...,
+            opset: int | None = ...,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         for name, kind in _ENUMS.items():
             value = getattr(self, name)
@@ -153,6 +197,8 @@ class CompileOptions:
                 for name, value in self.precisions.items()
             }
             object.__setattr__(self, "precisions", MappingProxyType(given))
+        if self.provider_options:
+            object.__setattr__(self, "provider_options", MappingProxyType(_by_device(self.provider_options)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the fields, with mappings as dicts: a read-only view of a dict cannot be pickled."""
@@ -180,13 +226,28 @@ class CompileOptions:
         return _POLICIES.get(self.precision, PrecisionPolicy())
 
     def on(self, device: Device) -> CompileOptions:
-        """Return the options for one device: its entry of `precisions` has become `precision`."""
-        if not self.precisions:
+        """Return the options for one device, with its entries of `precisions` and `provider_options` alone."""
+        changes: dict[str, Any] = {}
+        given = self.provider_options
+        if any(isinstance(value, Mapping) for value in given.values()):
+            plain = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
+            own = given.get(device.label, given.get(device.kind, {}))
+            changes["provider_options"] = MappingProxyType({**plain, **own})
+        if self.precisions:
+            changes["precisions"] = MappingProxyType({})
+            precision = self.precisions.get(device.label, self.precisions.get(device.kind))
+            if precision is not None:
+                changes |= {"precision": precision, "precision_policy": None}
+        return replace(self, **changes) if changes else self
+
+    def with_provider_options(self, device: Device, given: Mapping[str, str]) -> CompileOptions:
+        """Return the options with further provider options of a device; the same ones if it has these already."""
+        known = self.on(device).provider_options
+        if all(name in known and str(known[name]) == value for name, value in given.items()):
             return self
-        precision = self.precisions.get(device.label, self.precisions.get(device.kind))
-        if precision is None:
-            return replace(self, precisions=MappingProxyType({}))
-        return replace(self, precisions=MappingProxyType({}), precision=precision, precision_policy=None)
+        all_known = self.provider_options
+        own = all_known.get(device.label, all_known.get(device.kind, {}))
+        return replace(self, provider_options={**all_known, device.label: {**own, **given}})
 
     @property
     def key(self) -> str:
@@ -203,11 +264,33 @@ def _restored(values: Mapping[str, Any], views: Sequence[str]) -> CompileOptions
     return CompileOptions(**{**values, **{name: MappingProxyType(values[name]) for name in views}})
 
 
+def _by_device(given: Mapping[str, Any] | Sequence[DeviceLike]) -> dict[str, Any]:
+    """Return provider options with those of a device under its label, from a mapping or ONNX Runtime's list."""
+    pairs: Sequence[DeviceLike]
+    if isinstance(given, Mapping):
+        named = [(name, value) for name, value in given.items() if isinstance(value, Mapping)]
+        pairs, found = [*named], {name: value for name, value in given.items() if not isinstance(value, Mapping)}
+        if indexed := [name for name, value in named if with_options((name, value))[0] != Device(name)]:
+            raise InputError(
+                f"CompileOptions: the device_id of {indexed[0]!r} in provider_options names another device; name that "
+                "one, as in {'cuda:1': {...}}"
+            )
+    else:
+        pairs, found = ([given] if is_pair(given) else [*given]), {}
+    for pair in pairs:
+        device, options = with_options(pair)
+        if options:
+            found[device.label] = dict(sorted({**found.get(device.label, {}), **options}.items()))
+    return found
+
+
 def _member(kind: type[_Enum], value: object, field_name: str) -> _Enum:
     try:
         return kind(value)
     except ValueError as err:
         hint = near_names(str(value), [str(known.value) for known in kind])
+        if kind is Precision and "int" in str(value):
+            hint = "integers are a quantisation of the model: rlx-ort convert --quantize int8-dynamic"
         raise InputError(f"CompileOptions: {field_name} is {value!r}, which does not exist; {hint}") from err
 
 

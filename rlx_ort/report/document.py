@@ -6,6 +6,9 @@ measurements of a traced run, node by node.
 
 from __future__ import annotations
 
+import datetime
+import itertools
+import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import rlx_ort
+from rlx_ort.calibration.features import Kernel, Workload
+from rlx_ort.calibration.kernels import KERNELS
+from rlx_ort.calibration.measure import Bench
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
@@ -23,13 +30,14 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.providers.registry import is_available, provider_of
+from rlx_ort.providers.hardware import cpu_name, device_threads
+from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.report.trace import TracedRun, traced_run
 from rlx_ort.selection.cost import BackendCostModel, Estimate
 from rlx_ort.selection.predict import cost_model, explain, kernels_of, workload_on
 from rlx_ort.selection.support import support_of
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the document; it grows when a key changes its meaning or goes."""
 
 OTHERS = "all others"
@@ -38,8 +46,11 @@ OTHERS = "all others"
 _PROFILED_RUNS = 5
 _TIMED_S = 0.5  # of plain runs, which give the measured time
 _MOST_RUNS = 30
-_SMALLEST_GROUP, _MOST_GROUPS, _LOOSE = 8, 150, 40
-_SMALL = 150  # a model of so many nodes is shown whole
+_SMALLEST_GROUP, _MOST_GROUPS, _LOOSE = 8, 100, 40
+_SMALL = 100  # so many nodes are shown without groups
+_LEAST_TIMED = 0.3  # of a run's time
+_LIMITS_S, _LIMIT_POINT_S = 2.0, 0.05
+_LIMIT_KERNELS = {"MatMul": ((512, 64), (512, 512), (512, 2048)), "Add": ((1 << 18, 256), (1 << 22, 256))}
 _KINDS_SHOWN = 5
 
 
@@ -86,20 +97,22 @@ def view_of(
     predicted = {} if estimate is None else {term.name: (term.ns, term.kind) for term in estimate.terms}
     sites = traced.placement.sites
     kept = [node for node in exported.nodes if node.name in sites]  # the others were folded away
-    groups, group_of = _grouped(kept)
+    origins = [exported.origin_names.get(node.origin) or node.name for node in kept]
+    paths = [_path(graph.scopes.get(name, ""), name) for name in origins]
+    groups, group_of = grouped(paths, _codes(kept))
     workload = workload_on(graph, device, options, dims)
     crossings, crossing_at = _crossings(traced, model, {} if workload is None else workload.nbytes)
     producers = {name: at for at, node in enumerate(kept) for name in node.output_names if name}
     nodes = [
         {
-            "name": exported.origin_names.get(node.origin) or node.name,
-            "node": node.name,
+            "name": origins[at],
+            "module": ".".join(paths[at]),
             "op": node.op_type,
             "out": ", ".join(map(str, node.outputs)),
             "ep": sites[node.name],
             "predicted_ns": predicted.get(node.name, (None, ""))[0],
             "measured_ns": measured.get(node.name),
-            "group": group_of.get(at),
+            "group": group_of[at],
         }
         for at, node in enumerate(kept)
     ]
@@ -109,8 +122,10 @@ def view_of(
         for name in node.input_names
         if name in producers
     )
+    roof = None if model is None or workload is None else _run_roofline(workload, model, measured, measured_ns)
     view = {
         "device": device.label,
+        "hardware": availability(device).hardware,
         "ep": traced.placement.requested,
         "predicted_ns": None if estimate is None else estimate.total_ns,
         "error": None if estimate is None else estimate.error,
@@ -124,7 +139,7 @@ def view_of(
         "crossings": crossings,
         "added": _added(traced),
         "parts": [] if estimate is None else _parts(estimate, traced, measured),
-        "roofline": None if model is None else roofline(graph, model, dims)._asdict(),
+        "roofline": roof,
         "timeline": [asdict(phase) for phase in traced.phases[:6]],
     }
     return view, traced
@@ -146,7 +161,7 @@ def _measured(traced: TracedRun) -> dict[str, float]:
 
 
 def _added(traced: TracedRun) -> list[dict[str, Any]]:
-    """Return the nodes that ONNX Runtime added, such as copies and casts, by operator and provider."""
+    """Return the nodes that ONNX Runtime added, which are copies between devices, by operator and provider."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     runs = sum(phase.name == "run" for phase in traced.phases)
     for node in traced.nodes:
@@ -203,24 +218,85 @@ def _parts(estimate: Estimate, traced: TracedRun, measured: Mapping[str, float])
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Consecutive nodes that the page shows as one; groups of the same `like` have the same operators and types."""
+    """Consecutive nodes that the page shows as one, and the place of the group around it."""
 
     label: str
-    like: int
     first: int
     count: int
+    parent: int | None = None
 
 
-def _grouped(nodes: Sequence[ExportedNode]) -> tuple[list[Group], dict[int, int]]:
-    """Return the groups of nodes, and the place of each node -> its group."""
+def _path(scope: str, name: str) -> tuple[str, ...]:
+    """Return modules around a node: by its scope, else by its name, as `/layer1/layer1.0/conv/Conv` or `a.b.add`."""
+    if scope:
+        return tuple(scope.split("."))
+    *modules, last = name.split("/") if "/" in name else [name]
+    path: list[str] = []
+    before = ""
+    for module in filter(None, modules):
+        path += module.removeprefix(f"{before}.").split(".")
+        before = module
+    return tuple(path or last.split(".")[:-1])
+
+
+def grouped(paths: Sequence[tuple[str, ...]], codes: np.ndarray[Any, Any]) -> tuple[list[Group], list[int | None]]:
+    """Return groups of nodes, and the innermost group of each node, by their modules and then by what repeats.
+
+    A group is a stretch of nodes, which are in topological order, so that groups depend on each other in no circle. A
+    node without a module belongs to that of the nodes around it. `codes` are equal for nodes that look alike.
+    """
+    groups: list[Group] = []
+    group_of: list[int | None] = [None] * len(paths)
+    paths = _filled(paths)
+
+    def add(label: str, start: int, end: int, parent: int | None) -> int:
+        groups.append(Group(label, start, end - start, parent))
+        group_of[start:end] = [len(groups) - 1] * (end - start)
+        return len(groups) - 1
+
+    def split(start: int, end: int, depth: int, parent: int | None) -> None:
+        runs: list[tuple[int, int]] = []
+        for at in range(start, end):
+            if runs and paths[at][: depth + 1] == paths[runs[-1][0]][: depth + 1] and len(paths[at]) > depth:
+                runs[-1] = (runs[-1][0], at + 1)
+            else:
+                runs.append((at, at + 1))
+        many = len(runs) > _MOST_GROUPS  # as the layers of a deep model without a stack around them
+        if many or len(runs) == end - start:
+            for found in groups_of(codes[start:end]) if parent is None or end - start > _LOOSE else ():
+                first, last = start + found.first, start + found.first + found.count
+                inside = add(found.label, first, last, parent)
+                if many:
+                    split(first, last, depth, inside)
+            return
+        for first, last in runs:
+            if (first, last) == (start, end):
+                split(first, last, depth + 1, parent)
+            elif last - first > 1:
+                split(first, last, depth + 1, add(".".join(paths[first][: depth + 1]), first, last, parent))
+
+    split(0, len(paths), 0, None)
+    return groups, group_of
+
+
+def _filled(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the paths, with that which both neighbours share for a node without one."""
+    filled = list(paths)
+    known = [at for at, path in enumerate(paths) if path]
+    for before, after in itertools.pairwise(known):
+        shared = zip(paths[before], paths[after], strict=False)
+        filled[before + 1 : after] = [
+            tuple(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], shared))
+        ] * (after - before - 1)
+    return filled
+
+
+def _codes(nodes: Sequence[ExportedNode]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return a number for each node, equal for nodes of the same operator and types."""
     looks: dict[object, int] = {}
-    codes = np.array(
-        [looks.setdefault((node.op_type, node.body, *map(_look, node.outputs)), len(looks)) for node in nodes]
+    return np.array(
+        [looks.setdefault((node.op_type, node.body, *map(_look, node.outputs)), len(looks)) for node in nodes], np.int64
     )
-    groups = groups_of(codes)
-    return groups, {
-        at: number for number, group in enumerate(groups) for at in range(group.first, group.first + group.count)
-    }
 
 
 def _look(kind: ValueType | None) -> object:
@@ -244,17 +320,16 @@ def groups_of(codes: np.ndarray[Any, np.dtype[np.int64]]) -> list[Group]:
         each = period * max(1, -(-least // max(period, 1)))  # several repetitions where one is small
         count = times * period // each if period else 0
         if count < 2:
-            like = len(groups)
             cuts = range(start, end, max(_LOOSE, least)) if end - start > _LOOSE and len(codes) > _SMALL else ()
             for at in cuts:
                 stop = min(at + max(_LOOSE, least), end)
-                groups.append(Group(f"nodes {at + 1} to {stop}", like + at, at, stop - at))
+                groups.append(Group(f"nodes {at + 1} to {stop}", at, stop - at))
             return
         split(start, start + first)
-        like = start + first
+        begin = start + first
         for turn in range(count):
-            groups.append(Group(f"repeat {turn + 1} of {count}", like, like + turn * each, each))
-        split(like + count * each, end)
+            groups.append(Group(f"repeat {turn + 1} of {count}", begin + turn * each, each))
+        split(begin + count * each, end)
 
     split(0, len(codes))
     return groups
@@ -297,11 +372,17 @@ class Roofline(NamedTuple):
 
 
 def roofline(graph: Graph, model: BackendCostModel, dims: Mapping[str, int]) -> Roofline:
-    """Return the roofline of a graph on the device of a cost model; views compute nothing and are not in it."""
+    """Return the predicted roofline of a graph on the device of a cost model; views are left out."""
+    work = [(kernel, count, model.price(kernel).ns) for kernel, count in kernels_of(graph, model.device, dims).items()]
+    peak = max(model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096))
+    return _roofline(work, peak, model.memory_bw())
+
+
+def _roofline(work: Iterable[tuple[Kernel, int, float]], peak: float, bandwidth: float) -> Roofline:
+    """Return a roofline from kernels, the number of nodes of each, and the time of one node in ns."""
     by_unit: dict[str, list[Point]] = {}
     total_ns = 0.0
-    for kernel, count in kernels_of(graph, model.device, dims).items():
-        ns = model.price(kernel).ns
+    for kernel, count, ns in work:
         total_ns += count * ns
         if kernel.flops and kernel.nbytes and ns > 0:
             point = Point(kernel.flops / kernel.nbytes, kernel.flops * kernel.times / ns, count * ns)
@@ -311,9 +392,52 @@ def roofline(graph: Graph, model: BackendCostModel, dims: Mapping[str, int]) -> 
     rest = [point for _, points in ordered[_KINDS_SHOWN:] for point in points]
     if rest:
         kinds[OTHERS] = rest
-    rates = [point.rate for points in kinds.values() for point in points]
-    peak = max(*(model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096)), *rates)
-    return Roofline(peak, model.memory_bw(), total_ns, kinds)
+    return Roofline(
+        max(peak, *(point.rate for points in kinds.values() for point in points), 0.0), bandwidth, total_ns, kinds
+    )
+
+
+def _run_roofline(
+    workload: Workload, model: BackendCostModel, measured: Mapping[str, float], run_ns: float
+) -> dict[str, Any]:
+    """Return the roofline of a run: the rates of its nodes by their measured times, below measured limits.
+
+    Rates are predicted where the nodes' times do not add up to that of a run, since a profile may count launches only.
+    """
+    peak, bandwidth, source = _limits(model)
+    if sum(measured.values()) < _LEAST_TIMED * run_ns:
+        predicted = ((kernel, count, model.price(kernel).ns) for kernel, count in workload.counts.items())
+        return {**_roofline(predicted, peak, bandwidth)._asdict(), "limits": source, "rates": "predicted"}
+    spent: dict[Kernel, list[float]] = defaultdict(list)
+    for node, kernel in zip(workload.nodes, workload.kernels, strict=True):
+        if kernel is not None and measured.get(node.name):
+            spent[kernel].append(measured[node.name])
+    work = ((kernel, len(each), statistics.fmean(each)) for kernel, each in spent.items())
+    return {**_roofline(work, peak, bandwidth)._asdict(), "limits": source, "rates": "measured"}
+
+
+def _limits(model: BackendCostModel) -> tuple[float, float, str]:
+    """Return the best rate of products in GFLOP/s, the bytes per ns of additions, and where both are from.
+
+    Where the device has no calibration, they are measured now, in about a second.
+    """
+    peak, bandwidth = max(model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096)), model.memory_bw()
+    if not model.source.startswith("default"):
+        return peak, bandwidth, "calibration"
+    bench = Bench(model.device, _LIMITS_S, _LIMIT_POINT_S)
+    try:
+        bench.begin(keep_open=False)
+        for kernel in KERNELS:
+            if kernel.name in _LIMIT_KERNELS and kernel.dtype == "f32":
+                bench.visit(kernel, _LIMIT_KERNELS[kernel.name])
+    except RlxError:  # the device does not run kernels alone
+        return peak, bandwidth, model.source
+    rows = bench.rows.values()
+    products = [2.0 * row.size[0] * row.size[1] / row.ns for row in rows if row.kernel == "MatMul" and row.ns]
+    moved = [12.0 * row.size[0] / row.ns for row in rows if row.kernel == "Add" and row.ns and row.size[0] > 1 << 20]
+    if not products or not moved:
+        return peak, bandwidth, model.source
+    return max(products), max(moved), "measured for this page"
 
 
 # --- splits
@@ -389,6 +513,10 @@ def document(
         "schema": SCHEMA,
         "model": title,
         "runtime": describe_runtime(),
+        "version": rlx_ort.__version__,
+        "machine": f"{cpu_name()}, {device_threads(Device.CPU)} threads; {platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "dims": dict(dims or {}),
         "notes": [],
         "devices": list(rows),

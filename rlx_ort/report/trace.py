@@ -11,11 +11,13 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rlx_ort.converters.to_onnx import all_weights
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
@@ -26,11 +28,17 @@ from rlx_ort.execution.session import working_provider
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.ort_provider import save_optimized
+from rlx_ort.providers.base import SessionRequest
 from rlx_ort.storage import temporary_folder
 
+if TYPE_CHECKING:
+    import onnx
+
 _MOST_WRITTEN_BYTES = 1 << 30  # of weights, for the names of fused nodes
-_BLOCKED = re.compile(r"_nchwc(?:_token_\d+)?$")  # ONNX Runtime names a node in blocked layout after its result
+_MADE = re.compile(r"^InsertedPrecisionFreeCast_|_nchwc(?:_token_\d+)?$")
+"""What ONNX Runtime adds to the name of a value: for one that it casts, and for one in blocked layout. A node that it
+makes for the value has the same name."""
+_COPY = "Memcpy"  # operators that copy between devices, which the report lists by themselves
 _KERNEL = "_kernel_time"  # the suffix that ONNX Runtime gives the name of a node
 _CLOCKS: tuple[Callable[[], int], ...] = (time.perf_counter_ns, time.time_ns, time.monotonic_ns)
 """Clocks that may time ONNX Runtime's profile: the high-resolution clock of its C++ library, which is the system clock
@@ -53,8 +61,9 @@ class NodeRun:
     """One node in one run, as ONNX Runtime's profile has it.
 
     `name` is the node's name in the session, `origin` that of the user's node and `exported` that of the exported
-    model's, both empty for a node that ONNX Runtime added. A fused node counts as the one of its operator. Times
-    are in ns, from the beginning of the trace; ONNX Runtime counts whole microseconds and adds some to each node.
+    model's, both empty for a copy between devices and where they are not known. A fused node counts as the one of its
+    operator, and a cast or a node of an expanded function as the one that needs it. Times are in ns, from the beginning
+    of the trace; ONNX Runtime counts whole microseconds and adds some to each node.
     """
 
     name: str
@@ -109,8 +118,11 @@ class TracedRun:
         starts_ns = (reading_ns - begun_ns for begun_ns in self._readings_ns)
         return next((at for at in starts_ns if 0 <= at - opened.start_ns <= opened.ns), opened.start_ns)
 
-    def read_profile(self, graph: Graph, path: Path, reading_ns: int) -> None:
-        """Take over the events of a profile of ONNX Runtime, which began at this reading of one of `_CLOCKS`."""
+    def read_profile(self, graph: Graph, options: CompileOptions, path: Path, reading_ns: int) -> None:
+        """Take over the events of a profile of ONNX Runtime, which began at this reading of one of `_CLOCKS`.
+
+        `options` are those of the session.
+        """
         offset_ns = self._profile_start_ns(reading_ns)
         assert self.exported is not None  # noqa: S101  # its session has run
         kernels = []
@@ -123,43 +135,93 @@ class TracedRun:
                     kernels.append((*timed, event["args"]))
         operators = {name.removesuffix(_KERNEL): args["op_name"] for name, _, _, args in kernels}
         writers = {value: node for node in self.exported.nodes for value in node.output_names}
-        known = {name: self.exported.node_of(name) or writers.get(_BLOCKED.sub("", name)) for name in operators}
+        moved = {name for name, op_type in operators.items() if op_type.startswith(_COPY)}
+        known = {name: self._by_name(name, writers) for name in operators if name not in moved}
         if None in known.values():
-            unknown = {name: operators[name] for name in operators if known[name] is None}
-            known |= self._fused(graph, path.parent, unknown, writers)
+            made_by = self._by_dataflow(graph, options, operators, writers)
+            known = {name: node or made_by.get(name) for name, node in known.items()}
         ends = {node.name for node in known.values() if node is not None}
-        cores = {name: node and _core(node, operators[name], writers, ends) for name, node in known.items()}
+        cores = {
+            name: node if node is None or operators[name] == "Cast" else _core(node, operators[name], writers, ends)
+            for name, node in known.items()
+        }
         for name, start_ns, ns, args in kernels:
             name = name.removesuffix(_KERNEL)
-            node = cores[name]
+            node = cores.get(name)
             names = (name, "", "") if node is None else (name, self.exported.origin_names[node.origin], node.name)
             self.nodes.append(NodeRun(*names, args["op_name"], args["provider"], start_ns, ns))
 
-    def _fused(
-        self, graph: Graph, folder: Path, unknown: Mapping[str, str], writers: Mapping[str, ExportedNode]
+    def _by_name(self, name: str, writers: Mapping[str, ExportedNode]) -> ExportedNode | None:
+        """Return the exported node that a session's node, or a value, is named after; `writers` has them by results."""
+        assert self.exported is not None  # noqa: S101  # as above
+        return self.exported.node_of(name) or writers.get(_MADE.sub("", name))
+
+    def _by_dataflow(
+        self, graph: Graph, options: CompileOptions, operators: Mapping[str, str], writers: Mapping[str, ExportedNode]
     ) -> dict[str, ExportedNode]:
-        """Return the exported node that each fused node ends in.
+        """Return the exported node for which the session has each of its nodes; `operators` has these as they run.
 
-        `unknown` has the operators of session nodes, `writers` the exported nodes by the values that they write. A
-        fused node keeps the name of its result only, so ONNX Runtime optimises the graph once more, into a file.
+        A fused node keeps the name of its result only, and the nodes of an expanded function or a cast of a weight have
+        new names: those of the exported node that is named after their result, or the first one behind or before them.
+        ONNX Runtime optimises the graph once more for that.
         """
-        import onnx
-
         assert self.exported is not None  # noqa: S101  # as above
         weights = graph.weights
         if sum(weights[name].nbytes for name in self.exported.params if name in weights) > _MOST_WRITTEN_BYTES:
             return {}
-        path = folder / "optimized.onnx"
+        request = SessionRequest(self.device, self.exported, all_weights(graph, self.exported), options)
         try:
-            form = {"ort_format": False, "external_data": True, "portable": False}
-            save_optimized(graph, path, self.device, **form, exported=self.exported)
+            model = working_provider(self.device).optimized(request, whole=True)
         except RlxError:  # a provider that compiles the graph writes none
             return {}
-        nodes = {node.name: node for node in onnx.load(path, load_external_data=False).graph.node}
-        if any(name in nodes and nodes[name].op_type != op for name, op in unknown.items()):
-            return {}  # the options of the session led to other fusions
-        ends = {name: [writers.get(output) for output in nodes[name].output] for name in unknown if name in nodes}
-        return {name: node for name, made in ends.items() for node in made[:1] if node is not None}
+        nodes = [] if model is None else list(model.graph.node)
+        _name(nodes, operators)
+        made_by: dict[str, ExportedNode] = {}
+        for node in nodes:
+            found = (self._by_name(name, writers) for name in (node.name, *node.output))
+            if (first := next(filter(None, found), None)) is not None:
+                made_by[node.name] = first
+        for ordered, near in ((reversed(nodes), _readers(nodes)), (nodes, _makers(nodes))):
+            for node in ordered:
+                if node.name not in made_by and (beside := [made_by[at] for at in near[node.name] if at in made_by]):
+                    made_by[node.name] = beside[0]
+        return made_by
+
+
+def _name(nodes: Sequence[onnx.NodeProto], operators: Mapping[str, str]) -> None:
+    """Give nodes without a name, those of expanded functions, the names that the profile has for them.
+
+    These end in a number of the session. Nodes of one operator are written in the order in which they run.
+    """
+    nameless: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    named: dict[str, list[str]] = defaultdict(list)
+    names = {node.name for node in nodes}
+    for node in nodes:
+        if not node.name:
+            node.name = f"nameless {node.op_type} {len(nameless[node.op_type])}"
+            nameless[node.op_type].append(node)
+    for name, op_type in operators.items():
+        if name not in names:
+            named[op_type].append(name)
+    for op_type, found in nameless.items():
+        if len(found) == len(named[op_type]):
+            for node, name in zip(found, named[op_type], strict=True):
+                node.name = name
+
+
+def _makers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[str]]:
+    """Return the names of the nodes whose results each node reads."""
+    writers = {value: node.name for node in nodes for value in node.output}
+    return {node.name: [writers[value] for value in node.input if value in writers] for node in nodes}
+
+
+def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[str]]:
+    """Return the names of the nodes that read the results of each node."""
+    readers: dict[str, list[str]] = {node.name: [] for node in nodes}
+    for name, read in _makers(nodes).items():
+        for other in read:
+            readers[other].append(name)
+    return readers
 
 
 def _core(end: ExportedNode, op_type: str, writers: Mapping[str, ExportedNode], ends: Collection[str]) -> ExportedNode:
@@ -221,7 +283,7 @@ def traced_run(
             raw = getattr(engine.session, "raw", None)
             if raw is not None:
                 began_ns = raw.get_profiling_start_time_ns()
-                trace.read_profile(graph, Path(raw.end_profiling()), began_ns)
+                trace.read_profile(graph, options, Path(raw.end_profiling()), began_ns)
     return trace
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlx_ort import environment, epoch
 from rlx_ort.device import Device
@@ -39,6 +39,7 @@ from rlx_ort.routes import CHOSEN, Key, Moment, Pick, is_automatic
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -219,7 +220,7 @@ class Failover:
                 self._thread.last = (device, call.began, self._clock())
                 if compiled is not None and not out:
                     self._devices.keep(call.goal, call.inputs, pick, compiled, since, None)
-                return device, self._devices.named(outputs)
+                return device, outputs
         device, error = failed
         fault, what = fault_of(error)
         attempt = Attempt(device, _reason(what, error), (self._clock() - call.began) / 1e9)
@@ -236,9 +237,9 @@ class Failover:
                 raise failed[1]
             self._failed(call, failed[0], failed[1], call.began)
         start, was_out = 0, False
-        in_doubt: tuple[Device, list[Any]] | None = None
+        in_doubt: tuple[Device, Outputs] | None = None
 
-        def work(pick: Pick) -> tuple[CompiledGraph | None, list[Any]]:
+        def work(pick: Pick) -> tuple[CompiledGraph | None, Outputs]:
             nonlocal start, was_out, in_doubt
             start, was_out = clock(), self.quarantine.is_out(pick.device)
             compiled, outputs = self._attempt(call, pick)
@@ -272,13 +273,13 @@ class Failover:
             self._devices.keep(call.goal, call.inputs, pick, compiled, since, None)
         self._trials.note(answer)
         self._due_ns = self._trials.due_ns()
-        return device, self._devices.named(outputs)
+        return device, outputs
 
-    def _unanswered(self, call: _Call, in_doubt: tuple[Device, list[Any]] | None, ended: int) -> tuple[Device, Outputs]:
+    def _unanswered(self, call: _Call, in_doubt: tuple[Device, Outputs] | None, ended: int) -> tuple[Device, Outputs]:
         """Return the answer in doubt where nothing better was had, or raise what went wrong."""
         if in_doubt is not None:
             self._thread.last = (in_doubt[0], call.began, ended, call.began, call.attempts)
-            return in_doubt[0], self._devices.named(in_doubt[1])
+            return in_doubt[0], in_doubt[1]
         self._thread.last = (None, call.began, ended, call.began, call.attempts)
         errors = call.errors
         if len(errors) == 1 or (errors and len(call.doubted) == len(errors)):
@@ -363,7 +364,7 @@ class Failover:
         """Return whether a device answers at once; no other device opens as quickly as the CPU."""
         return device == Device.CPU or self._devices.current.is_open(device)
 
-    def _attempt(self, call: _Call, pick: Pick) -> tuple[CompiledGraph | None, list[Any]]:
+    def _attempt(self, call: _Call, pick: Pick) -> tuple[CompiledGraph | None, Outputs]:
         """Run on a device, and once more if it ran out of memory and some could be freed; see `_attempt_once`."""
         try:
             return self._devices.again_if_closed(lambda: self._attempt_once(call, pick))
@@ -373,26 +374,26 @@ class Failover:
                 raise
         return self._attempt_once(call, pick)
 
-    def _attempt_once(self, call: _Call, pick: Pick) -> tuple[CompiledGraph | None, list[Any]]:
+    def _attempt_once(self, call: _Call, pick: Pick) -> tuple[CompiledGraph | None, Outputs]:
         """Return the outputs, and the graph that gave them where nothing limited the run."""
         devices, inputs = self._devices, call.inputs
         if call.timeout_s is None and call.cancel is None:
             compiled = devices.open(pick.device, pick.named)
-            return compiled, compiled.run(inputs)
+            return compiled, compiled.run_named(inputs)
 
-        def run() -> list[Any]:
-            return devices.open(pick.device, pick.named).run(inputs)
+        def run() -> Outputs:
+            return devices.open(pick.device, pick.named).run_named(inputs)
 
         return None, self._limited(pick.device, run, call.timeout_s, call.cancel, call.impatient)
 
     def _limited(
         self,
         device: Device,
-        run: Callable[[], list[Any]],
+        run: Callable[[], T],
         timeout_s: float | None,
         cancel: CancelToken | None = None,
         impatient: bool = False,
-    ) -> list[Any]:
+    ) -> T:
         """Run within limits; a device whose engine does not return is out with its session, until it does.
 
         Where the caller ended the run, it is no failure of the device, and the CPU has room for a session beside it.
@@ -407,7 +408,8 @@ class Failover:
             self._devices.drop(device)
             _log.warning("the session of %s is given up: %s", device.display, reason)
 
-        return run_limited(run, timeout_s, self.options.grace_s, cancel, stuck)
+        result: T = run_limited(run, timeout_s, self.options.grace_s, cancel, stuck)
+        return result
 
     def _failed(self, call: _Call, device: Device, err: Exception, start: int) -> None:
         """Note a failure, or raise the error when no other device is to answer."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias, TypeVar
 
 from rlx_ort import environment
-from rlx_ort.device import Device, as_devices, parse_device, parse_device_list, priority_rank
+from rlx_ort.device import Device, DeviceEntry, DeviceLike, as_devices, parse_device, parse_device_list, priority_rank
 from rlx_ort.errors import DeviceParseError
 
 T = TypeVar("T")
-Devices: TypeAlias = Device | str | Iterable[Device | str]
+Devices: TypeAlias = DeviceLike | Iterable[DeviceEntry]
 """Devices or their names, or one string that lists some, as in `"cuda,cpu"`."""
 
 _UNRANKED = 255

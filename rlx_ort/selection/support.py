@@ -25,6 +25,7 @@ from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy, Unsup
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import DEVICE, HELPED
 from rlx_ort.providers.base import Provider
+from rlx_ort.providers.engine.recipe import unknown_option
 from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
@@ -121,6 +122,10 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     refused = _refused(graph)
     if refused:
         return Support(refused)
+    if options.provider_options and provider.option_keys is not None:
+        wrong = unknown_option(f"{device.label} has no", options.provider_options, provider.option_keys)
+        if wrong:
+            return Support(reason=f"{wrong}; options of one device: provider_options={{'cuda': {{...}}}}")
 
     from rlx_ort.providers.engine.runtime import runtime_version
 

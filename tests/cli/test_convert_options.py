@@ -258,3 +258,23 @@ def test_a_fixed_dim_is_opened_where_the_graph_allows_it(
         assert cli("run", tmp_path / "free.onnx", "--device", "cpu", "--dim", "batch=5").code == 0
     wrong = cli("convert", tmp_path / "fixed.onnx", tmp_path / "b.onnx", "--free", "rows=x[0],c[0]")
     assert "no dim 'c[0]'" in wrong.err
+
+
+@pytest.mark.parametrize("name", ["fp16", "float16", "half"])
+def test_a_precision_has_the_names_that_others_give_it(cli: Cli, small: Path, tmp_path: Path, name: str) -> None:
+    """They give the same file as `f16`, which help lists alone."""
+    for precision in ("f16", name):
+        assert cli("convert", small, tmp_path / f"{precision}.onnx", "--precision", precision).code == 0
+    assert (tmp_path / f"{name}.onnx").read_bytes() == (tmp_path / "f16.onnx").read_bytes()
+    assert name not in cli("convert", "--help").out
+
+
+def test_int8_is_a_quantisation(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """As a precision it leads to the option; there it is the dynamic one."""
+    target = tmp_path / "small8.onnx"
+    outcome = cli("convert", small, target, "--precision", "int8")
+    assert outcome.code == 4
+    assert "--quantize int8" in outcome.err
+    outcome = cli("convert", small, target, "--quantize", "int8", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["steps"]["quantize"]["kind"] == "int8-dynamic"

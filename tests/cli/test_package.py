@@ -233,7 +233,7 @@ def test_tolerances_are_kept(cli: Cli, add_one: Path, tmp_path: Path) -> None:
     golden = ("package", "create", add_one, "-o", target, "--golden", tmp_path / "in.npz")
     assert cli(*golden, "--tolerance", "f16=many").code == 2
     assert cli(*golden, "--tolerance", "f31=0.1").code == 7
-    assert cli(*golden, "--tolerance", "f16=0.25").code == 0
+    assert cli(*golden, "--tolerance", "fp16=0.25").code == 0
     assert cli("package", "inspect", target, "--json").document["tolerances"]["f16"] == 0.25
 
 

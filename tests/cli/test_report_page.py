@@ -25,7 +25,7 @@ def test_report_writes_the_page_and_the_trace(cli: Cli, classifier: Path, tmp_pa
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
     outcome = cli("report", classifier, "--only", "cpu", *SIZES, "--html", page, "--trace", trace, "--json")
     [report] = _content(page)["reports"]
-    assert (report["schema"], report["model"], report["dims"]) == (1, "classifier.onnx", {"batch": 2, "tokens": 8})
+    assert (report["schema"], report["model"], report["dims"]) == (2, "classifier.onnx", {"batch": 2, "tokens": 8})
     assert report["devices"] == outcome.document["devices"]
     [view] = report["views"]
     assert view["device"] == "cpu"
@@ -50,6 +50,18 @@ def test_bench_writes_the_page_with_the_times_it_measured(cli: Cli, add_one: Pat
     [view] = _content(page)["reports"][0]["views"]
     assert view["measured_ns"] == outcome.document["devices"][0]["p50_ns"]
     assert trace.exists()
+
+
+def test_bench_writes_the_page_with_a_device_that_fails(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """The others are on it, with each time of theirs, and the failure is in its row."""
+    page = tmp_path / "page.html"
+    cli("bench", add_one, "--device", "cpu,tpu", "--runs", "3", "--html", page)
+    [report] = _content(page)["reports"]
+    rows = {row["device"]: row for row in report["devices"]}
+    assert len(rows["cpu"]["times_ns"]) == 3
+    assert rows["cpu"]["p50_ns"] in rows["cpu"]["times_ns"]
+    assert "TPU is not available" in rows["tpu"]["failure"]
+    assert [view["device"] for view in report["views"]] == ["cpu"]
 
 
 def test_compare_puts_two_reports_side_by_side(cli: Cli, add_one: Path, classifier: Path, tmp_path: Path) -> None:

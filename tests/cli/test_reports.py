@@ -7,6 +7,8 @@ from pathlib import Path
 
 import make_text_classifier
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from command_line import Cli
 
@@ -56,6 +58,35 @@ def test_inspect_prints_tables_for_people(cli: Cli, classifier: Path) -> None:
     outcome = cli("inspect", classifier)
     assert outcome.code == 0
     assert [word for word in ("ids", "mask", "probabilities", "batch, tokens") if word not in outcome.out] == []
+
+
+def test_inspect_shows_the_facts_recorded_in_the_file(cli: Cli, tmp_path: Path) -> None:
+    """Its size, IR version, opset, producer, operators and metadata, before the import rewrites anything."""
+    proto = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 12, "com.microsoft": 1], producer_name: "pytorch", producer_version: "2.4">
+    old (float[rows, 2] x, float[2] b) => (float[rows] y)
+    { g = com.microsoft.BiasGelu (x, b)  y = ReduceSum <axes: ints = [1], keepdims: int = 0> (g) }""")
+    onnx.helper.set_model_props(proto, {"author": "somebody", "labels": "cat," * 40})
+    path = tmp_path / "old.onnx"
+    onnx.save(proto, path)
+    document = cli("inspect", path, "--json").document
+    assert document["file"] == {
+        "bytes": path.stat().st_size,
+        "weight_bytes": 0,
+        "ir_version": 8,
+        "opset": {"ai.onnx": 12, "com.microsoft": 1},
+        "producer": "pytorch 2.4",
+        "operators": [
+            {"domain": "ai.onnx", "kind": "ReduceSum", "count": 1},
+            {"domain": "com.microsoft", "kind": "BiasGelu", "count": 1},
+        ],
+        "doc": "",
+    }
+    assert document["metadata"] == {"author": "somebody", "labels": "cat," * 40}
+    text = cli("inspect", path).out
+    words = ("opset ai.onnx 12, com.microsoft 1", "pytorch 2.4", "metadata author", "somebody", "ReduceSum", "BiasGelu")
+    assert [word for word in words if word not in text] == []
+    assert text.count("cat,") == 40
 
 
 def test_report_recommends_one_device_that_can_run_the_model(cli: Cli, classifier: Path) -> None:

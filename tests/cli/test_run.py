@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import make_text_classifier
@@ -10,7 +11,8 @@ import onnx
 import pytest
 from command_line import Cli
 
-from rlx_ort import Device, is_available
+from rlx_ort import Device, DType, Graph, Shape, is_available, save_onnx
+from rlx_ort.ir.types import TensorType
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
@@ -29,7 +31,10 @@ def test_run_writes_the_outputs(cli: Cli, add_one: Path, inputs: Path, tmp_path:
     outcome = cli("run", add_one, "--device", "cpu", "--inputs", inputs, "--outputs", target, "--json")
     assert outcome.code == 0
     assert outcome.document["device"] == "cpu"
-    assert outcome.document["outputs"] == [{"name": "y", "dtype": "float32", "shape": [2, 2]}]
+    assert outcome.document["outputs"] == [
+        {"name": "y", "dtype": "float32", "shape": [2, 2], "first": [2.0, 3.0, 4.0, 5.0]}
+    ]
+    assert outcome.document["took_ns"] > outcome.document["again_ns"] > 0
     with np.load(target, allow_pickle=False) as archive:
         np.testing.assert_array_equal(archive["y"], X + 1)
 
@@ -66,10 +71,12 @@ def test_made_up_inputs_are_the_same_each_time(cli: Cli, add_one: Path, tmp_path
 
 
 def test_run_prints_where_it_ran(cli: Cli, add_one: Path, inputs: Path) -> None:
-    """The text names the device, the placement and the output."""
+    """The text names the device, the time, the placement and the output with its first values."""
     outcome = cli("run", add_one, "--device", "cpu", "--inputs", inputs)
     assert outcome.code == 0
-    assert [word for word in ("ran on", "cpu", "100%", "float32", "[2, 2]") if word not in outcome.out] == []
+    words = ("ran on", "cpu", "100%", "float32", "[2, 2]", "2.0, 3.0, 4.0, 5.0")
+    assert [word for word in words if word not in outcome.out] == []
+    assert re.search(r"time +[\d.]+ m?s with choosing and opening; [\d.]+ [mu]?s for a second run", outcome.out)
 
 
 def test_run_with_no_device_takes_the_variable(
@@ -233,6 +240,7 @@ def test_sequences_and_maps_are_written_too(cli: Cli, inputs: Path, tmp_path: Pa
     target = tmp_path / "outputs.npz"
     outcome = cli("run", tmp_path / "model.onnx", "--device", "cpu", "--inputs", inputs, "--outputs", target)
     assert outcome.code == 0, outcome.err
+    assert [word for word in ("3: 1, 5: 2", "-1.0, -2.0") if word not in outcome.out] == []
     expected = {
         "scores.keys": np.array([3, 5]),
         "scores.values": X,
@@ -265,3 +273,18 @@ def test_outputs_that_would_have_one_name_in_the_file_are_refused(cli: Cli, inpu
     assert outcome.code != 0
     assert "'y.keys'" in outcome.err
     assert not target.exists()
+
+
+def test_inputs_are_made_up_for_a_decoder_with_a_past(cli: Cli, tmp_path: Path) -> None:
+    """The mask is added to the lengths of the cache and of the tokens together, so that other sizes would fail."""
+    g = Graph("decoder")
+    ids = g.input("input_ids", ["batch", "new"], "i64")
+    mask = g.input("attention_mask", ["batch", "length"], "i64")
+    past = g.input("past_key_values.0.key", ["batch", 2, "past", 4])
+    both = g.concat([past.sum([1, 3]), ids.cast("f32")], axis=1)
+    kind = TensorType(DType.F32, Shape(["batch", None]))
+    g.set_outputs(list(g.onnx_node("Add", [both, mask.cast("f32")], types=[kind], name="masked")), ["logits"])
+    save_onnx(g, tmp_path / "decoder.onnx")
+    outcome = cli("run", tmp_path / "decoder.onnx", "--device", "cpu", "--dim", "new=1", "--dim", "past=5", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["outputs"][0]["shape"] == [2, 6]

@@ -31,6 +31,8 @@ def test_the_record_is_kept_and_packed(cli: Cli, add_one: Path, tmp_path: Path) 
     outcome = cli("tune", add_one, "--device", "cpu", "--json")
     assert outcome.document["kept"]
     assert outcome.document["run_ns"] <= outcome.document["usual_ns"]
+    variant = ", ".join(f"{name}={value}" for name, value in sorted(outcome.document["variant"].items()))
+    assert cli("run", add_one, "--device", "cpu", "--json").document["tuned"] == (variant or None)
     packed = cli("package", "create", add_one, "-o", tmp_path / "p.rlx", "--tuned")
     assert packed.code == 0, packed.err
     assert "tunings.json" in cli("package", "inspect", tmp_path / "p.rlx", "--json").out
@@ -42,3 +44,13 @@ def test_a_model_that_was_never_tuned_is_not_packed_as_tuned(cli: Cli, add_one: 
     assert outcome.code == 2
     assert "rlx-ort tune" in outcome.err
     assert not (tmp_path / "p.rlx").exists()
+
+
+def test_a_run_takes_a_winner_and_says_so(cli: Cli, add_one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with another precision does not."""
+    monkeypatch.setattr(tuning, "WORTH", 1e9)
+    monkeypatch.setattr(tuning, "_CLEARLY", 0.0)
+    assert cli("tune", add_one, "--device", "cpu").code == 0
+    assert "spinning=True" in cli("run", add_one, "--device", "cpu").out
+    other = cli("run", add_one, "--device", "cpu", "--precision", "f16", "--json")
+    assert other.document["tuned"] is None

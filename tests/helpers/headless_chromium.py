@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-__all__ = ["headless_chromium", "prefer_theme"]
+__all__ = ["headless_chromium", "prefer_theme", "serious_findings"]
 
 _webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 _CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 _DRIVER = shutil.which("chromedriver")
+_AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 if _CHROMIUM is None or _DRIVER is None:
     pytest.skip("chromium or chromedriver is not installed", allow_module_level=True)
 
@@ -37,3 +39,19 @@ def prefer_theme(driver: Any, name: str) -> None:
     """Let pages see the light or the dark theme, as if the system had switched to it."""
     feature = {"name": "prefers-color-scheme", "value": name}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def serious_findings(driver: Any) -> list[str]:
+    """Return what axe finds of serious or critical impact on the page, with the place; skips where axe is missing."""
+    if not _AXE.exists():
+        pytest.skip("axe-core is not installed: npm install --no-save axe-core")
+    driver.execute_script(_AXE.read_text(encoding="utf-8"))
+    found = driver.execute_async_script(
+        "axe.run().then(arguments[0], (error) => arguments[0]({ error: String(error) }))"
+    )
+    return [
+        f"{violation['id']}: {violation['help']} ({node['html'][:120]})"
+        for violation in found["violations"]
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
+    ]

@@ -20,7 +20,7 @@ def sample_report(layers: int, each: int, title: str = "sample.onnx", name: str 
             nodes.append(
                 {
                     "name": f"{name}_{layer}_{at}",
-                    "node": f"{name}_{layer}_{at}",
+                    "module": f"layers.{layer}",
                     "op": "MatMul" if at % 3 else "Add",
                     "out": "f32(8, 64)",
                     "ep": HOST if at == 1 else DEVICE,
@@ -41,6 +41,7 @@ def sample_report(layers: int, each: int, title: str = "sample.onnx", name: str 
     phases = ("choose", "export", "open", "copy in", "run", "copy out")
     view = {
         "device": "webgpu",
+        "hardware": "SwiftShader",
         "ep": DEVICE,
         "predicted_ns": 2e6,
         "error": 0.3,
@@ -51,7 +52,7 @@ def sample_report(layers: int, each: int, title: str = "sample.onnx", name: str 
         "folded": 2,
         "edges": edges,
         "groups": [
-            {"label": f"repeat {layer + 1} of {layers}", "like": 0, "first": layer * each, "count": each}
+            {"label": f"layers.{layer}", "first": layer * each, "count": each, "parent": None}
             for layer in range(layers)
         ],
         "crossings": crossings,
@@ -61,7 +62,7 @@ def sample_report(layers: int, each: int, title: str = "sample.onnx", name: str 
             for part in ("MatMul", "Add")
         ],
         "roofline": {
-            "peak": 200.0, "bandwidth": 20.0, "total_ns": 2e6,
+            "limits": "calibration", "rates": "measured", "peak": 200.0, "bandwidth": 20.0, "total_ns": 2e6,
             "kinds": {"MatMul": [(8.0, 90.0, 1e6)], "Add": [(0.1, 2.0, 1e6)]},
         },
         "timeline": [{"name": phase, "start_ns": at * 1e6, "ns": 1e6} for at, phase in enumerate(phases)],
@@ -69,6 +70,8 @@ def sample_report(layers: int, each: int, title: str = "sample.onnx", name: str 
     row = {"device": "webgpu", "predicted_ns": 2e6, "profile_source": "default: sample", "recommended": True}
     split = {"device": "webgpu", "reason": "no kernel", "nodes": ["node_0_1 (Add)"], "repairs": ["--dim batch=4"]}
     return {
-        "schema": SCHEMA, "model": title, "runtime": "onnxruntime", "dims": {"batch": 4}, "notes": [],
+        "schema": SCHEMA, "model": title, "runtime": "onnxruntime 1.31.1", "version": "0.1.0",
+        "machine": "a CPU, 2 threads; Linux x86_64", "python": "3.11.7", "date": "2026-11-26T01:00+00:00",
+        "dims": {"batch": 4}, "notes": [],
         "devices": [row, {"device": "tpu", "blocker": "no provider"}], "views": [view], "splits": [split],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`docs/api.md`: every public name once, used in an example of its section; test_docs_pages.py runs the examples."""
+"""Every public name once on its page, used in an example of its section; test_docs_pages.py runs the examples."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 import rlx_ort
+from rlx_ort import compat
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = {"api.md": rlx_ort.__all__, "rlx-names.md": compat.__all__}
 NAME = re.compile(r"^- `(\w+)`: ", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def _sections() -> Mapping[str, str]:
-    _, *sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {section.splitlines()[0]: section for section in sections}
+    texts = "\n## ".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES)
+    _, *sections = re.split(r"^##+ ", texts, flags=re.MULTILINE)
+    return {section.splitlines()[0]: section for section in sections if NAME.search(section)}
 
 
 def _used(code: str) -> set[str]:
@@ -28,9 +31,10 @@ def _used(code: str) -> set[str]:
     }
 
 
-def test_every_public_name_is_there_once() -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_every_public_name_is_there_once(page: str) -> None:
     """No name is missing, and none twice."""
-    assert sorted(NAME.findall(PAGE.read_text(encoding="utf-8"))) == sorted(rlx_ort.__all__)
+    assert sorted(NAME.findall((DOCS / page).read_text(encoding="utf-8"))) == sorted(PAGES[page])
 
 
 @pytest.mark.parametrize("title", _sections())

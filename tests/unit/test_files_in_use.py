@@ -72,7 +72,7 @@ def test_a_file_that_a_scanner_has_open_for_a_moment_is_put_in_place(
     ways = {
         tmp_path / "text": lambda: write_atomic(tmp_path / "text", b"new"),
         package: lambda: make(package),
-        tmp_path / "folder": lambda: export_triton(graph, tmp_path, name="folder", force=True),
+        tmp_path / "folder": lambda: export_triton(graph, tmp_path, name="folder", overwrite=True),
         model: lambda: save_onnx(graph, model, external_data=True, overwrite=True),
     }
     for place, write in ways.items():

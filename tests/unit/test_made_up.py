@@ -55,3 +55,44 @@ def test_shapes_alone_take_no_memory() -> None:
     arrays, assumed = shaped_inputs(g.input_types, {})
     assert arrays["x"].shape == (2, 1 << 40)
     assert assumed == {"batch": 2}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask", "past", "wanted"),
+    [
+        ("sequence_length", "past_sequence_length + sequence_length", "past_sequence_length", (8, 16, 8)),
+        ("sequence_length", "past_sequence_length + 1", "past_sequence_length", (1, 9, 8)),
+        ("sequence_length", "total_sequence_length", "past_sequence_length", (8, 16, 8)),
+        ("sequence_length", "attention_mask_sequence_length", "past_key_values_length", (8, 16, 8)),
+        ("s1", "s2", "s3", (8, 16, 8)),
+        (None, None, None, (8, 16, 8)),
+        (1, "mask", "past", (1, 9, 8)),
+        (1, "mask", 64, (1, 65, 64)),
+        (1, 64, 64, (1, 64, 64)),
+        (1, "past", "past", (1, 8, 8)),
+    ],
+)
+def test_the_mask_of_a_decoder_covers_its_cache_and_its_tokens(
+    tokens: int | str | None, mask: int | str | None, past: int | str | None, wanted: tuple[int, int, int]
+) -> None:
+    """Whatever an exporter calls the dims; a mask whose size is settled keeps it."""
+    g = Graph()
+    g.input("input_ids", ["batch", tokens], "i64")
+    g.input("attention_mask", ["batch", mask], "i64")
+    g.input("past_key_values.0.key", ["batch", 2, past, 4])
+    g.input("encoder_attention_mask", ["batch", "encoder_length"], "i64")
+    arrays, _ = random_inputs(g.input_types)
+    assert arrays["encoder_attention_mask"].shape == (2, 8)
+    assert arrays["attention_mask"].all()
+    assert tuple(arrays[name].shape[-1] for name in ("input_ids", "attention_mask")) == wanted[:2]
+    assert arrays["past_key_values.0.key"].shape == (2, 2, wanted[2], 4)
+
+
+def test_given_sizes_of_a_decoder_come_first() -> None:
+    """The mask is the sum of the sizes that were given, or has its own."""
+    g = Graph()
+    g.input("input_ids", ["batch", "new"], "i64")
+    g.input("attention_mask", ["batch", "length"], "i64")
+    g.input("past_key_values.0.key", ["batch", 2, "past", 4])
+    for sizes, length in (({"new": 1, "past": 5}, 6), ({"new": 1, "past": 5, "length": 7}, 7)):
+        assert random_inputs(g.input_types, sizes).arrays["attention_mask"].shape == (2, length)

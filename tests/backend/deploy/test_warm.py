@@ -41,6 +41,7 @@ OPEN = Way(
     open_package, lambda opened, inputs=INPUTS: opened.run("cpu", inputs), lambda opened: "started on" in repr(opened)
 )
 RESOLVED = OPEN._replace(run=lambda opened, inputs=INPUTS: opened.run_resolved(inputs, Device.CPU))
+TURNED = OPEN._replace(run=lambda opened, inputs=INPUTS: opened.run(inputs, device="cpu"))
 both_ways = pytest.mark.parametrize("way", [START, OPEN], ids=["start", "open"])
 
 
@@ -91,7 +92,7 @@ def test_a_device_that_cannot_be_had_is_a_problem_and_not_the_end(package):
     assert (rows[1].problem, rows[1].starts) == ("", True)
 
 
-@pytest.mark.parametrize("way", [START, OPEN, RESOLVED], ids=["start", "open", "resolved"])
+@pytest.mark.parametrize("way", [START, OPEN, RESOLVED, TURNED], ids=["start", "open", "resolved", "inputs first"])
 def test_a_warmed_package_runs_without_its_graph(warmed: Path, way: Way) -> None:
     """The results are right before and after the weights are packed, whoever names the CPU."""
     with way.open(warmed) as opened:
@@ -100,6 +101,15 @@ def test_a_warmed_package_runs_without_its_graph(warmed: Path, way: Way) -> None
         opened._quick.settle()
         assert_right(way.run(opened)[0])
         assert way.is_quick(opened)
+
+
+def test_a_warmed_package_says_where_it_ran(warmed: Path) -> None:
+    """The device before the graph was read, the placement as well from then on."""
+    with open_package(warmed) as opened:
+        first = opened.run("cpu", INPUTS)
+        assert (first.device, first.placement) == (Device.CPU, None)
+        later = opened.run(INPUTS)  # a choice reads the graph
+        assert later.placement is opened.placement(later.device)
 
 
 def test_a_denied_device_starts_nothing(package, monkeypatch):

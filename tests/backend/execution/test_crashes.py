@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import InputError
 from rlx_ort.providers.engine.recipe import check_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -362,7 +362,7 @@ print("fine")
 
 def test_compile_only_sessions_are_refused() -> None:
     """7: a session that only compiles can end the process when it is opened."""
-    with pytest.raises(EngineError, match="compile_only"):
+    with pytest.raises(InputError, match="compile_only"):
         check_config({"session.compile_only": "1"})
 
 

@@ -186,7 +186,7 @@ def test_a_model_that_a_provider_refuses_does_not_make_the_device_unavailable():
 
 def test_unknown_keys_and_options_are_refused(open_model):
     """ONNX Runtime would ignore a key; the closest one is named. The CPU provider has no options at all."""
-    with pytest.raises(EngineError, match=r"session\.disable_prepacking"):
+    with pytest.raises(InputError, match=r"session\.disable_prepacking"):
         open_model(ADD, session_config={"session.disable_prepackin": "1"})
     with pytest.raises(EngineError, match="use_tf32"):
         open_model(ADD, provider_options={"use_tf32": "1"})
@@ -223,5 +223,5 @@ def test_a_library_that_cannot_be_loaded_never_means_cpu(open_model, monkeypatch
         pytest.skip("this ONNX Runtime has CUDA, so it does not drop it")
     monkeypatch.setattr(runtime, "available_eps", lambda: (CudaProvider.ep_name, "CPUExecutionProvider"))
     monkeypatch.setattr("rlx_ort.providers.cuda.nvidia_gpus", lambda: ())
-    with pytest.warns(UserWarning, match="not in available"), pytest.raises(DeviceUnavailableError, match="in place"):
+    with pytest.warns(UserWarning, match="not in available"), pytest.raises(DeviceUnavailableError, match="instead of"):
         open_model(ADD, device="cuda")

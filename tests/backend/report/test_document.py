@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import platform
 
 import numpy as np
 import pytest
 
+import rlx_ort
 from rlx_ort import CompileOptions, Device, DType, Graph, UnsupportedOp, explain
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.report.document import document, splits_of, view_of
@@ -44,6 +46,7 @@ def test_a_view_has_what_the_prediction_and_the_run_have_of_each_node() -> None:
     assert (view["crossings"], view["placement_share"]) == ([], 1.0)
     assert [phase["name"] for phase in view["timeline"]] == ["choose", "export", "open", "copy in", "run", "copy out"]
     assert view["measured_ns"] > 0
+    assert view["roofline"]["rates"] in ("measured", "predicted")  # a run of three tiny nodes is mostly overhead
     assert traced.device == Device.CPU
     json.dumps(document("split", [], [view]), allow_nan=False)
 
@@ -78,3 +81,26 @@ def test_an_option_that_repairs_a_split_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("rlx_ort.report.document.support_of", judged)
     [split] = splits_of(_graph(), [Device.CPU], CompileOptions(), {"batch": 4})
     assert split["repairs"] == ["fix the sizes: --dim batch=4"]
+
+
+def test_rates_of_a_roofline_are_measured_below_measured_limits() -> None:
+    """A product's rate is its operations by its measured time; without a calibration the limits are measured too."""
+    graph = Graph("product")
+    x = graph.input("x", [512, 512])
+    graph.outputs = [graph.matmul(x, x, name="product")]
+    inputs = {"x": np.ones((512, 512), np.float32)}
+    view, _ = view_of(graph, functools.partial(Device, "cpu"), CompileOptions(), inputs, {})
+    roof, [node] = view["roofline"], view["nodes"]
+    assert (roof["rates"], roof["limits"]) == ("measured", "measured for this page")
+    [[point]] = roof["kinds"].values()
+    assert point.rate == pytest.approx(2 * 512**3 / node["measured_ns"])
+    assert roof["peak"] >= point.rate
+    assert roof["bandwidth"] > 0
+
+
+def test_a_document_names_the_machine_the_versions_and_the_date() -> None:
+    """So that a page that was sent to someone can be read."""
+    made = document("m", [], [])
+    assert made["machine"]
+    assert (made["version"], made["python"]) == (rlx_ort.__version__, platform.python_version())
+    assert made["date"].startswith("20")

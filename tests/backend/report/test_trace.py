@@ -11,7 +11,7 @@ import make_text_classifier
 import numpy as np
 import pytest
 
-from rlx_ort import CompileOptions, Device, Graph, PlacementRule, Session, from_onnx
+from rlx_ort import CompileOptions, Device, Graph, PlacementRule, Precision, Session, from_onnx
 from rlx_ort.report.trace import TracedRun, trace_document, traced_run
 
 INPUTS = make_text_classifier.sample_inputs(batch=2, tokens=8)
@@ -48,8 +48,7 @@ def test_every_node_has_the_users_name(dims: dict[str, int]) -> None:
     traced = _traced(Device.CPU, CompileOptions(dims=dims))
     model = make_text_classifier.make_model(make_text_classifier.make_weights())
     own = {node.name for node in model.graph.node}
-    nameless = {node.op_type for node in traced.nodes if node.origin not in own}
-    assert nameless <= {"Reshape"}  # those that ONNX Runtime puts around a product of known sizes
+    assert {node.op_type for node in traced.nodes if node.origin not in own} == set()
     fused = {node.origin: node.op_type for node in traced.nodes if node.op_type == "SkipLayerNormalization"}
     assert {"y0", "x1"} <= fused.keys()
 
@@ -67,6 +66,22 @@ def test_convolutions_in_blocked_layout_have_the_users_name() -> None:
     traced = traced_run(graph, {"x": np.ones((1, 16, 8, 8), np.float32)}, functools.partial(Device, "cpu"))
     named = {node.origin for node in traced.nodes if node.op_type.endswith("Conv")}
     assert named == {"conv_0", "conv_1"}
+
+
+def test_nodes_that_are_computed_in_f32_for_f16_have_the_users_name() -> None:
+    """On the CPU, which casts around them and expands functions: no time is without a node of the user."""
+    graph = Graph("half")
+    x = graph.input("x", [1, 16, 8, 8])
+    weight = graph.param("w", [16, 16, 3, 3], data=np.full((16, 16, 3, 3), 0.01, np.float32))
+    for at in range(2):
+        [y] = graph.onnx_node("Conv", [x, weight], {"pads": [1, 1, 1, 1]}, types=[x.type], name=f"conv_{at}")
+        [x] = graph.onnx_node("Relu", [y], types=[x.type], name=f"relu_{at}")
+    graph.outputs = [graph.softmax(graph.gelu(x, name="gelu"), name="softmax")]
+    inputs = {"x": np.ones((1, 16, 8, 8), np.float32)}
+    traced = traced_run(graph, inputs, functools.partial(Device, "cpu"), CompileOptions(precision=Precision.F16))
+    assert [node.name for node in traced.nodes if not node.exported] == []
+    assert {node.origin for node in traced.nodes if node.op_type == "Conv"} == {"conv_0", "conv_1"}
+    assert {"gelu", "softmax"} <= {node.origin for node in traced.nodes}
 
 
 def test_nodes_run_within_a_run(device: Device) -> None:

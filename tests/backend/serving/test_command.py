@@ -185,7 +185,7 @@ def test_devices_that_are_named_narrow_the_policy_of_a_package(models: Path, tmp
 
 def test_files_are_compiled_in_the_precision_that_is_asked_for(models: Path) -> None:
     """By the option, and by `ServeOptions` of an embedded server."""
-    found = Repository([models], _options_of(models, "--device", "cpu", "--precision", "f16"))
+    found = Repository([models], _options_of(models, "--device", "cpu", "--precision", "fp16"))
     asyncio.run(found.load_all())
     assert found.entries["product"].loaded["1"].runner.options.precision is Precision.F16
 

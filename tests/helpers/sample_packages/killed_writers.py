@@ -28,11 +28,11 @@ extra = graph.param("extra", [1 << 20])
 graph.weights["extra"] = TensorData.from_array(np.arange(1 << 20, dtype=np.float32))
 graph.outputs = [*graph.outputs, extra]
 for serial in range(1, 3):
-    print(serial, create_package(graph, target, Recipe(serial=serial), force=True), flush=True)
+    print(serial, create_package(graph, target, Recipe(serial=serial), overwrite=True), flush=True)
 print("ready", flush=True)
 while True:
     for serial in range(1, 3):
-        create_package(graph, target, Recipe(serial=serial), force=True)
+        create_package(graph, target, Recipe(serial=serial), overwrite=True)
 """
 
 

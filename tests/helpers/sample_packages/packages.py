@@ -64,7 +64,7 @@ def make(target: Path, *, folder: bool = False, seed: int = 0, **changes: Any) -
         "license_text": "Do as you like.\n",
         "serial": 5,
     }
-    create_package(make_graph(seed), target, Recipe(**{**settings, **changes}), folder=folder, force=True)
+    create_package(make_graph(seed), target, Recipe(**{**settings, **changes}), folder=folder, overwrite=True)
     return target
 
 
@@ -79,7 +79,7 @@ def files_of(package: Path) -> dict[str, bytes]:
 
 def repacked(target: Path, files: Mapping[str, bytes]) -> Path:
     """Write files as a one-file package in its one encoding, whatever they say, and return its path."""
-    write_package(target, {name: Content.of(data) for name, data in files.items()}, folder=False, force=True)
+    write_package(target, {name: Content.of(data) for name, data in files.items()}, folder=False, overwrite=True)
     return target
 
 

@@ -13,7 +13,9 @@ from onnx.reference import ReferenceEvaluator
 from onnx_text import parsed
 
 from rlx_ort import DType, Graph, from_onnx, to_onnx
+from rlx_ort.ir.graph import bind_dims
 from rlx_ort.ir.ops.leaf import Constant, Param
+from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.ir.types import TensorType
 
 X = np.array([[0.5, -1.0, 2.0], [3.0, 0.0, -4.0]], np.float32)
@@ -257,6 +259,18 @@ def test_metadata_and_documentation_travel_with_the_model() -> None:
     after = to_onnx(graph)
     assert [(entry.key, entry.value) for entry in after.metadata_props] == [("author", "someone")]
     assert after.graph.doc_string == "what it does"
+
+
+def test_the_modules_that_nodes_were_exported_from_are_kept() -> None:
+    """As PyTorch's exporter notes them; they are in a graph's file too, and a graph with bound dims has them."""
+    model = parser.parse_model(MODELS["a chain"][0])
+    first, second, *_ = model.graph.node
+    first.name = "one"
+    first.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'net', 'net.layer.0', 'relu']")
+    second.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'relu_1']")
+    graph = from_onnx(model)
+    assert graph.scopes == {"one": "net.layer.0"}
+    assert from_json(*to_json(graph)).scopes == bind_dims(graph, {}).scopes == graph.scopes
 
 
 def test_names_of_nodes_values_and_dims_are_kept() -> None:

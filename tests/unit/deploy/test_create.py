@@ -26,7 +26,7 @@ def test_an_existing_package_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="exists"):
         create_package(make_graph(1), file)
     with pytest.raises(PackageError, match="exists"):
-        create_package(make_graph(1), folder, folder=True, force=True)
+        create_package(make_graph(1), folder, folder=True, overwrite=True)
     assert file.read_bytes() == before
 
 
@@ -35,7 +35,7 @@ def test_a_failure_leaves_the_old_package_and_no_other_file(tmp_path: Path) -> N
     target = make(tmp_path / "a.ortpackage")
     before = target.read_bytes()
     with pytest.raises(PackageError, match=r"graph\.json changed"):
-        write_package(target, {"graph.json": Content(2, 0, lambda: (b"{}",))}, folder=False, force=True)
+        write_package(target, {"graph.json": Content(2, 0, lambda: (b"{}",))}, folder=False, overwrite=True)
     assert target.read_bytes() == before
     assert list(tmp_path.iterdir()) == [target]
 

@@ -213,7 +213,7 @@ def test_a_model_that_is_there_is_replaced_on_request_only(tmp_path):
     export_triton(classifier(), tmp_path, "a")
     with pytest.raises(PackageError, match="exists"):
         export_triton(classifier(2), tmp_path, "a")
-    export_triton(classifier(2), tmp_path, "a", force=True)
+    export_triton(classifier(2), tmp_path, "a", overwrite=True)
     assert "max_batch_size: 0" in (tmp_path / "a" / "config.pbtxt").read_text(encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -227,7 +227,7 @@ def test_a_failure_leaves_the_old_model(tmp_path, monkeypatch):
 
     monkeypatch.setattr("rlx_ort.converters.files.save_onnx", failing)
     with pytest.raises(PackageError, match="No space left"):
-        export_triton(classifier(), tmp_path, "a", force=True)
+        export_triton(classifier(), tmp_path, "a", overwrite=True)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
         "1",
         "a",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import dataclasses
 import enum
 import logging
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -18,9 +21,12 @@ from onnx import parser
 
 import rlx_ort
 from rlx_ort import Device, DType, GraphDevices, Session, to_onnx
+from rlx_ort.conversion.convert import ConvertOptions
 from rlx_ort.deploy.create import create_package
+from rlx_ort.deploy.package import Package
 from rlx_ort.errors import (
     CancelledRunError,
+    ConversionError,
     DeviceParseError,
     GraphVerifyError,
     InputError,
@@ -28,6 +34,7 @@ from rlx_ort.errors import (
     TimeLimitError,
 )
 from rlx_ort.options import compile_options
+from rlx_ort.options.compile_options import PrecisionName
 
 MODEL = """
 <ir_version: 8, opset_import: ["": 18]>
@@ -77,6 +84,60 @@ def test_a_runner_is_called_with_its_inputs_by_name(runner: Any) -> None:
     """As keywords or as a dict; a compiled graph too."""
     for outputs in (runner(x=X, b=B), runner(INPUTS), runner({"x": X}, b=B), runner.compile("cpu")(x=X, b=B)):
         np.testing.assert_array_equal(outputs["y"], X + B)
+
+
+def test_a_run_takes_device_and_inputs_in_either_order(runner: Any) -> None:
+    """Or by name, or without a device, as ONNX Runtime's `run(None, inputs)`; the inputs of a call may be in order."""
+    runs = [
+        runner.run("cpu", INPUTS),
+        runner.run(INPUTS, "cpu"),
+        runner.run(INPUTS, device="cpu"),
+        runner.run(INPUTS, device=Device.CPU, timeout_s=30.0),
+        runner.run(inputs=INPUTS, device="cpu"),
+        runner.run("cpu", inputs=INPUTS),
+        runner.run(INPUTS),
+        runner.run(None, INPUTS),
+        runner(X, B),
+        runner(X, b=B),
+        runner.compile("cpu")(X, B),
+    ]
+    for outputs in runs:
+        np.testing.assert_array_equal(outputs["y"], X + B)
+    for wrong in (lambda: runner("cpu"), lambda: runner(X, B, B), lambda: runner(X, x=X), lambda: runner.run("cpu")):
+        with pytest.raises(InputError, match="x"):
+            wrong()
+    with pytest.raises(InputError, match="got str as well"):
+        runner.run(INPUTS, "cpu", device="cpu")
+
+
+def test_outputs_say_where_they_were_made(runner: Any) -> None:
+    """The device and the placement of every way to run; the device crosses a process pool."""
+    resilient = GraphDevices(runner.graph, runner.policy, resilience=rlx_ort.Resilience())
+    for used in (runner, resilient):
+        for outputs in (
+            used.run("cpu", INPUTS),
+            used.run_fastest(INPUTS),
+            used.run_try("cpu", INPUTS)[1],
+            used.run_dlpack(INPUTS, "cpu"),
+            used(INPUTS),
+            used.compile("cpu")(INPUTS),
+            used.run("cpu", INPUTS, timeout_s=30.0),
+        ):
+            assert outputs.device == Device.CPU
+            assert outputs.placement is used.placement("cpu")
+            assert outputs.placement.requested_share == 1.0
+    again = pickle.loads(pickle.dumps(outputs))  # our own bytes
+    assert (again.device, again.placement) == (Device.CPU, None)
+    del runner, used, resilient
+    assert outputs.placement.strays == ()
+
+
+def test_outputs_are_shown_with_their_names(runner: Any) -> None:
+    """`items` pairs them, and their text has the names and the device."""
+    outputs = runner(INPUTS)
+    assert [(name, value is outputs[name]) for name, value in outputs.items()] == [("y", True), ("z", True)]
+    assert repr(outputs).startswith("Outputs(y=array([[11., 22.]")
+    assert str(outputs).endswith("device='cpu')")
 
 
 def test_outputs_have_names_and_are_a_list(runner: Any) -> None:
@@ -218,8 +279,6 @@ def test_representations_of_large_things_are_short(proto: onnx.ModelProto, tmp_p
     """Neither the ops of a graph, nor its weights, nor the defaults are listed."""
     from rlx_ort.calibration.model import REQUIRED, MeasuredCostModel
     from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
-    from rlx_ort.conversion.convert import convert
-    from rlx_ort.deploy.package import Package
     from rlx_ort.ir.tensor import TensorData
 
     large = rlx_ort.Graph("large")
@@ -241,7 +300,7 @@ def test_representations_of_large_things_are_short(proto: onnx.ModelProto, tmp_p
         *rlx_ort.device_report(large),
         rlx_ort.CompileOptions(),
         rlx_ort.CompileOptions(session_config=settings),
-        convert(tmp_path / "m.onnx", tmp_path / "n.onnx"),
+        rlx_ort.convert(tmp_path / "m.onnx", tmp_path / "n.onnx"),
         TensorData.from_array(np.arange(1000.0)),
         rlx_ort.CompileCache("cpu"),
         rlx_ort.BucketedCompileCache([(1, 9)], "cpu"),
@@ -259,12 +318,24 @@ def test_representations_of_large_things_are_short(proto: onnx.ModelProto, tmp_p
 
 def test_precisions_take_names_and_values() -> None:
     """As they are written everywhere else; unknown ones are refused."""
-    options = rlx_ort.CompileOptions(precisions={"CPUExecutionProvider": "f16"})  # type: ignore[dict-item]
+    options = rlx_ort.CompileOptions(precisions={"CPUExecutionProvider": "f16"})
     assert options.on(Device.CPU).precision is rlx_ort.Precision.F16
     with pytest.raises(DeviceParseError, match="did you mean 'cpu'"):
         rlx_ort.CompileOptions(precisions={"cpuu": rlx_ort.Precision.F16})
     with pytest.raises(InputError, match="did you mean 'f16'"):
         rlx_ort.CompileOptions(precisions={"cpu": "f17"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fp16", "f16"), ("float16", "f16"), ("FP16", "f16"), ("half", "f16"), ("bfloat16", "bf16"), ("float32", "f32")],
+)
+def test_a_precision_has_the_names_that_others_give_it(name: str, value: str) -> None:
+    """In options, and wherever a member is made of a name; an integer is no precision of a session."""
+    made = rlx_ort.CompileOptions(precision=name, precisions={"cuda": name})  # type: ignore[arg-type, dict-item]
+    assert made.precision.value == made.precisions["cuda"].value == rlx_ort.Precision(name).value == value
+    with pytest.raises(InputError, match="convert --quantize int8-dynamic"):
+        rlx_ort.CompileOptions(precision="int8")  # type: ignore[arg-type]
 
 
 def test_options_that_nobody_gave_change_nothing() -> None:
@@ -292,6 +363,19 @@ def test_options_of_an_enum_take_their_values(name: str, value: enum.Enum, typo:
     assert getattr(rlx_ort.CompileOptions(**{name: value.value}), name) is value  # type: ignore[arg-type]
     with pytest.raises(InputError, match=f"{name} is '{typo}'.*did you mean '{hint}'"):
         rlx_ort.CompileOptions(**{name: typo})  # type: ignore[arg-type]
+
+
+def test_type_checkers_see_the_values_of_each_enum() -> None:
+    """The signature that they read has every field, in order, and each value of its enum as text."""
+    source = ast.parse(Path(compile_options.__file__).read_text(encoding="utf-8"))
+    [made] = [node for node in ast.walk(source) if isinstance(node, ast.ClassDef) and node.name == "CompileOptions"]
+    [seen] = [node for node in ast.walk(made) if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    annotations = {each.arg: ast.unparse(each.annotation) for each in seen.args.args[1:] if each.annotation}
+    assert list(annotations) == [each.name for each in dataclasses.fields(rlx_ort.CompileOptions)]
+    for name, kind in compile_options._ENUMS.items():
+        texts = get_args(PrecisionName) if name == "precision" else re.findall(r"'(\w+)'", annotations[name])
+        assert {kind(text) for text in texts} == set(kind)
+        assert {member.value for member in kind} <= set(texts)
 
 
 def test_warming_reports_its_progress(runner: Any) -> None:
@@ -351,16 +435,16 @@ def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.split()[0]) == (0, "rlx-ort,")
 
 
-@pytest.mark.parametrize("device", [None, ["y"], INPUTS], ids=["None", "names of outputs", "inputs"])
+@pytest.mark.parametrize("device", [["y"], INPUTS], ids=["names of outputs", "inputs"])
 def test_a_call_in_the_order_of_onnxruntime_says_how_it_is_here(runner: Any, device: object) -> None:
-    """`run(None, inputs)` and `run(["y"], inputs)` are how sessions of ONNX Runtime run."""
+    """`run(["y"], inputs)` is how sessions of ONNX Runtime run."""
     with pytest.raises(DeviceParseError, match=r"run takes \(device, inputs\)"):
         runner.run(device, INPUTS)
 
 
 @pytest.mark.parametrize("inputs", [X, X.tolist()], ids=["array", "list"])
 def test_inputs_without_names_are_refused_with_the_names(runner: Any, inputs: object) -> None:
-    """A runner is called with names or a dict."""
+    """A call in order has all of them."""
     with pytest.raises(InputError, match=r"runner\(x=\.\.\., b=\.\.\.\)"):
         runner(inputs)
 
@@ -383,3 +467,46 @@ def test_a_dict_in_place_of_options_leads_to_them(proto: onnx.ModelProto) -> Non
     """ONNX Runtime takes the options of providers as dicts."""
     with pytest.raises(InputError, match=r"CompileOptions\(dims"):
         rlx_ort.load(proto, options={"intra_op_threads": 2})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"precision": "fp16"}, {"precision": "f16"}),
+        ({"precision": "float16"}, {"precision": "f16"}),
+        ({"precision": "bfloat16"}, {"precision": "bf16"}),
+        ({"quantize": "int8"}, {"quantize": "int8-dynamic"}),
+        ({"quantize": "int8", "calibration": {"x": X}}, {"quantize": "int8-static"}),
+        ({"quantize": "int4"}, {"quantize": "int4-weights"}),
+    ],
+)
+def test_a_conversion_takes_the_names_that_others_use(given: dict[str, Any], meant: dict[str, str]) -> None:
+    """They become those that the documentation has."""
+    made = ConvertOptions(**given)
+    assert {name: getattr(made, name) for name in meant} == meant
+
+
+def test_an_integer_precision_of_a_conversion_leads_to_quantising() -> None:
+    """It is no precision, and the message has the argument to use."""
+    with pytest.raises(ConversionError, match="quantize='int8'"):
+        ConvertOptions(precision="int8")  # type: ignore[arg-type]
+
+
+def test_a_script_that_runs_twice_is_told_of_overwrite(proto: onnx.ModelProto, tmp_path: Path) -> None:
+    """By every function that writes a file, and the argument works."""
+    onnx.save(proto, tmp_path / "m.onnx")
+    graph = rlx_ort.load(tmp_path / "m.onnx").graph
+    ways: list[Any] = [
+        lambda **more: rlx_ort.convert(tmp_path / "m.onnx", tmp_path / "n.onnx", dims={"rows": 2}, **more),
+        lambda **more: rlx_ort.create_package(graph, tmp_path / "m.ortpackage", version="2", **more),
+        lambda **more: rlx_ort.save_onnx(graph, tmp_path / "saved.onnx", **more),
+    ]
+    for write in ways:
+        write()
+        with pytest.raises((ConversionError, PackageError), match="overwrite=True"):
+            write()
+        write(overwrite=True)
+    with pytest.warns(DeprecationWarning, match="overwrite"):
+        rlx_ort.create_package(graph, tmp_path / "m.ortpackage", force=True)
+    assert Package(tmp_path / "m.ortpackage").index.version == ""
+    assert rlx_ort.load(tmp_path / "n.onnx").inputs[0].dims == (2, 2)

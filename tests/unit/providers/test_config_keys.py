@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlx_ort.errors import EngineError
+from rlx_ort.errors import EngineError, InputError
 from rlx_ort.providers.engine import cores, runtime
 from rlx_ort.providers.engine.recipe import check_config, check_provider_options
 from rlx_ort.providers.registry import default_registry
@@ -17,14 +17,17 @@ def test_known_keys_pass():
 
 def test_a_typing_error_is_refused_with_the_closest_key():
     """The message says what was probably meant."""
-    with pytest.raises(EngineError, match=r"did you mean 'session\.disable_prepacking'"):
+    with pytest.raises(InputError, match=r"did you mean 'session\.disable_prepacking'"):
         check_config({"session.disable_prepack": "1"})
+    with pytest.raises(InputError) as caught:
+        check_config({"session.compile_onl": "1"})
+    assert "session.compile_only" not in str(caught.value)  # which is refused as well
 
 
 @pytest.mark.parametrize("key", ["session.compile_only", "session.model_external_initializers_file_folder_path"])
 def test_keys_that_belong_to_the_library_are_refused(key):
     """Setting them would crash, or send weights the wrong way."""
-    with pytest.raises(EngineError, match="cannot be set"):
+    with pytest.raises(InputError, match="cannot be set"):
         check_config({key: "1"})
 
 
@@ -33,7 +36,7 @@ def test_keys_that_only_the_c_api_obeys_are_refused(key, monkeypatch):
     """Through Python they would be taken and have no effect, in versions whose library has them too."""
     monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 32, 0))
     assert key in cores.core_of((1, 32, 0)).config_keys
-    with pytest.raises(EngineError, match="no effect from Python"):
+    with pytest.raises(InputError, match="no effect from Python"):
         check_config({key: "1"})
 
 
@@ -43,7 +46,7 @@ def test_the_keys_are_those_of_the_version(monkeypatch):
     monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 32, 0))
     check_config({key: "auto"})
     monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 31, 1))
-    with pytest.raises(EngineError, match=r"unknown to ONNX Runtime 1\.31; known from 1\.32 on"):
+    with pytest.raises(InputError, match=r"unknown to ONNX Runtime 1\.31; known from 1\.32 on"):
         check_config({key: "auto"})
 
 
@@ -58,7 +61,7 @@ def test_a_newer_version_than_all_known_ones_has_the_keys_of_the_newest(monkeypa
     """What it brought is refused with a message that says which version's keys are known."""
     monkeypatch.setattr(runtime, "runtime_version", lambda: (1, 99, 2))
     check_config({"session.moe.offload.mode": "auto"})
-    with pytest.raises(EngineError, match=r"the newest that this rlx_ort knows; 1\.99\.2 is installed"):
+    with pytest.raises(InputError, match=r"the newest that this rlx_ort knows; 1\.99\.2 is installed"):
         check_config({"session.from_the_future": "1"})
 
 
