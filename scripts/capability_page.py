@@ -18,8 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-PAGE = ROOT / "docs" / "capability.md"
-DEVICES = ROOT / "docs" / "devices.md"
+PAGE, DEVICES = ROOT / "docs" / "capability.md", ROOT / "docs" / "devices.md"
 
 
 def main() -> int:

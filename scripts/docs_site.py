@@ -1,9 +1,8 @@
 """Build the documentation as a site that needs no network: `python scripts/docs_site.py --out site`.
 
-The pages are those of `docs/` and those at the root of the repository but the README; the reference is made from the
-docstrings of the public names, in the groups of docs/api.md. Needs the dependency group `docs`. Any warning, any broken
-link and anything that would be loaded from another host fail the build. With REPOSITORY_URL, which the release workflow
-sets, pages link to the repository and let readers choose among the versions beside them.
+The pages are those of `docs/` and those at the root but the README; the reference is made from the docstrings of the
+public names. Needs the group `docs`. Warnings, broken links and whatever would be loaded from another host fail the
+build. With REPOSITORY_URL, as in a release, pages link to the repository and to the other versions.
 """
 
 from __future__ import annotations
@@ -117,19 +116,16 @@ def build(out: Path) -> None:
         sources.mkdir()
         reference = collect(sources)
         lay_out_package(package)
-        address = os.environ.get("REPOSITORY_URL")
-        name = f"rlx_ort {SETTINGS['project']['version']}"
-        more = {"docs_dir": str(sources), "site_dir": str(out), "site_name": name, "repo_url": address}
+        more = {"docs_dir": str(sources), "site_dir": str(out), "repo_url": os.environ.get("REPOSITORY_URL")}
         config: Any = load_config(str(ROOT / "mkdocs.yml"), strict=True, **more)
-        if address:
+        config.site_name += f" {SETTINGS['project']['version']}"
+        if config.repo_url:
             config.extra["version"] = {"provider": "mike"}  # reads versions.json, which the release workflow writes
         config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(package)]
         sections = {
             title: places for section in config.nav if isinstance(section, dict) for title, places in section.items()
         }
         sections["Reference"] += reference
-        listed = {place for places in (*sections.values(), config.nav) for place in places if isinstance(place, str)}
-        sections["Guides"] += sorted(set(pages().values()) - listed)  # those that nobody gave a place
         config.plugins.on_startup(command="build", dirty=False)
         try:
             build_site(config)

@@ -4,12 +4,14 @@
 
 `report` of ResNet-18 and DistilBERT as PyTorch exports them, which needs torch, torchvision and transformers, and of a
 decoder of more than 5,000 nodes; `bench` and `compare` of the text classifier of the examples on the CPU and on WebGPU
-(scripts/software_gpu.py brings one in software). Each page must be quiet, without a request, drawn in three seconds.
+(scripts/software_gpu.py brings one in software); and the status page of a server with 20 models under load. Each page
+must be quiet, without a request to others, drawn in three seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import shutil
@@ -25,10 +27,11 @@ from PIL import Image
 from selenium import webdriver
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "tests" / "helpers")]
 
 import make_text_classifier  # noqa: E402  # a folder of the examples
 import tiny_llama  # noqa: E402
+from served_models import serving_under_load  # noqa: E402  # a helper of the tests
 
 import rlx_ort  # noqa: E402
 from rlx_ort.cli import main as rlx  # noqa: E402
@@ -37,6 +40,7 @@ PICTURES = ROOT / "docs" / "pictures"
 MOST_BYTES = 200_000
 DRAWN_S = 3.0
 HEIGHT, VIEWS = 1350, (("light", 1280), ("dark", 1280), ("light", 400), ("dark", 400))
+SERVED = "serving-status"
 SIZES = ("--dim", "batch=4", "--dim", "tokens=32")
 
 
@@ -81,7 +85,23 @@ PICTURED: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
 }
 
 
-def taken(browser: Any, page: Path, theme: str, width: int) -> tuple[bytes, list[str], float]:
+def written(name: str, folder: Path) -> str:
+    """Write a page by its command, and return its address."""
+    write, (command, *rest) = PICTURED[name]
+    model, page = folder / f"{write.__name__[1:]}.onnx", folder / f"{name}.html"
+    write(model)
+    made = CliRunner().invoke(rlx, [command, str(model), *rest, "--html", str(page)])
+    if made.exit_code:
+        raise SystemExit(f"{name}: {made.output}") from made.exception
+    return page.as_uri()
+
+
+def served(stack: contextlib.ExitStack, folder: Path) -> str:
+    """Start a server whose 20 models clients ask for a while, and return the address of its status page."""
+    return f"http://{stack.enter_context(serving_under_load(folder, seconds=90)).http}/"
+
+
+def taken(browser: Any, page: str, theme: str, width: int) -> tuple[bytes, list[str], float]:
     """Return the picture of a page as a PNG, what is wrong with the page, and the seconds of a core to draw it."""
     size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -92,12 +112,12 @@ def taken(browser: Any, page: Path, theme: str, width: int) -> tuple[bytes, list
         browser.get_log(kind)
     browser.execute_cdp_cmd("Performance.disable", {})
     browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
-    browser.get(page.as_uri())
-    browser.execute_async_script("setTimeout(arguments[0], 500)")
+    browser.get(page)
+    browser.execute_async_script("setTimeout(arguments[0], 1500)")
     wrong = [entry["message"] for entry in browser.get_log("browser")]
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     sent = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
-    wrong += [f"asks for {url}" for url in sent if not url.startswith((page.as_uri(), "data:"))]
+    wrong += [f"asks for {url}" for url in sent if not url.startswith((page, "data:"))]
     metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
     drawn_s = {each["name"]: each["value"] for each in metrics}["TaskDuration"]
     wrong += ["is drawn too slowly"] * (drawn_s > DRAWN_S)
@@ -112,8 +132,8 @@ def taken(browser: Any, page: Path, theme: str, width: int) -> tuple[bytes, list
 def main() -> int:
     """Write the pictures, and return 0 if nothing is wrong with them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURED)}; all by default")
-    names = parser.parse_args().names
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join([*PICTURED, SERVED])}; all by default")
+    names = parser.parse_args().names or [*PICTURED, SERVED]
     options = webdriver.ChromeOptions()
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
@@ -121,19 +141,13 @@ def main() -> int:
     options.binary_location = shutil.which("chromium") or ""
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     failed = False
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names or PICTURED:
-            write, (command, *rest) = PICTURED[name]
-            model, page = Path(folder) / f"{write.__name__[1:]}.onnx", Path(folder) / f"{name}.html"
-            write(model)
-            made = CliRunner().invoke(rlx, [command, str(model), *rest, "--html", str(page)])
-            if made.exit_code:
-                raise SystemExit(f"{name}: {made.output}") from made.exception
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        for name in names:
+            page = served(stack, Path(folder)) if name == SERVED else written(name, Path(folder))
             for theme, width in VIEWS:
                 data, wrong, drawn_s = taken(browser, page, theme, width)
                 (PICTURES / f"{name}-{theme}-{width}.png").write_bytes(data)
-                facts = f"{page.stat().st_size:9,} bytes, drawn in {drawn_s:.2f} s, picture {len(data):9,} bytes"
-                print(f"{name:18} {theme:5} {width:4} {facts}", *wrong)
+                print(f"{name:18} {theme:5} {width:4} drawn in {drawn_s:.2f} s, {len(data):9,} bytes", *wrong)
                 failed |= bool(wrong)
     browser.quit()
     return int(failed)

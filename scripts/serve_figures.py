@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,8 @@ def server(folder: Path, args: argparse.Namespace, *more: str) -> Iterator[tuple
     try:
         yield addresses[0], addresses[1]
     finally:
-        process.terminate()
-        try:
-            process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        process.kill()
+        process.wait()
 
 
 def tensors_of(address: str, model: str, tokens: int) -> list[tuple[str, str, Any]]:
@@ -216,11 +214,8 @@ def startup(folder: Path, tokens: int, rounds: int) -> Iterator[Figure]:
         for kind, measure in list(kinds.items())[:: 1 if turn % 2 else -1]:
             times[kind].append(measure())
     detail = ", ".join(f"{kind} {statistics.median(taken):.3f} s" for kind, taken in times.items())
-    for kind, base, target in (
-        ("start_package", "InferenceSession", 0.5),
-        ("REST", "start_package", 1.3),
-        ("REST alone", "start_package", 1.3),
-    ):
+    over = {"start_package": ("InferenceSession", 0.5)} | dict.fromkeys(("REST", "REST alone"), ("start_package", 1.3))
+    for kind, (base, target) in over.items():
         ratio = statistics.median(a / b for a, b in zip(times[kind], times[base], strict=True))
         yield Figure(f"startup: {kind} ready, over the first result of {base}", ratio, "times", target, detail)
 
@@ -290,16 +285,11 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Measure, print the figures, and write them; return 1 when a target is missed."""
     args = _parser().parse_args()
-    rows: list[Mapping[str, Any]] = []
-
-    def kept() -> Iterator[Figure]:
-        for figure in figures(args):
-            rows.append({**vars(figure), "ok": figure.ok})
-            yield figure
-
     facts = machine()
-    missed = show(kept(), "serve")
+    shown, kept = itertools.tee(figures(args))
+    missed = show(shown, "serve")
     if args.out:
+        rows = [{**vars(figure), "ok": figure.ok} for figure in kept]
         document = {"machine": facts, "arguments": sys.argv[1:], "figures": rows}
         args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return int(missed > 0)

@@ -317,10 +317,10 @@ def policy(*, device_too: bool = False, from_env: bool = True) -> Any:
     """Return the row of --only, --deny and --prefer, whose value is their `DevicePolicy`.
 
     Args:
-        device_too: whether --device is an older name for --only, in commands that do not run on one device.
+        device_too: whether --device means the same as --only, in commands that do not run on one device.
         from_env: whether the options narrow the policy of the RLX_* variables; see `policy_of`.
     """
-    only = "--only --device --devices" if device_too else "--only"
+    only = "--device --only --devices" if device_too else "--only"
     return joined(
         functools.partial(policy_of, from_env=from_env),
         only=devices(only, "Allow these devices only, as in cpu,webgpu."),

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlx_ort.serving.host import HostOptions
+    from rlx_ort.serving.models import ServedModel
     from rlx_ort.serving.options import ServeOptions
 
 _OPEN_FILES = 8192
+_OF_HTTP, _OF_GRPC = ("uvicorn", "httptools", "prometheus_client"), ("google.protobuf", "grpc")
 _PORT = click.IntRange(-1, 65535)
 
 
@@ -118,14 +121,16 @@ def command(
             raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
     gc.disable()  # imports create no garbage
     try:
+        _check_installed(*_OF_HTTP * (http_port >= 0), *_OF_GRPC * (grpc_port >= 0))
         from rlx_ort.serving import access, tracing
         from rlx_ort.serving import host as hosting
+        from rlx_ort.serving.models import device_lines
         from rlx_ort.serving.options import SWITCH_S, HttpOptions, ServeOptions
         from rlx_ort.serving.repository import Repository
         from rlx_ort.serving.scheduler import BatchOptions
     except ImportError as err:
         gc.enable()
-        raise MissingExtraError(f"serving needs more packages ({err}); {install_command('serve')}") from err
+        raise _lacking(err) from err
 
     sys.setswitchinterval(SWITCH_S)
     given = click.get_current_context().get_parameter_source
@@ -178,29 +183,70 @@ def command(
         scheme = "https" if tls_cert else "http"
         note(", ".join([f"REST on {scheme}://{http}"] * bool(http) + [f"gRPC on {rpc}"] * bool(rpc)))
 
+    failed: list[str] = []
+
     async def run() -> None:
         _allow_connections()
-        repository = Repository(models, served)
+        repository, stop = Repository(models, served), asyncio.Event()
+        opening: list[asyncio.Future[None]] = []
+
+        async def completed(model: ServedModel) -> None:
+            await model.completed()
+            if model in repository.models():
+                _note_devices("opened in full", device_lines([model]))
 
         def loaded() -> None:
-            names = [model.described_devices(policy.allow or ()) for model in repository.models()]
             gc.freeze()
             gc.enable()
-            failed = sum(not entry.loaded for entry in repository.entries.values())
-            note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
-            if served.batch.max_batch > 1:
-                for model in repository.models():
-                    if model.unbatched_because:
-                        note(f"{model.name} runs one request at a time: {model.unbatched_because}")
+            found = list(repository.models())
+            lost = [name for name, entry in repository.entries.items() if not entry.loaded]
+            if not found and not repository_control and not stop.is_set():
+                failed.extend(lost)
+                stop.set()
+                return
+            _note_devices("ready", device_lines(found), f"; {len(lost)} failed" if lost else "")
+            for model in found:
+                if served.batch.max_batch > 1 and model.unbatched_because:
+                    note(f"{model.name} runs one request at a time: {model.unbatched_because}")
+                if not model.is_complete:
+                    opening.append(asyncio.ensure_future(completed(model)))
 
-        await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded)
+        await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded, stop=stop)
 
     import asyncio  # 50 ms, which `rlx-ort --help` need not take
 
     try:
         asyncio.run(run())
+    except ImportError as err:
+        raise _lacking(err) from err
     finally:
         gc.enable()
+    if failed:
+        raise rlx_ort.ServingError(
+            f"no model could be loaded ({', '.join(failed)}); the reasons are above. With --repository-control the "
+            "server keeps running, so that clients can load one"
+        )
+
+
+def _check_installed(*names: str) -> None:
+    """Raise the `ImportError` of the first library that is not there, before anything is loaded."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _lacking(error: ImportError) -> MissingExtraError:
+    """Return the error of a command that needs the extra; one about a module of our own is raised as it is."""
+    if (error.name or "").startswith("rlx_ort"):
+        raise error
+    return MissingExtraError(f"serving needs more packages ({error}); {install_command('serve')}")
+
+
+def _note_devices(title: str, lines: Sequence[str], more: str = "") -> None:
+    """Print the devices that run each model, and why others do not."""
+    note(f"{title}: {lines[0] or 'no model'}{more}")
+    for line in lines[1:]:
+        note(line)
 
 
 def _narrowed(policy: rlx_ort.DevicePolicy) -> rlx_ort.DevicePolicy:
@@ -230,8 +276,8 @@ def _serve_on_ray(
 ) -> None:
     from rlx_ort.serving import ray
 
-    def ready(http: str | None, rpc: str | None) -> None:
-        note(f"ready: REST on {http}" + (f", gRPC on {rpc}" if rpc else ""))
+    def ready(http: str | None, rpc: str | None, devices: Sequence[str]) -> None:
+        _note_devices(f"ready: REST on {http}" + (f", gRPC on {rpc}" if rpc else ""), devices)
 
     ray.run(models, served, place, ray.RayOptions(replicas, cpus, gpus), on_ready=ready)
 

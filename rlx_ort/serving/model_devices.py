@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.serving.options import ServeOptions
 
+SAME_DEVICE = "the same device as"
 _ROWS_CHECKED = 3
 _LEARNING_NS = 30_000_000  # for runs of each batch size on each device before a model is ready
 _TOLERANCE = 1e-3
@@ -69,6 +70,7 @@ def tried_devices(name: str, runner: GraphDevices, options: ServeOptions) -> Mod
     if devices.batched_along is not None:
         for lane in devices.lanes:
             _learn_sizes(lane, inputs, options.batch.max_batch)
+            lane.cap()  # predicts all sizes, so that the first request need not wait for that
     return devices
 
 
@@ -113,7 +115,7 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
             continue
         place = f"{row.hardware} {device.index}" if row.hardware and device != Device.CPU else device.label
         if place in seen:  # gpu, vulkan and webgpu are one device
-            devices.left_out.append((device, f"it is the same device as {seen[place].label}"))
+            devices.left_out.append((device, f"it is {SAME_DEVICE} {seen[place].label}"))
             continue
         if len(devices.lanes) == options.devices:
             devices.left_out.append((device, f"{options.devices} devices run the model already"))
@@ -148,7 +150,7 @@ def started_devices(package: StartedPackage, inputs: Mapping[str, ValueType], op
     lane = Lane(Device.CPU, run, lambda rows: None, options.batch.max_batch)
     with contextlib.suppress(InputError):  # made-up inputs do not fit; the first request warms it
         for case in package.golden_inputs or [even_inputs(inputs, 1)]:
-            lane.run(case, None)
+            lane.worker.submit(functools.partial(lane.run, case, None)).result()
     return ModelDevices([lane])
 
 
@@ -185,8 +187,11 @@ def _run(
 
 
 def _timed(lane: Lane, rows: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Run inputs twice, learn the shorter time, and return the outputs."""
-    runs = [timed(lambda: lane.run(inputs, None)) for _ in range(2)]
+    """Run inputs twice, learn the shorter time, and return the outputs.
+
+    It is done in the thread that runs batches: its first run takes some ms more than those that follow.
+    """
+    runs = lane.worker.submit(lambda: [timed(lambda: lane.run(inputs, None)) for _ in range(2)]).result()
     lane.learn(rows, min(ns for _, ns in runs))
     return runs[-1][0]
 

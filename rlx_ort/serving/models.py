@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,84 +18,19 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.serving import tracing
-from rlx_ort.serving.lanes import Answer, Times, octave_of
-from rlx_ort.serving.model_devices import ModelDevices, started_devices, tried_devices
+from rlx_ort.serving.lanes import Answer
+from rlx_ort.serving.model_devices import SAME_DEVICE, ModelDevices, started_devices, tried_devices
 from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
 from rlx_ort.serving.scheduler import Ended, Pending, Scheduler, awaited
+from rlx_ort.serving.statistics import Statistics
 
 if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.providers.engine.compiled.starts import Interface
 
-_SIZES_COUNTED = 256  # batches of more rows are counted by the next power of two
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Counter:
-    """How often something happened, and how long it took in all, in ns."""
-
-    count: int = 0
-    ns: int = 0
-
-    def add(self, ns: int, count: int = 1) -> None:
-        """Count something that took so long."""
-        self.count += count
-        self.ns += ns
-
-
-@dataclass
-class BatchRows:
-    """The batches of a device by the exponent of the power of two that their rows fit in, and the rows of all."""
-
-    octaves: dict[int, int] = field(default_factory=dict)
-    total: int = 0
-
-    def add(self, rows: int) -> None:
-        """Count a batch."""
-        octave = octave_of(rows)
-        self.octaves[octave] = self.octaves.get(octave, 0) + 1
-        self.total += rows
-
-
-@dataclass
-class Statistics:
-    """What a model did since it was loaded: in the terms of Triton's extension, and by device."""
-
-    last_ms: int = 0
-    inferences: int = 0
-    executions: int = 0
-    spans: dict[str, Counter] = field(
-        default_factory=lambda: {
-            name: Counter() for name in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-        }
-    )
-    batches: dict[int, dict[str, Counter]] = field(default_factory=dict)
-    devices: dict[str, int] = field(default_factory=dict)
-    rows: dict[str, BatchRows] = field(default_factory=dict)
-
-    def answered(self, times: Times, total_ns: int) -> None:
-        """Count a request that was answered."""
-        self.last_ms = time.time_ns() // 1_000_000
-        self.inferences += 1
-        spans = {"success": total_ns, "queue": times.queue_ns, "compute_input": times.input_ns}
-        spans |= {"compute_infer": times.infer_ns, "compute_output": times.output_ns}
-        for name, ns in spans.items():
-            self.spans[name].add(ns)
-
-    def ran(self, device: Device, rows: int, requests: int, times: Times) -> None:
-        """Count a batch that was run."""
-        self.executions += 1
-        self.devices[device.label] = self.devices.get(device.label, 0) + requests
-        self.rows.setdefault(device.label, BatchRows()).add(rows)
-        size = rows if rows <= _SIZES_COUNTED else 1 << octave_of(rows)  # clients choose the rows
-        spans = self.batches.get(size)
-        if spans is None:
-            spans = self.batches[size] = {name: Counter() for name in list(self.spans)[3:]}
-        for name, ns in zip(spans, (times.input_ns, times.infer_ns, times.output_ns), strict=True):
-            spans[name].add(ns)
 
 
 class ServedModel:
@@ -133,7 +67,11 @@ class ServedModel:
         self.left_out, self.batched_along = devices.left_out, devices.batched_along
         self.unbatched_because = devices.unbatched_because
         self.scheduler = Scheduler(
-            devices.lanes, batched=self.batched_along is not None, options=options.batch, on_batch=self.statistics.ran
+            devices.lanes,
+            batched=self.batched_along is not None,
+            options=options.batch,
+            on_batch=self.statistics.ran,
+            on_failover=self.statistics.failed_over,
         )
 
     @property
@@ -227,18 +165,29 @@ class ServedModel:
             },
         }
 
-    def described_devices(self, named: Sequence[Device] = ()) -> str:
-        """Return the model with its devices, and why those of `named` that do not run it are not used."""
-        running = [lane.device for lane in self.scheduler.lanes]
-        text = f"{self.name} on {', '.join(device.label for device in running)}"
-        reasons = dict(self.left_out)
-        others = []
-        for device in named:
-            if device in running:
-                continue
-            otherwise = "being opened" if not self.is_complete else "the same device as another, or one too many"
-            others.append(f"not {device.label}: {' '.join(reasons.get(device, otherwise).split())}")
-        return f"{text} ({'; '.join(others)})" if others else text
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its name and version."""
+        return self.name, self.version
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices that run it."""
+        return [lane.device for lane in self.scheduler.lanes]
+
+    def unused_devices(self) -> list[tuple[Device, str]]:
+        """Return the devices that the policy names, or that work here, and that do not run it, with their reasons."""
+        running, reasons, policy = self.devices, dict(self.left_out), self._options.policy
+        otherwise = "it is the same device as another, or one too many" if self.is_complete else "it is being opened"
+        named = () if policy is None else (*(policy.allow or ()), *policy.prefer)
+        found = {device: reasons.get(device, otherwise) for device in named if device not in running}
+        for device, reason in self.left_out:
+            from rlx_ort.providers.registry import is_available  # the server is ready sooner without these imports
+
+            is_other = device not in named and SAME_DEVICE not in reason
+            if is_other and (policy is None or policy.allows(device)) and is_available(device):
+                found[device] = reason
+        return [(device, " ".join(reason.split())) for device, reason in found.items()]
 
     async def config(self) -> dict[str, Any]:
         """Return the model's configuration in the form of Triton's extension, once it is complete."""
@@ -309,6 +258,22 @@ class ServedModel:
         for output in request.outputs or ():
             if output.name not in self.outputs:
                 raise ServingError(f"{self.name} has no output {output.name!r}; it has {', '.join(self.outputs)}", 400)
+
+
+def device_lines(models: Sequence[ServedModel]) -> list[str]:
+    """Return the devices of each model in a line, and a line for each reason why others do not run some of them."""
+    lines = [", ".join(f"{model.name} on {', '.join(device.label for device in model.devices)}" for model in models)]
+    refused: dict[tuple[str, str], list[str]] = {}
+    for model in models:
+        for device, reason in model.unused_devices():
+            refused.setdefault((reason, device.label), []).append(model.name)
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (reason, label), names in refused.items():
+        groups.setdefault((reason, tuple(names)), []).append(label)
+    for (reason, alike), labels in groups.items():
+        whose = "" if len(alike) == len(models) else f"{', '.join(alike)} "
+        lines.append(f"{whose}not on {', '.join(labels)}: {reason}")
+    return lines
 
 
 def _closed_lanes(devices: ModelDevices) -> None:

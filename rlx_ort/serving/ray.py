@@ -27,7 +27,7 @@ from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import access, tracing
 from rlx_ort.serving.host import HostOptions
 from rlx_ort.serving.messages import messages
-from rlx_ort.serving.models import ServedModel
+from rlx_ort.serving.models import ServedModel, device_lines
 from rlx_ort.serving.options import ENDING, HttpOptions, ServeOptions
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import create_app
@@ -107,6 +107,10 @@ class Replica:
     def __serve_build_asgi_app__(self) -> Any:
         """Return the ASGI application, which Ray asks for after the constructor and ends before the process."""
         return create_app(self._repository, self._http, load=False, close=True)
+
+    async def device_lines(self) -> list[str]:
+        """Return the devices of the models as `rlx_ort.serving.models.device_lines` does."""
+        return device_lines(list(self._repository.models()))
 
     async def check_health(self) -> None:
         """Raise if a model has no device left; Ray then replaces this replica."""
@@ -295,7 +299,7 @@ def run(
     place: HostOptions | None = None,
     scale: RayOptions | None = None,
     *,
-    on_ready: Callable[[str | None, str | None], object] = lambda *_: None,
+    on_ready: Callable[[str | None, str | None, list[str]], object] = lambda *_: None,
     stop: threading.Event | None = None,
 ) -> None:
     """Serve on the cluster of `RAY_ADDRESS`, else on one of this machine alone, until SIGINT, SIGTERM or `stop`.
@@ -305,7 +309,8 @@ def run(
         options: how the models are served.
         place: where Ray's proxies listen. Their gRPC side has no TLS and listens on every address.
         scale: how many replicas there are, and the share of each.
-        on_ready: called with the REST and the gRPC address once the first replicas have loaded their models.
+        on_ready: called with the REST and the gRPC address once the first replicas have loaded their models, and with
+            the lines of one of them on its devices.
         stop: ends it when it is set.
 
     Raises:
@@ -346,11 +351,11 @@ def run(
             except ray.exceptions.RayError as err:
                 raise ServingError(f"Ray could not start Ray Serve: {err}") from err
             try:
-                serve.run(app, name=NAME, route_prefix="/")
+                replicas = serve.run(app, name=NAME, route_prefix="/")
             except RuntimeError as err:
                 raise ServingError(f"Ray could not start the replicas: {_reason(serve) or err}") from err
         rpc_address = None if place.grpc_port is None else f"{place.host}:{place.grpc_port}"
-        on_ready(f"{place.host}:{place.http_port}", rpc_address)
+        on_ready(f"{place.host}:{place.http_port}", rpc_address, replicas.device_lines.remote().result())
         with _signals(lambda *_: stop.set()):
             while not stop.wait(1):  # on Windows a wait without an end takes no signal
                 pass

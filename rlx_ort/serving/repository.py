@@ -21,6 +21,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, RlxError, ServingError
 from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.serving.budget import Budget
+from rlx_ort.serving.history import History, Served
 from rlx_ort.serving.models import ServedModel
 from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
@@ -74,6 +75,7 @@ class Repository:
     def __init__(self, sources: Sequence[Path], options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
         self.budget = Budget(self.options.most_held_bytes)
+        self.history = History(lambda: (Served(model.key, model.statistics, model.devices) for model in self.models()))
         self._sources = list(sources)
         self._draining = False
         self._closing: set[asyncio.Future[None]] = set()
@@ -107,6 +109,7 @@ class Repository:
 
         Without `complete`, packages that were started are opened in full once `complete` is called.
         """
+        self.history.start()
         loads = []
         for name in list(self.entries):
             loads.append(load := asyncio.ensure_future(self._tried(name, complete)))
@@ -152,6 +155,7 @@ class Repository:
                 if self._draining:
                     raise ServingError("the server is shutting down", 503)
                 paths = self._paths_of(name)
+                entry.paths = entry.paths | paths  # a version that cannot be opened is in the index with its reason
                 for version, path in paths.items():
                     made[version] = await self._opened_in_time(entry, name, version, path)
             except Exception as err:  # raised again, once the versions that were opened are closed
@@ -221,6 +225,7 @@ class Repository:
     async def close(self) -> None:
         """Drain and close every model."""
         self.drain()
+        await self.history.stop()
         await asyncio.gather(*map(self.unload, list(self.entries)))
         await asyncio.gather(*self._closing)
 
@@ -320,11 +325,13 @@ def _started(path: Path, options: ServeOptions) -> StartedPackage | None:
 def _package(options: ServeOptions, path: Path, **expected: Any) -> PackageDevices:
     """Return a package opened in full."""
     from rlx_ort.deploy.open import open_package
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.resilience.options import Resilience
 
+    compiled = CompileOptions(spinning=False)
     resilience = options.resilience or Resilience()
     key = options.require_signature
-    return open_package(path, options.policy, require_signature=key, resilience=resilience, **expected)
+    return open_package(path, options.policy, compiled, require_signature=key, resilience=resilience, **expected)
 
 
 def _file(options: ServeOptions, path: Path) -> GraphDevices:

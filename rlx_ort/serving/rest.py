@@ -34,6 +34,7 @@ from rlx_ort.serving.exchange import (
     Send,
     Watch,
 )
+from rlx_ort.serving.history import machine_facts
 from rlx_ort.serving.lanes import Answer
 from rlx_ort.serving.options import HttpOptions
 from rlx_ort.serving.protocol import (
@@ -44,10 +45,11 @@ from rlx_ort.serving.protocol import (
     parse_document,
     parse_request,
 )
+from rlx_ort.serving.status import page, status
 from rlx_ort.serving.tracing import Traced
 
 if TYPE_CHECKING:
-    from rlx_ort.serving.models import ServedModel, Statistics
+    from rlx_ort.serving.models import ServedModel
     from rlx_ort.serving.repository import Repository
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
@@ -61,10 +63,6 @@ _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
 _LONGEST_ERROR = 2000  # characters; gRPC sends the text as a header, and requests are quoted in it
 _INFLATED_BYTES = 1 << 20  # a piece of a body that is decompressed
 _JOINED_BYTES = 64 << 10  # parts of an answer below this are sent as one
-_PAGE_HEADERS = (
-    (b"content-security-policy", b"default-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"),
-    (b"x-content-type-options", b"nosniff"),
-)
 _log = logging.getLogger(__name__)
 _MOST_RETRY_AFTER_S = 60
 
@@ -110,7 +108,7 @@ def retry_after_s(error: Exception) -> int:
 
 def statistics_of(model: ServedModel) -> dict[str, Any]:
     """Return the statistics of a model in the form of Triton's extension."""
-    found: Statistics = model.statistics
+    found = model.statistics
     return {
         "name": model.name,
         "version": model.version,
@@ -149,6 +147,8 @@ class Rest:
         }
         self._paths: dict[str, tuple[str, Handler]] = {
             "/metrics": ("GET", self._metrics),
+            "/status": ("GET", self._status),
+            "/status/history": ("GET", self._history),
             "/v2": ("GET", self._server),
             "/v2/models/stats": ("GET", self._statistics),
             "/v2/repository/index": ("POST", self._index),
@@ -158,6 +158,7 @@ class Rest:
             "ready": ("GET", self._model_ready),
             "config": ("GET", self._config),
             "stats": ("GET", self._statistics),
+            "history": ("GET", self._history),
             "": ("GET", self._metadata),
         }
         self._of_repository = {"load": ("POST", self._load_model), "unload": ("POST", self._unload_model)}
@@ -408,16 +409,23 @@ class Rest:
     async def _metrics(self, request: Request) -> Reply:
         from rlx_ort.serving import metrics
 
-        text, kind = metrics.rendered(self._repository)
+        await asyncio.to_thread(machine_facts)
+        text, kind = await asyncio.to_thread(metrics.Metrics(self._repository).rendered)
         return Reply(text, 200, kind.encode())
 
-    async def _page(self, request: Request) -> Reply:
-        """Answer with the status page, one document that reads the server's statistics every two seconds."""
-        from importlib.resources import files
+    async def _status(self, request: Request) -> Reply:
+        await asyncio.to_thread(machine_facts)
+        return _json(status(self._repository))
 
-        page = files("rlx_ort.serving").joinpath("status.html").read_text(encoding="utf-8")
-        page = page.replace("ASKS_TOKEN", "false" if self._options.token is None else "true")
-        return Reply(page.encode(), 200, b"text/html; charset=utf-8", _PAGE_HEADERS)
+    async def _history(self, request: Request) -> Reply:
+        history = self._repository.history
+        return _json(history.of_model(self._model(request).key) if request.model else history.of_server())
+
+    async def _page(self, request: Request) -> Reply:
+        """Answer with the status page, one document that reads the server's state every two seconds."""
+        text, policy = page(self._options.token is not None)
+        headers = ((b"content-security-policy", policy), (b"x-content-type-options", b"nosniff"))
+        return Reply(text, 200, b"text/html; charset=utf-8", headers)
 
 
 def _made(wanted: InferRequest, model: ServedModel, found: Answer) -> tuple[bytes, list[bytes | memoryview]]:

@@ -134,6 +134,7 @@ class Scheduler:
         batched: whether requests may be joined along their first dim.
         options: limits of the queue.
         on_batch: called with the device, the rows and the requests of each batch that was run.
+        on_failover: called with a device that failed, and how many requests other devices get.
     """
 
     def __init__(
@@ -143,11 +144,12 @@ class Scheduler:
         batched: bool,
         options: BatchOptions | None = None,
         on_batch: Callable[[Device, int, int, Times], object] = lambda *_: None,
+        on_failover: Callable[[Device, int], object] = lambda *_: None,
     ) -> None:
         self.lanes = list(lanes)
         self.options = options or BatchOptions()
         self._batched = batched and self.options.max_batch > 1
-        self._on_batch = on_batch
+        self._on_batch, self._on_failover = on_batch, on_failover
         self._groups: dict[object, _Group] = {}
         self._order = itertools.count()
         self._waiting = 0
@@ -638,6 +640,7 @@ class Scheduler:
         """Queue requests that a device failed again, for the other devices; the last device's error is raised."""
         _log.warning("%s failed a batch and is left out for a while: %s", lane.device.display, failed[0][1])
         lane.fail(time.perf_counter_ns())
+        moved = 0
         for request, error in failed:
             request.tried.add(lane.device)
             if request.dropped or all(other.device in request.tried for other in self.lanes):
@@ -645,6 +648,9 @@ class Scheduler:
             else:
                 request.running = False
                 self._push(0, request)
+                moved += 1
+        if moved:
+            self._on_failover(lane.device, moved)
         self._soon()
 
 

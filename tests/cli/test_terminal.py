@@ -137,7 +137,7 @@ def test_documents_have_a_schema_number_and_failures_are_documents(cli: Cli, add
 
 @pytest.mark.parametrize(
     ("command", "shown", "hidden"),
-    [("bench", "--device ", "--devices"), ("bench", "--device ", "--only"), ("report", "--only ", "--device ")],
+    [("bench", "--device ", "--devices"), ("bench", "--device ", "--only"), ("report", "--device ", "--only ")],
 )
 def test_an_option_has_one_name_in_the_help(cli: Cli, add_one: Path, command: str, shown: str, hidden: str) -> None:
     """Older names work and are not shown."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +22,7 @@ import numpy as np
 from rlx_ort import DevicePolicy, DType, Graph, save_onnx
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.serving.host import HostOptions, serve
-from rlx_ort.serving.options import ServeOptions
+from rlx_ort.serving.options import HttpOptions, ServeOptions
 from rlx_ort.serving.protocol import DATATYPES
 from rlx_ort.serving.repository import Repository
 
@@ -69,13 +72,19 @@ def save_product(path: Path, factor: float = 1.0, total: bool = False) -> None:
 
 
 @contextmanager
-def serving(folder: Path, options: ServeOptions = ON_CPU, **place: Any) -> Iterator[Served]:
-    """Yield a server in a thread once it is ready, and end it; `place` has fields of `HostOptions`."""
+def serving(
+    folder: Path, options: ServeOptions = ON_CPU, *, interval_s: float = 10.0, **place: Any
+) -> Iterator[Served]:
+    """Yield a server in a thread once it is ready, and end it.
+
+    Its history has a sample every `interval_s` seconds; `place` has fields of `HostOptions`.
+    """
     ready = threading.Event()
     found: list[Served] = []
 
     async def run() -> None:
         served = Served(folder, Repository([folder], options))
+        served.repository.history.interval_s = interval_s
         served.loop = asyncio.get_running_loop()
         found.append(served)
 
@@ -101,6 +110,42 @@ def serving(folder: Path, options: ServeOptions = ON_CPU, **place: Any) -> Itera
     finally:
         found[0].end()
         found[0].wait()
+
+
+@contextmanager
+def serving_under_load(
+    folder: Path, models: int = 20, token: str | None = None, seconds: float = 0.0
+) -> Iterator[Served]:
+    """Yield a server of products that four clients ask all the time, `seconds` after they began to.
+
+    Its history has a sample each second.
+    """
+    for at in range(models):
+        save_product(folder / f"product-{at:02}.onnx", at + 1)
+    body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+    data, headers = json.dumps(body), {} if token is None else {"Authorization": f"Bearer {token}"}
+    ended = threading.Event()
+
+    def ask(served: Served, first: int) -> None:
+        connection = http.client.HTTPConnection(served.http, timeout=20)
+        at = first
+        while not ended.wait(0.002):
+            at += 3
+            connection.request("POST", f"/v2/models/product-{at % models:02}/infer", data, headers)
+            connection.getresponse().read()
+        connection.close()
+
+    with serving(folder, http=HttpOptions(token=token), interval_s=1.0) as served:
+        clients = [threading.Thread(target=ask, args=(served, first)) for first in range(4)]
+        for client in clients:
+            client.start()
+        try:
+            time.sleep(seconds)
+            yield served
+        finally:
+            ended.set()
+            for client in clients:
+                client.join()
 
 
 def started_command(

@@ -8,6 +8,7 @@ import http.client
 import ipaddress
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -24,8 +25,9 @@ from sample_packages.packages import make
 from served_attacks import GOOD, PATH, answers, ask, good_message, request
 from served_models import save_product, started_command
 
-from rlx_ort import DevicePolicy, Graph, Precision, ServingError, save_onnx
+from rlx_ort import DevicePolicy, Graph, Precision, ServingError, is_available, load, save_onnx, warm_package
 from rlx_ort.cli import main
+from rlx_ort.deploy.create import create_package
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.repository import Repository
 
@@ -83,7 +85,13 @@ def test_the_token_is_asked_for_on_both_sides(models: Path, running: list[subpro
     assert ask(rest, request(BODY))[0] == 401
     assert ask(rest, request(BODY, "Authorization: Bearer wrong"))[0] == 401
     assert ask(rest, request(BODY, "Authorization: Bearer secret"))[0] == 200
-    for path, status in (("/v2/health/ready", 200), ("/v2/health/live", 200), ("/metrics", 401), ("/v2", 401)):
+    for path, status in (
+        ("/v2/health/ready", 200),
+        ("/v2/health/live", 200),
+        ("/metrics", 401),
+        ("/v2", 401),
+        ("/status", 401),
+    ):
         assert ask(rest, request(b"", method="GET", path=path, length=None))[0] == status
     with grpc.insecure_channel(rpc) as channel:
         call = channel.unary_unary(INFER)
@@ -216,31 +224,113 @@ def test_wrong_options_end_the_command(models: Path, arguments: list[str], messa
     ("arguments", "environment"),
     [
         (["--device", "cuda,cpu"], {}),
+        (["--prefer", "cuda"], {"RLX_DEVICES": "cpu,cuda"}),
         ([], {"RLX_DEVICE_CHAIN": "cuda,cpu"}),
     ],
-    ids=["option", "chain"],
+    ids=["option", "preferred", "chain"],
 )
 def test_the_ready_line_names_devices_and_why_others_are_not_used(
     models: Path, arguments: list[str], environment: dict[str, str]
 ) -> None:
-    """Of those that were named; without CUDA the CPU does not answer without a word."""
-    line = _ready_line([str(models), *arguments], environment)
-    if "cuda" in line.partition(" (not ")[0]:
+    """Of those that were named; without CUDA the CPU does not answer without a word, and the reason comes once."""
+    save_product(models / "second.onnx")
+    lines = _lines_until("not on", [str(models), *arguments], environment)
+    if "on cuda" in lines[-2]:
         pytest.skip("this machine has CUDA")
-    assert "ready: product on cpu (not cuda: " in line
+    assert lines[-2] == "ready: product on cpu, second on cpu\n"
+    assert lines[-1].startswith("not on cuda: ")
 
 
-def test_a_single_device_of_the_environment_is_the_only_one(models: Path) -> None:
-    """RLX_DEVICE names it; another one does not answer."""
-    line = _ready_line([str(models)], {"RLX_DEVICE": "cuda"})
-    if "cuda" in line.partition(" (not ")[0]:
+def test_a_warmed_package_says_once_it_is_open_which_named_devices_it_does_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers on the CPU before, so that `ready` cannot know."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    path = make(tmp_path / "small.ortpackage")
+    warm_package(path, ["cpu"])
+    lines = _lines_until("not on", [str(path), "--device", "cuda,cpu"], {}, after="opened in full")
+    assert "ready: small on cpu\n" in lines
+    assert lines[-1].startswith("not on cuda: ")
+    assert "being opened" not in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "reason"),
+    [
+        (["--device", "cpu", "--load-limit", "0.001"], {}, "the opening was ended|longer than"),
+        ([], {"RLX_DEVICE": "cuda"}, "cuda: "),
+    ],
+    ids=["slow", "device"],
+)
+def test_a_server_without_a_model_ends(
+    models: Path, arguments: list[str], environment: dict[str, str], reason: str
+) -> None:
+    """With the reason, and a code for whoever started it; RLX_DEVICE names the only device."""
+    if environment and is_available("cuda"):
         pytest.skip("this machine has CUDA")
-    assert "ready: no model; 1 failed" in line
+    with _started([str(models), *arguments], environment) as process:
+        _, text = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(reason, text)
+    assert "no model could be loaded (product)" in text
+    assert "ready" not in text
 
 
-def test_the_command_limits_how_long_a_model_opens(models: Path) -> None:
-    """One that takes longer is not served."""
-    assert "ready: no model; 1 failed" in _ready_line([str(models), "--device", "cpu", "--load-limit", "0.001"], {})
+def test_clients_may_load_a_model_later_where_the_server_may_wait_for_one(models: Path) -> None:
+    """With --repository-control it goes on without a model."""
+    line = _lines_until("ready", [str(models), "--load-limit", "0.001", "--repository-control"], {})[-1]
+    assert line == "ready: no model; 1 failed\n"
+
+
+@pytest.mark.parametrize("name", ["uvicorn", "httptools", "prometheus_client", "grpc", "google.protobuf"])
+def test_a_missing_library_is_one_line_with_the_command(models: Path, name: str) -> None:
+    """Before a model is loaded, and whichever of the extra's it is."""
+    hidden = f"""if True:
+        import sys
+        class Hidden:
+            def find_spec(self, name, path=None, target=None):
+                if name == {name!r}:
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        sys.meta_path.insert(0, Hidden())
+        from rlx_ort.cli import main
+        main()"""
+    found = subprocess.run([sys.executable, "-c", hidden, "serve", str(models)], capture_output=True, text=True)
+    assert found.returncode == 10
+    assert found.stderr.count("\n") == 1
+    assert name in found.stderr
+    assert 'pip install ".[serve]"' in found.stderr
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["file", "package"])
+def test_the_first_request_imports_nothing(tmp_path: Path, running: list[subprocess.Popen[str]], packed: bool) -> None:
+    """Over either side: all libraries are there at `ready`, so that it takes about as long as the later ones."""
+    save_product(tmp_path / "product.onnx")
+    path = tmp_path / "product.onnx"
+    if packed:
+        graph, path = load(path).graph, tmp_path / "product.ortpackage"
+        create_package(graph, path)
+    command = [sys.executable, "-X", "importtime", "-c", "from rlx_ort.cli import main; main()", "serve", str(path)]
+    command += ["--device", "cpu", "--http", "0", "--grpc", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    running.append(process)
+    assert process.stderr is not None
+    before = []
+    for line in process.stderr:
+        before.append(line)
+        if line.startswith("ready:"):
+            break
+    [(rest, rpc)] = re.findall(r"REST on http://(\S+:\d+), gRPC on (\S+:\d+)", "".join(before))
+    assert answers(rest, rpc)
+    process.kill()
+    with process.stderr as stderr:
+        imported = {line.split("|")[-1].strip() for line in stderr if line.startswith("import time:")}
+    assert "numpy" in "".join(before)
+    assert {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names} == set()
+
+
+def test_help_shows_the_option_that_names_devices() -> None:
+    """By the name that the other commands have."""
+    assert "--device DEVICES" in CliRunner().invoke(main, ["serve", "--help"]).output
 
 
 def test_the_command_says_which_model_is_not_batched_and_why(tmp_path: Path) -> None:
@@ -248,17 +338,26 @@ def test_the_command_says_which_model_is_not_batched_and_why(tmp_path: Path) -> 
     graph = Graph("fixed")
     graph.outputs = [graph.input("x", [1, 4]) * 2.0]
     save_onnx(graph, tmp_path / "fixed.onnx")
-    line = _ready_line([str(tmp_path), "--device", "cpu"], {}, "fixed runs")
+    line = _lines_until("fixed runs", [str(tmp_path), "--device", "cpu"], {})[-1]
     assert "fixed runs one request at a time: inputs and outputs have no open first dim in common" in line
 
 
-def _ready_line(arguments: list[str], environment: dict[str, str], part: str = "ready:") -> str:
-    """Return the line with these words of a server that is then ended."""
+def _started(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Return a server on free ports."""
     command = [sys.executable, "-c", "from rlx_ort.cli import main; main()", "serve", *arguments]
     command += ["--http", "0", "--grpc", "0"]
     environment = {**os.environ, **environment, "PYTHONUTF8": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment) as process:
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment)
+
+
+def _lines_until(part: str, arguments: list[str], environment: dict[str, str], after: str = "") -> list[str]:
+    """Return the lines of a server up to one that begins with some words, behind one with others; it is ended then."""
+    lines: list[str] = []
+    with _started(arguments, environment) as process:
         assert process.stderr is not None
-        line = next((line for line in process.stderr if part in line), "")
+        for line in process.stderr:
+            lines.append(line)
+            if line.startswith(part) and after in "".join(lines):
+                break
         process.kill()
-    return line
+    return lines

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from fault_provider import LOST, FaultProvider
-from served_models import WEIGHT, save_product
+from sample_packages.packages import make
+from served_models import ON_CPU, WEIGHT, save_product
 
-from rlx_ort import Device, DevicePolicy, HealthState
+from rlx_ort import Device, DevicePolicy, HealthState, is_available
 from rlx_ort.serving.models import ServedModel
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import InferRequest
@@ -37,6 +41,7 @@ async def test_a_device_that_fails_is_replaced_and_used_again(fault: FaultProvid
     fault.dead = LOST
     for rows in range(1, 9):
         assert await asked(model, rows) == Device.CPU
+    assert model.statistics.failovers["fault"] >= 1
     health = {row.device: row.state for row in model.runner.health()}
     assert health[Device("fault")] is HealthState.QUARANTINED
     fault.dead = ""
@@ -58,4 +63,47 @@ async def test_the_configuration_says_why_a_device_is_not_used(fault: FaultProvi
     found = await repository.find("product").config()
     assert [group["name"] for group in found["instance_group"]] == ["cpu"]
     assert LOST in found["parameters"]["not_used.fault"]["string_value"]
+    await repository.close()
+
+
+async def test_devices_that_work_here_and_do_not_run_a_model_are_told_unasked(
+    fault: FaultProvider, tmp_path: Path
+) -> None:
+    """Those that are not here, those that are denied and other names of a device are told if they were named."""
+    save_product(tmp_path / "product.onnx")
+    assert is_available("fault")
+    fault.dead = LOST
+    for policy, wanted in (
+        (DevicePolicy().with_deny(["webgpu"]), ["fault"]),
+        (DevicePolicy().with_deny(["webgpu"]).with_prefer(["webgpu", "cpu"]), ["webgpu", "fault"]),
+    ):
+        repository = Repository([tmp_path], ServeOptions(policy=policy))
+        await repository.load_all()
+        found = dict(repository.find("product").unused_devices())
+        assert [device.label for device in found] == wanted
+        assert LOST in found[Device("fault")]
+        await repository.close()
+
+
+async def test_a_package_is_served_by_workers_that_do_not_spin(tmp_path: Path) -> None:
+    """They would take the cores from the event loop, and from the other models."""
+    repository = Repository([make(tmp_path / "small.ortpackage")], ON_CPU)
+    await repository.load_all()
+    assert repository.find("small").runner.options.spinning is False
+    await repository.close()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+async def test_the_first_request_starts_no_thread_and_predicts_nothing(tmp_path: Path, rows: int) -> None:
+    """The thread of the device has run, and all sizes are predicted, before the model is ready."""
+    save_product(tmp_path / "product.onnx")
+    repository = Repository([tmp_path], ON_CPU)
+    await repository.load_all()
+    model = repository.find("product")
+    lane: Any = model.scheduler.lanes[0]
+    lane.runs_inline = lambda *_: False
+    predicted, threads = lane._predict.cache_info().misses, set(threading.enumerate())
+    assert await asked(model, rows) == Device.CPU
+    assert lane._predict.cache_info().misses == predicted > 1
+    assert set(threading.enumerate()) <= threads
     await repository.close()

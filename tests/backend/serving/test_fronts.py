@@ -80,6 +80,10 @@ def test_answers_are_those_of_the_server(served: Served) -> None:
     assert (status, json.loads(body)["inputs"][0]["shape"]) == (200, [-1, 4])
     status, body = ask(served.http, authorized(b"", "/metrics", method="GET"))
     assert (status, b"rlx_inference_request_success_total" in body) == (200, True)
+    status, body = ask(served.http, authorized(b"", "/status", method="GET"))
+    rows = {row["name"]: row for row in json.loads(body)["models"]}
+    assert rows["product"]["answered"] == before + 3
+    assert sum(rows["product"]["batches"]["cpu"].values()) > 0
     for path in ("/v2/health/ready", "/"):
         assert ask(served.http, request(b"", method="GET", path=path, length=None))[0] == 200
 

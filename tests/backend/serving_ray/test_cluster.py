@@ -20,7 +20,9 @@ import pytest
 from serve_client import Client
 from served_models import WEIGHT, save_product
 
+from rlx_ort import DevicePolicy
 from rlx_ort.serving.host import HostOptions
+from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.ray import NAME, OWN_CLUSTER, RayOptions, build, run
 
 pytest.importorskip("tritonclient.grpc")
@@ -34,11 +36,12 @@ _CLIENTS = 8
 
 @dataclass
 class Cluster:
-    """What runs: the folder of its models, its addresses, and the modules `ray` and `ray.serve`."""
+    """What runs: the folder of its models, its addresses, the lines on its devices, and `ray` and `ray.serve`."""
 
     folder: Path
     http: str
     grpc: str
+    devices: list[str]
     ray: Any
     serve: Any
     end: Callable[[], None]
@@ -78,9 +81,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Ite
     os.environ.update(OWN_CLUSTER, RLX_CACHE_DIR=str(cache_folder))
     ray.init(num_cpus=4, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
     place = HostOptions("0.0.0.0", _free_port(), _free_port())
-    stop, ready = threading.Event(), threading.Event()
-    options = {"on_ready": lambda *_: ready.set(), "stop": stop}
-    thread = threading.Thread(target=run, args=([folder], None, place, RayOptions((2, 2))), kwargs=options)
+    stop, ready, devices = threading.Event(), threading.Event(), list[str]()
+
+    def on_ready(rest: str | None, rpc: str | None, lines: list[str]) -> None:
+        devices.extend(lines)
+        ready.set()
+
+    served = ServeOptions(DevicePolicy().with_prefer(["cuda", "cpu"]))
+    options = {"on_ready": on_ready, "stop": stop}
+    thread = threading.Thread(target=run, args=([folder], served, place, RayOptions((2, 2))), kwargs=options)
     thread.start()
 
     def end() -> None:
@@ -88,7 +97,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Ite
         thread.join(90)
 
     assert ready.wait(180)
-    yield Cluster(folder, f"127.0.0.1:{place.http_port}", f"127.0.0.1:{place.grpc_port}", ray, serve, end)
+    yield Cluster(folder, f"127.0.0.1:{place.http_port}", f"127.0.0.1:{place.grpc_port}", devices, ray, serve, end)
     end()
     serve.shutdown()
     ray.shutdown()
@@ -160,6 +169,13 @@ def test_two_replicas_answer_tritonclient(cluster: Cluster, side: str) -> None:
         client.unload_model("product")
     client.close()
     assert cluster.running() == len(cluster.pids()) == 2
+
+
+def test_the_devices_of_the_replicas_are_told_and_why_others_are_not_used(cluster: Cluster) -> None:
+    """Replicas without a GPU of Ray's run on the CPU alone, whatever is preferred."""
+    [running, refused] = cluster.devices
+    assert running == "product on cpu"
+    assert refused.startswith("not on cuda: ")
 
 
 def test_a_grpc_stream_is_answered_in_order(cluster: Cluster) -> None:
