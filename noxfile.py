@@ -99,8 +99,13 @@ def pyright(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation into the folder out/site; warnings, broken links and missing names fail."""
-    session.install(*PROJECT["dependency-groups"]["docs"])
+    """Build the documentation into the folder out/site; warnings, broken links and missing names fail.
+
+    The wheel and the sdist are checked as well, of which an index shows the README.
+    """
+    session.install(*PROJECT["dependency-groups"]["docs"], "twine>=6.1")
+    wheel = Path(build_wheel(session))
+    session.run("twine", "check", "--strict", *map(str, wheel.parent.glob("rlx_ort-*")))
     session.run("python", "scripts/docs_site.py", "--out", *(session.posargs or ["out/site"]))
 
 

@@ -77,7 +77,9 @@ def _kept(bench: Bench, *, quick: bool) -> CalibrationProfile | CalibrationError
     missing = sorted(set(REQUIRED) - {row.kernel for row in rows if row.ns > 0 or row.kernel == "launch"})
     if missing:
         why = "".join(f"\n  {kernel}: {reason}" for kernel, reason in bench.skipped.items() if kernel in missing)
-        return CalibrationError(f"{bench.device.display} has no row of {', '.join(missing)}; nothing is kept{why}")
+        return CalibrationError(
+            f"{bench.device.display}: {', '.join(missing)} could not be measured; nothing is stored{why}"
+        )
     profile = CalibrationProfile(
         key=store.key_of(bench.device),
         rows=rows,

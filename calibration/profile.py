@@ -64,7 +64,7 @@ class ProfileKey:
     def difference(self, other: ProfileKey) -> str:
         """Return the differences from another key, in words; empty when nothing does."""
         pairs = [(item.name, getattr(self, item.name), getattr(other, item.name)) for item in fields(self)]
-        return ", ".join(f"{name} is {mine!r} here, {its!r} there" for name, mine, its in pairs if mine != its)
+        return ", ".join(f"{name} is {mine!r} here and {its!r} there" for name, mine, its in pairs if mine != its)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class CalibrationProfile:
                 skipped={name: _of(reason, str) for name, reason in document["skipped"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as err:
-            raise CalibrationError(f"the text is no calibration profile: {err!r}") from err
+            raise CalibrationError(f"the text is not a calibration profile: {err!r}") from err
 
 
 def _row(kernel: str, size: list[int], ns: float, dtype: str, spread: float, repeats: int) -> Row:
@@ -169,12 +169,12 @@ def _row(kernel: str, size: list[int], ns: float, dtype: str, spread: float, rep
 
 def _of(value: Any, kind: type[T]) -> T:
     if type(value) is not kind:
-        raise TypeError(f"{value!r:.60} is no {kind.__name__}")
+        raise TypeError(f"{value!r:.60} is not of type {kind.__name__}")
     return value
 
 
 def _measure(value: Any) -> float:
     """Return a finite number from 0."""
     if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r:.60} is no finite number from 0")
+        raise ValueError(f"{value!r:.60} is not a finite number of at least 0")
     return float(value)

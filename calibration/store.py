@@ -205,7 +205,7 @@ def _why_none(path: Path, key: ProfileKey) -> str:
         with contextlib.suppress(OSError, UnicodeDecodeError, CalibrationError):
             profile = CalibrationProfile.from_json(read_regular(other).decode("utf-8"))
             return f"the profile {other.name} is of another machine or version: {key.difference(profile.key)}"
-    return "it was never calibrated here; `rlx-ort calibrate` does it"
+    return "it was never calibrated on this machine; run `rlx-ort calibrate`"
 
 
 def add(device: Device, rows: Iterable[Row]) -> None:

@@ -230,7 +230,7 @@ class _Taker:
         names = [tensor.name for tensor in graph.initializer]
         if len({*names}) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ConversionError(f"graph {graph.name!r} has initializers twice: {', '.join(twice)}")
+            raise ConversionError(f"graph {graph.name!r} has duplicate initializers: {', '.join(twice)}")
         if constants:
             self._constants(graph)
         self.attributes(graph.node)

@@ -260,7 +260,7 @@ def load_graph(source: Source, *, trusted_links: Folders = ()) -> Graph:
         return from_onnx(source, trusted_links=trusted_links)
     file = Path(source)
     if not file.is_file():
-        raise ConversionError(f"{file} is no file; give the path of a model, such as an .onnx file")
+        raise ConversionError(f"{file} is not a file; give the path of a model, such as an .onnx file")
     try:
         with open_regular(file) as stream:
             head = stream.read(64)

@@ -14,7 +14,7 @@ from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, elem_type
 from rlx_ort.converters.protos import copied, graphs_of
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
-from rlx_ort.errors import ConversionError, as_cause, install_command, let_go
+from rlx_ort.errors import ConversionError, MissingExtraError, as_cause, install_command, let_go
 from rlx_ort.ir.tensor import TensorData
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def optional_module(name: str, extra: str, purpose: str) -> Any:
     except Exception as err:  # a package with native parts fails in many ways
         package = name.partition(".")[0]
         if isinstance(err, ModuleNotFoundError) and err.name == package:
-            raise ConversionError(
-                f"{purpose} needs {package}, which is not installed; run: {install_command(extra)}"
+            raise MissingExtraError(
+                f"{purpose} needs {package}, which is not installed\n  {install_command(extra)}"
             ) from err
-        raise ConversionError(
-            f"{purpose} needs {package}, which is installed and cannot be imported: {type(err).__name__}: {err}; "
-            f"reinstall it: {install_command(extra, '--force-reinstall')}"
+        raise MissingExtraError(
+            f"{purpose} needs {package}, which is installed and cannot be imported: {type(err).__name__}: {err}\n"
+            f"  {install_command(extra, '--force-reinstall')}"
         ) from err
 
 

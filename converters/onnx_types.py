@@ -169,5 +169,5 @@ def _dim_of(dim: onnx.TensorShapeProto.Dimension) -> Dim:
         # Some exporters write -1 for "any size".
         return dim.dim_value if dim.dim_value >= 0 else None
     if not isinstance(dim.dim_param, str):  # protobuf gives bytes where a text is damaged
-        raise ConversionError(f"a dimension is named {dim.dim_param!r}, which is no UTF-8 text: the model is damaged")
+        raise ConversionError(f"a dimension is named {dim.dim_param!r}, which is not UTF-8 text: the model is damaged")
     return dim.dim_param or None

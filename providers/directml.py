@@ -186,5 +186,7 @@ def _adapter_problem(index: int) -> Problem | None:
     if index >= len(listed):
         return Problem(f"DXGI lists {len(listed)} adapters, counted from 0", "rlx-ort devices lists them")
     if listed[index].is_software:
-        return Problem(f"{listed[index].name} computes on the CPU, and DirectML does not take it", "use the device cpu")
+        return Problem(
+            f"{listed[index].name} is a software adapter, which DirectML does not support", "use the device cpu"
+        )
     return None

@@ -173,6 +173,8 @@ def _as_properties(options: Mapping[str, str], target: str) -> dict[str, str]:
     except ValueError as err:
         raise EngineError(f"OpenVINO's load_config is not JSON: {err}; give the text, not the name of a file") from err
     if not isinstance(given, dict) or not all(isinstance(value, dict) for value in given.values()):
-        raise EngineError(f'OpenVINO\'s load_config needs an object a device, such as {{"CPU": {{...}}}}; found {text}')
+        raise EngineError(
+            f'OpenVINO\'s load_config needs an object for each device, such as {{"CPU": {{...}}}}; found {text}'
+        )
     given[target] = {**wanted, **given.get(target, {})}
     return {**left, "load_config": json.dumps(given, sort_keys=True)}

@@ -287,7 +287,7 @@ def save_optimized(
     device = Device(device)
     provider = default_registry().for_device(device)
     if not isinstance(provider, OrtProvider):
-        raise ConversionError(f"{device.display} is no device of ONNX Runtime, which is what optimises models")
+        raise ConversionError(f"{device.display} is not an ONNX Runtime device, so no model can be optimised for it")
     provider.require(device)
     level = OptimizationLevel.EXTENDED if portable else OptimizationLevel.ALL
     # RAW: the weights are passed in memory, so the file has them and no references to the source's files.

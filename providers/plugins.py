@@ -252,7 +252,7 @@ def fetch_provider(name: str) -> None:
     try:
         offered[name].ensure_ready()
     except Exception as err:  # windowsml's errors are its own, and those of ctypes
-        raise EngineError(f"Windows did not get {name} ready: {err}") from err
+        raise EngineError(f"Windows could not prepare {name}: {err}") from err
 
 
 def _offered() -> tuple[Any, ...]:

@@ -228,7 +228,7 @@ def fastest_among(devices: Device | str | Iterable[Device | str]) -> Device:
     """
     given = as_devices(devices)
     if not given:
-        raise NoViableDeviceError("there is no device to choose from: the list is empty")
+        raise NoViableDeviceError("the list of devices is empty")
     return min(given, key=priority_rank)
 
 

@@ -29,6 +29,7 @@ from rlx_ort.errors import InputError as InputError
 from rlx_ort.errors import IntegrityError as IntegrityError
 from rlx_ort.errors import LegalizeError as LegalizeError
 from rlx_ort.errors import MemoryBudgetError as MemoryBudgetError
+from rlx_ort.errors import MissingExtraError as MissingExtraError
 from rlx_ort.errors import NoViableDeviceError as NoViableDeviceError
 from rlx_ort.errors import PackageError as PackageError
 from rlx_ort.errors import ParamError as ParamError

@@ -26,6 +26,7 @@ RlxError
   PackageError
     IntegrityError                   the contents of a package contradict its manifest
   ParityError                        two models or devices differ by more than was allowed
+  MissingExtraError                  an optional package is missing; also each class that a call without it raises
 ```
 
 A message says what was asked, what was found, and what to do. `exit_code` is what the command line returns.
@@ -277,6 +278,15 @@ class WriteError(ConversionError, PackageError):
     """A file cannot be written: its folder, its rights or the space on the disk are the reason."""
 
     exit_code = 9
+
+
+class MissingExtraError(ConversionError, PackageError, EngineError, ServingError):
+    """A package that an extra brings is missing or does not import; the last line has the command that installs it.
+
+    It is a kind of each class that users of the feature catch.
+    """
+
+    exit_code = 10
 
 
 def install_command(extra: str, *more: str) -> str:

@@ -91,7 +91,7 @@ _DRIVER = re.compile(
     r"|887A00[0-9A-F]{2}|VK_ERROR_\w+",
     re.IGNORECASE,
 )
-_ENDED = re.compile(r"the process ends|terminate flag|is closed; compile the graph again|was changed in place")
+_ENDED = re.compile(r"the process is exiting|terminate flag|is closed; compile the graph again|was changed in place")
 # The lines above a message are the name of ONNX Runtime's exception, `onnxruntime_pybind_exceptions.cc`. A session that
 # does not open says nothing about other providers. In a run, NotImplemented is a kernel without a case for its inputs.
 _REFUSED = re.compile(

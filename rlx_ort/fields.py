@@ -17,7 +17,9 @@ from rlx_ort.storage import parse_json
 T = TypeVar("T")
 
 _LARGEST = (1 << 63) - 1
-_NAMES: Mapping[type, str] = {str: "text", int: "whole number", bool: "flag", list: "list", dict: "JSON object"}
+_NAMES: Mapping[type, str] = {
+    str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a JSON object"
+}  # fmt: skip
 
 
 def parse(data: bytes, source: str, error: type[RlxError]) -> Fields:
@@ -30,7 +32,7 @@ def parse(data: bytes, source: str, error: type[RlxError]) -> Fields:
         # one pass over the text; a duplicate key, a constant such as NaN or a number beyond float raises ValueError
         document = parse_json(data, object_pairs_hook=unique_keys, parse_constant=_refused, parse_float=_finite)
     except ValueError as err:
-        raise error(f"{source} is no JSON that every reader takes alike: {err}") from err
+        raise error(f"{source} is not JSON that every reader reads alike: {err}") from err
     return Fields(document, source, error)
 
 
@@ -46,7 +48,9 @@ class Fields:
     def __init__(self, item: Any, where: str, error: type[RlxError], *, inside: bool = False) -> None:
         self.where, self.error = where, error
         self._join = "." if inside else ": "
-        self.raw: Mapping[str, Any] = item if isinstance(item, dict) else self.fail(f"is no JSON object: {item!r:.60}")
+        self.raw: Mapping[str, Any] = (
+            item if isinstance(item, dict) else self.fail(f"is not a JSON object: {item!r:.60}")
+        )
 
     def at(self, key: str) -> str:
         """Return the place of an entry in messages."""
@@ -68,7 +72,7 @@ class Fields:
         """Return what a string, or one item of a list of them, stands for."""
         text = self.text(key) if item is None else item
         if not isinstance(text, str):
-            self.fail(f"has {text!r:.60}, no text", key)
+            self.fail(f"has {text!r:.60}, not text", key)
         try:
             return convert(text)
         except (RlxError, ValueError) as err:
@@ -79,14 +83,14 @@ class Fields:
         value = self._get(key, object, None)
         # Whole numbers have no end in JSON; this comparison is exact, where `float` of a larger one overflows.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > sys.float_info.max:
-            self.fail(f"is {value!r:.60}, no number", key)
+            self.fail(f"is {value!r:.60}, not a number", key)
         return float(value)
 
     def count(self, key: str, default: int | None = None, *, least: int = 0, most: int = _LARGEST) -> int:
         """Return a whole number in a range, by default from 0 up to what a signed 64-bit integer holds."""
         value = self._get(key, int, default)
         if value < least:
-            self.fail(f"is {value!r:.60}, no whole number from {least}", key)
+            self.fail(f"is {value!r:.60}, not a whole number of at least {least}", key)
         return value if value <= most else self.fail(f"is above {most}", key)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
@@ -128,7 +132,7 @@ class Fields:
             self.fail(f"is missing; {near_names(key, self.raw)}", key)
         value = self.raw.get(key, default)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            self.fail(f"is {value!r:.60}, no {_NAMES[kind]}", key)
+            self.fail(f"is {value!r:.60}, not {_NAMES[kind]}", key)
         return value
 
 
@@ -145,7 +149,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refused(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite(text: str) -> float:

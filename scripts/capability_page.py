@@ -18,21 +18,20 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-PAGE = ROOT / "docs" / "capability.md"
+PAGE, DEVICES = ROOT / "docs" / "capability.md", ROOT / "docs" / "devices.md"
 
 
 def main() -> int:
-    """Write the page, and the CUDA row of the README's support table."""
+    """Write the page, and the CUDA row of the support table."""
     PAGE.write_text(page(), encoding="utf-8", newline="\n")
-    readme = ROOT / "README.md"
-    lines = readme.read_text(encoding="utf-8").splitlines()
-    lines = [readme_row() if line.startswith("| `cuda` |") else line for line in lines]
-    readme.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    lines = DEVICES.read_text(encoding="utf-8").splitlines()
+    lines = [support_row() if line.startswith("| `cuda` |") else line for line in lines]
+    DEVICES.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     return 0
 
 
-def readme_row() -> str:
-    """Return the CUDA row of the README's support table."""
+def support_row() -> str:
+    """Return the CUDA row of the support table in docs/devices.md."""
     gate = json.loads((RESULTS / "gpu-gate.json").read_text(encoding="utf-8"))
     machine, suite = gate["machine"], gate["suite"]
     agreement = f"{gate['truth']['cuda_agreement']:.1%}"
@@ -45,8 +44,8 @@ def readme_row() -> str:
     tested = (
         f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} "
         f"backend tests, {suite['failed']} failed{beside}; "
-        f"capability answers right in {agreement} of the ONNX cases (`docs/capability.md`); rules and options by unit "
-        "tests in CI"
+        f"capability answers right in {agreement} of the ONNX cases ([capability](capability.md)); "
+        "rules and options by unit tests in CI"
     )
     return f"| `cuda` | CUDA | extra `cuda` | {tested} |"
 

@@ -1,14 +1,15 @@
 """Build the documentation as a site that needs no network: `python scripts/docs_site.py --out site`.
 
-The pages are those of `docs/` and the ones at the root of the repository; the reference is made from the docstrings of
-the public names, in the groups of docs/api.md. Needs the dependency group `docs`. Any warning, any broken link and
-anything that would be loaded from another host fail the build.
+The pages are those of `docs/` and those at the root but the README; the reference is made from the docstrings of the
+public names. Needs the group `docs`. Warnings, broken links and whatever would be loaded from another host fail the
+build. With REPOSITORY_URL, as in a release, pages link to the repository and to the other versions.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import posixpath
 import re
 import shutil
@@ -24,9 +25,8 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
 API = ROOT / "docs" / "api.md"
-MORE_PAGES = {"README.md": "index.md"} | {
-    f"{name}.md": f"{name.lower()}.md" for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "SECURITY")
-}
+MORE_PAGES = {f"{name}.md": f"{name.lower()}.md" for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "SECURITY")}
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FENCED = re.compile(r"^( *)(```+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:)([^)#\s]*)(#[^)\s]*)?\)")
 CODE = re.compile(r"(?<!\[)`([\w./-]+\.md)`(?!\])")
@@ -102,8 +102,7 @@ def _anchor(title: str) -> str:
 
 def lay_out_package(folder: Path) -> None:
     """Copy the package to a folder as it is installed, so that its source is read without installing it."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    for name, source in settings["package-dir"].items():
+    for name, source in SETTINGS["tool"]["setuptools"]["package-dir"].items():
         shutil.copytree(ROOT / source, folder / name.replace(".", "/"), ignore=shutil.ignore_patterns("__pycache__"))
 
 
@@ -117,14 +116,16 @@ def build(out: Path) -> None:
         sources.mkdir()
         reference = collect(sources)
         lay_out_package(package)
-        config: Any = load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(sources), site_dir=str(out), strict=True)
+        more = {"docs_dir": str(sources), "site_dir": str(out), "repo_url": os.environ.get("REPOSITORY_URL")}
+        config: Any = load_config(str(ROOT / "mkdocs.yml"), strict=True, **more)
+        config.site_name += f" {SETTINGS['project']['version']}"
+        if config.repo_url:
+            config.extra["version"] = {"provider": "mike"}  # reads versions.json, which the release workflow writes
         config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(package)]
         sections = {
             title: places for section in config.nav if isinstance(section, dict) for title, places in section.items()
         }
         sections["Reference"] += reference
-        listed = {place for places in (*sections.values(), config.nav) for place in places if isinstance(place, str)}
-        sections["Guides"] += sorted(set(pages().values()) - listed)  # those that nobody gave a place
         config.plugins.on_startup(command="build", dirty=False)
         try:
             build_site(config)

@@ -89,6 +89,6 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         return upgraded(graph)
     except UnicodeDecodeError as err:
         # Protobuf decodes a text when it is looked at, so this may come from anywhere.
-        raise ConversionError(f"the model is damaged: a name in it is no UTF-8 text: {err}") from err
+        raise ConversionError(f"the model is damaged: a name in it is not UTF-8 text: {err}") from err
     except GraphVerifyError as err:
         raise ConversionError(f"the model cannot be imported: {err}") from err

@@ -196,7 +196,7 @@ def check_operands(graph: Graph) -> None:
             raise ConversionError(f"node {node.name!r} ({op.op_type}) {problem}")
         if op.op_type == "TfIdfVectorizer" and not _grams_fit(op):
             raise ConversionError(
-                f"node {node.name!r} (TfIdfVectorizer) has another number of ngram_indexes than n-grams"
+                f"node {node.name!r} (TfIdfVectorizer) has a different number of ngram_indexes and n-grams"
             )
 
 

@@ -144,7 +144,7 @@ def _check_texts(owner: str | onnx.NodeProto, texts: Iterable[object]) -> None:
     if {*map(type, texts)} <= {str}:
         return
     label = owner if isinstance(owner, str) else node_label(owner)
-    raise ConversionError(f"{label} has a name that is no UTF-8 text: the model is damaged")
+    raise ConversionError(f"{label} has a name that is not UTF-8 text: the model is damaged")
 
 
 def node_label(node: onnx.NodeProto) -> str:

@@ -51,7 +51,7 @@ def trusted_folders(folders: Folders) -> tuple[Path, ...]:
         except (OSError, RuntimeError) as err:  # RuntimeError: a loop of symbolic links, before Python 3.13
             raise ConversionError(f"links into {str(folder)!r} cannot be trusted: {err}") from err
         if not path.is_dir():
-            raise ConversionError(f"links into {str(folder)!r} cannot be trusted: it is no folder")
+            raise ConversionError(f"links into {str(folder)!r} cannot be trusted: it is not a folder")
         trusted.append(path)
     return tuple(trusted)
 
@@ -88,11 +88,11 @@ def file_inside(folder: Path, location: str, what: str, trusted: Sequence[Path] 
             f"that you trust the linked files of: {advice('trusted_links=FOLDER', '--trust-links FOLDER')}"
         )
     if not stat.S_ISREG(status.st_mode):
-        raise ConversionError(f"{what} {location!r}, which is no regular file")
+        raise ConversionError(f"{what} {location!r}, which is not a regular file")
     if status.st_nlink > 1:
         raise ConversionError(
-            f"{what} {location!r}, which has {status.st_nlink} hard links, so it may be a file of somebody "
-            "else under another name; copy it instead of linking it"
+            f"{what} {location!r}, which has {status.st_nlink} hard links, so it may be someone else's "
+            "file under another name; copy it instead of linking it"
         )
     return path
 
@@ -154,7 +154,7 @@ def _mapped(path: Path, what: str) -> tuple[npt.NDArray[np.uint8], tuple[int, ..
 
 def _number(text: str, key: str, what: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ConversionError(f"the external data of {what} has {key} {text!r}, which is no size in bytes")
+        raise ConversionError(f"the external data of {what} has {key} {text!r}, which is not a size in bytes")
     return int(text)
 
 
@@ -190,13 +190,13 @@ def parsed_model(source: bytes | onnx.ModelProto, what: str) -> onnx.ModelProto:
     model = onnx.ModelProto() if isinstance(source, bytes) else source
     if isinstance(source, bytes):
         if not source:
-            raise ConversionError(f"{what}: empty, so no ONNX model")
+            raise ConversionError(f"{what}: empty, so not an ONNX model")
         try:
             model.ParseFromString(source)
         except (DecodeError, RecursionError) as err:
-            raise ConversionError(f"{what}: no ONNX model, or damaged or above 2 GB: {err}") from err
+            raise ConversionError(f"{what}: not an ONNX model, or damaged, or above 2 GB: {err}") from err
     if not model.HasField("graph") or model.ir_version < 1:
-        raise ConversionError(f"{what}: no ONNX model; it has no {'graph' if model.ir_version else 'IR version'}")
+        raise ConversionError(f"{what}: not an ONNX model; it has no {'graph' if model.ir_version else 'IR version'}")
     return model
 
 
@@ -220,7 +220,7 @@ def read_mapped(path: Path, trusted: Sequence[Path] = ()) -> tuple[onnx.ModelPro
     try:
         light = _Reader(data.data, mark).model()
     except (ValueError, IndexError) as err:
-        raise ConversionError(f"{path}: no ONNX model, or a damaged one: {err}") from err
+        raise ConversionError(f"{path}: not an ONNX model, or a damaged one: {err}") from err
     model = parsed_model(light, str(path))
     place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
     return model, MappedFiles(mark, data, place, ExternalFiles(path.parent, trusted))

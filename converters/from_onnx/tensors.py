@@ -42,7 +42,7 @@ def tensor_data(tensor: onnx.TensorProto, files: TensorFiles) -> TensorData:
     what = f"tensor {tensor.name!r}"
     texts = (tensor.name, *(text for entry in tensor.external_data for text in (entry.key, entry.value)))
     if not all(isinstance(text, str) for text in texts):
-        raise ConversionError(f"{what} is damaged: its name or the place of its data is no UTF-8 text")
+        raise ConversionError(f"{what} is damaged: its name or the place of its data is not UTF-8 text")
     dtype = dtype_of(tensor.data_type)
     shape = tuple(tensor.dims)
     if any(dim < 0 for dim in shape) or tensor.HasField("segment"):

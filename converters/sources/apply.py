@@ -209,8 +209,8 @@ def _with(model: Model, data: Mapping[str, TensorData]) -> Model:
 def _complaint(file: WeightFile, lacking: list[str], unused: list[str], declared: Mapping[str, _Declared]) -> str:
     parts = []
     for strangers, text, known, whose in (
-        (lacking, "it has nothing for the weights", list(file), "its "),
-        (unused, "no weight takes its tensors", list(declared), ""),
+        (lacking, "it has no tensors for the weights", list(file), "its "),
+        (unused, "its tensors match no weight of the model:", list(declared), ""),
     ):
         if strangers:
             parts.append(f"{text} {listed(strangers)}")
@@ -357,7 +357,7 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
 def _misfit(name: str, data: TensorData, declared: ValueType) -> str:
     given = f"{data.dtype.value}{list(data.shape)}"
     if not isinstance(declared, TensorType):
-        return f"{name!r} is no tensor in the model, given is {given}"
+        return f"{name!r} is not a tensor in the model, given is {given}"
     if declared.dtype is data.dtype and (declared.shape is None or fits(Shape(data.shape), declared.shape)):
         return ""
     shape = "" if declared.shape is None else dims_text(declared.shape)

@@ -54,7 +54,7 @@ def read_gguf(path: Path, quantised_as: GgufAs = "f32") -> WeightFile:
         raise ConversionError(f"quantised weights are read as f32, f16 or packed, not {quantised_as!r}")
     gguf = optional_module("gguf", "gguf", "reading GGUF files")
     _check_header(path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
-    with foreign_errors(f"{path} is no GGUF file, or a damaged one"):
+    with foreign_errors(f"{path} is not a GGUF file, or a damaged one"):
         status = path.stat()
         reader = gguf.GGUFReader(path)
         place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
@@ -111,7 +111,7 @@ def _check_header(path: Path, blocks: Mapping[int, tuple[int, int]]) -> None:
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err
     except (ValueError, struct.error) as err:
-        raise ConversionError(f"{path} is no GGUF file, or a damaged one: {err}") from err
+        raise ConversionError(f"{path} is not a GGUF file, or a damaged one: {err}") from err
 
 
 class _Walk:
@@ -151,7 +151,7 @@ class _Walk:
         kind, count = self._number("<I"), 1
         if key == "general.alignment":
             if kind != 4:
-                raise ValueError("general.alignment is no 32-bit number")
+                raise ValueError("general.alignment is not a 32-bit number")
             self._alignment = self._number("<I")
             if self._alignment not in (1 << bit for bit in range(3, 24)):
                 raise ValueError(f"general.alignment is {self._alignment}, no power of two from 8 to 8 MiB")
@@ -177,7 +177,9 @@ class _Walk:
             raise ValueError(f"tensor {name!r} has type {kind}, which is not known")
         weights, nbytes = self._blocks[kind]
         if not dims or dims[0] % weights or not all(dims):
-            raise ValueError(f"tensor {name!r} of shape {dims[::-1]} has rows that are no multiple of {weights}")
+            raise ValueError(
+                f"tensor {name!r} of shape {dims[::-1]} has rows whose length is not a multiple of {weights}"
+            )
         return name, offset, math.prod(dims) // weights * nbytes
 
     def _name(self) -> str:
@@ -186,7 +188,7 @@ class _Walk:
         try:
             return name.decode("utf-8")
         except UnicodeDecodeError as err:
-            raise ValueError(f"the name before byte {self._at}, {name[:80]!r}, is no UTF-8") from err
+            raise ValueError(f"the name before byte {self._at}, {name[:80]!r}, is not UTF-8") from err
 
     def _text(self, limit: int) -> memoryview:
         length = self._number("<Q")

@@ -55,7 +55,7 @@ def read_npz(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> WeightFile:
                 entries[name] = _entry(path, info, archive, file, place)
             return WeightFile(str(path), entries)
     except _BROKEN as err:
-        raise ConversionError(f"{path} is no npz archive, or a damaged one: {err}") from err
+        raise ConversionError(f"{path} is not an npz archive, or a damaged one: {err}") from err
 
 
 def _check_sizes(path: Path, archive: zipfile.ZipFile, size: int, limit: int) -> None:
@@ -131,7 +131,7 @@ def _header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dty
             f"{what}: {err}; numpy's files lack bfloat16 and 8-bit floats, safetensors has them"
         ) from err
     if dtype is DType.STRING or dtype.is_packed:
-        raise ConversionError(f"{what} holds {stored}, which is no weight")
+        raise ConversionError(f"{what} holds {stored}, which is not a weight")
     return shape, fortran, stored, dtype
 
 

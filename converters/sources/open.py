@@ -41,7 +41,7 @@ class Format(enum.Enum):
     TORCH_PICKLE = "a PyTorch checkpoint, which is a pickle"
     TORCHSCRIPT = "a TorchScript archive"
     FOREIGN = "a file of another program"
-    UNKNOWN = "of no known format"
+    UNKNOWN = "of an unknown format"
 
 
 _HEAD_BYTES = 64
@@ -144,7 +144,7 @@ def _open_onnx(path: Path, trusted: Sequence[Path] = ()) -> ModelBundle:
         light, weights = take_out(model, files)
     except UnicodeDecodeError as err:
         # Protobuf decodes a text when it is looked at, so this may come from anywhere.
-        raise ConversionError(f"{path} is damaged: a name in it is no UTF-8 text: {err}") from err
+        raise ConversionError(f"{path} is damaged: a name in it is not UTF-8 text: {err}") from err
     except ConversionError as err:
         raise ConversionError(f"{path}: {err}") from err
     return ModelBundle(light, weights, str(path))
@@ -171,13 +171,13 @@ def format_of(path: Path) -> tuple[Format, str]:
         if stat.S_ISDIR(mode):
             raise ConversionError(f"{path} is a folder; give the path of a file in it{_advice_on_folder(path)}")
         if not stat.S_ISREG(mode):
-            raise ConversionError(f"{path} is no regular file")
+            raise ConversionError(f"{path} is not a regular file")
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err
     except ValueError as err:  # a null character in the name
-        raise ConversionError(f"{str(path)!r} is no path: {err}") from err
+        raise ConversionError(f"{str(path)!r} is not a path: {err}") from err
     return _by_magic(path, head)
 
 

@@ -79,7 +79,7 @@ def open_pt2(path: Path, *, opset: int | None = None) -> ModelBundle:
             with zipfile.ZipFile(path) as archive:
                 _copy_checked(archive, copy, path.stat().st_size)
         except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError, KeyError) as err:
-            raise ConversionError(f"{path} is no whole exported program: {err}") from err
+            raise ConversionError(f"{path} is not a complete exported program: {err}") from err
         except ConversionError as err:
             raise ConversionError(f"{path}: {err}") from err
         copy.seek(0)
@@ -150,7 +150,7 @@ def checked_config(text: bytes, what: str) -> dict[str, Any]:
     """Return the table of the weights or constants of a program, by name; raise where one of them is a pickle."""
     config = _parsed(text, what).get("config")
     if not isinstance(config, dict) or not all(isinstance(entry, dict) for entry in config.values()):
-        raise ConversionError(f"{what} are no table")
+        raise ConversionError(f"{what} are not a table")
     for name, entry in config.items():
         path = entry.get("path_name")
         if not isinstance(path, str) or not re.fullmatch(r"(weight|tensor)_\d+", path) or entry.get("use_pickle"):
@@ -168,9 +168,9 @@ def _parsed(text: bytes, what: str) -> dict[str, Any]:
     try:
         document = parse_json(text)
     except ValueError as err:
-        raise ConversionError(f"{what} is no JSON: {err}") from err
+        raise ConversionError(f"{what} is not JSON: {err}") from err
     if not isinstance(document, dict):
-        raise ConversionError(f"{what} is no JSON object")
+        raise ConversionError(f"{what} is not a JSON object")
     return document
 
 
@@ -208,7 +208,7 @@ def _check_target(text: Any) -> None:
         elif text.removeprefix("torch.ops.higher_order.") in _CONTROL or _FUNCTION.fullmatch(text):
             return
     raise ConversionError(
-        f"the program calls {str(text)[:200]!r}, which is no operator that is known to be harmless; "
+        f"the program calls {str(text)[:200]!r}, which is not one of the operators known to be harmless; "
         "if you trust it, load it yourself and give the program to from_torch"
     )
 
@@ -217,12 +217,12 @@ def _check_expression(text: Any) -> None:
     """Accept nested calls of sympy's arithmetic, as PyTorch writes sizes and has them evaluated."""
     try:
         if not isinstance(text, str) or len(text) > _MAX_EXPRESSION:
-            raise ValueError("it is no text, or a very long one")
+            raise ValueError("it is not text, or too long")
         if text.count("Pow(") > _MAX_POWERS:
             raise ValueError("it has powers of powers")
         _check_call(ast.parse(text, mode="eval").body)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as err:
-        raise ConversionError(f"the size {str(text)[:200]!r} of the program is no plain arithmetic: {err}") from err
+        raise ConversionError(f"the size {str(text)[:200]!r} of the program is not plain arithmetic: {err}") from err
 
 
 def _check_call(node: ast.AST) -> None:
@@ -261,13 +261,15 @@ def _check_name(names: Any) -> None:
     """Accept a plain name, or a list of them: PyTorch writes those of values into Python code that it executes."""
     for text in names if isinstance(names, list) else (names,):
         if isinstance(text, str) and text and not _NAME.fullmatch(text):
-            raise ConversionError(f"the program has a value named {text[:200]!r}, which is no plain name")
+            raise ConversionError(f"the program has a value named {text[:200]!r}, which is not a plain name")
 
 
 def _check_path(text: Any) -> None:
     """Accept the dotted names that modules and their weights have."""
     if not isinstance(text, str) or not _PATH.fullmatch(text):
-        raise ConversionError(f"the program has a module or weight named {str(text)[:200]!r}, which is no dotted name")
+        raise ConversionError(
+            f"the program has a module or weight named {str(text)[:200]!r}, which is not a dotted name"
+        )
 
 
 def _check_tree(text: Any) -> None:
@@ -277,7 +279,7 @@ def _check_tree(text: Any) -> None:
             if "type" in item and item["type"] not in _TREES:
                 raise ValueError(f"it holds a {item['type']}")
     except (ValueError, TypeError) as err:
-        raise ConversionError(f"inputs or outputs of the program are no plain tuples, lists or dicts: {err}") from err
+        raise ConversionError(f"inputs or outputs of the program are not plain tuples, lists or dicts: {err}") from err
 
 
 def _refuse(what: str) -> Callable[[Any], None]:

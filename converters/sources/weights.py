@@ -100,7 +100,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err
     except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise ConversionError(f"{path} is no index of safetensors files: {err}") from err
+        raise ConversionError(f"{path} is not an index of safetensors files: {err}") from err
     return dict(places)
 
 
@@ -120,7 +120,7 @@ def _beside(index: Path, name: str) -> Path:
     if not path.is_relative_to(folder):
         raise ConversionError(f"{index}: the file {name!r} is a link that leaves {folder}; copy the file itself there")
     if not path.is_file():
-        raise ConversionError(f"{index}: {name!r} is no regular file")
+        raise ConversionError(f"{index}: {name!r} is not a regular file")
     return path
 
 
@@ -196,7 +196,7 @@ def load_renames(path: str | os.PathLike[str]) -> Renames:
     except OSError as err:
         raise ConversionError(f"{file} cannot be read: {err}") from err
     except (ValueError, RecursionError) as err:  # the latter is of TOML
-        raise ConversionError(f"{file} is no rename file, which is JSON or TOML: {err}") from err
+        raise ConversionError(f"{file} is not a rename file, which is JSON or TOML: {err}") from err
     try:
         grouped = set(document) <= {"names", "patterns"} and isinstance(document.get("names", {}), dict)
         names = document.get("names", {}) if grouped else document
@@ -207,7 +207,7 @@ def load_renames(path: str | os.PathLike[str]) -> Renames:
         )
     except (TypeError, KeyError, AttributeError, ConversionError) as err:
         reason = f"it lacks {err}" if isinstance(err, KeyError) else err
-        raise ConversionError(f"{file} is no rename file: {reason}") from err
+        raise ConversionError(f"{file} is not a rename file: {reason}") from err
 
 
 def _rename(to: str | Rename) -> Rename:
@@ -229,7 +229,7 @@ def _entry(entry: Any) -> Rename:
 
 def _text(item: Any) -> str:
     if not isinstance(item, str):
-        raise TypeError(f"{item!r} is no pattern")
+        raise TypeError(f"{item!r} is not a pattern")
     return item
 
 

@@ -63,7 +63,7 @@ def cut(bundle: ModelBundle, inputs: Sequence[str] = (), outputs: Sequence[str] 
     idle = [name for name in inputs if name not in needed]
     if idle:
         raise ConversionError(
-            f"input {' and '.join(map(repr, idle))} has no part in {' and '.join(map(repr, wanted))}; leave it out"
+            f"input {' and '.join(map(repr, idle))} does not contribute to {' and '.join(map(repr, wanted))}; remove it"
         )
     starts = list(inputs) or lacking
     proto = _part(bundle, starts, wanted, needed, nodes)
@@ -78,7 +78,7 @@ def _check_names(bundle: ModelBundle, what: str, names: Sequence[str], known: se
         owner = _owner_of(bundle.proto.graph, name)
         if owner:
             raise ConversionError(f"{what} {name!r} is inside a body of {owner}; give a value of the main graph")
-        raise ConversionError(f"{what} {name!r} is no value of {bundle.origin}; {near_names(name, known)}")
+        raise ConversionError(f"{what} {name!r} is not a value of {bundle.origin}; {near_names(name, known)}")
     twice = sorted({name for name in names if list(names).count(name) > 1})
     if twice:
         raise ConversionError(f"{what} {twice[0]!r} is given twice")

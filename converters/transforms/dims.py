@@ -152,7 +152,7 @@ def _place(proto: onnx.ModelProto, origin: str, key: str, size: int, named: set[
         raise ConversionError(f"{origin} has no dim {key!r} in its inputs; {near_names(key, [*named, *_open(proto)])}")
     dims, axis = inputs[match["input"]], int(match["axis"])
     if axis >= len(dims):
-        raise ConversionError(f"{key!r}: input {match['input']!r} has {len(dims)} dims of known place, counted from 0")
+        raise ConversionError(f"{key!r}: input {match['input']!r} has {len(dims)} dims, counted from 0")
     dim = dims[axis]
     if dim.HasField("dim_value") and dim.dim_value > 0 and dim.dim_value != size:
         raise ConversionError(f"{key!r} is given size {size}, and is {dim.dim_value} in the model")

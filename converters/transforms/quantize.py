@@ -331,7 +331,7 @@ def _calibration_samples(
     for name in given:
         if name not in declared:
             hint = near_names(name, declared)
-            raise ConversionError(f"calibration data {name!r} is no input of {bundle.origin}; {hint}")
+            raise ConversionError(f"calibration data {name!r} is not an input of {bundle.origin}; {hint}")
     lacking = [name for name in declared if name not in given]
     if lacking:
         raise ConversionError(f"calibration data lacks the input {' and '.join(map(repr, lacking))}")

@@ -110,7 +110,9 @@ def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[
         meant = meant or {name for name in nodes if fnmatch.fnmatchcase(name, entry)}
         if not meant:
             hint = near_names(entry, {*nodes, *nodes.values()})
-            raise ConversionError(f"{entry!r} of {what} is no node, operator or pattern of nodes in the model; {hint}")
+            raise ConversionError(
+                f"{entry!r} of {what} is not a node, operator or pattern of nodes in the model; {hint}"
+            )
         chosen |= meant
     return chosen
 

@@ -62,7 +62,7 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
     engine = runtime.onnxruntime()
     version = runtime.runtime_version() or ()
     if recipe.ep_devices and version[:2] < PLUGIN_VERSION:
-        reason = f"{runtime.describe_runtime()} does not tell which nodes a plugin provider runs; 1.31 or newer does"
+        reason = f"{runtime.describe_runtime()} does not report which nodes a plugin provider runs; 1.31 or newer does"
         raise DeviceUnavailableError(request.device, reason, "pip install --upgrade onnxruntime")
     recorder, reason = _recorder(recipe, request)
     if recorder is not None:
@@ -172,7 +172,7 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
     if recipe.ep_name not in opened:
         raise DeviceUnavailableError(
             request.device,
-            f"ONNX Runtime opened {', '.join(opened)} in place of {recipe.ep_name}, which cannot be loaded",
+            f"ONNX Runtime opened {', '.join(opened)} instead of {recipe.ep_name}, which cannot be loaded",
             "rlx-ort doctor names what is missing",
         )
     return session

@@ -94,7 +94,7 @@ class ThreadBudget:
         try:
             bindings.set_global_thread_pool_sizes(self.total, 1)
         except errors as err:
-            _log().warning("RLX_SHARED_POOL comes too late, ONNX Runtime was in use before: %s", err)
+            _log().warning("RLX_SHARED_POOL has no effect, since ONNX Runtime was already in use: %s", err)
         else:
             self.shared = True
 
@@ -236,7 +236,7 @@ def refuse_at_the_end() -> None:
         EngineError: the process ends.
     """
     if _ending.is_set():
-        raise EngineError("the process ends, and no session is opened any more")
+        raise EngineError("the process is exiting; no session can be opened")
 
 
 @atexit.register

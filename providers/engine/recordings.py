@@ -371,7 +371,7 @@ class Recordings:
         """Record a signature that has just run plainly with these results, if its replay is right and faster."""
         values = (*feeds.values(), *results)
         if not all(getattr(value, "dtype", _NO_NUMBER).kind in "biufc" for value in values):
-            raise NotRecordedError("an input or output is no tensor of numbers")
+            raise NotRecordedError("an input or output is not a tensor of numbers")
         ins = {name: held[name] if name in held else _like(value) for name, value in feeds.items()}
         outs = {name: _like(value) for name, value in zip(names, results, strict=True)}
         lent = [value.nbytes for value in results if key[0] == 0 and value.nbytes >= LENT_BYTES]

@@ -20,7 +20,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError, install_command
+from rlx_ort.errors import (
+    DeviceUnavailableError,
+    EngineError,
+    InputError,
+    LegalizeError,
+    MissingExtraError,
+    RlxError,
+    install_command,
+)
 from rlx_ort.faults import DEVICE_GONE, NOT_TAKEN
 from rlx_ort.providers.engine.stopping import check_stopped
 
@@ -111,7 +119,8 @@ def quantization() -> Any:
     """Return the module `onnxruntime.quantization`, MatMulNBits included; takes about 300 ms.
 
     Raises:
-        EngineError: ONNX Runtime, or a package that its quantisation needs, cannot be imported.
+        EngineError: ONNX Runtime cannot be imported.
+        MissingExtraError: a package that its quantisation needs cannot be imported.
     """
     import logging
 
@@ -123,7 +132,7 @@ def quantization() -> Any:
         return importlib.import_module("onnxruntime.quantization")
     except ImportError as err:
         message = f"ONNX Runtime's quantisation cannot be imported: {err}\n  {install_command('convert')}"
-        raise EngineError(message) from err
+        raise MissingExtraError(message) from err
     finally:  # importing it sets up logging for the whole process
         root.handlers[:] = handlers
         root.setLevel(level)
@@ -150,7 +159,7 @@ def genai() -> Any:
     of the two share no weights, and plugins are registered with each.
 
     Raises:
-        EngineError: it is not installed, or does not load.
+        MissingExtraError: it is not installed, or does not load.
     """
     onnxruntime()  # first, as it reads the settings of the environment
     try:
@@ -158,7 +167,7 @@ def genai() -> Any:
     except ImportError as err:
         absent = isinstance(err, ModuleNotFoundError) and err.name == "onnxruntime_genai"
         problem = "onnxruntime-genai is not installed" if absent else f"onnxruntime-genai does not load: {err}"
-        raise EngineError(f"{problem}\n  {install_command('genai')}") from err
+        raise MissingExtraError(f"{problem}\n  {install_command('genai')}") from err
     if not telemetry_allowed():
         module.disable_telemetry_events()
     return module
@@ -261,7 +270,7 @@ def _too_new(match: re.Match[str]) -> LegalizeError:
     else:
         what, asked, most = f"opset of {match['domain']}", int(match["opset"]), match["most"]
         loads = [core.name for core in known_cores() if core.opset >= asked and match["domain"] == "ai.onnx"]
-    remedy = f"ONNX Runtime {loads[0]} and newer load it" if loads else "no ONNX Runtime is known to load it"
+    remedy = f"ONNX Runtime {loads[0]} and newer load it" if loads else "no known ONNX Runtime loads it"
     return LegalizeError(f"the model needs {what} {asked}, and {describe_runtime()} loads up to {most}; {remedy}")
 
 

@@ -16,6 +16,7 @@ import click
 
 from rlx_ort.cli import show
 from rlx_ort.cli.interrupts import Interrupts
+from rlx_ort.cli.options import loudness
 from rlx_ort.errors import RlxError, advising_options, near_names
 
 __all__ = ["Commands", "main"]
@@ -40,6 +41,7 @@ Exit codes:
   7  a model package is broken
   8  two models or devices differ by more than the tolerance
   9  a file cannot be written
+  10  an optional package is missing
   130  Ctrl-C
   143  a request to terminate
   149  Ctrl-Break on Windows
@@ -111,6 +113,7 @@ class Commands(click.Group):
     where={name: f"rlx_ort.cli.{name}:command" for name in _COMMANDS},
     epilog=_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
+    params=loudness(),
 )
 @click.version_option(package_name="rlx_ort", prog_name="rlx-ort")
 @click.pass_context

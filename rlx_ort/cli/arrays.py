@@ -38,9 +38,9 @@ def read_npz(path: Path) -> dict[str, Array]:
         InputError: the file is no npz archive, is damaged, or holds pickled objects.
     """
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} is no regular file; write one with numpy.savez(path, name=array, ...)")
+        raise InputError(f"{path} is not a regular file; write one with numpy.savez(path, name=array, ...)")
     if not zipfile.is_zipfile(path):
-        raise InputError(f"{path} is no npz file; write one with numpy.savez(path, name=array, ...)")
+        raise InputError(f"{path} is not an npz file; write one with numpy.savez(path, name=array, ...)")
     arrays: dict[str, Array] = {}
     try:
         _refuse_bomb(path)
@@ -48,7 +48,7 @@ def read_npz(path: Path) -> dict[str, Array]:
             for name in archive.files:
                 member = archive[name]
                 if not isinstance(member, np.ndarray):
-                    raise InputError(f"{path} holds {name!r}, which is no array; write the file with numpy.savez")
+                    raise InputError(f"{path} holds {name!r}, which is not an array; write the file with numpy.savez")
                 arrays[name] = member
     except InputError:
         raise

@@ -10,13 +10,12 @@ import click
 
 import rlx_ort
 from rlx_ort.cli import options
-from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, counted, emit, note, print_digests, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.store import CacheKey, Explanation
 
-_SHOWN_DIGITS = 12
-_SHOWN_CHARACTERS = 60
+_SHOWN_CHARACTERS = 80  # a digest is whole
 
 
 @click.group("cache")
@@ -40,11 +39,14 @@ def list_entries(
     entries = store.entries()
     problems = {}
     if check:
-        with progress("reading every entry"):
-            problems = {entry.digest: entry.problem(whole=True) for entry in entries}
+        with counted("reading every entry", sum(entry.nbytes for entry in entries)) as step:
+            for entry in entries:
+                problems[entry.digest] = entry.problem(whole=True)
+                if step is not None:
+                    step(entry.nbytes)
         for digest, problem in problems.items():
             if problem and store.drop(digest):
-                note(f"dropped {digest[:_SHOWN_DIGITS]}: {problem}")
+                note(f"dropped {digest}: {problem}")
         entries = [entry for entry in entries if not problems[entry.digest]]
     total = sum(entry.nbytes for entry in entries)
     if as_json:
@@ -61,9 +63,10 @@ def list_entries(
         return
     table = []
     for entry in entries:
-        facts = (entry.digest[:_SHOWN_DIGITS], entry.label, entry.parts.get("provider", ""), binary_size(entry.nbytes))
+        facts = (entry.label, entry.parts.get("provider", ""), binary_size(entry.nbytes))
         table.append((*facts, _moment(entry.created_s), _moment(entry.used_s)))
-    print_table(("key", "model", "provider", "size", "made", "used"), table)
+    print_table(("model", "provider", "size", "made", "used"), table)
+    print_digests([(entry.digest, entry.label) for entry in entries])
 
 
 @options.command("clear", command)
@@ -105,7 +108,7 @@ def explain_entry(
 ) -> None:
     """Show whether a model is in the cache, and the changes since it was last compiled.
 
-    A KEY, or its first digits as `cache list` shows them, shows the same for an entry that is there.
+    A KEY of `cache list`, or its first digits, shows the same for an entry that is there.
     """
     from rlx_ort.providers.engine.compiled.store import CacheKey, default_store, explain
 
@@ -116,7 +119,7 @@ def explain_entry(
     else:
         matching = [entry for entry in entries if entry.digest.startswith(subject.lower())]
         if len(matching) != 1:
-            what = "no file and no key of the cache" if not matching else f"the begin of {len(matching)} keys"
+            what = "neither a file nor a key of the cache" if not matching else f"the prefix of {len(matching)} keys"
             raise click.BadParameter(
                 f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
             )
@@ -142,9 +145,9 @@ def _print(report: Explanation) -> None:
     state = "not in the cache" if report.entry is None else f"in the cache since {_moment(report.entry.created_s)}"
     print_facts([("key", report.digest), ("state", state)])
     if report.nearest is None:
-        note("no entry of the same model or weights was there before")
+        note("no earlier entry is of the same model or weights")
         return
-    note(f"compared with {report.nearest.digest[:_SHOWN_DIGITS]}, made {_moment(report.nearest.created_s)}")
+    note(f"compared with {report.nearest.digest}, made {_moment(report.nearest.created_s)}")
     print_table(("what changed", "before", "now"), [(part, _cut(old), _cut(new)) for part, old, new in report.changed])
 
 

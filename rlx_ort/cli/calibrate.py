@@ -11,7 +11,7 @@ import click
 
 import rlx_ort
 from rlx_ort.cli import options
-from rlx_ort.cli.show import duration, emit, note, print_table, progress
+from rlx_ort.cli.show import bar, duration, emit, note, print_table, progress
 
 _Measured: TypeAlias = "rlx_ort.CalibrationProfile | rlx_ort.RlxError"
 
@@ -22,7 +22,7 @@ def command(
     dims: dict[str, int] = options.DIMS,
     names: str | None = options.devices("--device --devices --only", "Measure these devices. Default: all that work."),
     quick: bool = options.flag("--quick", "Measure fewer sizes: at most 3 seconds a device instead of 8."),
-    show_only: bool = options.flag("--show", "Measure nothing; show what is stored."),
+    show_only: bool = options.flag("--show", "Show the stored calibrations and measure nothing."),
     as_json: bool = options.AS_JSON,
 ) -> None:
     """Measure how fast the devices of this machine are, or the kernels that MODEL needs of them.
@@ -75,11 +75,11 @@ def _here() -> list[rlx_ort.Device]:
 def _measured(devices: Iterable[rlx_ort.Device], quick: bool) -> dict[rlx_ort.Device, _Measured]:
     from rlx_ort.calibration.calibrate import calibrate_together
 
-    with progress("measuring") as shown:
+    with bar("measuring", 1.0) as show:
 
         def shown_progress(device: rlx_ort.Device, what: str, gone: float) -> None:
-            if shown is not None:
-                shown.update(f"measuring {device.label}: {what}, {gone:.0%} of its time is gone")
+            if show is not None:
+                show(gone, f"measuring {device.label}: {what}")
 
         return calibrate_together(devices, quick=quick, progress=shown_progress)
 
@@ -140,4 +140,4 @@ def _print(document: dict[str, Any]) -> None:
             noisy.append(row["device"])
     print_table(("device", "round trip", "a node", "best product", "memory", "rows", "of"), table)
     if noisy:
-        note(f"much of {', '.join(noisy)} was noisy: something else is running; calibrate again when it is quiet")
+        note(f"much of {', '.join(noisy)} was noisy: something else is running; calibrate again on an idle machine")

@@ -25,12 +25,12 @@ def command(
     a: Path = options.model(),
     b: Path | None = options.argument(type=options.PACKAGE, required=False),
     devices: tuple[str, ...] = options.device(
-        "Where to run; give it twice for A on the first and B on the second. Default: cpu.", multiple=True
+        "The device; given twice, A runs on the first and B on the second. Default: cpu.", multiple=True
     ),
-    assisted: bool = options.flag("--assisted", "Let the CPU run what a device does not take."),
+    assisted: bool = options.flag("--assisted", "Let the CPU run the nodes that a device does not support."),
     inputs_path: Path | None = options.file("--inputs", "An npz file with an array for each input."),
     seed: int = options.option(
-        "--seed", "Of the random inputs that are made up without --inputs.", default=0, show_default=True
+        "--seed", "The seed of the random inputs that are used without --inputs.", default=0, show_default=True
     ),
     dims: dict[str, int] = options.DIMS,
     tolerance: float | None = options.number(
@@ -38,7 +38,7 @@ def command(
         "The largest relative L2 error that counts as equal. Default: 1e-5; 1e-3 on two different devices, "
         "5e-3 with f16 and 4e-2 with bf16 on either side.",
     ),
-    with_bisect: bool = options.flag("--bisect", "If they differ, name the first node that does."),
+    with_bisect: bool = options.flag("--bisect", "If the outputs differ, find the first node that differs."),
     html: page.Page | None = page.HTML_AND_OPEN,
     as_json: bool = options.AS_JSON,
 ) -> None:
@@ -83,7 +83,7 @@ def command(
             )
     if inputs is None:
         sizes = ", ".join(f"{name}={size}" for name, size in comparison.assumed.items())
-        note(f"no --inputs: random ones with seed {seed}" + (f"; assumed {sizes}" if sizes else ""))
+        note(f"no --inputs: using random inputs with seed {seed}" + (f"; assumed {sizes}" if sizes else ""))
     if with_bisect and unseen and not comparison.ok:
         note(f"--bisect: {unseen[0]} is in ORT format, which shows no values inside; compare the ONNX it was made from")
     if as_json:
@@ -101,7 +101,7 @@ def command(
     if not comparison.ok:
         names = ", ".join(repr(output.name) for output in comparison.outputs if not output.ok)
         raise rlx_ort.ParityError(
-            f"output {names} differs by more than was allowed: {comparison.tolerance}", comparison
+            f"output {names} differs by more than the tolerance: {comparison.tolerance}", comparison
         )
 
 

@@ -64,7 +64,7 @@ def _renames(values: tuple[str, ...]) -> Renames | None:
     pairs = [value.rpartition("=") for value in values]
     for (pattern, equals, _), value in zip(pairs, values, strict=True):
         if not (pattern and equals):
-            raise click.BadParameter(f"{value!r} is no file, and no PATTERN=NAME")
+            raise click.BadParameter(f"{value!r} is neither a file nor PATTERN=NAME")
     return Renames.of(patterns=[(pattern, name) for pattern, _, name in pairs])
 
 
@@ -86,7 +86,7 @@ _CHANGES: dict[str, Any] = {
     ),
     "keep": options.option(
         "--keep",
-        "Operators or nodes that --precision leaves in f32; names of nodes that --quantize leaves as they are.",
+        "Operators or nodes that --precision keeps in f32; names of nodes that --quantize skips.",
         multiple=True,
         read=_names,
         metavar="OPS",
@@ -104,10 +104,14 @@ _CHANGES: dict[str, Any] = {
         *("NAME[=INPUT[AXIS],...]", "([^=]+)=?(.*)", "batch=x[0],y[0]"),
         read=lambda places: [place for place in places.split(",") if place],
     ),
-    "simplify": options.flag("--simplify", "Fold constants, remove what does nothing, infer shapes."),
+    "simplify": options.flag("--simplify", "Fold constants, remove no-ops, infer shapes."),
     **{
         side: options.option(
-            f"--cut-{side}", f"Cut: values that become the {side}.", multiple=True, read=_names, metavar="NAMES"
+            f"--cut-{side}",
+            f"Extract a submodel: the values that become its {side}.",
+            multiple=True,
+            read=_names,
+            metavar="NAMES",
         )
         for side in ("inputs", "outputs")
     },
@@ -123,7 +127,7 @@ _CHANGES: dict[str, Any] = {
     ),
     "detach": options.option(
         "--detach",
-        "Write the weights to this safetensors file beside an ONNX target, referred to.",
+        "Write the weights to this safetensors file beside an ONNX target, which refers to it.",
         metavar="NAME",
         read=_file_name,
     ),
@@ -136,7 +140,7 @@ _CHANGES: dict[str, Any] = {
     "tolerance": options.number("--tolerance", "The largest relative L2 error. Default: by the precision."),
     "verify_inputs": options.option(
         "--inputs --verify-inputs",
-        "Verify on the arrays of this npz file, not on random ones.",
+        "Verify with the arrays of this npz file instead of random inputs.",
         cls=options.Aliased,
         type=_InputsFile(exists=True, dir_okay=False, path_type=Path),
     ),
@@ -160,7 +164,7 @@ def command(
     differ by more than the tolerance.
     """
     if target.suffix.lower() not in _SUFFIXES:
-        raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which decide what to write")
+        raise click.UsageError(f"{target} must end in one of {', '.join(_SUFFIXES)}; the suffix selects the format")
     from rlx_ort.conversion.convert import convert
     from rlx_ort.converters.bundle import bundle_from_graph
     from rlx_ort.deploy.names import is_package

@@ -28,7 +28,7 @@ def _ids(text: str | None) -> list[int] | None:
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
-        raise click.BadParameter(f"{text!r} are no tokens, as in 12,7,430") from None
+        raise click.BadParameter(f"{text!r} is not a list of tokens such as 12,7,430") from None
 
 
 @options.command("genai")
@@ -38,24 +38,26 @@ def command(
     policy: rlx_ort.DevicePolicy = options.policy(),
     engine: str = options.choice(
         "--engine",
-        "onnxruntime-genai, the decode loop of this package, or the first of the two that can.",
+        "The engine: onnxruntime-genai, the decode loop of this package, or whichever of the two works first.",
         "auto genai rlx_ort",
         default="auto",
     ),
     prompt_tokens: int | None = options.whole(
-        "--prompt-tokens", "Rank for a prompt of so many tokens. Default: 256.", least=1
+        "--prompt-tokens", "Length of the prompt, in tokens, to rank for. Default: 256.", least=1
     ),
-    new_tokens: int | None = options.whole("--new-tokens", "Rank for, and write, so many. Default: 128.", least=1),
-    max_length: int = options.whole("--max-length", "Tokens that the cache holds.", least=2, default=2048),
+    new_tokens: int | None = options.whole(
+        "--new-tokens", "Number of new tokens to rank for and to generate. Default: 128.", least=1
+    ),
+    max_length: int = options.whole("--max-length", "Capacity of the cache, in tokens.", least=2, default=2048),
     strict: bool | None = options.option(
         "--strict/--assisted",
-        "Whether every node must be on the device, or the CPU may help with any. Default: with masks and positions, "
-        "and under an automatic choice with any.",
+        "Whether every node must be on the device, or the CPU may run any. Default: the CPU may run nodes that compute "
+        "masks and positions, and any node if the device is chosen automatically.",
         default=None,
     ),
-    prompt: str | None = options.option("--prompt", "Let the model go on from this text."),
+    prompt: str | None = options.option("--prompt", "The prompt, as text."),
     ids: list[int] | None = options.option(
-        "--ids", "Let the model go on from these tokens, as in 12,7,430.", read=_ids, metavar="TOKENS"
+        "--ids", "The prompt, as token ids such as 12,7,430.", read=_ids, metavar="TOKENS"
     ),
     trusted: tuple[Path, ...] = options.TRUST_LINKS,
     all_rows: bool = options.ALL_ROWS,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rlx_ort
-from rlx_ort.cli.show import note, progress
+from rlx_ort.cli.show import note, progress, set_loudness
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -55,10 +55,22 @@ def command(
             return function(**{field: row.value(field, values) for field, row in table.items()})
 
         params = [param for field, row in table.items() for param in row.params(field)]
-        made: click.Command = (group or click).command(name, params=params)(call)
+        summary = " ".join((function.__doc__ or "").split("\n\n")[0].split()).partition(". ")[0].rstrip(".") + "."
+        made: click.Command = (group or click).command(name, params=params + loudness(hidden=True), short_help=summary)(
+            call
+        )
         return made
 
     return decorate
+
+
+def loudness(*, hidden: bool = False) -> list[click.Parameter]:
+    """Return the options --verbose and --quiet, which stand before a command or among its own options."""
+    settings: dict[str, Any] = {"expose_value": False, "callback": set_loudness, "hidden": hidden}
+    return [
+        click.Option(["-v", "--verbose"], count=True, help="Log what is done to stderr; -vv logs more.", **settings),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Print results and errors only, no notes.", **settings),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +211,11 @@ class DeviceNames(click.types.StringParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the text; several names for an option that takes one device are refused."""
         if "," in value and param is not None and param.metavar == "DEVICE":
-            raise click.BadParameter(f"{value!r} has several devices, and this option takes one", ctx, param)
+            raise click.BadParameter(
+                f"{value!r} has several devices, and {param.opts[0]} takes one; `run --chain` tries several in order",
+                ctx,
+                param,
+            )
         return super().convert(value, param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -249,7 +265,15 @@ AS_JSON: Any = flag("--json", "Print one JSON document on stdout and nothing els
 
 ALL_ROWS: Any = flag("--all", "Show what the devices need that are not here.")
 
-DIMS: Any = mapping("--dim", "Fix a named dim; may be repeated.", "NAME=SIZE", "(.+)=([0-9]+)", "batch=4", int)
+
+def _size(text: str) -> int:
+    size = int(text)
+    if size < 1:
+        raise ValueError("a size is 1 or more")
+    return size
+
+
+DIMS: Any = mapping("--dim", "Fix a named dim; may be repeated.", "NAME=SIZE", "(.+)=([0-9]+)", "batch=4", _size)
 """The sizes of named dims."""
 
 PRECISION: Any = option(

@@ -12,7 +12,17 @@ import click
 import rlx_ort
 from rlx_ort.cli import Commands, options
 from rlx_ort.cli.run import print_run, refusals, written
-from rlx_ort.cli.show import binary_size, counted, emit, note, print_json, print_table, progress
+from rlx_ort.cli.show import (
+    binary_size,
+    counted,
+    duration,
+    emit,
+    note,
+    print_digests,
+    print_json,
+    print_table,
+    progress,
+)
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.open import WarmedDevice
@@ -77,7 +87,7 @@ def run(
     }
     facts = [("ran on", f"{document['device']} in {document['precision']}"), ("placement", f"{share:.0%} on it")]
     if from_cache:
-        facts.append(("weights", "those of the compile cache; the package's are right as well"))
+        facts.append(("weights", "entries of the compile cache; the keys of a package work as well"))
     emit(document, as_json, lambda document: print_run(document, facts))
 
 
@@ -90,7 +100,7 @@ def _feeds(
     if package.cases:
         return package.arrays(package.cases[0].inputs), "golden case 0"
     feeds, assumed = options.random_inputs(graph, {**package.index.dims, **dims})
-    note("no --inputs and no golden case: made up random inputs")
+    note("no --inputs and no golden case: random inputs are used")
     options.note_assumed("run", assumed)
     return feeds, "random"
 
@@ -109,7 +119,7 @@ def extract(
     """
     from rlx_ort.deploy.write import write_package
 
-    with counted(f"writing {target}") as step:
+    with counted(f"writing {target}", package.index.total_bytes) as step:
         package.check_all()
         write_package(target, package.contents(), folder=not as_file, overwrite=force, progress=step)
     if as_json:
@@ -149,14 +159,15 @@ def sign(
 def warm(
     package: Package = options.OPEN_PACKAGE,
     devices: str | None = options.devices(
-        "--device --devices", "Warm for these devices, as in cpu,cuda; default: all that may run."
+        "--device --devices", "Warm for these devices, such as cpu,cuda. Default: all that are allowed."
     ),
     as_json: bool = options.AS_JSON,
 ) -> None:
     """Compile a package ahead of its first run.
 
     Writes optimised models and what providers compile to the compile cache, where sessions that are opened later find
-    it. `rlx-ort cache list` shows it. The exit code is 1 when nothing was kept for some device.
+    it. `rlx-ort cache list` shows it. The exit code is 1 when nothing was kept for some device, and 3 when it does not
+    work here.
     """
     from rlx_ort.deploy.open import warm_opened
 
@@ -165,16 +176,18 @@ def warm(
         rows = warm_opened(package, chosen)
     document = {"package": str(package.path), "devices": [asdict(row) for row in rows]}
     emit(document, as_json, lambda document: _print_warmed(rows))
-    if not rows or any(row.problem for row in rows):
-        click.get_current_context().exit(1)
+    failed = [row.device for row in rows if row.problem]
+    if failed or not rows:
+        click.get_current_context().exit(1 if all(map(rlx_ort.is_available, failed)) else 3)
 
 
 def _print_warmed(rows: list[WarmedDevice]) -> None:
     table = []
     for row in rows:
-        kept = (row.entry[:12], binary_size(row.nbytes)) if row.entry else ("-", "-")
-        table.append((row.device, *kept, f"{row.seconds:.2f}", "yes" if row.starts else "no"))
-    print_table(("device", "kept as", "size", "seconds", "starts from it"), table)
+        size = binary_size(row.nbytes) if row.entry else "-"
+        table.append((row.device, size, duration(row.seconds * 1e9), "yes" if row.starts else "no"))
+    print_table(("device", "kept", "time", "starts from it"), table)
+    print_digests([(row.entry, row.device) for row in rows if row.entry])
     for row in rows:
         if row.problem:
             note(f"{row.device}: {row.problem}")
@@ -186,14 +199,12 @@ def export(
     target: Path = options.argument(metavar="DIR", type=click.Path(file_okay=False, path_type=Path)),
     form: str = options.choice("--format", "What to write.", "triton onnx", required=True),
     name: str | None = options.option("--name", "The model's name; that of the package by default."),
-    max_batch: int = options.whole(
-        "--max-batch", "Triton: the most rows that it puts together, 0 for none.", default=8
-    ),
+    max_batch: int = options.whole("--max-batch", "Triton: the largest batch; 0 turns batching off.", default=8),
     instances: int = options.whole("--instances", "Triton: instances on each processor.", least=1, default=1),
     kind: str = options.choice("--kind", "Triton: which processors.", "auto cpu gpu", default="auto"),
     unproven: bool = options.flag(
         "--batch-unproven",
-        "Triton: batch requests although rows are not proved independent and may change each other's results.",
+        "Triton: batch requests even if rows are not proved independent; rows may then change each other's results.",
     ),
     force: bool = options.flag("--force", "Replace an existing target."),
     as_json: bool = options.AS_JSON,

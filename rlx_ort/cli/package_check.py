@@ -87,9 +87,10 @@ def verify(
 ) -> None:
     """Check every byte of a package, its signature, and with --device the golden outputs of devices.
 
-    The exit code is 7 when the package is broken, not signed by the key, or a device that runs gives wrong outputs.
+    The exit code is 7 when the package is broken, not signed by the key, or a device gives wrong outputs, and 3 when a
+    named device cannot run it.
     """
-    with counted(f"hashing {package.path}") as step:
+    with counted(f"hashing {package.path}", package.index.total_bytes) as step:
         package.check_all(step)
     rows = [] if devices is None else _parity(package, devices)
     document = {
@@ -105,6 +106,13 @@ def verify(
     wrong = [row for row in rows if row.outputs and not row.ok]
     if wrong:
         raise rlx_ort.IntegrityError("; ".join(f"{row.device.label}: {row.verdict}" for row in wrong))
+    idle = [row for row in rows if not row.outputs]
+    if idle and not _is_all(devices):
+        raise rlx_ort.DeviceError("; ".join(f"{row.device.label}: {row.verdict}" for row in idle))
+
+
+def _is_all(devices: str | None) -> bool:
+    return devices is not None and devices.strip().lower() == "all"
 
 
 def _parity(package: Package, devices: str) -> list[DeviceParity]:
@@ -115,7 +123,7 @@ def _parity(package: Package, devices: str) -> list[DeviceParity]:
         note("the package has no golden cases; make it with --golden")
         return []
     policy = rlx_ort.DevicePolicy.from_env()
-    if devices.strip().lower() == "all":
+    if _is_all(devices):
         chosen = options.each_once(filter(policy.allows, rlx_ort.available_devices()), package, named=False)
     else:
         chosen = options.each_once(rlx_ort.parse_device_list(devices), package)

@@ -56,10 +56,12 @@ _SETTINGS: dict[str, Any] = {
         "--precision",
         "Run in a precision on a device, with weights that are rounded when they are loaded; may be repeated.",
     ),
-    "golden": options.file("--golden", "An npz file with inputs whose outputs are kept.", multiple=True),
+    "golden": options.file(
+        "--golden", "An npz file with the inputs of a golden case, whose outputs are stored.", multiple=True
+    ),
     "expected": options.file(
         "--expected",
-        "An npz file with the outputs for the --golden of the same place; by default the CPU computes them.",
+        "An npz file with the expected outputs of the --golden at the same position. Default: the CPU computes them.",
         multiple=True,
     ),
     "tolerances": options.mapping(
@@ -141,6 +143,6 @@ def create(
     facts = [("written", target), ("size", binary_size(size)), ("sha256", digest), ("golden cases", len(cases))]
     emit(document, as_json, lambda document: print_facts(facts))
     if is_package(model):
-        note(f"of {model} the graph and its weights were taken, not its settings and golden cases: give them again")
+        note(f"only the graph and weights of {model} are copied; give its settings and golden cases again")
     if not cases:
         note("no --golden: `package verify` and the check at first use have nothing to compare")

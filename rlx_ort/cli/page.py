@@ -28,7 +28,9 @@ class Page(NamedTuple):
 
 def _page(html_path: Path | None, show: bool) -> Page | None:
     if show and html_path is None:
-        raise click.UsageError("--open shows the page that --html writes; give --html PATH too")
+        raise click.UsageError(
+            "--open shows the page that --html writes; give --html PATH too (`report --sessions` opens sessions)"
+        )
     return None if html_path is None else Page(html_path, show)
 
 

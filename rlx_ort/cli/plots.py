@@ -11,7 +11,7 @@ import click
 
 import rlx_ort
 from rlx_ort.cli.show import duration, note, replacing
-from rlx_ort.errors import install_command
+from rlx_ort.errors import MissingExtraError, install_command
 
 # Okabe and Ito's colours, which are distinguishable with every form of colour vision.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
@@ -29,7 +29,8 @@ def draw(
     Rows that have a measured time, `p50_ns`, get a panel of their own. The file appears whole or not at all.
 
     Raises:
-        ClickException: matplotlib is not installed, does not know the format, or there is nothing to draw.
+        ClickException: matplotlib does not know the format, or there is nothing to draw.
+        MissingExtraError: matplotlib is not installed.
         WriteError: the file cannot be written.
     """
     try:
@@ -37,7 +38,7 @@ def draw(
         figures = importlib.import_module("matplotlib.figure")
         tickers = importlib.import_module("matplotlib.ticker")
     except ImportError as err:
-        raise click.ClickException(f"pictures need matplotlib ({err}); {install_command('plot')}") from err
+        raise MissingExtraError(f"pictures need matplotlib: {err}\n  {install_command('plot')}") from err
     priced = [row for row in rows if row.get("predicted_ns")]
     if not priced:
         raise click.ClickException("there is nothing to draw: no device has a prediction for the model")

@@ -24,10 +24,8 @@ def command(
     model: Path = options.model(),
     policy: rlx_ort.DevicePolicy = options.policy(device_too=True),
     dims: dict[str, int] = options.DIMS,
-    show: bool = options.flag(
-        "--open", "Open a session on each device and read its placement; with --html, show the page in the browser."
-    ),
-    html: Path | None = page.HTML,
+    opens: bool = options.flag("--sessions", "Open a session on each device and read its placement."),
+    html: page.Page | None = page.HTML_AND_OPEN,
     trace: Path | None = page.TRACE,
     why: bool = options.flag("--why", "Show the parts of each predicted time, and why the choice was made."),
     plot: Path | None = page.plot("a roofline for each device with the model's nodes on it"),
@@ -53,7 +51,7 @@ def command(
     given = options.opened(model, policy, rlx_ort.CompileOptions(dims=dims))
     runner = click.get_current_context().with_resource(given)
     graph, policy, chosen = runner.graph, runner.policy, runner.options
-    opens, runs = show and html is None, html is not None or trace is not None
+    runs = html is not None or trace is not None
     if runs:
         feeds, assumed = options.random_inputs(graph, chosen.dims)
     else:
@@ -92,7 +90,7 @@ def command(
     if html is not None:
         sizes = {**dims, **dims_of(graph, feeds)}
         splits = splits_of(graph, (row.device for row in candidates), chosen, sizes)
-        page.write_page(page.Page(html, show), [document(model.name, shown, views, splits, dims=sizes)])
+        page.write_page(html, [document(model.name, shown, views, splits, dims=sizes)])
     if plot is not None:
         from rlx_ort.cli.plots import draw
 

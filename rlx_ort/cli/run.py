@@ -128,7 +128,7 @@ def _feeds(graph: rlx_ort.Graph, path: Path | None, dims: Mapping[str, int]) -> 
         return options.read_inputs(path, graph.input_types)
     feeds, assumed = options.random_inputs(graph, dims)
     shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
-    note(f"no --inputs: made up random ones with seed {SEED} ({shapes or 'the model takes none'})")
+    note(f"no --inputs: using random inputs with seed {SEED} ({shapes or 'the model takes none'})")
     options.note_assumed("run", assumed)
     return feeds
 

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.show import note
-from rlx_ort.errors import install_command
+from rlx_ort.errors import MissingExtraError, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def _range_of(text: str) -> tuple[int, int]:
     except ValueError:
         limits = (0, 0)
     if not 1 <= limits[0] <= limits[1]:
-        raise click.BadParameter(f"{text!r} is no number of replicas, as 2, or range, as 1-4")
+        raise click.BadParameter(f"{text!r} is neither a number of replicas, such as 2, nor a range, such as 1-4")
     return limits
 
 
@@ -235,11 +235,11 @@ def _check_installed(*names: str) -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def _lacking(error: ImportError) -> click.ClickException:
+def _lacking(error: ImportError) -> MissingExtraError:
     """Return the error of a command that needs the extra; one about a module of our own is raised as it is."""
     if (error.name or "").startswith("rlx_ort"):
         raise error
-    return click.ClickException(f"serving needs more packages ({error}); {install_command('serve')}")
+    return MissingExtraError(f"serving needs more packages ({error}); {install_command('serve')}")
 
 
 def _note_devices(title: str, lines: Sequence[str], more: str = "") -> None:

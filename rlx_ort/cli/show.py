@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import sys
 import textwrap
@@ -29,6 +30,7 @@ JSON_SCHEMA = 1
 """The schema of the documents of --json: grows when an entry changes its meaning or goes, not when one is added."""
 
 _PRINTED = "rlx_ort.printed_json"
+_QUIET = "rlx_ort.quiet"
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -80,6 +82,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 def print_wrapped(text: str) -> None:
     """Print a text in lines no longer than the terminal, all but the first indented."""
     click.echo(textwrap.fill(_visible(text), _console(stderr=False).width, subsequent_indent="  "))
+
+
+def print_digests(rows: Iterable[tuple[str, str]]) -> None:
+    """Print digests and their owners, one a line that is never wrapped or cut, so that a digest can be copied."""
+    for digest, owner in rows:
+        click.echo(f"{digest}  {_visible(owner)}")
 
 
 def print_rest(what: str, rows: Sequence[tuple[str, str, str]], in_full: bool) -> None:
@@ -149,9 +157,41 @@ def _visible(cell: object) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in str(cell))
 
 
+def set_loudness(context: click.Context, param: click.Parameter, value: int) -> None:
+    """Apply --verbose or --quiet until the command ends."""
+    if not value or context.resilient_parsing:
+        return
+    if param.name == "quiet":
+        context.meta[_QUIET] = True
+        level = logging.ERROR
+    else:
+        level = logging.INFO if value == 1 else logging.DEBUG
+    context.with_resource(_logged(level))
+
+
+@contextlib.contextmanager
+def _logged(level: int) -> Iterator[None]:
+    logger, handler = logging.getLogger("rlx_ort"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def _is_quiet() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and context.meta.get(_QUIET, False)
+
+
 def note(text: str) -> None:
-    """Print a remark on stderr, so that it never mixes with the results."""
-    click.echo(text, err=True)
+    """Print a remark on stderr, so that it never mixes with the results; nothing with --quiet."""
+    if not _is_quiet():
+        click.echo(text, err=True)
 
 
 def print_piece(text: str) -> None:
@@ -162,22 +202,44 @@ def print_piece(text: str) -> None:
 
 def progress(text: str) -> contextlib.AbstractContextManager[Status | None]:
     """Show a spinner with a text while a block runs, which the block can update; None when stderr is no terminal."""
-    return _console(stderr=True).status(text) if is_terminal(sys.stderr) else contextlib.nullcontext()
+    return _console(stderr=True).status(text) if _is_watched() else contextlib.nullcontext()
+
+
+def _is_watched() -> bool:
+    """Return whether progress is shown: on a terminal, without --quiet."""
+    return is_terminal(sys.stderr) and not _is_quiet()
 
 
 @contextlib.contextmanager
-def counted(text: str) -> Iterator[Callable[[int], object] | None]:
-    """Give a function that takes bytes done and shows their sum behind a text, or None without a terminal."""
+def bar(text: str, total: float | None = None) -> Iterator[Callable[[float, str], object] | None]:
+    """Show a text and a bar while a block runs; one without a total only moves.
+
+    Gives a function that takes how far the block is, of the total, and a new text; None where nothing is shown.
+    """
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    if not _is_watched():
+        yield None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True), transient=True) as shown:
+        task = shown.add_task(text, total=total)
+        yield lambda done, now: shown.update(task, completed=done, description=now)
+
+
+@contextlib.contextmanager
+def counted(text: str, total: int | None = None) -> Iterator[Callable[[int], object] | None]:
+    """Give a function that takes bytes done and shows their sum, of the total if there is one; None as in `bar`."""
     done = 0
-    with progress(text) as shown:
+    with bar(text, total) as show:
 
         def add(count: int) -> None:
             nonlocal done
             done += count
-            if shown is not None:
-                shown.update(f"{text}: {binary_size(done)}")
+            if show is not None:
+                show(done, f"{text}: {binary_size(done)}" + (f" of {binary_size(total)}" if total else ""))
 
-        yield None if shown is None else add
+        yield None if show is None else add
 
 
 @contextlib.contextmanager
@@ -189,7 +251,7 @@ def steps() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(finished_text=" "), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
-    with Progress(*columns, console=_console(stderr=True), disable=not is_terminal(sys.stderr)) as shown:
+    with Progress(*columns, console=_console(stderr=True), disable=not _is_watched()) as shown:
 
         def count(done: int, total: int) -> None:
             for task in shown.task_ids[-1:]:

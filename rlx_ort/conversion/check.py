@@ -95,12 +95,12 @@ class ConversionCheck:
                 wanted = replace(reference, inputs=inputs, outputs=tuple(twice))
                 comparison = compare_to(wanted, model, device, tolerance=self._tolerance, options=how)
                 if not comparison.ok:
-                    raise ConversionError(f"{refused}: rows in a batch of twice the size have other results")
+                    raise ConversionError(f"{refused}: rows have different results in a batch of twice the size")
             else:
                 with open_model(model, device, how) as opened:
                     opened.run(inputs)
         except EngineError as err:
-            raise ConversionError(f"{refused}, and does not run on twice of it: {err}") from err
+            raise ConversionError(f"{refused}, and the result does not run on twice that size: {err}") from err
 
     def _verdict(self, comparison: Comparison) -> str:
         """Return why the conversion is refused."""

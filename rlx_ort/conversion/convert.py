@@ -105,7 +105,7 @@ class ConvertOptions:
         precision, kind = str(self.precision), str(self.quantize)
         if "int" in precision:
             wanted = advice(f"quantize={precision!r}", f"--quantize {precision}")
-            raise ConversionError(f"{precision!r} is no precision but a quantisation: {wanted}")
+            raise ConversionError(f"{precision!r} is a quantisation, not a precision: {wanted}")
         object.__setattr__(self, "precision", _SPELLINGS.get(precision.lower(), self.precision))
         if kind in ("int8", "int4"):
             way = "weights" if kind == "int4" else "static" if self.calibration else "dynamic"
@@ -258,7 +258,9 @@ class _Run:
         before = facts_of(bundle)
         unverified = why_unverified(options)
         if unverified and options.free:
-            raise ConversionError(f"opening a dim is checked by running two sizes, and nothing runs: {unverified}")
+            raise ConversionError(
+                f"opening a dim must be verified by running two sizes, and verification is off: {unverified}"
+            )
         check = None
         if not unverified:  # first, so that a source that does not run costs no conversion
             with self._step("run source", "running the source"):

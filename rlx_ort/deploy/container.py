@@ -81,7 +81,7 @@ class OpenFile:
         try:
             before = path.lstat()
             if is_link(before) or not stat.S_ISREG(before.st_mode):
-                raise IntegrityError(f"{name} is a link or no regular file; packages hold plain files only")
+                raise IntegrityError(f"{name} is not a regular file; packages hold plain files only")
             self._file = path.open("rb", buffering=0)
             self._closer = weakref.finalize(self, self._file.close)
             self._closer.atexit = False  # a daemon thread may still read, and would find a damaged package
@@ -119,7 +119,7 @@ class OpenFile:
             while filled < len(target):
                 count = self._read_some(offset + filled, target[filled:])
                 if not count:
-                    raise IntegrityError(f"{self.name} ends {len(target) - filled} bytes too early")
+                    raise IntegrityError(f"{self.name} is {len(target) - filled} bytes too short")
                 filled += count
         except (OSError, ValueError) as err:  # ValueError: it was closed
             raise IntegrityError(f"{self.name} of the package cannot be read: {err}") from err
@@ -291,21 +291,25 @@ def _members(file: OpenFile) -> list[Member]:
     """Return the members that the central directory lists, in its order; its other fields are compared later."""
     name = file.name
     if file.size < _END.size:
-        raise IntegrityError(f"{name} is no package: {file.size} bytes are too few")
+        raise IntegrityError(f"{name} is not a package: it has only {file.size} bytes")
     magic, _, _, _, count, size, offset, _ = _END.unpack(file.read(file.size - _END.size, _END.size))
     if magic != b"PK\5\6" and file.read(0, 2) != b"PK":
-        raise IntegrityError(f"{name} is no package; make one of a model with: rlx-ort package create {name} -o NAME")
+        raise IntegrityError(
+            f"{name} is not a package; make one from a model with: rlx-ort package create {name} -o NAME"
+        )
     if magic != b"PK\5\6":
-        raise IntegrityError(f"{name} is no package: it does not end as one; it is cut short or has bytes behind it")
+        raise IntegrityError(f"{name} is not a package, or a damaged one: it is truncated or has trailing bytes")
     if offset == _LIMIT32:
         place = file.size - _END.size - _LOCATOR.size - _END64.size
         if place < 0:
-            raise IntegrityError(f"{name} is no package: it is cut short")
+            raise IntegrityError(f"{name} is not a package, or a damaged one: it is truncated")
         magic, _, _, _, _, _, _, count, size, offset = _END64.unpack(file.read(place, _END64.size))
         if magic != b"PK\6\6":
-            raise IntegrityError(f"{name} is no package: its 64-bit end is not where it belongs")
+            raise IntegrityError(f"{name} is not a package, or a damaged one: its ZIP64 end record is misplaced")
     if count > MOST_FILES or size > _LARGEST_DIRECTORY or offset + size > file.size:
-        raise IntegrityError(f"{name} is no package: {count} members, {size} bytes of directory at {offset}")
+        raise IntegrityError(
+            f"{name} is not a package: its end record claims {count} members, listed in {size} bytes at {offset}"
+        )
     directory = file.read(offset, size)
     members, place = [], 0
     while place < size:
@@ -328,7 +332,7 @@ def _entry(directory: bytes, place: int, archive: str) -> tuple[Member, int]:
     raw = directory[start : start + name_size]
     extra = directory[start + name_size : start + name_size + extra_size]
     if magic != b"PK\1\2" or len(raw) != name_size or len(extra) != extra_size:
-        raise IntegrityError(f"{archive}: its central directory is broken at byte {place}")
+        raise IntegrityError(f"{archive}: its central directory is corrupt at byte {place}")
     try:
         name = raw.decode("ascii")
     except UnicodeDecodeError as err:
@@ -430,7 +434,7 @@ def read_index(container: Container) -> bytes:
     """
     path, sizes = container.path, container.sizes
     if INDEX not in sizes or MANIFEST not in sizes:
-        raise IntegrityError(f"{path} is no package of this library: it has no {INDEX} or no {MANIFEST}")
+        raise IntegrityError(f"{path} is not a package of this library: {INDEX} or {MANIFEST} is missing")
     if sizes[INDEX] > LARGEST_INDEX_BYTES:
         raise IntegrityError(f"{INDEX} of {path} is {sizes[INDEX]} bytes; at most {LARGEST_INDEX_BYTES} are read")
     data = read_file(container, INDEX)
@@ -438,7 +442,7 @@ def read_index(container: Container) -> bytes:
         if name in container.crcs and sizes[name] <= LARGEST_INDEX_BYTES:
             checksum = zlib.crc32(data if name == INDEX else read_file(container, name))
             if checksum != container.crcs[name]:
-                raise IntegrityError(f"{name} of {path} does not fit its CRC-32 in the archive")
+                raise IntegrityError(f"{name} of {path} does not match its CRC-32 in the archive")
     return data
 
 
@@ -489,7 +493,7 @@ def _files(folder: Path, prefix: str = "", depth: int = 0) -> list[tuple[str, in
             elif stat.S_ISREG(status.st_mode):
                 files.append((name, status.st_size))
             else:
-                raise IntegrityError(f"{name} is no regular file; packages hold plain files and folders only")
+                raise IntegrityError(f"{name} is not a regular file; packages hold plain files and folders only")
             if len(files) > MOST_FILES:
                 raise IntegrityError(f"{folder} has more than {MOST_FILES} files; is it a package?")
     except OSError as err:

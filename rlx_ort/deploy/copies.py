@@ -102,7 +102,7 @@ class PackageCopy:
                 file, offset = container.locate(name)
                 if file.sha256(offset, container.sizes[name], progress) != entry["sha256"]:
                     raise IntegrityError(
-                        f"{name} of {self.path} is not what was packed; get the package again from where it came"
+                        f"{name} of {self.path} has changed since it was packed; download the package again"
                     )
         except IntegrityError as err:
             self._keep(str(err))

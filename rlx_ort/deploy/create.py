@@ -121,17 +121,17 @@ def create_package(
 def _check_recipe(recipe: Recipe) -> None:
     """Refuse settings that would be ignored, or that would make a package which cannot be opened."""
     if recipe.verify_on_first_use and not recipe.golden:
-        raise PackageError(
-            "a check at first use needs golden cases, and there are none; give inputs, or leave the check away"
-        )
+        raise PackageError("a check at first use needs golden cases; give inputs, or turn the check off")
     for what, least in recipe.requires.items():
         if what not in REQUIRABLE or not re.match(r"\d", least):
             known = " or ".join(REQUIRABLE)
-            raise PackageError(f"{what}={least} is no requirement: name {known} and its lowest version, as in 1.31")
+            raise PackageError(
+                f"{what}={least} is not a requirement; give {known} and its lowest version, such as 1.31"
+            )
     for name, largest in recipe.tolerances.items():
         if name not in TOLERANCES or not 0 <= largest < math.inf:
             known = ", ".join(TOLERANCES)
-            raise PackageError(f"{name}={largest} is no tolerance: a number from 0 for one of {known}")
+            raise PackageError(f"{name}={largest} is not a tolerance; give a number of at least 0 for one of {known}")
 
 
 class _Making:

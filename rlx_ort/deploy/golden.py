@@ -105,7 +105,7 @@ def check_device(
             got = dict(zip(names, results, strict=True))
             for name, expected in package.arrays(case.outputs).items():
                 if name not in got:
-                    raise PackageError(f"golden case {number} of {package.path} names {name!r}, which is no output")
+                    raise PackageError(f"golden case {number} of {package.path} names {name!r}, which is not an output")
                 error = relative_error(got[name], expected)
                 outputs.append(OutputParity(name, number, error, error <= tolerance))
     except PackageError:
@@ -157,7 +157,7 @@ def _verdict(package: Package, runner: GraphDevices, device: Device, inputs: Map
     def compile_it() -> CompiledGraph:
         compiled = runner.compile_resolved_with_inputs(inputs)
         if compiled.device != device:  # it refused the graph, and the next one was taken
-            raise RunError(dict(runner.last_attempts).get(device, f"{device.display} was not chosen again"))
+            raise RunError(dict(runner.last_attempts).get(device, f"{device.display} is not chosen a second time"))
         return compiled
 
     parity = check_device(package, runner, device, compile_it)
@@ -180,5 +180,5 @@ def _path(package: Package, runner: GraphDevices, device: Device) -> Path | None
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.60} is no text")
+        raise TypeError(f"{value!r:.60} is not text")
     return value

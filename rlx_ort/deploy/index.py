@@ -114,6 +114,11 @@ class Index(Settings):
     variants: Mapping[str, Variant]
     cases: tuple[Case, ...]
 
+    @property
+    def total_bytes(self) -> int:
+        """The sizes of all files that the index lists."""
+        return sum(entry.size for entry in self.files.values())
+
     def to_bytes(self) -> bytes:
         """Return the file's bytes; the same index gives the same bytes."""
         document: dict[str, Any] = {
@@ -165,13 +170,13 @@ class Index(Settings):
         variants = {name: _variant(item, tensors) for name, item in top.entries("variants").items()}
         devices = [variant.device for variant in variants.values()]
         if len(set(devices)) != len(devices):
-            raise IntegrityError(f"{INDEX} of the package has two variants for one device, and could mean either")
+            raise IntegrityError(f"{INDEX} of the package has two variants for one device")
         tolerances = golden.fields("tolerances").each(Fields.number)
         if min(tolerances.values(), default=0) < 0:
-            golden.fail("has an error below 0, which none is", "tolerances")
+            golden.fail("has a negative error", "tolerances")
         graph = top.text("graph")
         if graph not in files:
-            raise IntegrityError(f"{INDEX} names {graph!r} as the graph, which is no file of the package")
+            raise IntegrityError(f"{INDEX} names {graph!r} as the graph, which is not a file of the package")
         return cls(
             name=top.text("name"),
             graph=graph,
@@ -199,7 +204,7 @@ def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
     stored = StoredTensor(item.text("file"), item.count("offset"), item.count("size"), dtype, shape, _digest(item))
     home = files.get(stored.file)
     if len(shape) != len(item.items("shape")) or len(shape) > 64 or dtype is DType.STRING:
-        item.fail(f"is no tensor: {item.raw!r:.80}")
+        item.fail(f"is not a tensor: {item.raw!r:.80}")
     if home is None or stored.offset + stored.size > home.size or dtype.nbytes(math.prod(shape)) != stored.size:
         item.fail(f"is not inside {stored.file!r} with the size of its shape")
     return stored
@@ -215,7 +220,7 @@ def _case(item: Fields, tensors: Mapping[str, StoredTensor]) -> Case:
     item.only("inputs", "outputs")
     case = Case(_references(item.fields("inputs"), tensors), _references(item.fields("outputs"), tensors))
     if not case.outputs:
-        item.fail("has a golden case without outputs, which any device passes")
+        item.fail("has a golden case without outputs, so it checks nothing")
     return case
 
 
@@ -223,7 +228,7 @@ def _references(item: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str, 
     references = item.each(Fields.text)
     for name, tensor in references.items():
         if tensor not in tensors:
-            item.fail(f"names {tensor!r}, which is no tensor of the package", name)
+            item.fail(f"names {tensor!r}, which is not a tensor of the package", name)
     return references
 
 
@@ -264,14 +269,14 @@ def _buckets(item: Fields) -> tuple[str, tuple[tuple[int, int], ...]]:
     ranges = []
     for pair in item.items("ranges"):
         if not (isinstance(pair, list) and len(pair) == 2 and all(type(end) is int for end in pair)):
-            item.fail(f"has {pair!r:.60}, no range of two whole numbers", "ranges")
+            item.fail(f"has {pair!r:.60}, which is not a range of two whole numbers", "ranges")
         ranges.append((pair[0], pair[1]))
     return item.text("dim"), tuple(ranges)
 
 
 def _digest(item: Fields) -> str:
     if not _DIGEST.fullmatch(text := item.text("sha256")):
-        item.fail("is no SHA-256 in hexadecimal", "sha256")
+        item.fail("is not a SHA-256 digest in hexadecimal", "sha256")
     return text
 
 

@@ -120,7 +120,9 @@ def _problem(name: str) -> str:
         if part.endswith(".") or part.split(".")[0].lower() in _RESERVED:
             return "is reserved on Windows"
     if not name.lower().endswith(_SUFFIXES):
-        return f"is of a kind that no package holds; data only, no code and no libraries ({', '.join(_SUFFIXES)})"
+        return (
+            f"has a suffix that packages do not allow; they hold data, not code or libraries ({', '.join(_SUFFIXES)})"
+        )
     return ""
 
 

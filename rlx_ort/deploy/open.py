@@ -143,7 +143,7 @@ class PackageDevices(GraphDevices):
             for param, stored in variant.rounded.items():
                 if param not in declared or weights.get(param) is None:
                     raise IntegrityError(
-                        f"{self._package.path} has rounded weights for {param!r}, which is no parameter of it"
+                        f"{self._package.path} has rounded weights for {param!r}, which is not a parameter of it"
                     )
                 weights.provide_rounded(param, self._package.tensor(stored))
         self._end_quick()
@@ -315,7 +315,9 @@ def _without_cache(options: CompileOptions | None) -> CompileOptions:
     cached = options.cache not in (None, CacheUse.OFF)
     if cached or options.sharing is WeightSharing.PREPACKED:
         asked = f"cache={options.cache}" if cached else f"sharing={options.sharing}"
-        raise PackageError(f"private=True keeps weights out of files, and {asked} maps them from one; leave out either")
+        raise PackageError(
+            f"private=True keeps weights out of files, and {asked} maps them from one; use one of the two"
+        )
     return replace(options, cache=CacheUse.OFF)
 
 
@@ -413,7 +415,7 @@ def warm_opened(
                     entry, starts = openings[-1].entry, _note(package, compiled, openings[-1])
                     row = replace(row, entry=entry.digest, nbytes=entry.nbytes, starts=starts)
                 else:
-                    problem = f"nothing of {device.display} can be kept, or the cache is not writable"
+                    problem = f"{device.display} has nothing to store, or the cache is not writable"
                     row = replace(row, problem=f"{problem}; see the log of rlx_ort.cache")
         except RlxError as err:
             row = WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err))

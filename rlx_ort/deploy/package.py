@@ -27,7 +27,7 @@ from rlx_ort.deploy.container import Container, OpenFile, compare_files, open_co
 from rlx_ort.deploy.index import REQUIRABLE, Case, Index
 from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
 from rlx_ort.deploy.ort_manifest import check_manifest
-from rlx_ort.errors import ConversionError, IntegrityError, PackageError, install_command
+from rlx_ort.errors import ConversionError, IntegrityError, MissingExtraError, PackageError, install_command
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.providers.engine.stopping import holding
@@ -87,8 +87,8 @@ class Package:
                 check_signature(self, Path(key))
             if self.index.serial < min_serial:
                 raise IntegrityError(
-                    f"{self.path} has serial number {self.index.serial}, and at least {min_serial} is wanted: it is an "
-                    "older package, put back"
+                    f"{self.path} has serial number {self.index.serial}; at least {min_serial} is required, so this is "
+                    "an older package"
                 )
             data_files = {entry.file for entry in self.index.tensors.values()}
             for name, entry in self.index.files.items():
@@ -131,7 +131,7 @@ class Package:
         """
         entry = self.index.files.get(name)
         if entry is None or entry.size > _LARGEST_TEXT_BYTES:
-            raise IntegrityError(f"{name} is no file of {self.path} that is read at once")
+            raise IntegrityError(f"{name} is not one of the files of {self.path} that are read whole")
         data = read_file(self._container, name)
         self._compare(name, hashlib.sha256(data).hexdigest())
         return data
@@ -163,7 +163,7 @@ class Package:
         if not self.is_signed:
             return b""
         if self._container.sizes[SIGNATURE] > _LARGEST_SIGNATURE_BYTES:
-            raise IntegrityError(f"{SIGNATURE} of {self.path} is too large for a signature")
+            raise IntegrityError(f"{SIGNATURE} of {self.path} is too large to be a signature")
         return read_file(self._container, SIGNATURE)
 
     def check_file(self, name: str, progress: Callable[[int], object] | None = None) -> None:
@@ -219,7 +219,7 @@ class Package:
         try:
             return from_json(self.read(self.index.graph).decode("utf-8"), tensors)
         except (ConversionError, UnicodeDecodeError) as err:
-            raise PackageError(f"{self.index.graph} of {self.path} is no graph: {err}") from err
+            raise PackageError(f"{self.index.graph} of {self.path} is not a graph: {err}") from err
 
     def arrays(self, references: Mapping[str, str]) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays that a golden case refers to, verified."""
@@ -260,8 +260,8 @@ class Package:
         entry = self.index.files[name]
         if digest != entry.sha256:
             raise IntegrityError(
-                f"{name} of {self.path} is not what was packed (SHA-256 {digest[:12]}, promised {entry.sha256[:12]}); "
-                "get the package again from where it came"
+                f"{name} of {self.path} has changed since it was packed (SHA-256 {digest}, "
+                f"expected {entry.sha256}); download the package again"
             )
 
 
@@ -391,8 +391,8 @@ class PackageTensor(TensorData):
     def _compare(self, digest: str) -> None:
         if digest != self.sha256:
             raise IntegrityError(
-                f"{self._file.name}: the bytes of {self._name} are not those that were packed (SHA-256 {digest[:12]}, "
-                f"promised {self.sha256[:12]}); get the package again from where it came"
+                f"{self._file.name}: {self._name} has changed since it was packed (SHA-256 {digest}, "
+                f"expected {self.sha256}); download the package again"
             )
 
 
@@ -439,7 +439,7 @@ def check_signature(package: Package, public_key: Path) -> None:
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     except Exception as err:  # the library raises the errors of its own libraries
-        raise PackageError(f"{public_key} is no public key that verifies packages: {err}") from err
+        raise PackageError(f"{public_key} is not a public key that can verify packages: {err}") from err
     raw = package.signature
     with temporary_folder() as folder:
         path = folder / SIGNATURE  # the library reads signatures from files only
@@ -452,7 +452,7 @@ def check_signature(package: Package, public_key: Path) -> None:
         except Exception as err:  # the library raises the errors of its own libraries
             detail = str(err) or type(err).__name__
             raise IntegrityError(
-                f"{SIGNATURE} of {package.path} is no signature by {public_key} of what is there: {detail}"
+                f"{SIGNATURE} of {package.path} is not a signature by {public_key} of this content: {detail}"
             ) from err
 
 
@@ -491,8 +491,7 @@ def _library() -> Any:
         import model_signing.signing
         import model_signing.verifying
     except ImportError as err:
-        raise PackageError(
-            f"signatures need the package model-signing, which cannot be imported here ({err}); "
-            f"install it with: {install_command('sign')}"
+        raise MissingExtraError(
+            f"signatures need model-signing, which cannot be imported: {err}\n  {install_command('sign')}"
         ) from err
     return model_signing

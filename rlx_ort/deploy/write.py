@@ -49,7 +49,7 @@ def write_package(
     """
     exists = target.exists() or target.is_symlink()
     if exists and (folder or target.is_dir()):
-        raise PackageError(f"{target} exists and a folder is not replaced at once; remove it, or choose another name")
+        raise PackageError(f"{target} exists and folders are not replaced; remove it, or choose another name")
     if exists and not overwrite:
         raise PackageError(f"{target} exists and was left as it is; {advice('overwrite=True', '--force')} replaces it")
     partial = partial_path(target)

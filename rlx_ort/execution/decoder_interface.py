@@ -146,7 +146,7 @@ class DecoderInterface:
         if not pairs or not logits or Role.TOKENS not in known.values():
             missing = "cache" if not pairs else "output named logits" if not logits else "input of tokens (input_ids)"
             raise InputError(
-                f"{exported.model.graph.name!r} is no decoder that can run token by token: it has no {missing}; its "
+                f"{exported.model.graph.name!r} is not a decoder that can run token by token: it has no {missing}; its "
                 f"inputs are {', '.join(inputs)}, its outputs {', '.join(exported.output_types)}"
             )
         masks = [name for name, role in known.items() if role is Role.MASK]

@@ -358,7 +358,7 @@ def as_array(value: object, dtype: DType) -> npt.NDArray[Any]:
     try:
         array = value.view(np.ndarray) if isinstance(value, np.ndarray) else np.asarray(value)
     except (ValueError, TypeError) as err:  # ragged lists, objects whose conversion refuses
-        raise ValueError(f"{type(value).__name__} is no array: {err}") from err
+        raise ValueError(f"{type(value).__name__} is not an array: {err}") from err
     if dtype is DType.STRING:
         return array.astype(object) if not array.size and is_literal(value) else _strings(array)
     if array.dtype.kind in "OSUmM":
@@ -430,7 +430,7 @@ def _by_value(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
     if dtype.is_integer and (source.is_float or source.is_complex):
         raise ValueError(f"{source.value} numbers would lose their fraction as {dtype.value}; write whole numbers")
     if dtype is DType.BOOL and source is not DType.BOOL:
-        raise ValueError(f"{source.value} numbers are no truth values; write True and False")
+        raise ValueError(f"{source.value} numbers are not booleans; write True and False")
     if source.is_complex and not dtype.is_complex:
         raise ValueError(f"complex numbers would lose their imaginary part as {dtype.value}")
     if dtype.is_integer and source is not DType.BOOL:
@@ -456,7 +456,7 @@ def _strings(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
             try:
                 item = item.decode("utf-8")
             except UnicodeDecodeError as err:
-                raise ValueError(f"item {index} is no UTF-8 text: {err}") from err
+                raise ValueError(f"item {index} is not UTF-8 text: {err}") from err
         if not isinstance(item, str):
             raise ValueError(f"item {index} is {type(item).__name__}, not a string")
         texts[index] = item
@@ -511,7 +511,7 @@ def typed_from_arrays(arrays: Sequence[Any], dtypes: Sequence[DType]) -> list[tu
     result: list[tuple[bytes, DType]] = []
     for index, (array, dtype) in enumerate(zip(arrays, dtypes, strict=True)):
         if not isinstance(array, np.ndarray) or array.dtype.kind in "OSU" or dtype is DType.STRING:
-            raise InputError(f"output {index} is no tensor of numbers and has no raw bytes; use run")
+            raise InputError(f"output {index} is not a tensor of numbers and has no raw bytes; use run")
         result.append((TensorData.from_array(saturating_cast(array, dtype)).buffer.tobytes(), dtype))
     return result
 

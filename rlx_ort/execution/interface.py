@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rlx_ort.ir.types import Dim, ValueType
 
 
+_SHOWN_VALUES = 6  # in a notebook
+
+
 class ValueInfo(NamedTuple):
     """An input or output: its name, dtype, and dims, of which a number is fixed, a name free, and None unknown.
 
@@ -60,6 +63,13 @@ class Outputs(list[Any]):
             raise InputError(f"the graph has no output {key!r}; {near_names(key, self._places)}")
         return list.__getitem__(self, place)
 
+    def _repr_html_(self) -> str:
+        """Show names, dtypes, shapes and first values in a notebook."""
+        from rlx_ort.ir.notebook import html_table
+
+        rows = [(name, *_shown(value)) for name, value in zip(self._places, self, strict=True)]
+        return html_table("outputs", ("output", "dtype", "shape", "first values"), rows)
+
     def keys(self) -> list[str]:
         """Return the names, in order."""
         return list(self._places)
@@ -99,6 +109,13 @@ def inputs_by_name(
         wanted = ", ".join(f"{name}=..." for name in names)
         raise InputError(f"the inputs, in order or by name, are {call}({wanted}); got {len(given)} in order")
     return {**placed, **named}
+
+
+def _shown(value: Any) -> tuple[object, object, object]:
+    """Return dtype, shape and first values of an output; type and length of a sequence, a map or a tensor elsewhere."""
+    if hasattr(value, "ravel"):
+        return value.dtype, list(value.shape), value.ravel()[:_SHOWN_VALUES]
+    return type(value).__name__, getattr(value, "shape", None) or len(value), ""
 
 
 class ParamSetter:

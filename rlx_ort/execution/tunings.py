@@ -91,7 +91,7 @@ def tuned(provider: Provider, device: Device, model: ExportedModel, options: Com
         variant = Variant(dict(record["variant"]))
         offered = {each for step in steps(provider, device, options) for each in step.entries}
         if strange := variant.entries - offered:
-            raise ValueError(f"{sorted(map(str, strange))} is nothing that {provider.name} offers")
+            raise ValueError(f"{provider.name} does not offer {sorted(map(str, strange))}")
     except (KeyError, TypeError, ValueError, AttributeError) as err:
         _log.warning("the tuning %s of %s is left out: %s", key, device.label, err)
         return None

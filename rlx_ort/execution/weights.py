@@ -517,9 +517,9 @@ def _aligned(data: TensorData) -> TensorData:
 def _complaint(path: Path, missing: list[str], strangers: list[str], names: Iterable[str]) -> str:
     parts = []
     if missing:
-        parts.append(f"it has nothing for the parameters {_listed(missing)}")
+        parts.append(f"it has no tensors for the parameters {_listed(missing)}")
     if strangers:
-        parts.append(f"no parameter takes its tensors {_listed(strangers)}")
+        parts.append(f"its tensors {_listed(strangers)} match no parameter")
         close = difflib.get_close_matches(strangers[0], list(names), n=1)
         if close:
             parts.append(f"did you mean {close[0]!r} by {strangers[0]!r}? `rename` maps names")

@@ -153,7 +153,7 @@ class Choice:
             rows = [
                 (row.device, f"{row.variant + ': ' if row.variant else ''}{row.blocker}") for row in self.candidates
             ]
-            raise NoViableDeviceError("no device may run the model: widen the policy, or bring in another one.", rows)
+            raise NoViableDeviceError("no allowed device can run the model: widen the policy, or add a device.", rows)
         return self.ranked[0]
 
 
@@ -167,7 +167,7 @@ def read_variants(
     """
     base = Path(folder)
     if not base.is_dir():
-        raise ConversionError(f"{base} is no folder; give one with a {CONFIG}, or one of several such folders")
+        raise ConversionError(f"{base} is not a folder; give one with a {CONFIG}, or one of several such folders")
     names = [""] if (base / CONFIG).exists() else sorted(path.parent.name for path in base.glob(f"*/{CONFIG}"))
     variants: dict[str, Variant] = {}
     failures: list[tuple[str, RlxError]] = []

@@ -160,7 +160,7 @@ def read_config(folder: str | os.PathLike[str], trusted: Sequence[Path] = ()) ->
     try:
         data = read_regular(file_inside(base, CONFIG, f"the config of {base} is", trusted))
     except OSError as err:
-        raise ConversionError(f"{path} is no JSON file: {err}") from err
+        raise ConversionError(f"{path} is not a JSON file: {err}") from err
     model = fields.parse(data, str(path), ConversionError).fields("model")
     kind = model.name("type")
     others = [part for part in _OTHER_PARTS if isinstance(part_of := model.raw.get(part), dict) and part_of]
@@ -220,7 +220,7 @@ def _providers(session: Fields, notes: list[str]) -> tuple[tuple[str, Mapping[st
             session.fail(f"is {value!r}: {text}", key)
         if key not in known:
             near = near_names(key, known)
-            notes.append(f"{session.at(key)} is no option of ONNX Runtime and has no effect; {near}")
+            notes.append(f"{session.at(key)} is not an ONNX Runtime option and has no effect; {near}")
     if not isinstance(session.raw.get("provider_options", []), list):
         session.fail('is not a list of objects, as in [{"cuda": {}}]', "provider_options")
     providers = []
@@ -258,5 +258,5 @@ def _tokens(model: Fields, key: str) -> frozenset[int]:
     value = model.raw.get(key, [])
     listed = value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
-        model.fail(f"is {value!r}, no token and no list of them", key)
+        model.fail(f"is {value!r}, neither a token nor a list of tokens", key)
     return frozenset(listed)

@@ -104,7 +104,9 @@ class LanguageModel:
         if not 0 < len(tokens) < self.max_length:
             raise InputError(f"the prompt has {len(tokens)} tokens; the cache takes 1 to {self.max_length - 1}")
         if min(tokens) < 0:  # as a tokenizer gives them for unknown text
-            raise InputError(f"token {tokens.index(min(tokens))} of the prompt is {min(tokens)}, which is no token")
+            raise InputError(
+                f"token {tokens.index(min(tokens))} of the prompt is {min(tokens)}, which is not a valid token"
+            )
         stops = self._variant.config.stop_tokens | set(stop_tokens)
         room = self.max_length - len(tokens)
         count = room if max_new_tokens is None else min(max_new_tokens, room)
@@ -150,7 +152,9 @@ class LanguageModel:
                 if self._closed:
                     raise RunError("the language model is closed; open it again")
                 if self._text is not text:
-                    raise RunError("another text was begun on this model, whose cache holds one; open it twice")
+                    raise RunError(
+                        "another text was started on this model, whose cache holds one; open the model twice"
+                    )
                 token = next(text, None)
             if token is None:
                 return

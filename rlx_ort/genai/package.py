@@ -38,7 +38,7 @@ def why_not(device: Device, options: CompileOptions) -> str:
         return f"onnxruntime-genai runs models as they are, and the options set {', '.join(changed)}"
     name = provider.genai_name
     if not getattr(runtime.genai(), f"is_{name.lower()}_available", lambda: True)():
-        return f"this build of onnxruntime-genai has no {name}"
+        return f"this build of onnxruntime-genai does not support {name}"
     return ""
 
 

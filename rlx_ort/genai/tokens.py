@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx_ort.converters.from_onnx.tensor_files import file_inside
-from rlx_ort.errors import ConversionError, EngineError, install_command
+from rlx_ort.errors import ConversionError, MissingExtraError, install_command
 from rlx_ort.providers.engine import runtime
 
 _FILE = "tokenizer.json"
@@ -46,7 +46,7 @@ def tokenizer_of(folder: Path, trusted: Sequence[Path] = ()) -> Tokenizer:
     try:
         return _of_file(importlib.import_module("tokenizers"), path)
     except ModuleNotFoundError as err:
-        raise EngineError(
+        raise MissingExtraError(
             f"text needs a tokenizer, and neither onnxruntime-genai nor tokenizers is installed\n  "
             f"{install_command('genai')}\n  pip install tokenizers  # is enough; or give tokens instead of text"
         ) from err
@@ -71,7 +71,7 @@ def _of_file(package: Any, path: Path) -> Tokenizer:
     try:
         tokenizer = package.Tokenizer.from_file(str(path))
     except Exception as err:  # it raises `Exception` itself
-        raise ConversionError(f"{path} is no tokenizer: {err}") from err
+        raise ConversionError(f"{path} is not a tokenizer: {err}") from err
 
     def pieces() -> Callable[[int], str]:
         stream = package.decoders.DecodeStream(skip_special_tokens=True)

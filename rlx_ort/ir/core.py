@@ -112,7 +112,7 @@ class Value:
     @property
     def _tensor(self) -> TensorType:
         if not isinstance(self.type, TensorType):
-            raise GraphVerifyError(f"{self.name!r} is no tensor but {self.type}")
+            raise GraphVerifyError(f"{self.name!r} is not a tensor but {self.type}")
         return self.type
 
     __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
@@ -310,6 +310,12 @@ class Graph(Builders):
     def __repr__(self) -> str:
         outputs = f"{len(self.inputs)} inputs, {len(self._outputs)} outputs"
         return f"<{type(self).__name__} {self.name!r}, {len(self.nodes)} nodes, {outputs}>"
+
+    def _repr_html_(self) -> str:
+        """Show the listing of the nodes in a notebook."""
+        from rlx_ort.ir.notebook import html_listing
+
+        return html_listing(repr(self), format_graph(self))
 
     def _add(
         self,

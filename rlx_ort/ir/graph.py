@@ -266,7 +266,7 @@ def infer_bindings_from_inputs(graph: Graph, lengths: Mapping[str, int]) -> DimB
                 raise GraphVerifyError(f"input {name!r} is {kind} of {known} elements, got {length}")
             continue
         if known == 0 or length % known:
-            raise GraphVerifyError(f"input {name!r} is {kind}: {length} elements are no multiple of {known}")
+            raise GraphVerifyError(f"input {name!r} is {kind}: {length} elements are not a multiple of {known}")
         symbol, size = open_dims[0], length // known
         if symbol is None:
             continue

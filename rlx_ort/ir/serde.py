@@ -134,15 +134,15 @@ def _document(text: str, source: str) -> dict[str, Any]:
     try:
         document = parse_json(text)
     except json.JSONDecodeError as err:
-        message = f"{source} is no JSON: {err.msg} in line {err.lineno}, column {err.colno}"
+        message = f"{source} is not JSON: {err.msg} in line {err.lineno}, column {err.colno}"
         raise ConversionError(message) from err
     except ValueError as err:
-        raise ConversionError(f"{source} is no graph: {err}") from err
+        raise ConversionError(f"{source} is not a graph: {err}") from err
     if not isinstance(document, dict) or document.get("format") != FORMAT or "graph" not in document:
-        raise ConversionError(f'{source} is no graph: it does not say "format": {FORMAT!r}')
+        raise ConversionError(f'{source} is not a graph: it does not say "format": {FORMAT!r}')
     schema = document.get("schema")
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise ConversionError(f"{source} has schema {schema!r}, which is no version number")
+        raise ConversionError(f"{source} has schema {schema!r}, which is not a version number")
     if schema > SCHEMA:
         raise ConversionError(f"{source} has schema {schema}, this version reads up to {SCHEMA}; update rlx_ort")
     return document
@@ -271,7 +271,7 @@ class _Reader:
             attributes[name] = self.value(entry, spot)
             hint = hints.get(name)
             if hint is not None and not _fits(attributes[name], hint):
-                _fail(spot, f"{entry!r} is no value for {name!r} of {kind}")
+                _fail(spot, f"{entry!r} is not a valid {name!r} of {kind}")
         try:
             return made(**attributes)
         except (TypeError, ValueError, GraphVerifyError) as err:
@@ -369,7 +369,7 @@ def _get(item: Any, key: str, kind: type, where: str, default: Any = _REQUIRED) 
 def _read_ref(graph: Graph, item: Any, where: str) -> Ref:
     node, output = (_typed(number, int, where) for number in _two(item, where))
     if not 0 <= node < len(graph.nodes) or not 0 <= output < len(graph.nodes[node].types):
-        _fail(where, f"{[node, output]} is no result of an earlier node")
+        _fail(where, f"{[node, output]} is not a result of an earlier node")
     return Ref(node, output)
 
 

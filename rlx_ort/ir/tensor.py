@@ -366,7 +366,7 @@ def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:
     except OSError as err:
         raise ConversionError(f"tensor file {path} cannot be read: {err}") from err
     except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise ConversionError(f"tensor file {path} is no safetensors file: {err}") from err
+        raise ConversionError(f"tensor file {path} is not a safetensors file: {err}") from err
 
 
 def key_of_value(value: object) -> str:

@@ -50,7 +50,7 @@ def _problems(graph: Graph, owner: str) -> Iterator[Problem]:
         if place in unsure:
             yield from _node_problems(graph, node, place, owner)
         if isinstance(node.op, Capture) and not owner:
-            yield Problem(f"{node} captures a value, but its graph is no body", "use an input instead", place)
+            yield Problem(f"{node} captures a value, but its graph is not a body", "use an input instead", place)
         for body in node.op.bodies():
             yield from _capture_problems(node, body, f"{owner}{node}")
             yield from _problems(body, f"{owner}{node}, body {body.name!r}: ")
@@ -131,7 +131,9 @@ def _name_problems(graph: Graph, owner: str) -> Iterator[Problem]:
     params = {node.op.name: node for node in graph.nodes if isinstance(node.op, Param)} if graph.weights else {}
     for name, tensor in graph.weights.items():
         if name not in params:
-            yield Problem(f"{where} has weight data for {name!r}, which is no parameter", "remove it or add the param")
+            yield Problem(
+                f"{where} has weight data for {name!r}, which is not a parameter", "remove it or add the param"
+            )
             continue
         op = params[name].op
         if isinstance(op, Param) and (op.type.dtype is not tensor.dtype or op.type.shape != tensor.shape):

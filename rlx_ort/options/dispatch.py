@@ -75,7 +75,7 @@ class KernelDispatch:
             return cls()
         policy = _TEXTS.get(text.strip())
         if policy is None:
-            raise ConversionError(f"{VARIABLE} is {text!r}; it takes {', '.join(_TEXTS)}, in exactly these letters")
+            raise ConversionError(f"{VARIABLE} is {text!r}; allowed values, in lower case: {', '.join(_TEXTS)}")
         return cls(policy)
 
     def decomposes(self, kind: str, *, has_both: bool, claimed: bool) -> bool:
@@ -106,7 +106,7 @@ def _check_kinds(field: str, kinds: frozenset[str]) -> None:
 
     known = op_kinds()
     for kind in sorted(kinds.difference(known)):
-        raise ConversionError(f"{field} names {kind!r}, which is no kind of op; {near_names(kind, known)}")
+        raise ConversionError(f"{field} names {kind!r}, which is not an op kind; {near_names(kind, known)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
 
 _CURVES_A_CHOICE = 8
-_BY_NAME_ONLY = "only runs when it is asked for by name"
+_BY_NAME_ONLY = "runs only when it is named"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -87,6 +87,24 @@ class DeviceCandidate:
             state = f"blocked: {self.blocker.splitlines()[0][:80]}"
         time = "" if self.predicted_ns is None else f", predicted {self.predicted_ns / 1e3:.4g} us"
         return f"<DeviceCandidate {self.label}, {state}{time}>"
+
+
+class DeviceRows(list[DeviceCandidate]):
+    """The rows of a report or a ranking: a list that notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        """Show devices, predictions and blockers in a notebook."""
+        from rlx_ort.ir.notebook import html_table
+
+        rows = [
+            (
+                row.label,
+                "" if row.predicted_ns is None else f"{row.predicted_ns / 1e3:.4g} us",
+                "recommended" if row.recommended else row.blocker or "",
+            )
+            for row in self
+        ]
+        return html_table("devices", ("device", "predicted", "why"), rows)
 
 
 def device_report(
@@ -203,8 +221,8 @@ class Candidates:
         """Return the error for a graph that no device may run, with the blocker of each device of the probe set."""
         probed = dict.fromkeys(self.policy.probe_set())
         rows = [(device, self.blocker(device) or _BY_NAME_ONLY) for device in probed]
-        remedy = "widen the policy, or bring in another execution provider"
-        return NoViableDeviceError(f"no device may run graph {self.graph.name!r}: {remedy}.", rows)
+        remedy = "widen the policy, or install another execution provider"
+        return NoViableDeviceError(f"no allowed device can run graph {self.graph.name!r}: {remedy}.", rows)
 
     def allowed(self) -> list[Device]:
         """Return the devices the policy allows, each once; devices that it refuses are not probed."""
@@ -224,7 +242,7 @@ class Candidates:
         others = [other for other in same_hardware(device) if other not in self.refused]
         first = min(others, key=self.policy.prefer_rank, default=device)
         if first != device:
-            return f"is the same device as {first.label}; it is used when it is asked for by name"
+            return f"is the same device as {first.label}; name it to use it"
         return None if is_selectable(device) else _BY_NAME_ONLY
 
     def ranked(self) -> Sequence[Device]:
@@ -306,13 +324,13 @@ class Candidates:
     def report(self) -> list[DeviceCandidate]:
         """Return a row for each device of the policy's probe set, in that order."""
         ranked = self.ranked()
-        return [self._row(device, ranked) for device in self.policy.probe_set()]
+        return DeviceRows(self._row(device, ranked) for device in self.policy.probe_set())
 
     def rank(self) -> list[DeviceCandidate]:
         """Return a row for every device the policy allows, the best choice first, blocked ones last."""
         ranked = self.ranked()
         blocked = self.policy.apply(device for device in self.allowed() if device not in ranked)
-        return [self._row(device, ranked) for device in (*ranked, *blocked)]
+        return DeviceRows(self._row(device, ranked) for device in (*ranked, *blocked))
 
     def _row(self, device: Device, ranked: Sequence[Device]) -> DeviceCandidate:
         predicted = self._predicted_ns(device) if device in ranked else None

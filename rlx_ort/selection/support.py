@@ -272,9 +272,7 @@ def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
         missing = next((op for op in _ops_within(node) if not _has_lowering(op)), None)
         if missing is not None:
             where = "" if missing is node.op else f" (in its body: {missing.kind})"
-            why = (
-                f"{missing.reason}; {missing.remedy}" if isinstance(missing, Refused) else "there is no ONNX form of it"
-            )
+            why = f"{missing.reason}; {missing.remedy}" if isinstance(missing, Refused) else "it has no ONNX form"
             yield _unsupported(node, f"{why}{where}")
 
 

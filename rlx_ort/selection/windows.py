@@ -40,7 +40,7 @@ def fitting_sizes(graph: Graph, given: Mapping[str, int]) -> tuple[int, int, int
         if not small:
             return assume
     raise InputError(
-        f"no inputs can be made up: node {small!r} needs more than it gets with "
+        f"no inputs can be generated: node {small!r} needs larger sizes than "
         f"{', '.join(f'{name}={size}' for name, size in dims.items())}; give larger sizes with --dim"
     )
 

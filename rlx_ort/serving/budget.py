@@ -114,7 +114,7 @@ class Budget:
                 del self._waiting[slow]
                 self._table[self._at + _ENDED] += 1
                 missing -= slow.bytes
-                slow.end(_refusal("the client was too slow while others found no memory; try again later"))
+                slow.end(_refusal("the client was too slow while others were waiting for memory; try again later"))
 
     def _send(self, share: Share) -> None:
         with self._lock:

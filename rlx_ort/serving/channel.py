@@ -179,7 +179,7 @@ class Channel(asyncio.Protocol):
         number, regions = next(self._numbers), list(held)
         answered: asyncio.Future[tuple[Any, dict[str, Array]]] = asyncio.get_running_loop().create_future()
         if self._transport is None:
-            raise ServingError("the server is ending", 503)
+            raise ServingError("the server is shutting down", 503)
         self._asked[number] = _Asked(answered, regions, shared)
         self._send(number, name, values, self._packed(tensors or {}, regions))
         del tensors, values  # the caller may want to free them
@@ -372,6 +372,6 @@ class Channel(asyncio.Protocol):
 def _failure(error: BaseException) -> tuple[int, tuple[str, float | None]]:
     """Return the status and the values of an answer to a call that failed."""
     if not isinstance(error, Exception):
-        return 503, ("the request was given up", None)
+        return 503, ("the request was abandoned", None)
     status, text = described(error)
     return status, (text, error.retry_after_s if isinstance(error, ServingError) else None)

@@ -258,7 +258,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP in the protocol's form."""
-        self._refuse(b"400 Bad Request", "this is no valid HTTP request")
+        self._refuse(b"400 Bad Request", "this is not a valid HTTP request")
 
     def end_if_slow(self, now_s: float) -> None:
         """Close the connection if its client takes too long."""
@@ -282,7 +282,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def end_if_incomplete(self) -> None:
         """Close the connection if a request is being read, since the server ends."""
         if not self.transport.is_closing() and not self._is_read:
-            self._refuse(b"503 Service Unavailable", "the server is ending")
+            self._refuse(b"503 Service Unavailable", "the server is shutting down")
 
     def _refuse(self, status: bytes, text: str) -> None:
         """Send an error, and close the connection once the client has had a moment to read it.

@@ -76,7 +76,7 @@ class Request:
             len(self.headers) != len(self.scope["headers"])
             and [key for key, _ in self.scope["headers"]].count(name) > 1
         ):
-            raise ServingError(f"the request has two headers {name.decode()}", 400)
+            raise ServingError(f"the header {name.decode()} occurs twice", 400)
         return found.decode("latin-1")
 
 

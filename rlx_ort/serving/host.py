@@ -239,7 +239,7 @@ def _check_certificate(options: HostOptions) -> None:
             context.load_cert_chain(options.certificate, options.private_key, password="")  # never ask
         except (OSError, ssl.SSLError) as err:
             raise ServingError(
-                f"{options.certificate} and {options.private_key} are no certificate with its private key, "
+                f"{options.certificate} and {options.private_key} are not a certificate and its private key, "
                 f"in PEM and without a password: {err}"
             ) from err
 

@@ -213,7 +213,7 @@ def _probe(runner: GraphDevices, lane: Lane, inputs: Mapping[str, Array], wanted
     tolerance = _TOLERANCE if runner.resilience is None else runner.resilience.tolerance
     for name, array in wanted.items():
         if not agree(result[name], array, tolerance):
-            raise ServingError(f"{lane.device.display} gives other values for {name!r} than before", 503)
+            raise ServingError(f"{lane.device.display} gives different values for {name!r} in a batch", 503)
     runner.readmit(lane.device)
 
 

@@ -60,7 +60,7 @@ async def opened_in_time(
             raise
         ended = isinstance(err, CancelledRunError)
         raise TimeLimitError(
-            "the opening was ended" if ended else f"it took longer than {limit_s:g} s to open"
+            "opening was cancelled" if ended else f"it took longer than {limit_s:g} s to open"
         ) from err
     finally:
         del future  # an error that it holds has this frame, and would keep files mapped until garbage is collected

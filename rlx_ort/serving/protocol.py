@@ -117,7 +117,7 @@ def parse_request(
         ServingError: the body is no request.
     """
     if header_bytes is not None and not 0 <= header_bytes <= len(body):
-        raise ServingError(f"the header is said to take {header_bytes} bytes, and the body has {len(body)}", 400)
+        raise ServingError(f"the header claims {header_bytes} bytes of JSON, and the body has {len(body)} bytes", 400)
     text = body if header_bytes is None else body[:header_bytes]
     remembered = header_bytes is not None and header_bytes <= _REMEMBERED_BYTES
     if len(text) > _PIECE_BYTES:
@@ -137,7 +137,7 @@ def parse_request(
         inputs[name] = array_from_bytes(name, shape, dtype, rest[at : at + size], take)
         at += size
     if at != len(rest):
-        raise ServingError(f"{len(rest) - at} bytes behind the binary data of the inputs are of no input", 400)
+        raise ServingError(f"{len(rest) - at} bytes after the binary data belong to no input", 400)
     return InferRequest(
         inputs, about.outputs, about.id, about.parameters, about.binary, about.priority, about.timeout_s
     )
@@ -369,9 +369,9 @@ def parse_document(text: bytes | bytearray) -> dict[str, Any]:
     try:
         document = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant, **numbers)
     except (ValueError, RecursionError) as err:
-        raise ServingError(f"the request is no JSON: {err}", 400) from err
+        raise ServingError(f"the request is not JSON: {err}", 400) from err
     if not isinstance(document, dict):
-        raise ServingError("the request is no JSON object", 400)
+        raise ServingError("the request is not a JSON object", 400)
     return document
 
 
@@ -388,7 +388,7 @@ _SLOW_NUMBERS: dict[str, Any] = {"parse_float": _float, "parse_int": _int}
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON; send it as binary data")
+    raise ValueError(f"{name} is not a JSON number; send it as binary data")
 
 
 def check_texts(name: str, count: int) -> None:
@@ -403,13 +403,13 @@ def check_texts(name: str, count: int) -> None:
 
 def _check_count(name: str, count: int, shape: Sequence[int]) -> None:
     if count != math.prod(shape):
-        raise ServingError(f"input {name!r} has {count} elements, and its shape {list(shape)} has others", 400)
+        raise ServingError(f"input {name!r} has {count} elements, which does not match its shape {list(shape)}", 400)
 
 
 def _entries(document: Mapping[str, Any], key: str) -> Sequence[dict[str, Any]]:
     entries = document.get(key)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ServingError(f"{key!r} is no list of objects", 400)
+        raise ServingError(f"{key!r} is not a list of objects", 400)
     check_tensors(key, len(entries))
     return entries
 
@@ -475,7 +475,7 @@ def _refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
 def _mapping(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = entry.get(key)
     if value is not None and not isinstance(value, dict):
-        raise ServingError(f"{key!r} is no object", 400)
+        raise ServingError(f"{key!r} is not an object", 400)
     return value or {}
 
 
@@ -496,7 +496,7 @@ def _whole(parameters: Mapping[str, Any], key: str) -> int:
 def _flattened(data: Any, name: str) -> list[Any]:
     """Return the elements of nested lists, taken apart level by level."""
     if not isinstance(data, list):
-        raise ServingError(f"the data of input {name!r} is no list", 400)
+        raise ServingError(f"the data of input {name!r} is not a list", 400)
     flat: list[Any] = data
     for _ in range(32):
         if not any(list in set(map(type, flat[at : at + PIECE])) for at in range(0, len(flat), PIECE)):
@@ -517,6 +517,6 @@ def _texts(name: str, data: memoryview, most: int) -> Iterator[str]:
             yield bytes(data[at + _LENGTH_BYTES : end]).decode()
         except UnicodeDecodeError as err:
             raise ServingError(
-                f"input {name!r} holds an element that is no UTF-8, which ONNX strings are", 400
+                f"input {name!r} holds an element that is not UTF-8, as ONNX strings must be", 400
             ) from err
         at = end

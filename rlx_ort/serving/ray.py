@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ import grpc
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.errors import RunError, ServingError, install_command
+from rlx_ort.errors import MissingExtraError, RunError, ServingError, install_command
+from rlx_ort.providers.hardware import core_share
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.serving import access, tracing
@@ -152,7 +154,7 @@ def _libraries() -> tuple[Any, Any]:
         import ray
         from ray import serve
     except ImportError as err:
-        raise ServingError(f"Ray cannot be imported ({err}); {install_command('ray')}") from err
+        raise MissingExtraError(f"Ray cannot be imported: {err}\n  {install_command('ray')}") from err
     return ray, serve
 
 
@@ -160,6 +162,21 @@ _METHODS = [*(name.removesuffix("Request") for name in vars(messages) if name.en
 _METHODS[_METHODS.index("HealthCheck")] = "Check"
 for _name in _METHODS:
     setattr(Replica, _name, _unary(_name))
+
+
+def _require_cores(scale: RayOptions) -> None:
+    """Refuse replicas that do not fit on this machine, for which Ray would wait without an end.
+
+    Raises:
+        ServingError: the first replicas take more CPUs than there are.
+    """
+    share = core_share()
+    here = min(share.host_logical, share.quota or share.host_logical)
+    if scale.cpus * scale.replicas[0] > here:
+        raise ServingError(
+            f"{scale.replicas[0]} replica(s) of {scale.cpus:g} CPUs do not fit on this machine, which has {here:g}; "
+            "give --replicas and --replica-cpus that fit, or the RAY_ADDRESS of a larger cluster"
+        )
 
 
 def _path(name: str) -> str:
@@ -307,6 +324,9 @@ def run(
         )
     if place.http_port is None:
         raise ServingError("Ray's proxies always answer REST; give --http a port")
+    joined = sys.modules.get("ray") is not None and _libraries()[0].is_initialized()
+    if not (joined or os.environ.get("RAY_ADDRESS")):
+        _require_cores(scale or RayOptions())  # before Ray is imported, which takes seconds
     ray, serve = _libraries()
     app = build(sources, options, place.guarded, scale, drain_s=place.drain_s)
     for name, value in OWN_CLUSTER.items():

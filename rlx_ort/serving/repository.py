@@ -153,7 +153,7 @@ class Repository:
         async with entry.changing:
             try:
                 if self._draining:
-                    raise ServingError("the server is ending", 503)
+                    raise ServingError("the server is shutting down", 503)
                 paths = self._paths_of(name)
                 entry.paths = entry.paths | paths  # a version that cannot be opened is in the index with its reason
                 for version, path in paths.items():
@@ -295,7 +295,7 @@ class Repository:
 
     def _opened(self, name: str, version: str, path: Path) -> ServedModel:
         if not path.is_file() and not (path.is_dir() and path.suffix == ".ortpackage"):
-            raise ConversionError(f"{path} is no regular file; a pipe, a device or a folder is not read")
+            raise ConversionError(f"{path} is not a regular file; a pipe, a device or a folder is not read")
         options = self.options
         opened: GraphDevices | StartedPackage
         if path.suffix == ".ortpackage":
@@ -303,7 +303,7 @@ class Repository:
                 raise ServingError(f"{path.name}: only signed packages are served; give the key with --key", 403)
             opened = _started(path, options) or _package(options, path)
         elif options.signed_only:
-            raise ServingError(f"{path.name} is no package; only signed packages are served", 403)
+            raise ServingError(f"{path.name} is not a package; only signed packages are served", 403)
         else:
             opened = _file(options, path)
         try:

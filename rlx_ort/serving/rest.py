@@ -401,7 +401,7 @@ class Rest:
         self._options.check_change({})
         parameters = (await self._document(request)).get("parameters") or {}
         if not isinstance(parameters, dict):
-            raise ServingError("'parameters' is no object", 400)
+            raise ServingError("'parameters' is not an object", 400)
         self._options.check_change(parameters)
         await change(request.model)
         return Reply(b"{}")
@@ -460,5 +460,5 @@ def _inflated(body: Buffer, window: int, most: int, take: Callable[[int], object
             if len(found) > most:
                 raise ServingError(f"the body decompresses to more than the {most} bytes that are allowed", 413)
     if not inflater.eof or inflater.unused_data:
-        raise ServingError("the compressed body is cut short, or there is more behind it", 400)
+        raise ServingError("the compressed body is cut short, or has trailing bytes", 400)
     return found

@@ -204,7 +204,7 @@ class Servicer:
             return requests
         share.take(_AHEAD_BYTES)
         limit_s = self._limits.message_s
-        self._unfinished[share] = functools.partial(share.end, ServingError("the server is ending", 503))
+        self._unfinished[share] = functools.partial(share.end, ServingError("the server is shutting down", 503))
         with share.waiting():
             try:
                 async with asyncio.timeout(limit_s):
@@ -385,7 +385,7 @@ def _decoded(name: str, data: bytes) -> Any:
     try:
         return getattr(messages, name).FromString(data)
     except DecodeError as err:
-        raise ServingError(f"the request is no {name}: {err}", 400) from err
+        raise ServingError(f"the request is not a valid {name}: {err}", 400) from err
 
 
 def _parsed(
@@ -428,7 +428,7 @@ def _parsed(
             try:
                 data = [item.decode() for item in data]
             except UnicodeDecodeError as err:
-                raise ServingError(f"input {name!r} holds an element that is no UTF-8", 400) from err
+                raise ServingError(f"input {name!r} holds an element that is not UTF-8", 400) from err
         inputs[name] = array_of_flat(name, shape, dtype, data)
     document = {}
     if request.parameters or request.outputs:

@@ -323,7 +323,7 @@ class Scheduler:
     def _expire(self, request: _Waiting) -> None:
         if not request.running:
             waited_s = (time.perf_counter_ns() - request.arrived_ns) / 1e9
-            self._drop(request, ServingError(f"the request waited {waited_s:.3g} s and was given up", 504))
+            self._drop(request, ServingError(f"the request waited {waited_s:.3g} s and was abandoned", 504))
 
     def _heads(self, now_ns: int) -> list[_Group]:
         """Return the groups by their first request that is still wanted."""

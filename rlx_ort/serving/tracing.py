@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.errors import ServingError, install_command
+from rlx_ort.errors import MissingExtraError, install_command
 
 if TYPE_CHECKING:
     from rlx_ort.serving.exchange import Application, Message, Receive, Scope, Send
@@ -30,7 +30,7 @@ def _api() -> Any:
     try:
         from opentelemetry import propagate, trace
     except ImportError as err:
-        raise ServingError(f"spans need more packages ({err}); {install_command('otel')}") from err
+        raise MissingExtraError(f"spans need OpenTelemetry: {err}\n  {install_command('otel')}") from err
     return trace, propagate
 
 
@@ -41,7 +41,7 @@ def export_spans(service: str = "rlx_ort") -> None:
     `OTEL_SERVICE_NAME`. Where the process has a tracer provider already, it is kept.
 
     Raises:
-        ServingError: OpenTelemetry is not installed.
+        MissingExtraError: OpenTelemetry is not installed.
     """
     trace, _ = _api()
     if type(trace.get_tracer_provider()).__name__ != "ProxyTracerProvider":
@@ -52,7 +52,7 @@ def export_spans(service: str = "rlx_ort") -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as err:
-        raise ServingError(f"sending spans needs more packages ({err}); {install_command('otel')}") from err
+        raise MissingExtraError(f"sending spans needs OpenTelemetry: {err}\n  {install_command('otel')}") from err
     provider = TracerProvider(resource=Resource({SERVICE_NAME: service}).merge(Resource.create()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)

@@ -135,4 +135,4 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def _cut_short() -> ServingError:
-    return ServingError("the request is no ModelInferRequest: its wire format is broken", 400)
+    return ServingError("the request is not a valid ModelInferRequest: its wire format is broken", 400)

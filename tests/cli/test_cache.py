@@ -63,7 +63,7 @@ def test_explain_takes_the_first_digits_of_a_key(cli, package):
     """As `list` shows them."""
     (row,) = cli("package", "warm", package, "--device", "cpu", "--json").document["devices"]
     assert cli("cache", "explain", row["entry"][:8], "--json").document["key"] == row["entry"]
-    cli("cache", "explain", "no-such-thing").fails(2, "no file and no key")
+    cli("cache", "explain", "no-such-thing").fails(2, "neither a file nor a key")
 
 
 def test_list_check_drops_what_is_damaged(cli, package, tmp_path):
@@ -79,8 +79,8 @@ def test_list_check_drops_what_is_damaged(cli, package, tmp_path):
 
 
 def test_warming_for_a_device_that_is_not_here_fails_and_says_why(cli, package):
-    """The exit code is 1, and the reason is on stderr."""
-    cli("package", "warm", package, "--device", "cuda:7").fails(1, "cuda:7")
+    """The exit code is that of a device that cannot be used, and the reason is on stderr."""
+    cli("package", "warm", package, "--device", "cuda:7").fails(3, "cuda:7")
 
 
 def test_export_to_triton_and_back(cli, package, tmp_path):

@@ -67,13 +67,20 @@ def _dialogue(line: int, text: str) -> Iterator[Step]:
             yield Step(line, "command", command, int(after[2]) if after[0] == "echo $?" else 0)
 
 
-def run_page(name: str, wanted: list[Step], folder: Path, prepared: str = "", timeout_s: float = 120) -> None:
+def run_page(
+    name: str,
+    wanted: list[Step],
+    folder: Path,
+    prepared: str = "",
+    timeout_s: float = 120,
+    python: str = sys.executable,
+) -> None:
     """Run the steps of a page in a process of their own, in a folder; `prepared` is Python that runs before them."""
     program = folder.parent / f"{folder.name}.json"
     todo = [Step(0, "python", prepared), *wanted]
     program.write_text(json.dumps([name, [vars(step) for step in todo]]), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-P", __file__, str(program)],
+        [python, "-P", __file__, str(program)],
         cwd=folder,
         capture_output=True,
         encoding="utf-8",

@@ -68,6 +68,7 @@ for module in (reference, lowerings, ops):
 """,
     "README.md": DOUBLE + "np.savez('x.npz', x=np.ones((1, 4), np.float32))",
     "docs/choosing.md": CLASSIFIER,
+    "docs/command-line.md": DOUBLE + "np.savez('x.npz', x=np.ones((1, 4), np.float32))",
     "docs/converting.md": f"""{CLASSIFIER}{DOUBLE}
 import importlib.util, json, pathlib, safetensors.numpy
 model = onnx.load("classifier.onnx")
@@ -122,7 +123,7 @@ options = ConvertOptions(precision="f16")
 """What the first block of a page expects to be there."""
 
 PLACEHOLDERS = {"SRC DST": "model.onnx converted.onnx", "A B": "model.onnx model.onnx", "MODEL": "model.onnx"}
-"""What stands for names in capitals in the synopsis of the README; words after two spaces describe a command."""
+"""What stands for names in capitals in a synopsis; words after two spaces describe a command."""
 
 
 def _steps(page: str) -> list[Step]:
@@ -143,7 +144,7 @@ def _matches(pattern: str, command: str) -> bool:
 
 
 def _filled(page: str, step: Step) -> Step:
-    if page != "README.md" or step.kind != "command":
+    if page not in ("README.md", "docs/command-line.md") or step.kind != "command":
         return step
     text = re.split(r"\s{2,}", step.text)[0]
     for name, meant in PLACEHOLDERS.items():

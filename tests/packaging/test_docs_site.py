@@ -55,18 +55,18 @@ def test_every_page_of_the_menu_exists() -> None:
 def test_links_to_other_files_become_their_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link to a page follows it to its place; one to a file that is no page becomes text; code is left alone."""
     (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text(
+    (tmp_path / "SECURITY.md").write_text(
         "[choose](docs/choosing.md#policy), [all](scripts/start.py), `docs/choosing.md`, [x] (y)\n\n"
         "```text\n[choose](docs/choosing.md)\n```\n",
         encoding="utf-8",
     )
-    (tmp_path / "docs" / "choosing.md").write_text("[home](../README.md)\n", encoding="utf-8")
+    (tmp_path / "docs" / "choosing.md").write_text("[more](../SECURITY.md)\n", encoding="utf-8")
     monkeypatch.setattr(site, "ROOT", tmp_path)
-    assert site.site_text("README.md") == (
+    assert site.site_text("SECURITY.md") == (
         "[choose](choosing.md#policy), all (`scripts/start.py`), [`docs/choosing.md`](choosing.md), \\[x\\] (y)\n\n"
         "```text\n[choose](docs/choosing.md)\n```\n"
     )
-    assert site.site_text("docs/choosing.md") == "[home](index.md)\n"
+    assert site.site_text("docs/choosing.md") == "[more](security.md)\n"
 
 
 def test_a_broken_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

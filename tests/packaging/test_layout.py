@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,14 +10,19 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from email import message_from_bytes, policy
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, SETUPTOOLS = SETTINGS["project"], SETTINGS["tool"]["setuptools"]
 FOLDERS: dict[str, str] = SETUPTOOLS["package-dir"]
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+CONTAINER = ROOT / "examples" / "serving" / "Dockerfile"
+ADDRESS = "https://git.example.org/owner/rlx_ort"
 
 
 def _installed_names(pattern: str) -> dict[str, Path]:
@@ -33,21 +39,44 @@ def _build(kind: str, source: Path, target: Path) -> Path:
     """Call the build backend in a process of its own, as installers do, and return what it built."""
     target.mkdir()
     command = [sys.executable, "-W", "ignore", "-c", BUILD, kind, str(target)]
-    result = subprocess.run(command, cwd=source, capture_output=True, text=True, encoding="utf-8", check=False)
+    result = subprocess.run(
+        command,
+        cwd=source,
+        env=os.environ | {"REPOSITORY_URL": ADDRESS},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     return target / result.stdout.splitlines()[-1]
 
 
+def _copied_by_the_container() -> list[str]:
+    """Return the files and folders that examples/serving/Dockerfile copies from the root of the repository."""
+    lines = CONTAINER.read_text(encoding="utf-8").splitlines()
+    copies = [line.split()[1:] for line in lines if line.startswith("COPY ")]
+    return [name for *names, _ in copies for name in names]
+
+
+def _metadata(archives: tuple[Path, Path]) -> Message:
+    """Return the metadata of the wheel."""
+    with zipfile.ZipFile(archives[1]) as wheel:
+        data = wheel.read(next(name for name in wheel.namelist() if name.endswith("METADATA")))
+    return message_from_bytes(data, policy=policy.compat32)
+
+
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Build the sdist from a copy of the checkout, and the wheel from the unpacked sdist."""
+    """Build the sdist from the files that the container copies, and the wheel from the unpacked sdist."""
     base = tmp_path_factory.mktemp("build")
     checkout = base / "checkout"
     checkout.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, checkout / name)
-    for folder in FOLDERS.values():
-        shutil.copytree(ROOT / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in _copied_by_the_container():
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, checkout / name)
+        else:
+            shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     sdist = _build("build_sdist", checkout, base / "sdist")
     with tarfile.open(sdist) as archive:
         archive.extractall(base / "unpacked", filter="data")
@@ -98,20 +127,51 @@ def test_the_sdist_and_the_wheel_hold_the_tables(archives: tuple[Path, Path], fo
 
 def test_the_wheel_asks_for_no_flavour_of_onnx_runtime(archives: tuple[Path, Path]) -> None:
     """ONNX Runtime comes by an extra only, because its flavours exclude each other."""
-    with zipfile.ZipFile(archives[1]) as wheel:
-        metadata = wheel.read(next(name for name in wheel.namelist() if name.endswith("METADATA"))).decode("utf-8")
-    needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: onnxruntime")]
+    needed = [line for line in _metadata(archives).get_all("Requires-Dist") or [] if line.startswith("onnxruntime")]
     assert needed
     assert [line for line in needed if "extra ==" not in line] == []
 
 
-def test_only_containers_install_the_package_by_its_name() -> None:
-    """Help, docs and examples name an extra, and `install_command` has the one way to install it."""
-    places = [
-        ROOT / "README.md",
-        *(path for name in ("docs", "examples", "scripts") for path in (ROOT / name).rglob("*")),
+def test_the_metadata_leads_to_the_repository(archives: tuple[Path, Path]) -> None:
+    """Addresses, authors and keywords are there, and no link of the description depends on where it is shown."""
+    metadata = _metadata(archives)
+    addresses = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL") or [])
+    assert set(addresses) == {"Changelog", "Documentation", "Issues", "Repository", "Security"}
+    assert [each for each in addresses.values() if not each.startswith(ADDRESS)] == []
+    assert metadata["Author"]
+    assert "onnxruntime" in metadata["Keywords"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    description = str(metadata.get_payload())
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", description, flags=re.MULTILINE | re.DOTALL))
+    assert len(targets) > 20
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert f"]({ADDRESS}/raw/v{PROJECT['version']}/docs/pictures/overview.svg)" in description
+
+
+def test_the_recipe_for_conda_agrees_with_the_project() -> None:
+    """The version, Python and the dependencies of conda/recipe.yaml are those of pyproject.toml."""
+    recipe = (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    assert re.findall(r'^  version: "(.+)"', recipe, re.MULTILINE) == [PROJECT["version"]]
+    needed = recipe.split("\n  run:\n", 1)[1].split("\n  run_constraints:\n", 1)[0]
+    listed = [line.strip(" -").replace(" ", "") for line in needed.splitlines()]
+    assert sorted(listed) == sorted([f"python{PROJECT['requires-python']}", *PROJECT["dependencies"]])
+
+
+def test_nothing_installs_the_package_by_its_name() -> None:
+    """It is on no index yet, and whoever takes the name there would be installed instead."""
+    places = [path for name in ("docs", "examples", "scripts") for path in (ROOT / name).rglob("*") if path.is_file()]
+    places += [*ROOT.glob("*.md"), *_installed_names("*.py").values()]
+    texts = [
+        path for path in places if path.suffix in (".md", ".py", ".txt", ".toml", ".yml", ".yaml", ".Dockerfile", "")
     ]
-    places += _installed_names("*.py").values()
-    texts = [path for path in places if path.suffix in (".md", ".py", ".txt", ".toml", ".yml")]
+    assert CONTAINER in texts
     assert len(texts) > 200
-    assert [path for path in texts if re.search(r"rlx[_-]ort\[", path.read_text(encoding="utf-8"))] == []
+    by_name = re.compile(r"rlx[_-]ort\[|(?:pip|uv|conda) (?:pip )?install (?:-\S+ )*[\"']?rlx[_-]ort\b")
+    assert [path for path in texts if by_name.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_the_container_may_see_what_it_copies() -> None:
+    """.dockerignore lets the files through that the Dockerfile copies, and no others."""
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert sorted(line[1:] for line in lines if line.startswith("!")) == sorted(_copied_by_the_container())
+    assert "*" in lines

@@ -10,7 +10,7 @@ from rlx_ort import compat, errors
 ERRORS = """
 CalibrationError CancelledRunError ConversionError DeviceError DeviceFallbackError DeviceParseError
 DeviceUnavailableError EngineError GraphError GraphVerifyError InputError IntegrityError LegalizeError
-MemoryBudgetError
+MemoryBudgetError MissingExtraError
 NoViableDeviceError PackageError ParamError ParityError PlacementError RlxError RunError ServingError StateLossError
 TimeLimitError WriteError
 """

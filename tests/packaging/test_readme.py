@@ -1,41 +1,53 @@
-"""The tables of the README are those of the code; test_docs_pages.py runs its examples."""
+"""The first page is short, and claims of the pages point to their tests; test_docs_pages.py runs its examples."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
-from click.testing import CliRunner
+import pytest
 
-from rlx_ort import Device, environment, errors
-from rlx_ort.cli import main
-
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-
-
-def _first_cells(header: str) -> list[str]:
-    """Return the first cell of each row of the table that starts with a header."""
-    table = README.split(header, 1)[1].split("\n\n", 1)[0]
-    return [row.split("|")[1].strip().strip("`") for row in table.splitlines() if row.startswith("|")][1:]
-
-
-def test_the_exit_codes_are_those_of_the_help_and_the_errors() -> None:
-    """README, `--help` and the error classes agree about the exit codes."""
-    documented = {int(cell) for cell in _first_cells("| Exit code | Meaning |")}
-    shown = {
-        int(code) for code in re.findall(r"^    (\d)  ", CliRunner().invoke(main, ["--help"]).stdout, re.MULTILINE)
-    }
-    raised = {item.exit_code for item in vars(errors).values() if isinstance(item, type) and hasattr(item, "exit_code")}
-    assert documented == shown == {0, 1, 2, *raised}
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CLAIMS = "why.md#claims-and-the-tests-that-hold-them"
+CLAIMING = {
+    "README.md": "an error with the reason and the repair",
+    "docs/quick-start.md": "Nothing falls back to the CPU unless you ask for it",
+    "docs/how-it-works.md": "ONNX Runtime moves nodes to the CPU without an error; here it is an error",
+    "docs/choosing.md": "the one with the smallest\npredicted time is chosen",
+    "docs/packaging.md": "a damaged one is logged as a warning and refused from then on",
+}
+"""Pages that claim no fallback, the fastest device or the refusal of damaged copies, with their words."""
 
 
-def test_the_variables_are_those_that_are_read() -> None:
-    """The table has a row for each variable of the package."""
-    cells = _first_cells("| Variable | Meaning |")
-    assert {name.strip(" `") for cell in cells for name in cell.split(",")} == set(environment.VARIABLES)
+def test_the_first_page_is_short_and_in_order() -> None:
+    """A sentence, a picture, a table with figures and the two commands, in under 150 lines."""
+    assert len(README.splitlines()) < 150
+    heading, sentence, *_ = README.split("\n\n")
+    assert heading == "# rlx_ort"
+    assert re.fullmatch(r"[A-Z][^.!?]+\.", sentence)
+    places = [README.index(mark) for mark in ("![", "| | plain `onnxruntime` | `rlx_ort` |", "\n## Two commands\n")]
+    assert places == sorted(places)
+    assert README[places[1] : places[2]].count("\n| ") >= 6
+    assert README.index("start.py demo") < README.index("start.py test")
 
 
-def test_the_support_table_has_every_device() -> None:
-    """Each device kind stands in one row of the support table."""
-    cells = _first_cells("| Device | Execution provider | Brought by | Tested |")
-    assert sorted(name.strip(" `") for cell in cells for name in cell.split(",")) == sorted(map(str, Device.all()))
+@pytest.mark.parametrize("page", CLAIMING)
+def test_a_claim_points_to_its_tests(page: str) -> None:
+    """The paragraph or row with the claim links to the table of claims."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    [paragraph] = [part for part in re.split(r"\n\n|\n(?=[|-] )", text) if CLAIMING[page] in part]
+    assert CLAIMS in paragraph
+
+
+def test_the_tests_of_claims_exist() -> None:
+    """Each row of the table names files, and functions where it names one."""
+    table = (ROOT / "docs" / "why.md").read_text(encoding="utf-8").split("| Claim | Test |\n", 1)[1]
+    rows = [re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", row) for row in table.splitlines() if row.startswith("| ")]
+    assert len(rows) >= 8
+    for named in rows:
+        assert named
+        for file, function in named:
+            tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+            assert function in {"", *(node.name for node in tree.body if isinstance(node, ast.FunctionDef))}

@@ -34,6 +34,7 @@ TREE = {
     "IntegrityError": (["PackageError"], 7),
     "ParityError": (["RlxError"], 8),
     "WriteError": (["ConversionError", "PackageError"], 9),
+    "MissingExtraError": (["ConversionError", "PackageError", "EngineError", "ServingError"], 10),
 }
 INSTANCES = [
     errors.DeviceParseError("gpux", "unknown device 'gpux'"),

@@ -72,6 +72,7 @@ VERDICTS = {
     "ParamError": Fault.CALLER,
     "CancelledRunError": Fault.CALLER,
     "StateLossError": Fault.CALLER,
+    "MissingExtraError": Fault.CALLER,
     "ServingError": Fault.CALLER,
     "PackageError": Fault.CALLER,
     "IntegrityError": Fault.CALLER,

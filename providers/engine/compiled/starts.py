@@ -218,7 +218,7 @@ class SavedSession:
 
     def _refuse_stopped(self) -> None:
         if self._stopped:
-            raise EngineError("the process ends, and no run begins any more")
+            raise EngineError("the process is exiting; no run can begin")
 
     def _opened(self, *, packed: bool) -> Any:
         refuse_at_the_end()

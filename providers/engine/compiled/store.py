@@ -399,7 +399,7 @@ def parse_bytes(text: str) -> int:
 
     match = re.fullmatch(_SIZE, text.strip().lower())
     if match is None:
-        raise ValueError(f"{text!r} is no size such as 500M or 4G")
+        raise ValueError(f"{text!r} is not a size such as 500M or 4G")
     return int(float(match[1]) * _UNITS[match[2]])
 
 

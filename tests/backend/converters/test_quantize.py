@@ -112,8 +112,8 @@ IMAGES = images(2)
     ("calibration", "message"),
     [
         (None, "int8-static needs calibration data"),
-        ({"imag": IMAGES}, "'imag' is no input of convnet; did you mean 'image'"),
-        ({"image": IMAGES, "more": IMAGES}, "'more' is no input"),
+        ({"imag": IMAGES}, "'imag' is not an input of convnet; did you mean 'image'"),
+        ({"image": IMAGES, "more": IMAGES}, "'more' is not an input"),
         ({"image": IMAGES[:, :2]}, r"sample of 'image' has shape \[1, 2, 24, 24\], it takes \[n, 3, 24, 24\]"),
         ({"image": IMAGES[0, 0]}, r"has shape \[24, 24\]; it needs 4 axes, or 5 with the samples first"),
         ({"image": IMAGES[:0]}, "one at least; got 'image' 0"),
@@ -132,7 +132,7 @@ def test_calibration_data_that_does_not_fit_is_refused(calibration: object, mess
     [
         ("int3", QuantizeOptions(), "quantisation 'int3' is not known; give one of int8-dynamic"),
         ("int4-weights", QuantizeOptions(block_size=24), "block size 24 was asked for; it is a power of two"),
-        ("int8-dynamic", QuantizeOptions(exclude=("nope",)), "'nope' of the nodes to leave out is no node"),
+        ("int8-dynamic", QuantizeOptions(exclude=("nope",)), "'nope' of the nodes to leave out is not a node"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(kind: str, options: QuantizeOptions, message: str) -> None:

@@ -98,7 +98,7 @@ def test_the_digest_and_the_serial_number_that_are_asked_for_start(warmed: Path)
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
-    [({"sha256": "0" * 64}, "another package"), ({"min_serial": 6}, "put back")],
+    [({"sha256": "0" * 64}, "another package"), ({"min_serial": 6}, "older package")],
     ids=["digest", "serial"],
 )
 def test_another_package_than_the_one_asked_for_does_not_start(

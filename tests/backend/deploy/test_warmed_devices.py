@@ -106,7 +106,7 @@ def late():
         try:
             rlx_ort.open_package({str(warmed)!r}, options=options).run("cpu", {{"x": x}})
         except rlx_ort.RlxError as err:
-            print("process ends" in str(err))
+            print("process is exiting" in str(err))
 atexit.register(late)  # called after those that are registered later
 rlx_ort.open_package({str(warmed)!r}).run("cpu", {{"x": x}})
 """

@@ -223,5 +223,5 @@ def test_a_library_that_cannot_be_loaded_never_means_cpu(open_model, monkeypatch
         pytest.skip("this ONNX Runtime has CUDA, so it does not drop it")
     monkeypatch.setattr(runtime, "available_eps", lambda: (CudaProvider.ep_name, "CPUExecutionProvider"))
     monkeypatch.setattr("rlx_ort.providers.cuda.nvidia_gpus", lambda: ())
-    with pytest.warns(UserWarning, match="not in available"), pytest.raises(DeviceUnavailableError, match="in place"):
+    with pytest.warns(UserWarning, match="not in available"), pytest.raises(DeviceUnavailableError, match="instead of"):
         open_model(ADD, device="cuda")

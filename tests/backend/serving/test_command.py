@@ -205,7 +205,7 @@ def test_files_are_compiled_in_the_precision_that_is_asked_for(models: Path) -> 
         (["--tls-cert", "MODEL"], "belong together"),
         (["--signed-only"], "needs --key"),
         (["--token-env", "NO_SUCH_VARIABLE"], "is not set"),
-        (["--tls-cert", "MODEL", "--tls-key", "MODEL"], "no certificate"),
+        (["--tls-cert", "MODEL", "--tls-key", "MODEL"], "not a certificate"),
         (["--http", "-1", "--grpc", "-1"], "neither"),
         (["--http", "99999"], "99999 is not in the range"),
         (["--host", "192.0.2.1"], "192.0.2.1"),
@@ -295,7 +295,7 @@ def test_a_missing_library_is_one_line_with_the_command(models: Path, name: str)
         from rlx_ort.cli import main
         main()"""
     found = subprocess.run([sys.executable, "-c", hidden, "serve", str(models)], capture_output=True, text=True)
-    assert found.returncode == 1
+    assert found.returncode == 10
     assert found.stderr.count("\n") == 1
     assert name in found.stderr
     assert 'pip install ".[serve]"' in found.stderr

@@ -318,7 +318,7 @@ def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
     save_product(tmp_path / "product.onnx")
     (tmp_path / "cert.pem").write_text("nothing", encoding="utf-8")
     host = HostOptions(certificate=tmp_path / "cert.pem", private_key=tmp_path / "cert.pem")
-    with pytest.raises(ServingError, match="no certificate"):
+    with pytest.raises(ServingError, match="not a certificate"):
         asyncio.run(serve(Repository([tmp_path]), host))
 
 

@@ -102,8 +102,8 @@ async def test_a_pipe_is_not_read(tmp_path: Path) -> None:
     repository = Repository([tmp_path], CPU)
     await asyncio.wait_for(repository.load_all(), 20)
     assert [name for name, entry in repository.entries.items() if entry.loaded] == ["c"]
-    assert "no regular file" in repository.entries["a"].reason
-    assert "no regular file" in repository.entries["b"].reason
+    assert "not a regular file" in repository.entries["a"].reason
+    assert "not a regular file" in repository.entries["b"].reason
     await repository.close()
 
 

@@ -67,7 +67,7 @@ def test_a_profile_that_was_copied_over_another_is_ignored(here: Any) -> None:
     store.keep(Device.CUDA, here.profile())
     here.file.write_text(text, encoding="utf-8")
     store.forget()
-    assert "hardware is 'Card 2' here, 'Card 1' there" in store.find(Device.CUDA).reason
+    assert "hardware is 'Card 2' here and 'Card 1' there" in store.find(Device.CUDA).reason
 
 
 def test_a_new_profile_replaces_the_old_one_in_a_running_process(here: Any) -> None:

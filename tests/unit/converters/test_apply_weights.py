@@ -118,16 +118,18 @@ def test_parameters_without_data_are_required() -> None:
     """The message says what the file may mean."""
     graph = Graph("g")
     graph.outputs = [graph.input("x", [1]) + graph.param("layer.bias", [4])]
-    with pytest.raises(ConversionError, match=r"nothing for the weights 'layer\.bias'; did you mean its 'layer\.bia'"):
+    with pytest.raises(
+        ConversionError, match=r"no tensors for the weights 'layer\.bias'; did you mean its 'layer\.bia'"
+    ):
         apply_weights(graph, {"layer.bia": TensorData.from_array(np.zeros(4, np.float32))})
 
 
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        *((["w", "b"], {"required": [name]}, "nothing for the weights 'table'") for name in ("table", "t*", "*")),
+        *((["w", "b"], {"required": [name]}, "no tensors for the weights 'table'") for name in ("table", "t*", "*")),
         (["w"], {"required": ["tabel"]}, "'tabel'"),
-        (["ww"], {"strict": True}, "no weight takes its tensors 'ww'; did you mean 'w' by 'ww'"),
+        (["ww"], {"strict": True}, "its tensors match no weight of the model: 'ww'; did you mean 'w' by 'ww'"),
         (["a", "w"], {"renames": Renames.of({"a": "w"})}, "'a' and 'w' are both weight 'w'"),
     ],
 )
@@ -192,5 +194,5 @@ def test_a_flat_rename_file_is_names(tmp_path: Path) -> None:
 def test_a_file_that_is_no_rename_file_is_refused(text: str, tmp_path: Path) -> None:
     """With its name and what is wrong."""
     (tmp_path / "renames").write_text(text, encoding="utf-8")
-    with pytest.raises(ConversionError, match="renames is no rename file"):
+    with pytest.raises(ConversionError, match="renames is not a rename file"):
         load_renames(tmp_path / "renames")

@@ -66,7 +66,7 @@ def test_what_is_no_sound_model_is_refused(proto: onnx.ModelProto | bytes, messa
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("notes.onnx", r"notes\.onnx"), ("absent.onnx", r"absent\.onnx"), (".", "no regular file")]
+    ("name", "message"), [("notes.onnx", r"notes\.onnx"), ("absent.onnx", r"absent\.onnx"), (".", "not a regular file")]
 )
 def test_a_path_that_leads_to_no_model_is_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
     """A text, a file that is not there, and a folder."""

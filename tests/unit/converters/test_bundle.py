@@ -87,7 +87,7 @@ def test_two_initializers_of_one_name_are_refused() -> None:
     """Which one is meant is anybody's guess."""
     model = model_with_bodies()
     model.graph.initializer.append(model.graph.initializer[0])
-    with pytest.raises(ConversionError, match=r"net\.onnx.*twice: w0"):
+    with pytest.raises(ConversionError, match=r"net\.onnx.*duplicate initializers: w0"):
         bundle_of(model, origin="net.onnx")
 
 

@@ -65,7 +65,7 @@ def test_a_harmless_program_passes_without_guards_and_notes() -> None:
 
 REFUSED: dict[str, list[dict[str, Any]]] = {
     # PyTorch would look the name up in its modules and call what it finds
-    "no operator that is known to be harmless": [
+    "not one of the operators known to be harmless": [
         {"target": target}
         for target in (
             "torch.os.system",
@@ -87,7 +87,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         )
     ],
     # PyTorch gives a size to sympy, which evaluates it as Python
-    "no plain arithmetic": [
+    "not plain arithmetic": [
         {"size": size}
         for size in (
             "__import__('os').abort()",
@@ -114,7 +114,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         )
     ],
     # PyTorch writes names into Python code and executes that
-    "no plain name|no dotted name": [
+    "not a plain name|not a dotted name": [
         {"name": "x): import os #"},
         {"argument": "x=__import__('os').abort()"},
         {"argument": "x\ny"},
@@ -122,7 +122,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"fqn": 7},
     ],
     # PyTorch would import the module
-    "no plain tuples, lists or dicts": [
+    "not plain tuples, lists or dicts": [
         {"tree": tree} for tree in ("collections.defaultdict", "mine.Tuple", "builtins.slice", 7)
     ],
     "named tuples": [{"tuples": {"mine.Pair": {"field_names": ["a"]}}}],

@@ -88,7 +88,7 @@ def test_bytes_need_a_base_folder(folder: Path) -> None:
         ({"offset": "0x10"}, "'0x10'"),
         ({"length": 8}, "needs 256 bytes"),
         ({"length": -1}, "'-1'"),
-        ({"length": "9" * 400}, "no size"),
+        ({"length": "9" * 400}, "not a size"),
     ],
 )
 def test_a_reference_that_is_no_range_of_a_file_inside_is_refused(
@@ -171,7 +171,7 @@ def test_a_trusted_folder_that_is_not_there_is_an_error(folder: Path, tmp_path: 
 def test_a_pipe_is_refused_without_waiting_for_a_writer(folder: Path) -> None:
     """Opening a pipe would hang."""
     os.mkfifo(folder / "pipe.bin")
-    with pytest.raises(ConversionError, match="no regular file"):
+    with pytest.raises(ConversionError, match="not a regular file"):
         from_onnx(write_model(folder, location="pipe.bin"))
 
 

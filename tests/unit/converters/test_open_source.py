@@ -190,7 +190,7 @@ def test_a_file_that_is_not_there_is_a_conversion_error(tmp_path: Path) -> None:
     """The command line turns those into messages."""
     with pytest.raises(ConversionError, match="cannot be read"):
         open_source(tmp_path / "nowhere.onnx")
-    with pytest.raises(ConversionError, match="no path"):
+    with pytest.raises(ConversionError, match="not a path"):
         open_source("a\0b")
 
 

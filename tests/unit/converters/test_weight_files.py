@@ -104,7 +104,7 @@ def test_sizes_that_are_no_sizes_are_refused(shape: list[Any], tmp_path: Path) -
     """Two negative sizes would multiply to the right number of elements."""
     header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 32]}}).encode()
     (tmp_path / "f").write_bytes(struct.pack("<Q", len(header)) + header + bytes(32))
-    with pytest.raises(ConversionError, match="no safetensors file"):
+    with pytest.raises(ConversionError, match="not a safetensors file"):
         read_weights(tmp_path / "f")
 
 

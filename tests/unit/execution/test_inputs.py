@@ -70,7 +70,7 @@ def test_conversions_that_lose_nothing_are_done(dtype: DType, value: Any) -> Non
         (DType.BOOL, np.ones((3, 2), np.uint8), r"numpy\.bool"),
         (DType.U8, np.ones((3, 2), np.int8), "astype"),
         (DType.F32, np.ma.masked_array(np.ones((3, 2), np.float32), mask=[[0, 1]] * 3), "mask"),
-        (DType.F32, [[1, 2], [3]], "no array"),
+        (DType.F32, [[1, 2], [3]], "not an array"),
         (DType.F32, np.array([["a", "b"]]), "no numbers"),
         (DType.F32, None, "None"),
         (DType.F32, np.array([["2024-01-01", "2024-01-02"]], "M8[D]"), "no numbers"),

@@ -80,7 +80,7 @@ def test_a_new_value_is_a_new_buffer() -> None:
         (np.zeros((2, 3), np.float64), r"\.astype\(numpy\.float32\)"),
         (np.zeros((2, 3), np.int32), "cast=True"),
         (np.ma.masked_array(VALUES, mask=VALUES > 2), "mask"),
-        ([[1, 2, 3], [4, 5]], "no array"),
+        ([[1, 2, 3], [4, 5]], "not an array"),
         (np.array([["a"] * 3] * 2), "str|string"),
     ],
     ids=["shape", "f64", "int", "masked", "ragged", "text"],

@@ -46,7 +46,7 @@ def test_a_misspelt_session_option_is_noted(tmp_path: Path) -> None:
     """onnxruntime-genai hands it to ONNX Runtime, which ignores it."""
     options = {"intra_op_num_thread": "4", "session.intra_op.allow_spinning": "0"}
     [note] = read_config(write_folder(tmp_path, session_options=options)).notes
-    assert "intra_op_num_thread is no option" in note
+    assert "intra_op_num_thread is not an ONNX Runtime option" in note
     assert "'intra_op_num_threads'" in note
 
 
@@ -61,7 +61,7 @@ def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
     """The message names the file."""
     write_folder(tmp_path)
     (tmp_path / "genai_config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ConversionError, match=r"genai_config\.json.*no JSON"):
+    with pytest.raises(ConversionError, match=r"genai_config\.json.*not (a )?JSON"):
         read_config(tmp_path)
 
 
@@ -72,9 +72,9 @@ def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
         ({"type": "whisper", "encoder": {"filename": "encoder.onnx"}}, "'encoder' beside its decoder"),
         ({"type": "phi3v", "vision": {"filename": "v.onnx"}}, "'vision' beside its decoder"),
         ({"type": None}, "model.type is missing"),
-        ({"context_length": 0}, "context_length is 0, no whole number"),
-        ({"context_length": "64"}, "context_length is '64', no whole number"),
-        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', no token"),
+        ({"context_length": 0}, "context_length is 0, not a whole number"),
+        ({"context_length": "64"}, "context_length is '64', not a whole number"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', neither a token"),
     ],
 )
 def test_a_model_that_is_no_decoder_of_text_is_refused(tmp_path: Path, entries: dict[str, Any], reason: str) -> None:
@@ -92,8 +92,8 @@ def test_a_model_that_is_no_decoder_of_text_is_refused(tmp_path: Path, entries: 
         ({"pipeline": [{"embedding": {"filename": "e.onnx"}}]}, "pipeline of several models"),
         ({"num_hidden_layers": 10**7}, "num_hidden_layers is above 16384"),
         ({"head_size": 10**40}, "head_size is above"),
-        ({"head_size": True}, "head_size is True, no whole number"),
-        ({"inputs": {"input_ids": 3}}, "input_ids is 3, no text"),
+        ({"head_size": True}, "head_size is True, not a whole number"),
+        ({"inputs": {"input_ids": 3}}, "input_ids is 3, not text"),
         ({"session_options": {"provider_options": {"cuda": {}}}}, "is not a list of objects"),
         ({"session_options": {"custom_ops_library": "ops.so"}}, "native code"),
     ],

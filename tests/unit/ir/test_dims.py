@@ -35,7 +35,7 @@ def test_lengths_tell_named_dims() -> None:
 @pytest.mark.parametrize(
     ("lengths", "said"),
     [
-        ({"x": 10}, "no multiple of 4"),
+        ({"x": 10}, "not a multiple of 4"),
         ({"x": 12, "y": 8}, "'y' makes 'batch' 4, but input 'x' makes it 3"),
         ({"open": 6}, "2 dims"),
         ({"fixed": 4}, "of 3 elements, got 4"),

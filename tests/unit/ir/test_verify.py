@@ -56,9 +56,13 @@ DEFECTS: dict[str, tuple[Callable[[Graph], object], int | None, str]] = {
     "no output": (lambda g: setattr(g, "_outputs", []), None, "has no outputs"),
     "output names": (lambda g: setattr(g, "_outputs", [("y", Ref(2)), ("y", Ref(3))]), None, "output 1 is named 'y'"),
     "weight type": (lambda g: g.weights.update(w=TensorData.from_array(np.ones((2, 4), "f4"))), 1, "its data is"),
-    "weight of nothing": (lambda g: g.weights.update(v=TensorData.from_array(np.ones(2, "f4"))), None, "no parameter"),
+    "weight of nothing": (
+        lambda g: g.weights.update(v=TensorData.from_array(np.ones(2, "f4"))),
+        None,
+        "not a parameter",
+    ),
     "wrong id": (lambda g: setattr(g.nodes[3], "id", 7), 3, "stands at place 3"),
-    "capture outside": (lambda g: setattr(g.nodes[0], "op", Capture(0, g.nodes[0].types[0])), 0, "is no body"),
+    "capture outside": (lambda g: setattr(g.nodes[0], "op", Capture(0, g.nodes[0].types[0])), 0, "is not a body"),
     "missing capture": (_missing_capture, 4, "captures input 3"),
 }
 

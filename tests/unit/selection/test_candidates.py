@@ -63,7 +63,7 @@ def test_a_test_provider_is_blocked_in_the_ranking_unless_it_is_named(machine: A
     add(machine, "null", selectable=False)
     graph = machine.chain("Erf")
     row = rows(rank(graph))["null"]
-    assert row.blocker == "only runs when it is asked for by name"
+    assert row.blocker == "runs only when it is named"
     assert rank(graph, policy=DevicePolicy.only("null"))[0].blocker is None
 
 

@@ -77,4 +77,4 @@ def test_a_profile_of_a_card_that_moved_to_another_slot_is_ignored(cards: Any, m
     store.forget()
     found = store.find(FIRST)
     assert found.profile is None
-    assert "identity is '0000:81:00.0' here, '0000:01:00.0' there" in found.reason
+    assert "identity is '0000:81:00.0' here and '0000:01:00.0' there" in found.reason

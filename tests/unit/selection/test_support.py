@@ -173,7 +173,7 @@ def test_an_op_without_an_onnx_form_is_unsupported_everywhere_and_named(machine:
     x = graph.input("x", [2])
     graph.outputs = graph.add_node(NoOnnxForm(), [x], name="grad")
     found = first_unsupported_op("cpu", graph)
-    assert str(found) == "node 1 'grad' (NoOnnxForm): there is no ONNX form of it"
+    assert str(found) == "node 1 'grad' (NoOnnxForm): it has no ONNX form"
 
 
 def test_an_op_that_no_output_needs_does_not_matter(machine: Any) -> None:

@@ -55,9 +55,9 @@ def test_texts_travel_with_their_length() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "no JSON object"),
-        ({}, "no list of objects"),
-        ({"inputs": [1]}, "no list of objects"),
+        ([], "not a JSON object"),
+        ({}, "not a list of objects"),
+        ({"inputs": [1]}, "not a list of objects"),
         (one_input(name=""), "has no name"),
         (one_input(shape=[3]), "2 elements"),
         (one_input(shape=[-1]), "not a list of sizes"),
@@ -66,7 +66,7 @@ def test_texts_travel_with_their_length() -> None:
         (one_input(datatype="FP31"), "known: BOOL"),
         (one_input(data=[1, "a"]), "other JSON values"),
         (one_input(data=[1, None]), "other JSON values"),
-        (one_input(data=5), "no list"),
+        (one_input(data=5), "not a list"),
         (one_input(data=[1, 1e300]), "beyond FP32"),
         (one_input(datatype="FP64", data=[1, 10**400]), "does not fit FP64"),
         (one_input(datatype="BYTES", data=["a", "\ud800"]), "does not fit BYTES"),
@@ -78,7 +78,7 @@ def test_texts_travel_with_their_length() -> None:
         (one_input(datatype="BOOL", data=[1, 0]), "other JSON values"),
         (one_input(datatype="BYTES", data=["a", 1]), "other JSON values"),
         (one_input(parameters={"binary_data_size": 8}), "both data and"),
-        (one_input(parameters=3), "no object"),
+        (one_input(parameters=3), "not an object"),
         (one_input(parameters={"shared_memory_region": "r"}), "never reads"),
         ({"inputs": [*one_input()["inputs"]] * 2}, "given twice"),
         ({**one_input(), "id": 3}, "not a text"),
@@ -105,7 +105,7 @@ def test_what_is_no_request_is_refused(document: Any, message: str) -> None:
 )  # fmt: skip
 def test_what_is_no_json_is_refused(text: bytes) -> None:
     """Cut, binary and deeply nested text, keys given twice, and numbers that JSON does not have."""
-    with pytest.raises(ServingError, match="no JSON"):
+    with pytest.raises(ServingError, match="not JSON"):
         parse_request(memoryview(text), None)
 
 
@@ -115,9 +115,9 @@ def test_what_is_no_json_is_refused(text: bytes) -> None:
         ({"parameters": {"binary_data_size": 9}}, b"12345678", "8 bytes are left"),
         ({"parameters": {"binary_data_size": 4}}, b"12345678", "4 bytes"),
         ({"parameters": {"binary_data_size": True}}, b"1", "bytes are left"),
-        ({"parameters": {"binary_data_size": 8}}, b"123456789", "of no input"),
+        ({"parameters": {"binary_data_size": 8}}, b"123456789", "belong to no input"),
         ({"datatype": "BYTES", "parameters": {"binary_data_size": 6}}, b"\4\0\0\0ab", "within an element"),
-        ({"datatype": "BYTES", "parameters": {"binary_data_size": 5}}, b"\1\0\0\0\xff", "no UTF-8"),
+        ({"datatype": "BYTES", "parameters": {"binary_data_size": 5}}, b"\1\0\0\0\xff", "not UTF-8"),
         ({"datatype": "BYTES", "parameters": {"binary_data_size": 5}}, b"\1\0\0\0a", "1 elements"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from rlx_ort import Device, DeviceHealth, DevicePolicy, HealthState, RunError, ServingError
 from rlx_ort.cli import main
+from rlx_ort.providers.hardware import CoreShare
 from rlx_ort.serving import ray
 from rlx_ort.serving.budget import Budget
 from rlx_ort.serving.host import HostOptions
@@ -151,4 +153,12 @@ def test_replicas_are_a_number_or_a_range(tmp_path: Path) -> None:
     """Anything else is a usage error."""
     for text in ("0", "4-1", "many", "1-"):
         result = CliRunner().invoke(main, ["serve", str(tmp_path), "--ray", "--replicas", text])
-        assert (result.exit_code, "no number of replicas" in result.output) == (2, True)
+        assert (result.exit_code, "neither a number of replicas" in result.output) == (2, True)
+
+
+def test_replicas_that_do_not_fit_are_refused_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would wait for more CPUs without an end; `docs/scale-out.md` begins with four for each replica."""
+    monkeypatch.setitem(sys.modules, "ray", None)  # is not imported
+    monkeypatch.setattr(ray, "core_share", lambda: CoreShare(2, 2, 2, None))
+    with pytest.raises(ServingError, match=r"4 CPUs do not fit on this machine, which has 2.*--replica-cpus"):
+        ray.run(["models"], None, HostOptions(grpc_port=None), ray.RayOptions(replicas=(1, 4), cpus=4))

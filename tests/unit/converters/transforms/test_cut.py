@@ -76,10 +76,10 @@ def test_what_a_body_takes_from_outside_is_needed() -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs", "message"),
     [
-        (["hh"], ["s"], "input 'hh' is no value of the model; did you mean 'h'"),
-        ([], ["nothing"], "output 'nothing' is no value of the model; known are"),
+        (["hh"], ["s"], "input 'hh' is not a value of the model; did you mean 'h'"),
+        ([], ["nothing"], "output 'nothing' is not a value of the model; known are"),
         (["s"], ["y"], "output 'y' cannot be computed from 's' alone; the model's input 'k' is needed as well"),
-        (["h", "k"], ["s"], "input 'k' has no part in 's'; leave it out"),
+        (["h", "k"], ["s"], "input 'k' does not contribute to 's'; remove it"),
         (["h"], ["h"], "'h' is asked for as input and as output"),
         ([], ["x"], "output 'x' is an input or weight"),
         (["h", "h"], ["s"], "input 'h' is given twice"),

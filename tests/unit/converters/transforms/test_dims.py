@@ -44,7 +44,7 @@ def test_a_dim_without_a_name_is_addressed_by_its_place() -> None:
     [
         ({"nn": 2}, "the model has no dim 'nn' in its inputs; did you mean 'n'"),
         ({"n": 0}, "dim 'n' is given size 0; a size is 1 or more"),
-        ({"x[2]": 2}, r"'x\[2\]': input 'x' has 2 dims of known place, counted from 0"),
+        ({"x[2]": 2}, r"'x\[2\]': input 'x' has 2 dims, counted from 0"),
         ({"b[1]": 4}, r"'b\[1\]' is given size 4, and is 3 in the model"),
         ({"w[0]": 4}, r"has no dim 'w\[0\]' in its inputs"),
     ],

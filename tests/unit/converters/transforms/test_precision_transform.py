@@ -97,7 +97,7 @@ def test_a_keep_list_takes_names_operators_and_patterns(entry: str, kept: set[st
 
 def test_a_keep_list_entry_that_means_nothing_is_refused() -> None:
     """With the nearest name."""
-    with pytest.raises(ConversionError, match=r"'Softmx' of the keep-list is no node.*did you mean 'Softmax'"):
+    with pytest.raises(ConversionError, match=r"'Softmx' of the keep-list is not a node.*did you mean 'Softmax'"):
         to_precision(model(), "f16", ["Softmx"])
 
 
