@@ -296,6 +296,30 @@ class MemoryReading:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionMemory:
+    """What is known of the memory of a provider's sessions, so that it can be counted before one is opened.
+
+    Attributes:
+        on_host: whether sessions compute in host memory: weights are borrowed, inputs are not copied, and memory that
+            was allocated and never used takes none.
+        arena: whether activations lie in ONNX Runtime's arena, which grows by doubling.
+        in_place: operators that may write their result over their first input, or are fused so that none is written.
+        reorders: whether convolutions are computed in a layout of their own, whose values ONNX Runtime does not reuse.
+        session_bytes: bytes that a session takes without nodes.
+        node_bytes: bytes that a node of the model takes in the graph and the session.
+        process_bytes: bytes that the device's libraries take once in a process.
+    """
+
+    on_host: bool = False
+    arena: bool = True
+    in_place: frozenset[str] = frozenset()
+    reorders: bool = False
+    session_bytes: int = 0
+    node_bytes: int = 0
+    process_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRequest:
     """A model to open; the session keeps `weights`, the data of every external initializer by name, alive.
 
@@ -353,6 +377,7 @@ class Provider(abc.ABC):
             written as one of these.
         work_space_bytes: bytes libraries may allocate in a run of a session that has not run in the thread or has not
             recorded launches before; kept free under a memory budget.
+        session_memory: what is known of the memory of sessions.
         precisions: the arithmetics other than f32 that `tune` tries.
     """
 
@@ -370,6 +395,7 @@ class Provider(abc.ABC):
     checks_indices: ClassVar[bool] = True
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     work_space_bytes: ClassVar[int] = 0
+    session_memory: ClassVar[SessionMemory] = SessionMemory()
     precisions: ClassVar[Sequence[Precision]] = ()
 
     @abc.abstractmethod
@@ -424,6 +450,21 @@ class Provider(abc.ABC):
     def memory(self, device: Device) -> MemoryReading | None:
         """Return this process's use of the device's memory now, None where that cannot be read."""
         return None
+
+    def memory_limit(self, device: Device, options: CompileOptions, installed: int) -> int | None:
+        """Return the most bytes that a session can have on a device with so much memory, 0 where that is unknown.
+
+        None means that no session is refused: the limit is unknown, or above it sessions are only slower.
+        """
+        return None
+
+    def packed_bytes(self, op_type: str, place: int, shape: Sequence[int], itemsize: int) -> int:
+        """Return the bytes of the copy that a kernel keeps of a constant input in a layout of its own; 0 for none."""
+        return 0
+
+    def node_work_bytes(self, op_type: str, shapes: Sequence[Sequence[int]]) -> int:
+        """Return the bytes that a kernel takes from the arena during a run, besides its results."""
+        return 0
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:
         """Return the lock that a run must hold: a process-wide lock for exclusive providers, nothing for others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,21 +16,26 @@ from rlx_ort.providers.base import (
     CostProfile,
     KernelLimit,
     MemoryReading,
+    SessionMemory,
     element,
     input_dims,
     is_float_remainder,
     reads_i64,
 )
-from rlx_ort.providers.engine.recipe import Keeps
+from rlx_ort.providers.engine.recipe import Keeps, names
 from rlx_ort.providers.engine.runtime import Problem
-from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes, private_bytes
+from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes, private_bytes, swap_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 
 # Per core of an AVX2 server at about 3 GHz: half of 2 FMA units x 8 lanes x 2 FLOP x 3 GHz, which MLAS reaches.
 _GEMM_GFLOPS_PER_CORE = 50.0
 _BYTES_PER_NS = (10.0, 1e9)  # inputs and outputs are handed over, not copied
 _IN_F64 = "its results stop at the limits of integers and are inexact above 2^53"
+_BLOCK = 16  # channels or columns that MLAS packs together, 8 channels without AVX-512
 _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
+
+_PACKED = {"Conv": (1,), "GRU": (1, 2), "Gemm": (1,), "LSTM": (1, 2), "MatMul": (1,)}
+_BLOCKED = {"Conv": (0, 1), "Gemm": (-1,), "MatMul": (-1,)}
 
 
 def _reduces_integers(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -78,6 +84,43 @@ class CpuProvider(OrtProvider):
     def memory(self, device: Device) -> MemoryReading:
         """Return the process's private memory, which has other data beside that of sessions."""
         return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY)
+
+    # Activations write over their input (`MayInplace` in onnxruntime/core/providers/cpu). The kernels of the others do
+    # not; they stand for the fused nodes that they become a part of, such as LayerNormalization and Gelu.
+    # Bytes of a session and a node: docs/results/README.md, cpu-2026-11-26-memory.
+    session_memory: ClassVar[SessionMemory] = SessionMemory(
+        on_host=True,
+        in_place=names(
+            """
+            Abs Add Cast Ceil Clip Div Elu Erf Exp Floor HardSigmoid LeakyRelu Log LogSoftmax Max Min Mul Neg Not
+            Reciprocal Relu Selu Sigmoid Softmax Softplus Softsign Sqrt Sub Sum Tanh
+            """
+        ),
+        reorders=True,
+        session_bytes=6 << 20,
+        node_bytes=12 << 10,
+    )
+
+    def memory_limit(self, device: Device, options: CompileOptions, installed: int) -> int | None:
+        """Return the machine's memory and what it may swap to."""
+        return installed + swap_bytes() if installed else None
+
+    def packed_bytes(self, op_type: str, place: int, shape: Sequence[int], itemsize: int) -> int:
+        """Return the bytes of a packed f32 weight: columns of products and channels of convolutions in blocks."""
+        if itemsize != 4 or place not in _PACKED.get(op_type, ()) or (op_type == "Conv" and len(shape) != 4):
+            return 0
+        blocks = [*shape]
+        for axis in _BLOCKED.get(op_type, ()):
+            if shape[axis] >= _BLOCK or axis != 1 or op_type != "Conv":
+                blocks[axis] = -(-shape[axis] // _BLOCK) * _BLOCK
+        return math.prod(blocks) * itemsize
+
+    def node_work_bytes(self, op_type: str, shapes: Sequence[Sequence[int]]) -> int:
+        """Return the gates of all steps of a recurrent node, in each direction."""
+        if op_type not in ("GRU", "LSTM", "RNN") or len(shapes) < 3:
+            return 0
+        (steps, batch, width), (directions, gates, _), hidden = shapes[0], shapes[1], shapes[2][2]
+        return steps * batch * directions * (gates + (directions > 1) * (width + hidden)) * 4
 
     # Sigmoid of f64 is 0 from -37 down; some i64 are misordered; sums and products of integers are computed in f64,
     # which stops at their limits; the mean of no elements is 0 (ONNX Runtime 1.31.1). `kernel_dtypes` and the lowerings

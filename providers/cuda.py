@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,11 +24,13 @@ from rlx_ort.providers.base import (
     EngineSession,
     KernelLimit,
     MemoryReading,
+    SessionMemory,
     SessionRequest,
     element,
     is_float_remainder,
     reads_i64,
 )
+from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
 from rlx_ort.providers.engine.opening import open_session
@@ -65,6 +68,11 @@ class CudaProvider(OrtProvider):
     # see h200-2026-11-24 in docs/results. cuBLAS recommends 32 MiB of work space on Hopper, 4 MiB on earlier GPUs
     # (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace).
     work_space_bytes: ClassVar[int] = 64 << 20
+    # "CUDA itself is about 0.45 GB" on an H100 (docs/results, h100-2026-11-25-fifth). That kernels write over an input
+    # as those of the CPU do is not measured yet.
+    session_memory: ClassVar[SessionMemory] = SessionMemory(
+        in_place=CpuProvider.session_memory.in_place, process_bytes=450 << 20
+    )
     # https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#configuration-options
     option_keys: ClassVar[frozenset[str] | None] = names(
         """
@@ -101,6 +109,10 @@ class CudaProvider(OrtProvider):
         """Return all that this process uses of the GPU: its context and its loaded kernels are included."""
         used = process_bytes(device.index)
         return None if used is None else MemoryReading(used[0], whole=True, source=used[1])
+
+    def memory_limit(self, device: Device, options: CompileOptions, installed: int) -> int | None:
+        """Return the limit of the session's arena, else the GPU's memory; Windows' driver lends of the host's."""
+        return options.device_memory_limit_bytes or (installed if installed and sys.platform != "win32" else None)
 
     def devices(self) -> Sequence[Device]:
         """Return one device for each GPU CUDA counts, or index 0 when it counts none."""

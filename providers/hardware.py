@@ -78,6 +78,16 @@ def host_memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
+def swap_bytes() -> int:
+    """Return the bytes that the system may swap out."""
+    for line in (_read(Path("/proc/meminfo")) or "").splitlines():  # psutil warns where a container hides its counts
+        if line.startswith("SwapTotal:"):
+            return int(line.split()[1]) * 1024
+    import psutil
+
+    return int(psutil.swap_memory().total)
+
+
 def private_bytes() -> int:
     """Return the memory of this process alone in bytes; takes 10 us.
 

@@ -143,6 +143,12 @@ def availability(device: Device | str) -> Availability:
     return default_registry().availability(Device(device))
 
 
+def memory_limit(device: Device, options: CompileOptions) -> int | None:
+    """Return the most bytes that a session can have on a device; see `Provider.memory_limit`."""
+    provider = provider_of(device)
+    return None if provider is None else provider.memory_limit(device, options, availability(device).memory_bytes)
+
+
 def check_provider_options(options: CompileOptions) -> None:
     """Refuse provider options that no device has, or not the device that they are for.
 

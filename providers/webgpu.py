@@ -27,6 +27,7 @@ from rlx_ort.providers.base import (
     CostProfile,
     KernelLimit,
     MemoryReading,
+    SessionMemory,
     constant,
     element,
     input_dims,
@@ -209,6 +210,9 @@ class WebGpuProvider(OrtProvider):
         if options.device_graph is True:  # "auto" does not capture: a capture needs static shapes
             chosen["enableGraphCapture"] = "1"
         return chosen
+
+    # The plugin hands out buffers of its own, without ONNX Runtime's arena; what it keeps of them is not measured.
+    session_memory: ClassVar[SessionMemory] = SessionMemory(arena=False)
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:
         """Return the lock all WebGPU sessions of the process share."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, DeviceFallbackError, NoViableDeviceError
+from rlx_ort.errors import CancelledRunError, DeviceFallbackError, MemoryBudgetError, NoViableDeviceError
 from rlx_ort.faults import first_that_works
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.stopping import Turns
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_SMALL_SHARE = 32  # a graph whose weights and inputs are a smaller part of a device's memory is opened without counting
 
 
 class SessionSet:
@@ -358,11 +359,20 @@ class DeviceSessions:
 
     # Sessions
 
-    def compiled(self, device: Device, named: bool, current: SessionSet | None = None) -> CompiledGraph:
+    def compiled(
+        self,
+        device: Device,
+        named: bool,
+        current: SessionSet | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> CompiledGraph:
         """Return the graph compiled for a device, in this set of sessions or the present one.
+
+        `inputs` are those of the run that needs it, if there is one.
 
         Raises:
             NoViableDeviceError: the policy refuses the device; see `SessionSet.compiled` for the others.
+            MemoryBudgetError: the device's memory, or the limit of the options, cannot hold the graph.
         """
         graph = self.follow_graph()
         rule = (self.by_name if named else self.by_choice).placement or PlacementRule.STRICT
@@ -374,7 +384,22 @@ class DeviceSessions:
         if refusal is not None:
             raise NoViableDeviceError(f"{device.display} may not run graph {graph.name!r}: it is {refusal}")
         with self._remembering(device, rule):
+            self._check_memory(graph, device, inputs)
             return current.compiled(graph, self.weights, device, rule)
+
+    def _check_memory(self, graph: Graph, device: Device, inputs: Mapping[str, Any] | None) -> None:
+        """Return unless the device cannot hold the graph; graphs that are small for it are not counted."""
+        from rlx_ort.providers.registry import memory_limit
+
+        limit, given = memory_limit(device, self.options), [*graph.weights.values(), *(inputs or {}).values()]
+        if limit is None or sum(getattr(each, "nbytes", 0) for each in given) * _SMALL_SHARE < limit:
+            return
+        from rlx_ort.selection.memory import memory_shortage
+        from rlx_ort.selection.predict import dims_of
+
+        shortage = memory_shortage(graph, device, self.options, dims_of(graph, inputs or {}))
+        if shortage is not None:
+            raise MemoryBudgetError(f"{shortage}. Take smaller inputs, or another device")
 
     def open(self, device: Device, named: bool, current: SessionSet | None = None) -> CompiledGraph:
         """Return the graph compiled for a device, with its session open unless a parameter is still to be set."""
@@ -394,7 +419,7 @@ class DeviceSessions:
         """
         if not is_automatic(goal):
             pick = self.pick(goal, inputs)
-            return pick, self.compiled(pick.device, named=True)
+            return pick, self.compiled(pick.device, named=True, inputs=inputs)
         tried: set[tuple[Device, bool]] = set()
 
         def passed_over(pick: Pick, error: Exception) -> None:

@@ -229,7 +229,7 @@ class StateLossError(RunError):
 
 
 class MemoryBudgetError(RunError):
-    """A session does not fit into the memory budget of its device beside those that are in use."""
+    """A session does not fit into the memory of its device, or into its budget beside those that are in use."""
 
 
 class ServingError(RlxError):

@@ -139,11 +139,15 @@ def _open(
         model, memory = str(saved), []
     if prepare is not None:
         prepare(options)
-    if any(tensor.nbytes >= _LARGE_BYTES for tensor in request.weights.values()):
+    large = any(tensor.nbytes >= _LARGE_BYTES for tensor in request.weights.values())
+    if large:
         # Exporting a model leaves megabytes of freed protobuf memory in the heap, which ONNX Runtime does not reuse.
         release_free_heap()
     create = partial(_create, engine, recipe, request, model, options)
-    return budget().opened(options, request.options, request.model, create, on_cpu=recipe.on_cpu), memory
+    session = budget().opened(options, request.options, request.model, create, on_cpu=recipe.on_cpu)
+    if large:  # the same for weights that the optimisers have replaced
+        release_free_heap()
+    return session, memory
 
 
 def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: bytes | str, options: Any) -> Any:

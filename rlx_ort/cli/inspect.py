@@ -1,4 +1,4 @@
-"""`rlx-ort inspect MODEL`: inputs, outputs and contents of a model. Opens no session."""
+"""`rlx-ort inspect MODEL`: inputs, outputs and contents of a model, and its memory. Opens no session of it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,45 @@ import rlx_ort
 from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, print_facts, print_table, progress
 
+_PARTS = (
+    *("weights", "packed", "inputs", "cache", "activations", "arena", "work_space", "opening", "runtime", "process"),
+    "correction",
+)
+
 
 @options.command("inspect")
-def command(model: Path = options.model(), as_json: bool = options.AS_JSON) -> None:
+def command(
+    model: Path = options.model(),
+    memory: bool = options.flag("--memory", "Count the memory that the model takes on each device that works here."),
+    dims: dict[str, int] = options.DIMS,
+    as_json: bool = options.AS_JSON,
+) -> None:
     """Show the contents of a model.
 
     Its inputs, outputs, parameters, operators and named dims; of an ONNX file its size, opset, producer and metadata.
     """
-    graph, _ = options.read_model(model)
+    graph, chosen = options.read_model(model, rlx_ort.CompileOptions(dims=dims))
     with progress("exporting to the form that sessions get"):
         document = {"model": str(model), **_describe(graph), "file": _file(model), "metadata": dict(graph.metadata)}
+    if memory:
+        with progress("counting memory"):
+            document["memory"] = _memory(graph, chosen)
     emit(document, as_json, _print)
+
+
+def _memory(graph: rlx_ort.Graph, chosen: rlx_ort.CompileOptions) -> list[dict[str, Any]]:
+    """Return the parts of the memory that the graph takes, device by device."""
+    from rlx_ort.providers.registry import is_available, known_devices, memory_limit, same_hardware
+    from rlx_ort.selection.memory import memory_need
+
+    rows = []
+    for device in known_devices(is_available):
+        need = memory_need(graph, device, chosen.with_(dims={}), chosen.dims)
+        if need is not None and same_hardware(device)[0] == device:
+            parts = {part: getattr(need, part) for part in (*_PARTS, "total")}
+            limit = memory_limit(device, chosen)
+            rows.append({"device": device.label, **parts, "limit": limit, "assumed_dims": list(need.assumed)})
+    return rows
 
 
 def _describe(graph: rlx_ort.Graph) -> dict[str, Any]:
@@ -123,3 +151,16 @@ def _print(document: dict[str, Any]) -> None:
         print_table((side, "type"), [(row["name"], row["type"]) for row in document[side]])
     rows = document["ops"] if file is None else file["operators"]
     print_table(("count", "op", "domain"), [(row["count"], row["kind"], row["domain"]) for row in rows])
+    if "memory" in document:
+        from rlx_ort.calibration.features import DEFAULT_DIM
+
+        shown = ("total", *_PARTS)
+        print_table(
+            ("memory", *(row["device"] for row in document["memory"])),
+            [
+                (part.replace("_", " "), *(binary_size(row[part]) if row[part] else "" for row in document["memory"]))
+                for part in shown
+            ],
+        )
+        assumed = [name for row in document["memory"] for name in row["assumed_dims"]]
+        options.note_assumed("counted", dict.fromkeys(assumed, DEFAULT_DIM))

@@ -11,11 +11,11 @@ import click
 
 import rlx_ort
 from rlx_ort.cli import options, page
-from rlx_ort.cli.show import duration, note, print_json, print_rest, print_table, progress
+from rlx_ort.cli.show import binary_size, duration, note, print_json, print_rest, print_table, progress
 
 _COLUMNS = (
     *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
-    *("judged_by", "hardware"),
+    *("memory_bytes", "judged_by", "hardware"),
 )
 
 
@@ -207,13 +207,14 @@ def _dispatch(
 def _print(rows: list[dict[str, Any]], opened: bool, all_rows: bool) -> None:
     from rlx_ort.calibration.features import DEFAULT_DIM
 
-    columns = ("device", "supports", *["placed there"] * opened, "predicted", "recommended", "blocker")
+    columns = ("device", "supports", *["placed there"] * opened, "predicted", "memory", "recommended", "blocker")
     table = []
     here = [row for row in rows if row["available"] and row["same_as"] is None]
     for row in here:
         share = row.get("placement_share")
         placed = ["-" if share is None else f"{share:.0%}"] * opened
-        chosen = (duration(row["predicted_ns"]), "<-" if row["recommended"] else "")
+        memory = "" if row["memory_bytes"] is None else binary_size(row["memory_bytes"])
+        chosen = (duration(row["predicted_ns"]), memory, "<-" if row["recommended"] else "")
         blocker = row["blocker"] or row.get("open_error") or ""
         table.append((row["device"], "yes" if row["supports_graph"] else "no", *placed, *chosen, blocker))
     if here:

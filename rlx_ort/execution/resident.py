@@ -25,6 +25,15 @@ _FIRST_RUNS = 4  # are measured: launches are recorded at the third, which takes
 _NEVER = -(1 << 60)
 
 _sizes: weakref.WeakKeyDictionary[Graph, dict[Device, int]] = weakref.WeakKeyDictionary()
+_openings: weakref.WeakKeyDictionary[Graph, dict[Device, int]] = weakref.WeakKeyDictionary()
+
+
+def opening_bytes(graph: Graph, device: Device) -> int | None:
+    """Return the least bytes that a measured session of a graph kept when it was opened on a device, or None.
+
+    The first session of a process also takes what libraries keep, so that the least one tells most.
+    """
+    return _openings.get(graph, {}).get(device)
 
 
 class Resident:
@@ -62,7 +71,7 @@ class Resident:
         self.sure = self.governed = self.cached = False
         self.engine: Callable[[], Any] = _no_engine
         self._provider = provider
-        self._sizes = _sizes.setdefault(graph, {})
+        self._sizes, self._openings = _sizes.setdefault(graph, {}), _openings.setdefault(graph, {})
         self._largest = -1  # bytes of inputs; the arena grows with larger ones
         self._to_measure = _FIRST_RUNS  # of the runs to come; 0 for good once all were measured in one session
         self._undisturbed = False
@@ -140,6 +149,7 @@ class Resident:
             if sure or self._last == _NEVER:  # a disturbed measurement replaces no other
                 expected = self.at_opening + self.in_runs or self._sizes.get(self.device, 0)
                 self.at_opening, self.in_runs, self.most = nbytes, max(0, expected - nbytes), most
+                self._openings[self.device] = min(nbytes, self._openings.get(self.device, nbytes))
             self._largest, self._undisturbed = -1, sure
 
     def note_run(self, fed: int, nbytes: int, most: int, sure: bool) -> None:

@@ -26,6 +26,7 @@ from rlx_ort.providers.registry import (
     supports_run_slots,
 )
 from rlx_ort.selection.graph_cache import Rankings, Sizes, cache_of, named_dims, refusals
+from rlx_ort.selection.memory import memory_need, memory_shortage
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import cost_model, curve_of, dims_of, predicted_ns
 from rlx_ort.selection.support import Support, support_of
@@ -56,6 +57,8 @@ class DeviceCandidate:
         cpu_nodes: how many of the graph's nodes the CPU would take over.
         judged_by: the shipped kernel list that a device which is not here was judged by, empty for the others.
         first_unsupported: the first node that the device does not take, by the strict rule if it is not here, or None.
+        memory_bytes: the most memory that a session and its runs are counted to take, what the device's libraries take
+            included; None where it does not take the graph. `memory_need` has the parts.
         assumed_dims: the inputs' dims without a size, for which the prediction assumes `DEFAULT_DIM`; one without a
             name is given by its place, as `x[0]`.
     """
@@ -73,6 +76,7 @@ class DeviceCandidate:
     predicted_ns: float | None = None
     profile_source: str | None = None
     cpu_nodes: int = 0
+    memory_bytes: int | None = None
     assumed_dims: tuple[str, ...] = ()
     judged_by: str = ""
     first_unsupported: UnsupportedOp | None = None
@@ -227,8 +231,9 @@ class Candidates:
         return [device for device in dict.fromkeys(self.policy.allow) if self.policy.allows(device)]
 
     def blocker(self, device: Device) -> str | None:
-        """Return why an automatic choice cannot take a device, or None: `blocker_of`, or a refusal at opening."""
+        """Return why an automatic choice cannot take a device, or None: `blocker_of`, its memory, or a refusal."""
         blocker = blocker_of(self.graph, device, self.policy, self.options)
+        blocker = blocker or memory_shortage(self.graph, device, self.options, self.dims)
         if blocker is None and device in self.refused:
             blocker = f"refused the graph when its session was opened: {self.refused[device].splitlines()[0]}"
         named = self.policy.allow is not None and device in self.policy.allow
@@ -341,6 +346,7 @@ class Candidates:
             verdict = judged.blocker or "takes every node of the graph"
             blocker = f"{blocker}. Not here; judged by {judged_by}: {verdict}"
         model = cost_model(device) if predicted is not None else None
+        need = memory_need(self.graph, device, self.options, self.dims) if support.supported else None
         return DeviceCandidate(
             device=device,
             label=device.label,
@@ -355,6 +361,7 @@ class Candidates:
             predicted_ns=predicted,
             profile_source=None if model is None else model.source,
             cpu_nodes=len(support.cpu_nodes),
+            memory_bytes=None if need is None else need.total,
             assumed_dims=() if model is None else _without_size(self.graph, {**self.options.dims, **self.dims}),
             judged_by=judged_by,
             first_unsupported=next(iter(judged.unsupported), None),

@@ -60,6 +60,34 @@ def test_inspect_prints_tables_for_people(cli: Cli, classifier: Path) -> None:
     assert [word for word in ("ids", "mask", "probabilities", "batch, tokens") if word not in outcome.out] == []
 
 
+def test_inspect_counts_the_memory_of_the_sizes_that_are_given(cli: Cli, classifier: Path) -> None:
+    """Weights are those of the file whatever the sizes, activations grow with them; the text has both."""
+    sizes = (("--dim", "batch=2", "--dim", "tokens=8"), ("--dim", "batch=64", "--dim", "tokens=128"))
+    small, large = (
+        next(
+            row
+            for row in cli("inspect", classifier, "--memory", *dims, "--json").document["memory"]
+            if row["device"] == "cpu"
+        )
+        for dims in sizes
+    )
+    weights = sum(array.nbytes for array in make_text_classifier.make_weights().values())
+    assert weights <= small["weights"] == large["weights"] < weights + 10_000
+    assert small["activations"] * 32 < large["activations"] <= large["arena"]
+    assert large["total"] < large["limit"]
+    text = cli("inspect", classifier, "--memory").out
+    assert [word for word in ("weights", "packed", "activations", "total") if word not in text] == []
+    assert "memory" not in cli("inspect", classifier, "--json").document
+
+
+def test_report_has_the_memory_of_a_device_that_takes_the_model(cli: Cli, add_one: Path) -> None:
+    """In bytes in the document, and as a column."""
+    rows = {row["device"]: row for row in cli("report", add_one, "--json").document["devices"]}
+    assert rows["cpu"]["memory_bytes"] > 0
+    assert rows["tpu"]["memory_bytes"] is None
+    assert "memory" in cli("report", add_one).out
+
+
 def test_inspect_shows_the_facts_recorded_in_the_file(cli: Cli, tmp_path: Path) -> None:
     """Its size, IR version, opset, producer, operators and metadata, before the import rewrites anything."""
     proto = onnx.parser.parse_model("""
