@@ -14,6 +14,7 @@ from command_line import Cli
 from rich.console import Console
 
 from rlx_ort.cli import show
+from rlx_ort.serving import tracing
 
 EXTRAS = {
     "plot": ("matplotlib.figure", "report {model} --plot {folder}/picture.png"),
@@ -90,6 +91,7 @@ def test_a_missing_extra_has_one_exit_code(
         name for name in sys.modules if name.startswith(("rlx_ort.serving.host", "rlx_ort.converters.onnx_ir"))
     ]:
         monkeypatch.delitem(sys.modules, name)
+    tracing._api.cache_clear()  # another test may have found OpenTelemetry
     package, key = tmp_path / "m.ortpackage", tmp_path / "key.pem"
     if extra == "sign":
         assert cli("package", "create", add_one, "-o", package).code == 0
