@@ -15,7 +15,7 @@ import click
 
 import rlx_ort
 from rlx_ort.cli import options, page
-from rlx_ort.cli.show import binary_size, duration, emit, first_line, note, print_table, progress
+from rlx_ort.cli.show import bar, binary_size, duration, emit, first_line, note, print_table
 
 
 @options.command("bench")
@@ -59,12 +59,13 @@ def command(
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
         feeds, assumed = options.random_inputs(graph, sizes)
-        for device in options.each_once(policy.allow or ()) if names else runner.devices():
-            with progress(f"running on {device.label}"):
-                if faults:
-                    rows += _fault_rows(runner, device, feeds, runs)
-                else:
-                    rows.append(_row(runner, device, feeds, runs))
+        devices = [*(options.each_once(policy.allow or ()) if names else runner.devices())]
+        with bar("running", len(devices)) as shown:
+            for done, device in enumerate(devices):
+                if shown is not None:
+                    shown(done, f"running on {device.label}")
+                measured = runner, device, feeds, runs
+                rows += _fault_rows(*measured) if faults else [_row(*measured)]
         runner.close()  # a package stays open for the page
         used, name = dims_of(graph, feeds), model.name
         if not faults:
