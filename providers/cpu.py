@@ -103,7 +103,8 @@ class CpuProvider(OrtProvider):
 
     def memory_limit(self, device: Device, options: CompileOptions, installed: int) -> int | None:
         """Return the machine's memory and what it may swap to."""
-        return installed + swap_bytes() if installed else None
+        swap = swap_bytes()
+        return installed + swap if installed and swap is not None else None
 
     def packed_bytes(self, op_type: str, place: int, shape: Sequence[int], itemsize: int) -> int:
         """Return the bytes of a packed f32 weight: columns of products and channels of convolutions in blocks."""

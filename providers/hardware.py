@@ -78,14 +78,12 @@ def host_memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
-def swap_bytes() -> int:
-    """Return the bytes that the system may swap out."""
-    for line in (_read(Path("/proc/meminfo")) or "").splitlines():  # psutil warns where a container hides its counts
+def swap_bytes() -> int | None:
+    """Return the bytes that the system may swap out; None where it makes room as it needs it, on Windows and macOS."""
+    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
         if line.startswith("SwapTotal:"):
             return int(line.split()[1]) * 1024
-    import psutil
-
-    return int(psutil.swap_memory().total)
+    return None
 
 
 def private_bytes() -> int:
