@@ -83,6 +83,7 @@ def test_inputs_count_where_the_weights_would_fit(monkeypatch: pytest.MonkeyPatc
     assert runner.run("cpu", {"x": np.ones((1, WIDTH), np.float32)})[0].shape == (1, WIDTH)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere what a session keeps is not read while it opens")
 def test_an_opening_under_a_budget_corrects_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the session kept takes the place of what was counted for it."""
     runner = GraphDevices(perceptron())
