@@ -31,7 +31,8 @@ _openings: weakref.WeakKeyDictionary[Graph, dict[Device, int]] = weakref.WeakKey
 def opening_bytes(graph: Graph, device: Device) -> int | None:
     """Return the least bytes that a measured session of a graph kept when it was opened on a device, or None.
 
-    The first session of a process also takes what libraries keep, so that the least one tells most.
+    The first session of a process pays for memory that the device's libraries keep, which is not the graph's; the least
+    of several openings is nearest to the graph's own.
     """
     return _openings.get(graph, {}).get(device)
 

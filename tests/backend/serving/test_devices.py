@@ -69,7 +69,7 @@ async def test_the_configuration_says_why_a_device_is_not_used(fault: FaultProvi
 async def test_devices_that_work_here_and_do_not_run_a_model_are_told_unasked(
     fault: FaultProvider, tmp_path: Path
 ) -> None:
-    """Those that are not here, those that are denied and other names of a device are told if they were named."""
+    """For a named device that is missing, denied or known by another name, the server gives the reason."""
     save_product(tmp_path / "product.onnx")
     assert is_available("fault")
     fault.dead = LOST

@@ -1,4 +1,4 @@
-"""An operator's first hour with the server, as docs/serving.md tells it, and the dashboard for Grafana."""
+"""An operator's first hour with the server, in the order of docs/serving.md, and the dashboard for Grafana."""
 
 from __future__ import annotations
 
