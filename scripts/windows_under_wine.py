@@ -237,6 +237,7 @@ class Windows:
             f"WINEPREFIX={self.system.inside(self.prefix)}",
             "WINEARCH=win64",
             "XDG_RUNTIME_DIR=/tmp",
+            "PYTHONSAFEPATH=1",  # the installed package is tested, in child processes too
             f"WINEDEBUG={os.environ.get('WINEDEBUG', '-all')}",
             "OPENBLAS_CORETYPE=Nehalem",  # see the gap of large products in tests/data/wine.toml
         ]
@@ -651,10 +652,8 @@ def test(options: argparse.Namespace) -> int:
     cache = options.cache.resolve()
     logs = (options.out or cache / "logs").resolve()
     logs.mkdir(parents=True, exist_ok=True)
-    record = (
-        json.loads(options.record.read_text(encoding="utf-8")) if options.record and options.record.exists() else {}
-    )
-    record.setdefault("parts", {})
+    known = options.record is not None and options.record.exists()
+    record = json.loads(options.record.read_text(encoding="utf-8")) if known else {"parts": {}}
     failed = 0
     for name in dict.fromkeys(PARTS[part].environment for part in parts):
         began = time.monotonic()
@@ -667,7 +666,9 @@ def test(options: argparse.Namespace) -> int:
                 start = origin()
                 result = run_part(found, part, sharded(PARTS[part], options.shard), logs, options.seconds)
                 result |= {"shard": options.shard} if options.shard else {}
-                failed += sum(not each["cause"] for each in result.get("failures", []))
+                for each in [each for each in result.get("failures", []) if not each["cause"]]:
+                    failed += 1
+                    print(f"failed: {each['test']}: {each['why']}", flush=True)
                 record["parts"][part] = {**start, "versions": found.versions, **result}
                 if options.record:
                     options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -698,7 +699,7 @@ def run_part(found: Windows, name: str, part: Part, logs: Path, most_s: float) -
             return {**run_readme(found, logs / "readme.log"), "seconds": round(time.monotonic() - began)}
         for kind in ("json", "jsonl"):
             (found.out / f"{name}.{kind}").unlink(missing_ok=True)
-        done = found.python("-P", *part.script)
+        done = found.python(*part.script)
         result = truth_summary(found.out) if name == "truth" else models_summary(found.out)
         if done.returncode and not result["failures"]:
             result["failures"] = [{"test": part.script[0], "cause": "", "why": f"it ended with {done.returncode}"}]
@@ -746,7 +747,7 @@ def run_pytest(found: Windows, part: Part, places: Sequence[str], outcomes: Path
     A process that ends in a test is followed by another one. The test is tried again, and where it ends a process
     that it was the first test of, that is its outcome.
     """
-    arguments = ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *part.options]
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *part.options]
     arguments += [f"--ignore={place}" for place in part.without]
     arguments += [f"--outcomes={OUT}\\{outcomes.name}", f"--at-most={part.at_most}", f"--basetemp={OUT}\\tests"]
     while not end or time.monotonic() < end:
@@ -870,11 +871,9 @@ def age() -> str:
         return "there is no committed record of the other parts"
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     today = datetime.datetime.now(datetime.UTC).date()
-    lines = []
-    for name, part in record["parts"].items():
-        days = (today - datetime.date.fromisoformat(part["date"])).days
-        lines.append(f"{name} {days} days")
-    return f"recorded in {RECORD.relative_to(ROOT)}, by age: {', '.join(lines)}"
+    days = {name: (today - datetime.date.fromisoformat(part["date"])).days for name, part in record["parts"].items()}
+    ages = ", ".join(f"{name} {count} days" for name, count in days.items())
+    return f"recorded in {RECORD.relative_to(ROOT)}, by age: {ages}"
 
 
 if __name__ == "__main__":

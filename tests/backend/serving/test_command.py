@@ -14,6 +14,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -351,13 +352,19 @@ def _started(arguments: list[str], environment: dict[str, str]) -> subprocess.Po
 
 
 def _lines_until(part: str, arguments: list[str], environment: dict[str, str], after: str = "") -> list[str]:
-    """Return the lines of a server up to one that begins with some words, behind one with others; it is ended then."""
+    """Return the lines of a server up to one that begins with some words, behind one with others; it is ended then.
+
+    It is ended after two minutes in every case.
+    """
     lines: list[str] = []
     with _started(arguments, environment) as process:
+        late = threading.Timer(120, process.kill)
+        late.start()
         assert process.stderr is not None
         for line in process.stderr:
             lines.append(line)
             if line.startswith(part) and after in "".join(lines):
                 break
+        late.cancel()
         process.kill()
     return lines

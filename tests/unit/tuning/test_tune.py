@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fault_provider import Doubling
 
-from rlx_ort import CompileOptions, Device, EngineError, Graph, GraphDevices, open_package, tuning
+from rlx_ort import CompileOptions, Device, EngineError, Graph, GraphDevices, open_package, timing, tuning
 from rlx_ort.deploy.create import Recipe, create_package
 from rlx_ort.execution import tunings
 from rlx_ort.options.variant import Variant, variants_of
@@ -22,7 +22,7 @@ from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.null import NullSession
 
 X = {"x": np.arange(4, dtype=np.float32)}
-USUAL_S, FAST_S, FASTEST_S = 0.006, 0.003, 0.001
+USUAL_NS, FAST_NS, FASTEST_NS = 6_000_000, 3_000_000, 1_000_000
 
 
 class Tunable(Doubling):
@@ -31,6 +31,7 @@ class Tunable(Doubling):
     def __init__(self) -> None:
         super().__init__()
         self.version = 1
+        self.clock_ns = 0
         self.opened: list[CompileOptions] = []
 
     def question_scope(self, device: Device) -> str | None:
@@ -55,15 +56,17 @@ class _Session(NullSession):
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         super().run(output_names, feeds)
         options = self.request.options
-        time.sleep(FASTEST_S if options.spinning is False else FAST_S if options.intra_op_threads == 62 else USUAL_S)
+        many = options.intra_op_threads == 62
+        self.provider.clock_ns += FASTEST_NS if options.spinning is False else FAST_NS if many else USUAL_NS
         (x,) = feeds.values()
         return [x * np.float32(2.02 if options.spinning is False else 2)]
 
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tunable:
-    """Return the provider, which is the only one, with an empty cache folder."""
+    """Return the provider, which is the only one, with an empty cache folder and a clock that its runs move."""
     provider = Tunable()
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: provider.clock_ns))
     known = registry.ProviderRegistry((provider,))
     monkeypatch.setattr(registry, "default_registry", functools.cache(lambda: known))
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
