@@ -138,7 +138,7 @@ class WebGpuProvider(OrtProvider):
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {
             ("com.microsoft", "MultiHeadAttention"),
-            *(("", op_type) for op_type in ("Conv", "InstanceNormalization", "Pow", "TopK")),
+            *(("", op_type) for op_type in ("And", "Conv", "InstanceNormalization", "Pow", "TopK")),
         }
     )
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/webgpu/webgpu_provider_options.h

@@ -69,6 +69,7 @@ _GELUS = {"gelu", "gelu_approx"}
 _DOUBTFUL = {
     DType.I64: {"max", "min", "relu", "sign"},
     DType.F64: {"sigmoid", "silu"},
+    DType.BOOL: {"bit_and"},
     **dict.fromkeys((DType.F16, DType.F32), _GELUS),
 }
 
@@ -148,13 +149,28 @@ def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
     if op.function in {"shl", "shr"}:
         return _shift(emit, op.function, lhs, rhs, dtype)
     if dtype is DType.BOOL:
-        return emit.op(_LOGICAL[op.function], lhs, rhs)
+        product = conjunction(emit, lhs, rhs) if op.function == "bit_and" else None
+        return emit.op(_LOGICAL[op.function], lhs, rhs) if product is None else emit.op("Cast", product, to=dtype)
     if op.function == "pow" and dtype.is_float:
         return power(emit, lhs, rhs, dtype)
     if op.function == "div" and may_trap(emit):
         divisor, sign = divisor_and_sign(emit, rhs)
         return emit.op("Mul", emit.op("Div", lhs, divisor), sign)
     return op_in(emit, _BINARY[op.function], dtype, lhs, rhs)
+
+
+def conjunction(emit: Emitter, lhs: Any, rhs: Any) -> Any:
+    """And of the first two inputs as a product of numbers, where the kernel is wrong on two shapes; None elsewhere.
+
+    Within a process, WebGPU runs an And with the program of another one, if both broadcast and have the same ranks, but
+    other dims that 4 divides (plugin 0.4.0). Operands of one shape, or of one element, are right.
+    """
+    shapes = [getattr(emit.known_type(index), "shape", None) for index in range(2)]
+    alike = shapes[0] is not None and shapes[0] == shapes[1] and None not in shapes[0]
+    single = any(shape is not None and shape.num_elements == 1 for shape in shapes)
+    if alike or single or emit.has_kernel("And", TensorType(DType.BOOL)):
+        return None
+    return emit.op("Mul", emit.cast(lhs, DType.I32), emit.cast(rhs, DType.I32))
 
 
 def power(emit: Emitter, base: Any, exponent: Any, dtype: DType) -> Any:

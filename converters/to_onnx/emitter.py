@@ -109,7 +109,7 @@ class Emitter:
 
     def known_dtype(self, index: int) -> DType | None:
         """Return the element type of input `index`, None for one that is absent or no tensor."""
-        kind = self._type(index)
+        kind = self.known_type(index)
         return kind.dtype if isinstance(kind, TensorType) else None
 
     def _source(self, index: int) -> tuple[Node, int] | None:
@@ -117,12 +117,13 @@ class Emitter:
         ref = self._node.inputs[index] if index < len(self._node.inputs) else None
         return None if ref is None else (self._frame.graph.nodes[ref.node], ref.output)
 
-    def _type(self, index: int) -> ValueType | None:
+    def known_type(self, index: int) -> ValueType | None:
+        """Return the type of input `index`, None for one that is absent."""
         source = self._source(index)
         return None if source is None else source[0].types[source[1]]
 
     def _tensor(self, index: int) -> TensorType:
-        kind = self._type(index)
+        kind = self.known_type(index)
         if not isinstance(kind, TensorType):
             raise GraphVerifyError(f"{self._node} needs a tensor as input {index}, got {kind or 'nothing'}")
         return kind

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx import kernel_dtypes as kernels
-from rlx_ort.converters.to_onnx.elementwise import activate, other_gelu, power
+from rlx_ort.converters.to_onnx.elementwise import activate, conjunction, other_gelu, power
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET, Emitter, lowers
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.norm import REDUCE, is_doubtful, reduced
@@ -31,7 +31,7 @@ _SAFE_EPSILON = 1e-5
 _BOOL_MOVES = frozenset({"GatherElements", "GatherND"})
 """Operators that move bools as they move numbers; WebGPU has kernels for numbers alone."""
 _ASKING: Mapping[DType, Collection[str]] = {
-    DType.BOOL: _BOOL_MOVES,
+    DType.BOOL: _BOOL_MOVES | {"And"},
     DType.F16: {"Gelu", "IsNaN", "LogSoftmax"},
     DType.F32: {"Gelu", "InstanceNormalization", "IsNaN", "LogSoftmax"},
     DType.F64: {"Sigmoid"},
@@ -230,6 +230,11 @@ def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return emit.imported(op, [moved], "Cast", {"to": DType.BOOL})
 
 
+def _and(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    product = conjunction(emit, *reads)
+    return None if product is None else emit.imported(op, [product], "Cast", {"to": DType.BOOL})
+
+
 def _reshaped(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """Without `allowzero` where the shape has no zero; beside it DirectML 1.24 takes -1 for a size, and all memory.
 
@@ -260,6 +265,7 @@ def _filled(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 
 _FORMS: dict[str, _Form] = {
+    "And": _and,
     "ArgMax": _place,
     "ArgMin": _place,
     "CastLike": _cast_like,

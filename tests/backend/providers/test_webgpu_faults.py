@@ -117,6 +117,10 @@ def _index(*values: Any) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+def _masks(*shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {name: floats(*shape) > 0 for name, shape in zip("xy", shapes, strict=True)}
+
+
 _ROTARY = {"c": floats(4, 2), "s": floats(4, 2)}
 
 FAULTS = [
@@ -140,6 +144,13 @@ FAULTS = [
         "InstanceNormalization",
         **_normal(0.5),
         before=(Fault("", "", "InstanceNormalization", **_normal(1e-5)),),
+    ),
+    Fault(
+        "And of shapes that are repeated in another way than before",
+        "wrong",
+        "And",
+        _masks((3, 1, 12, 12), (3, 1, 1, 1)),
+        before=(Fault("", "", "And", _masks((1, 1, 12, 12), (3, 1, 1, 12))),),
     ),
     *(
         Fault(f"Conv of {channels} channels", "wrong", "Conv", {"x": floats(1, channels, 7, 7)}, {"w": weight})
@@ -184,6 +195,7 @@ AVOIDED = {
     *("Conv of 6 channels", "Conv of 15 channels", "Conv of 9 channels along one axis"),
     "Conv of 6 channels with uneven padding",
     *("InstanceNormalization with another epsilon", "ReduceMean of nothing"),
+    "And of shapes that are repeated in another way than before",
 }
 """Faults whose nodes are exported in another form."""
 BY_NAME = {fault.name: fault for fault in FAULTS}
