@@ -118,7 +118,7 @@ class CpuProvider(OrtProvider):
 
     def node_work_bytes(self, op_type: str, shapes: Sequence[Sequence[int]]) -> int:
         """Return the gates of all steps of a recurrent node, in each direction."""
-        if op_type not in ("GRU", "LSTM", "RNN") or len(shapes) < 3:
+        if op_type not in ("GRU", "LSTM", "RNN") or [len(shape) for shape in shapes[:3]] != [3, 3, 3]:
             return 0
         (steps, batch, width), (directions, gates, _), hidden = shapes[0], shapes[1], shapes[2][2]
         return steps * batch * directions * (gates + (directions > 1) * (width + hidden)) * 4

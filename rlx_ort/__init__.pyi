@@ -38,6 +38,7 @@ from rlx_ort.errors import PlacementError as PlacementError
 from rlx_ort.errors import RlxError as RlxError
 from rlx_ort.errors import RunError as RunError
 from rlx_ort.errors import ServingError as ServingError
+from rlx_ort.errors import StageError as StageError
 from rlx_ort.errors import StateLossError as StateLossError
 from rlx_ort.errors import TimeLimitError as TimeLimitError
 from rlx_ort.errors import WriteError as WriteError

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.resident import Resident
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.split_plan import SplitPlan
     from rlx_ort.options.variant import Variant
     from rlx_ort.selection.candidates import Candidates
 
@@ -36,8 +37,14 @@ _log = logging.getLogger(__name__)
 _SMALL_SHARE = 32  # a graph whose weights and inputs are a smaller part of a device's memory is opened without counting
 
 
+def _devices_of(place: Device | SplitPlan) -> tuple[Device, ...]:
+    return (place,) if isinstance(place, Device) else place.devices
+
+
 class SessionSet:
     """Opens one session a device and lends compiled graphs on it, one per placement rule; they share all state.
+
+    A place is a device, or a plan whose stages have a session each.
 
     `rlx_ort.execution` is imported when a graph is first compiled.
     """
@@ -45,24 +52,26 @@ class SessionSet:
     def __init__(self, options: CompileOptions) -> None:
         self._options = options
         self._lock = threading.Lock()
-        self._compiling: dict[Device, Turns] = {}
-        self._slots: dict[Device, EngineSlot] = {}
-        self._lent: dict[tuple[Device, PlacementRule], CompiledGraph] = {}
+        self._compiling: dict[Device | SplitPlan, Turns] = {}
+        self._slots: dict[Device | SplitPlan, EngineSlot] = {}
+        self._lent: dict[tuple[Device | SplitPlan, PlacementRule], CompiledGraph] = {}
         self._closed = False
         self.ended = False  # by `close` of the runner, so that runs that wait end, too
 
     @property
     def devices(self) -> list[Device]:
         """The devices that the graph was compiled for."""
-        return list(self._slots)
+        return list(dict.fromkeys(device for place in list(self._slots) for device in _devices_of(place)))
 
-    def find(self, device: Device, rule: PlacementRule) -> CompiledGraph | None:
-        """Return the compiled graph of a device under a rule, or None if it was closed or never made."""
-        found = self._lent.get((device, rule))
+    def find(self, place: Device | SplitPlan, rule: PlacementRule) -> CompiledGraph | None:
+        """Return the compiled graph of a place under a rule, or None if it was closed or never made."""
+        found = self._lent.get((place, rule))
         return None if found is None or found.closed else found
 
-    def compiled(self, graph: Graph, weights: WeightStore, device: Device, rule: PlacementRule) -> CompiledGraph:
-        """Return the compiled graph of a device under a rule, compiling it if needed.
+    def compiled(
+        self, graph: Graph, weights: WeightStore, place: Device | SplitPlan, rule: PlacementRule
+    ) -> CompiledGraph:
+        """Return the compiled graph of a place under a rule, compiling it if needed.
 
         Raises:
             DeviceUnavailableError: the device does not work here.
@@ -70,9 +79,9 @@ class SessionSet:
             CancelledRunError: the sessions were closed.
         """
         with self._lock:
-            compiling = self._compiling.setdefault(device, Turns())
+            compiling = self._compiling.setdefault(place, Turns())
         with compiling:
-            known = {found.rule: found for each in PlacementRule if (found := self.find(device, each)) is not None}
+            known = {found.rule: found for each in PlacementRule if (found := self.find(place, each)) is not None}
             if rule in known:
                 return known[rule]
             made = next((found.held_to(rule) for found in known.values()), None)
@@ -81,16 +90,21 @@ class SessionSet:
                 from rlx_ort.execution.engine import open_slot
                 from rlx_ort.execution.session import working_provider
 
-                slot = self._slots.get(device)
+                slot = self._slots.get(place)
                 if slot is None:
-                    slot = open_slot(working_provider(device), device, graph, weights, self._options)
+                    if isinstance(place, Device):
+                        slot = open_slot(working_provider(place), place, graph, weights, self._options)
+                    else:
+                        from rlx_ort.execution.staged import open_staged
+
+                        slot = open_staged(graph, place, weights, self._options)
                     with self._lock:
                         if self._closed:
                             raise CancelledRunError("the sessions of the runner were closed meanwhile; run again")
                         slot.owners.add(self)
-                        self._slots[device] = slot
+                        self._slots[place] = slot
                 made = CompiledGraph(slot, rule, owns_slot=False)
-            self._lent[device, rule] = made
+            self._lent[place, rule] = made
             if self._closed:  # meanwhile
                 made.end()
             return made
@@ -127,17 +141,19 @@ class SessionSet:
 
     def has_state(self, device: Device) -> bool:
         """Return whether a compiled graph of a device holds state that cannot move to another one."""
-        return any(found.has_state for (at, _), found in list(self._lent.items()) if at == device)
+        lent = list(self._lent.items())
+        return any(found.has_state for (place, _), found in lent if device in _devices_of(place))
 
     def drop(self, device: Device) -> None:
         """Forget the session of a device without waiting for it, unless it holds state; the next use opens another."""
         if self.has_state(device):
             return
         with self._lock:
-            self._slots.pop(device, None)
-            self._compiling.pop(device, None)
-            for rule in PlacementRule:
-                self._lent.pop((device, rule), None)
+            for place in [place for place in self._slots if device in _devices_of(place)]:
+                self._slots.pop(place)
+                self._compiling.pop(place, None)
+                for rule in PlacementRule:
+                    self._lent.pop((place, rule), None)
 
     def close(self) -> None:
         """Close every session for good; runs in other threads finish first, and a session that opens is closed then."""
@@ -204,6 +220,7 @@ class DeviceSessions:
     def _begin(self) -> None:
         self.current, self.routes = SessionSet(self.options), RouteTable()
         self._winners: dict[InputSignature, Follower] = {}
+        self._plan: tuple[SplitPlan | None, dict[str, int]] | None = None
         self._strict: tuple[object, list[Device]] | None = None
 
     def take(self, graph: Graph, weights: WeightStore | None = None) -> None:
@@ -289,6 +306,9 @@ class DeviceSessions:
             return Pick(self.resolve(goal[1]), named=True)
         if not is_automatic(goal):
             return Pick(Device(goal), named=True)  # type: ignore[arg-type]  # see `Key`
+        plan = None if self.options.split is None else self.plan(inputs)
+        if plan is not None:
+            return Pick(plan.device, named=False, plan=plan)
         if goal is FASTEST:
             return Pick(self.candidates(inputs).fastest(), named=False)
         follower = self._follower(inputs or {}) if goal is CHOSEN else None
@@ -297,6 +317,50 @@ class DeviceSessions:
         from rlx_ort.selection.resolve import choice
 
         return Pick(*choice(self.follow_graph(), None, self.policy, self.options, inputs))
+
+    def plan(self, inputs: Mapping[str, Any] | None, without: Collection[Device] = ()) -> SplitPlan | None:
+        """Return the plan for inputs that the options ask for, None where "auto" needs none.
+
+        A plan of "auto" is kept for other sizes while it has room for them. Without some devices, it is another plan
+        for the budgets of the others.
+
+        Raises:
+            InputError: the plan that was given is not one of the graph.
+            MemoryBudgetError: no plan keeps the budgets.
+        """
+        from rlx_ort.selection.predict import dims_of
+        from rlx_ort.selection.splitting import counted, memory_limits, plan_if_needed, plan_split
+
+        graph, given, options = self.follow_graph(), self.options.split, self.by_choice
+        sizes = dims_of(graph, inputs or {})
+        if without:
+            known = dict(getattr(given, "budgets", ())) or memory_limits(self.usable_devices(), options)
+            budgets = {device: nbytes for device, nbytes in known.items() if device not in without}
+            return plan_split(graph, budgets, options, sizes)
+        plan, planned_for = self._plan or (None, None)
+        if planned_for is None or any(size > planned_for.get(dim, 0) for dim, size in sizes.items()):
+            if not isinstance(given, str):
+                plan = None if given is None else counted(graph, given, options, sizes)
+            else:
+                try:
+                    plan = None if plan is None else counted(graph, plan, options, sizes)
+                except MemoryBudgetError:
+                    plan = None
+                plan = plan or plan_if_needed(graph, self.usable_devices(), options, sizes)
+            self._plan = plan, sizes
+        return plan
+
+    def usable_devices(self) -> list[Device]:
+        """Return the devices that work here and that the policy allows, in its order; one of each hardware."""
+        from rlx_ort.providers.registry import availability
+
+        found: list[Device] = []
+        for device in (row.device for row in self.candidates().report()):
+            same = (each for each in found if each.index == device.index)
+            known = any(device.kind in each.family.covers or each.kind in device.family.covers for each in same)
+            if not known and self.policy.refusal(device) is None and availability(device).available:
+                found.append(device)
+        return found
 
     @property
     def measures(self) -> bool:
@@ -361,12 +425,12 @@ class DeviceSessions:
 
     def compiled(
         self,
-        device: Device,
+        place: Device | SplitPlan,
         named: bool,
         current: SessionSet | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> CompiledGraph:
-        """Return the graph compiled for a device, in this set of sessions or the present one.
+        """Return the graph compiled for a place, in this set of sessions or the present one.
 
         `inputs` are those of the run that needs it, if there is one.
 
@@ -377,15 +441,17 @@ class DeviceSessions:
         graph = self.follow_graph()
         rule = (self.by_name if named else self.by_choice).placement or PlacementRule.STRICT
         current = current or self.current
-        found = current.find(device, rule)
+        found = current.find(place, rule)
         if found is not None:
             return found
-        refusal = self.policy.refusal(device)
-        if refusal is not None:
-            raise NoViableDeviceError(f"{device.display} may not run graph {graph.name!r}: it is {refusal}")
-        with self._remembering(device, rule):
-            self._check_memory(graph, device, inputs)
-            return current.compiled(graph, self.weights, device, rule)
+        for device in _devices_of(place):
+            refusal = self.policy.refusal(device)
+            if refusal is not None:
+                raise NoViableDeviceError(f"{device.display} may not run graph {graph.name!r}: it is {refusal}")
+        with self._remembering(place, rule):
+            if isinstance(place, Device):
+                self._check_memory(graph, place, inputs)
+            return current.compiled(graph, self.weights, place, rule)
 
     def _check_memory(self, graph: Graph, device: Device, inputs: Mapping[str, Any] | None) -> None:
         """Return unless the device cannot hold the graph; graphs that are small for it are not counted."""
@@ -401,11 +467,11 @@ class DeviceSessions:
         if shortage is not None:
             raise MemoryBudgetError(f"{shortage}. Take smaller inputs, or another device")
 
-    def open(self, device: Device, named: bool, current: SessionSet | None = None) -> CompiledGraph:
-        """Return the graph compiled for a device, with its session open unless a parameter is still to be set."""
-        compiled = self.compiled(device, named, current)
+    def open(self, place: Device | SplitPlan, named: bool, current: SessionSet | None = None) -> CompiledGraph:
+        """Return the graph compiled for a place, with its session open unless a parameter is still to be set."""
+        compiled = self.compiled(place, named, current)
         if not compiled.is_open:
-            with self._remembering(device, compiled.rule):
+            with self._remembering(place, compiled.rule):
                 compiled.open(required=False)
         return compiled
 
@@ -429,7 +495,7 @@ class DeviceSessions:
             _log.warning("%s is passed over: %s", pick.device.display, str(error))  # an error would keep the graph
 
         picks = iter(lambda: self.pick(goal, inputs), None)  # the next one is another device, which has not refused
-        found = first_that_works(picks, lambda pick: self.open(pick.device, pick.named), passed_over)
+        found = first_that_works(picks, lambda pick: self.open(pick.place, pick.named), passed_over)
         assert found is not None  # noqa: S101  # there is always another pick
         return found
 
@@ -438,10 +504,13 @@ class DeviceSessions:
         found = self.open(device, named=False)
         return found.clone() if found.has_handles else found
 
-    def _remembering(self, device: Device, rule: PlacementRule) -> AbstractContextManager[None]:
+    def _remembering(self, place: Device | SplitPlan, rule: PlacementRule) -> AbstractContextManager[None]:
+        """Return a `with` block that remembers that a device refuses the graph."""
         from rlx_ort.selection.graph_cache import remembered
 
-        return remembered(self.graph, device, self.options.with_(placement=rule))
+        if not isinstance(place, Device):  # a stage is not the graph
+            return nullcontext()
+        return remembered(self.graph, place, self.options.with_(placement=rule))
 
     def moment(self) -> Moment:
         """Return the state of things before a choice."""

@@ -216,6 +216,18 @@ class EngineError(RunError):
     """ONNX Runtime failed while loading or running a model; its own exception is `__cause__`."""
 
 
+class StageError(EngineError):
+    """A stage of a split graph failed; `device` is the stage's, and the cause says who is at fault.
+
+    Attributes:
+        device: the device of the stage.
+    """
+
+    def __init__(self, device: AnyDevice, number: int, count: int, cause: BaseException) -> None:
+        self.device = device
+        super().__init__(f"stage {number} of {count}, on {device.display}: {cause}")
+
+
 class TimeLimitError(RunError):
     """A run took longer than its time limit and was stopped, or given up where the engine did not return."""
 

@@ -28,6 +28,7 @@ from rlx_ort.errors import (
     PlacementError,
     RlxError,
     ServingError,
+    StageError,
     StateLossError,
     TimeLimitError,
 )
@@ -143,6 +144,8 @@ def fault_of(error: BaseException) -> tuple[Fault, str]:
 
     A bug, which is any exception that neither this package nor ONNX Runtime raises on purpose, is the caller's.
     """
+    if isinstance(error, StageError) and error.__cause__ is not None:
+        return fault_of(error.__cause__)
     foreign = type(error).__module__.partition(".")[0] == "onnxruntime"
     if not (foreign or isinstance(error, (RlxError, MemoryError))):
         return Fault.CALLER, "program"

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.split_plan import SplitPlan
     from rlx_ort.options.variant import Variant
     from rlx_ort.resilience.failover import Failover, RunRecord
     from rlx_ort.resilience.limits import CancelToken
@@ -582,6 +583,35 @@ class GraphDevices(ParamSetter):
         Devices that fail come last, with the reason. For some seconds adaptive choices for the graph use the times.
         """
         return self._sessions.benchmark(inputs, runs)
+
+    def plan(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        budgets: Mapping[DeviceLike, int | str] | str | None = None,
+        *,
+        overlap: bool = False,
+    ) -> SplitPlan:
+        """Return the fastest way to cut the graph into stages over several devices within their memory.
+
+        Opens no session. `CompileOptions(split=plan)` runs by the plan; `plan.document()` is JSON that may be edited.
+
+        Args:
+            inputs: give the sizes of open dims.
+            budgets: the bytes that the stages of each device may take, such as `{"cuda": "8GB", "cpu": "16GB"}` or
+                `"cuda=8GB,cpu=16GB"`; by default what sessions may take on each device that works here.
+            overlap: plan for `run_pipelined`, where the slowest stage counts, and not for the time of one run.
+
+        Raises:
+            MemoryBudgetError: no plan keeps the budgets; it says by how much they are short.
+            NoViableDeviceError: no device can be planned for.
+        """
+        from rlx_ort.selection.predict import dims_of
+        from rlx_ort.selection.splitting import budgets_of, memory_limits, plan_split
+
+        sessions = self._sessions
+        options, graph = sessions.by_choice, sessions.follow_graph()
+        known = memory_limits(sessions.usable_devices(), options) if budgets is None else budgets_of(budgets)
+        return plan_split(graph, known, options, dims_of(graph, inputs or {}), overlap=overlap)
 
     # Health
 

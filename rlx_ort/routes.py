@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.inputs import Kind
     from rlx_ort.execution.interface import Outputs
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.split_plan import SplitPlan
     from rlx_ort.selection.policy import Devices
 
 
@@ -60,11 +61,20 @@ def chain_of(goal: Key) -> Devices | None:
 
 
 class Pick(NamedTuple):
-    """A chosen device, whether the call or a variable named it, and what follows it from run to run, if anything."""
+    """A chosen device, whether the call or a variable named it, and what follows it from run to run, if anything.
+
+    With a plan the graph runs in its stages; the device is that of the last one.
+    """
 
     device: Device
     named: bool
     follower: Follower | None = None
+    plan: SplitPlan | None = None
+
+    @property
+    def place(self) -> Device | SplitPlan:
+        """Where sessions are opened."""
+        return self.plan or self.device
 
 
 class Route:

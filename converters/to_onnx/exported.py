@@ -184,11 +184,11 @@ class Outline:
         if inferred is not None:
             nodes = _retyped(nodes, inferred)
             patterns = {node.pattern for node in nodes}
-        if any(map(_reads_shape, patterns)):
+        if writer.sizes or any(map(_reads_shape, patterns)):
             constants = [(name, writer.types[value]) for name, value in writer.initializers.items()]
             small = {name for name, kind in constants if may_hold_sizes(kind)}
             small |= {value.name for value in graph.inputs if value.name and is_shape_type(writer.types.get(value))}
-            nodes = shape_only_nodes(nodes, small)
+            nodes = shape_only_nodes(nodes, small, writer.sizes)
 
         def interface(values: Sequence[ModelValue]) -> dict[str, ValueType]:
             kinds = {value.name or "": writer.types.get(value, _UNKNOWN) for value in values}
@@ -233,16 +233,19 @@ def _retyped(nodes: Sequence[ExportedNode], types: Mapping[str, ValueType]) -> l
     return retyped
 
 
-def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[str]) -> list[ExportedNode]:
+def shape_only_nodes(
+    nodes: Sequence[ExportedNode], small_constants: Collection[str], sizes: Collection[str] = ()
+) -> list[ExportedNode]:
     """Return the nodes with `shape_only` set on those that only compute shapes.
 
     A node only computes shapes when it reads a shape, or nothing but results of such nodes and `small_constants`, which
     are integer graph inputs of rank 0 or 1 and constants that `may_hold_sizes`, and so may its results, unless it is a
-    Cast. Exporters compute positions in this way, and from them masks and the places to gather from.
+    Cast. `sizes` are inputs that such nodes of another graph have computed. Exporters compute positions in this way,
+    and from them masks and the places to gather from.
     ONNX Runtime pins what of this has rank 0 or 1, and the rest where the device has no kernel:
     https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/fallback_cpu_capability.cc
     """
-    from_shapes: set[str] = set()
+    from_shapes = {*sizes}
     marked: dict[ModelNode, ModelNode] = {}
     names = []
     for node in nodes:

@@ -118,7 +118,7 @@ def export_model(
 def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> Draft:
     """Return the graph checked and lowered, as far as choosing a device needs it; raises as `export_model` does."""
     require_graph(graph)
-    options = options or CompileOptions()
+    options, sizes = options or CompileOptions(), graph.size_inputs
     if options.dims:
         graph = graph.bind(options.dims)
     if problems := verify(graph):
@@ -131,7 +131,7 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
     params = [node for node in graph.nodes if isinstance(node.op, Param) and node.id in live]
     dispatcher = Dispatcher(options.kernel_dispatch, kernels)
     reserved = UniqueNames(name for node in (*inputs, *params) for name in node.output_names)
-    writer = ModelWriter(reserved, dispatcher=dispatcher, origins=origins)
+    writer = ModelWriter(reserved, dispatcher=dispatcher, origins=origins, sizes=sizes)
     leaves = {node.output_names[0]: node.id for node in (*inputs, *params)}
     # Those that have to get a number come last, so that it is one that no other output has.
     named = sorted(zip(graph.output_names, graph.outputs, strict=True), key=lambda pair: pair[0] in leaves)

@@ -297,7 +297,8 @@ class ModelWriter:
     and `constants` has the data that stays outside the model. `records` has the nodes in the order they were finished.
 
     `source` is the node that is being lowered, `origin` the id of the user's top-level node. `origins` maps the id of a
-    node of the graph that is written to that of the user's node, where they differ.
+    node of the graph that is written to that of the user's node, where they differ. `sizes` has the inputs that hold
+    sizes which were computed before.
     """
 
     value_names: UniqueNames
@@ -312,6 +313,7 @@ class ModelWriter:
     source: Node | None = None
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     origins: Mapping[int, int] = field(default_factory=dict)
+    sizes: frozenset[str] = frozenset()
     _by_content: dict[tuple[DType, tuple[int, ...], int], list[tuple[TensorData, ModelValue]]] = field(
         default_factory=dict
     )

@@ -35,7 +35,10 @@ from rlx_ort.providers.engine.values import (
 
 def binder_of(session: EngineSession) -> Binder:
     """Return the memory side of a session; one over host memory if its engine has no other."""
-    return OrtBinder(session) if isinstance(session, OrtEngineSession) else Binder(session.run)
+    if isinstance(session, OrtEngineSession):
+        return OrtBinder(session)
+    own: Binder | None = getattr(session, "binder", None)
+    return Binder(session.run) if own is None else own
 
 
 class OrtBinder(Binder):

@@ -22,8 +22,8 @@ from rlx_ort.errors import RlxError, advising_options, near_names
 __all__ = ["Commands", "main"]
 
 _COMMANDS = (
-    *("devices", "doctor", "inspect", "report", "calibrate", "bench", "tune", "run", "genai", "serve", "convert"),
-    *("compare", "package", "cache"),
+    *("devices", "doctor", "inspect", "report", "calibrate", "bench", "tune", "split", "run", "genai", "serve"),
+    *("convert", "compare", "package", "cache"),
 )
 
 _INTERRUPTED = 130

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import rlx_ort
-from rlx_ort.cli import options
+from rlx_ort.cli import options, split
 from rlx_ort.cli.show import binary_size, counted, emit, note, print_facts
 from rlx_ort.storage import read_regular
 
@@ -106,6 +106,9 @@ def create(
     folder: bool = options.flag("--folder", "Write a folder; the default is one file."),
     force: bool = options.flag("--force", "Replace the file if it exists. A folder is never replaced."),
     tuned: bool = options.flag("--tuned", "Pack what `rlx-ort tune` found for the model on this machine."),
+    plan: Any = options.option(
+        "--split", "Pack a plan of `rlx-ort split`, for machines whose devices have its budgets.", metavar="PLAN"
+    ),
     **given: Any,
 ) -> None:
     """Pack a model with its weights, policy and golden outputs.
@@ -135,7 +138,11 @@ def create(
     found = of_graph(graph) if tuned else {}
     if tuned and not found:
         raise click.UsageError(f"{model} was never tuned on this machine; run `rlx-ort tune {model}` first")
-    recipe = Recipe(**given, tunings=found, policy=policy, golden=cases, license_text=license_text)
+    carried = split.read(plan)
+    if isinstance(carried, str):
+        raise click.UsageError("--split of a package is a file that `rlx-ort split --out` wrote")
+    given |= {"tunings": found, "split": carried}
+    recipe = Recipe(**given, policy=policy, golden=cases, license_text=license_text)
     with counted(f"packing {target}") as progress:
         digest = create_package(graph, target, recipe, folder=folder, overwrite=force, progress=progress)
     size = sum(file.stat().st_size for file in ([target] if target.is_file() else target.rglob("*")) if file.is_file())

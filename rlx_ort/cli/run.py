@@ -6,13 +6,16 @@ import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import rlx_ort
-from rlx_ort.cli import options, page
+from rlx_ort.cli import options, page, split
 from rlx_ort.cli.show import duration, emit, note, print_facts, print_table, progress
+
+if TYPE_CHECKING:
+    from rlx_ort.options.split_plan import SplitPlan
 
 _SOON_NS = 5_000_000_000  # a model whose first run takes longer is not run again for its time
 
@@ -33,6 +36,12 @@ def command(
         "--resilient",
         "Let another device answer where one fails, and print the health of each. RLX_RESILIENCE has settings.",
     ),
+    plan: SplitPlan | str | None = options.option(
+        "--split",
+        "Run in stages on several devices, by a plan of `rlx-ort split`, or plan where memory asks for it (auto).",
+        metavar="PLAN",
+        read=split.read,
+    ),
     trace: Path | None = page.TRACE,
     inputs: Path | None = options.inputs("random inputs are generated"),
     outputs: Path | None = options.OUTPUTS,
@@ -48,6 +57,8 @@ def command(
     """
     if (device is not None) + (chain is not None) + resilient > 1:
         raise click.UsageError("--device, --chain and --resilient exclude each other")
+    if plan is not None and (device is not None or chain is not None or trace is not None):
+        raise click.UsageError("--split names the devices by its plan, without --device, --chain and --trace")
     if trace is not None and (chain is not None or resilient):
         raise click.UsageError("--trace is of a run on one device, without --chain and --resilient")
     from rlx_ort.report.trace import traced_run
@@ -57,7 +68,7 @@ def command(
     rule = options.placement_of(strict)
     # One run does not outlive a bridge: the device that opens would never answer.
     resilience = rlx_ort.Resilience.from_env() or rlx_ort.Resilience(bridge=False) if resilient else None
-    settings = rlx_ort.CompileOptions(placement=rule, dims=dims)
+    settings = rlx_ort.CompileOptions(placement=rule, dims=dims).with_(split=plan)
     with options.opened(model, policy, settings, resilience, admit=True, precision=precision) as runner:
         graph = runner.graph
         feeds = _feeds(graph, inputs, runner.options.dims)
@@ -72,7 +83,7 @@ def command(
                 used, values = traced.device, traced.outputs
             elif named is not None:
                 used, values = named, runner.run(named, feeds)
-            elif tries and not resilient:
+            elif tries and not resilient and plan is None:
                 used, values = runner.run_try(tries, feeds)
                 refused = list(runner.last_attempts)
             else:
@@ -85,13 +96,15 @@ def command(
                 with contextlib.suppress(rlx_ort.RlxError):  # the first run has answered
                     if named is not None:
                         runner.run(named, feeds)
-                    elif tries:
+                    elif tries and plan is None:
                         runner.run_try(tries, feeds)
                     else:
                         runner.run_chosen(feeds)
                     again_ns = time.perf_counter_ns() - begun
         results = dict(zip((value.name for value in graph.outputs), values, strict=True))
-        placement, variant = runner.placement(used), runner.variant(used)
+        placement = getattr(values, "placement", None) or runner.placement(used)
+        devices = [device.label for device in getattr(placement, "devices", (used,))]
+        variant = runner.variant(used)
         health: list[dict[str, Any]] = [
             {"device": row.device.label, "state": row.state.value, "failures": row.failures, "reason": row.reason}
             for row in (runner.health() if resilient else ())
@@ -99,6 +112,7 @@ def command(
     document = {
         "model": str(model),
         "device": used.label,
+        "devices": devices,
         "tuned": None if variant is None else str(variant),
         "took_ns": took_ns,
         "again_ns": again_ns,
@@ -111,7 +125,7 @@ def command(
     again = "" if again_ns is None else duration(again_ns)
     nodes = ", ".join(f"{count} on {provider}" for provider, count in document["placement"]["nodes"].items())
     facts = [
-        ("ran on", document["device"]),
+        ("ran on", ", ".join(devices)),
         *([("tuned", str(variant))] if variant is not None else []),
         ("time", f"{duration(took_ns)} with choosing and opening{again and f'; {again} for a second run'}"),
         ("placement", f"{placement.requested_share:.0%} on {placement.requested}; nodes: {nodes or 'none'}"),

@@ -19,15 +19,17 @@ import numpy.typing as npt
 from rlx_ort.deploy.container import LARGE_ALIGNMENT, LARGE_BYTES
 from rlx_ort.deploy.golden import TOLERANCES
 from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, Settings, StoredTensor, Variant, dump
-from rlx_ort.deploy.names import INDEX, MANIFEST, TUNINGS
+from rlx_ort.deploy.names import INDEX, MANIFEST, SPLIT, TUNINGS
 from rlx_ort.deploy.ort_manifest import DATA_FILE, MODEL_FILE, asset_path, asset_uri, manifest_bytes
 from rlx_ort.deploy.write import Content, write_package
 from rlx_ort.device import Device
 from rlx_ort.errors import GraphVerifyError, PackageError
+from rlx_ort.execution.staged import cuts_of
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort.options.split_plan import SplitPlan
 
 _GRAPH = "graph.json"
 _GOLDEN = "golden/data.bin"
@@ -48,6 +50,7 @@ class Recipe(Settings):
         license_text: the text of the licence, which becomes a file of the package.
         tunings: records of `tune` by their keys, as `execution.tunings.of_graph` returns them; hardware and versions
             other than theirs do without.
+        split: a plan that cuts the graph into stages, for machines whose devices have its budgets.
     """
 
     variants: Mapping[str, Precision] = field(default_factory=lambda: {"cpu": Precision.F32})
@@ -55,6 +58,7 @@ class Recipe(Settings):
     golden: Sequence[tuple[Arrays, Arrays | None]] = ()
     license_text: str = ""
     tunings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    split: SplitPlan | None = None
 
     def __post_init__(self) -> None:
         for name in ("variants", "precisions"):
@@ -184,6 +188,9 @@ class _Making:
             self._add(_LICENSE, recipe.license_text.encode("utf-8"))
         if recipe.tunings:
             self._add(TUNINGS, dump({"tunings": {key: dict(record) for key, record in recipe.tunings.items()}}))
+        if recipe.split is not None:
+            cuts_of(self._graph, recipe.split)
+            self._add(SPLIT, dump(recipe.split.document()))
         settings = {entry.name: getattr(recipe, entry.name) for entry in fields(Settings)}
         settings |= {"name": name, "tolerances": {**TOLERANCES, **recipe.tolerances} if cases else {}}
         index = Index(

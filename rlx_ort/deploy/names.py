@@ -23,6 +23,8 @@ SIGNATURE = "signature.json"
 """The Sigstore bundle of a signed package; the one file that the index does not list."""
 TUNINGS = "tunings.json"
 """The records of `tune`, by their keys."""
+SPLIT = "split.json"
+"""The plan that cuts the graph into stages over several devices."""
 
 LARGEST_INDEX_BYTES = 64 << 20
 MOST_FILES = 4096

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
 from rlx_ort.deploy.index import parse
-from rlx_ort.deploy.names import TUNINGS, is_package, required_key
+from rlx_ort.deploy.names import SPLIT, TUNINGS, is_package, required_key
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device, DeviceLike, as_devices
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
@@ -67,6 +67,8 @@ class PackageDevices(GraphDevices):
     ) -> None:
         self._package = package
         self._quick = quick
+        if SPLIT in package.index.files and options.split is None:
+            options = _split(package, options)
         self._prepare(policy, options, resilience, self._read)
         if TUNINGS in package.index.files:
             from rlx_ort.execution import tunings
@@ -294,6 +296,20 @@ def options_of(package: Package, options: CompileOptions | None = None) -> Compi
     dims = {**package.index.dims, **options.dims}
     cache = CacheUse(use_of(None if options.cache is None else options.cache.value, "found"))
     return replace(options, dims=dims, precisions={**precisions, **options.precisions}, cache=cache)
+
+
+def _split(package: Package, options: CompileOptions) -> CompileOptions:
+    """Return the options with the package's plan, if the devices here have what it needs."""
+    import logging  # not needed by a start from the compile cache
+
+    from rlx_ort.options.split_plan import SplitPlan
+    from rlx_ort.selection.splitting import missing_for
+
+    plan = SplitPlan.read(package.read(SPLIT), SPLIT)
+    missing = missing_for(plan, options)
+    if missing is not None:
+        logging.getLogger(__name__).warning("%s: its plan is not used: %s", package.path.name, missing)
+    return options.with_(split=plan) if missing is None else options
 
 
 def narrowed_policy(package: DevicePolicy, caller: DevicePolicy) -> DevicePolicy:

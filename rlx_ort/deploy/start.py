@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort.deploy.container import compare_files, open_container, read_index
 from rlx_ort.deploy.copies import PackageCopy
-from rlx_ort.deploy.names import required_key
+from rlx_ort.deploy.names import SPLIT, required_key
 from rlx_ort.providers.engine.compiled.starts import SavedSession, find_quick
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def quick_start(
         index = json.loads(raw)  # the package with this very index was verified when it was warmed
         compare_files(container, {name: (entry["size"], entry["crc32"]) for name, entry in index["files"].items()})
         PackageCopy(container, digest).watch(quick)
-        if index["serial"] < min_serial or not quick.open():
+        if index["serial"] < min_serial or SPLIT in index["files"] or not quick.open():
             return None
     finally:
         container.close()

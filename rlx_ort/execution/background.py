@@ -26,7 +26,6 @@ T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 _OVERLAP_FROM_S = 0.0005  # below this, handing runs to threads costs more than it gains
-_OVERLAPPING = 2
 _AWAITED = 8
 _LOOK_S = 0.02  # between two looks at the stop of a waiting thread
 
@@ -188,16 +187,16 @@ class BackgroundRuns:
 
 
 def run_all(
-    run: Callable[[Mapping[str, Any]], list[Any]], inputs: Sequence[Mapping[str, Any]], *, overlap: bool
+    run: Callable[[Mapping[str, Any]], list[Any]], inputs: Sequence[Mapping[str, Any]], overlapping: int
 ) -> list[list[Any]]:
-    """Return the outputs of each run in order; with `overlap`, long runs are made two at a time."""
+    """Return the outputs of each run in order; `overlapping` long runs are made at a time."""
     if not inputs:
         return []
     start = time.perf_counter()
     results = [run(inputs[0])]
-    if not overlap or len(inputs) <= _OVERLAPPING or time.perf_counter() - start < _OVERLAP_FROM_S:
+    if overlapping == 1 or len(inputs) <= overlapping or time.perf_counter() - start < _OVERLAP_FROM_S:
         return results + [run(each) for each in inputs[1:]]
-    workers = Workers(_OVERLAPPING, "rlx_ort-pipeline")
+    workers = Workers(overlapping, "rlx_ort-pipeline")
     futures = [workers.submit(lambda each=each: run(each)) for each in inputs[1:]]  # type: ignore[misc]  # bound now
     workers.close()
     _wait(futures)

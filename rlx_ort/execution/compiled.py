@@ -698,7 +698,7 @@ class CompiledGraph(ParamSetter):
             InputError: an input is wrong.
             EngineError: a run failed.
         """
-        results = run_all(self.run, inputs, overlap=self._state.plain and not self._slot.provider.exclusive)
+        results = run_all(self.run, inputs, self._slot.overlapping if self._state.plain else 1)
         if results:
             self._state.last = (None, results[-1].copy())  # overlapping runs may end in another order
         return results

@@ -56,6 +56,7 @@ Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Receives the hidden outputs of a run, by name."""
 WeightSource: TypeAlias = WeightStore | ExpertWeights
 
+_OVERLAPPING = 2
 _SIZED_SHARE, _USUAL_BYTES = 16, 8 << 30  # sessions with fixed sizes may take a 16th of the device's memory
 _LAYERS = "session.name_based_layer_assignment"
 
@@ -335,6 +336,11 @@ class EngineSlot:
     def placement(self) -> Placement | None:
         """The placement of the session opened last, even if the placement rule refused it."""
         return self.named.placement
+
+    @property
+    def overlapping(self) -> int:
+        """How many runs `run_pipelined` makes at a time."""
+        return 1 if self.provider.exclusive else _OVERLAPPING
 
     @property
     def names(self) -> tuple[str, ...]:

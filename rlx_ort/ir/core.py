@@ -181,7 +181,8 @@ class Graph(Builders):
 
     `weights` maps parameter names to their initial data; a parameter without an entry must be set before a run.
     `metadata`, `doc` and `scopes` travel with an imported model; `scopes` maps the name of a node to the dotted path of
-    the module that it was exported from. `revision` grows with each change, for caches.
+    the module that it was exported from. `revision` grows with each change, for caches. `size_inputs` names the inputs
+    of a section that hold sizes which the nodes before it have computed; it is not stored.
 
     Example:
         >>> g = Graph("mlp")
@@ -197,6 +198,7 @@ class Graph(Builders):
     doc: str = ""
     scopes: dict[str, str] = field(default_factory=dict)
     revision: int = 0
+    size_inputs: frozenset[str] = frozenset()
     _outputs: list[tuple[str, Ref]] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)  # name -> the highest number tried after it
     _results: set[str] = field(default_factory=set)  # names of the results of the first nodes

@@ -104,6 +104,7 @@ def empty_like(graph: Graph) -> Graph:
     result.metadata = dict(graph.metadata)
     result.doc = graph.doc
     result.scopes = dict(graph.scopes)
+    result.size_inputs = graph.size_inputs
     result.revision = 1
     result._names = dict(graph._names)
     return result

@@ -13,6 +13,9 @@ from rlx_ort.errors import InputError, near_names
 from rlx_ort.options.dispatch import KernelDispatch
 from rlx_ort.options.precision import PrecisionPolicy
 
+if TYPE_CHECKING:
+    from rlx_ort.options.split_plan import SplitPlan
+
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
 
@@ -130,6 +133,8 @@ class CompileOptions:
             ones, and each node runs right before the one that needs it, so that f16 weights which the CPU casts to f32
             are cast one after the other. Runs are slower. Casts are folded into f32 weights unless optimisation is off.
         tuned: whether the fastest variant that `tune` found for the graph on the device, with these options, is taken.
+        split: cuts the graph into stages on several devices, for runs whose device is not named: by a plan, or its JSON
+            values, or "auto", which plans where no device that is faster holds the graph; see docs/splitting.md.
         opset: the ai.onnx opset of the exported model; None takes the lowest that expresses the graph, 21 at best.
 
     Raises:
@@ -157,6 +162,7 @@ class CompileOptions:
     cache: CacheUse | None = None
     low_memory: bool = False
     tuned: bool = True
+    split: SplitPlan | Literal["auto"] | None = None
     opset: int | None = None
 
     if TYPE_CHECKING:  # fields hold members, and are given by value as well
@@ -183,6 +189,7 @@ class CompileOptions:
             cache: CacheUse | Literal["off", "found", "on"] | None = ...,
             low_memory: bool = ...,
             tuned: bool = ...,
+            split: SplitPlan | Mapping[str, Any] | Literal["auto"] | None = ...,
             opset: int | None = ...,
         ) -> None: ...
 
@@ -199,6 +206,13 @@ class CompileOptions:
             object.__setattr__(self, "precisions", MappingProxyType(given))
         if self.provider_options:
             object.__setattr__(self, "provider_options", MappingProxyType(_by_device(self.provider_options)))
+        if self.split is not None and self.split != "auto":
+            from rlx_ort.options.split_plan import SplitPlan  # not needed by a start from the compile cache
+
+            if isinstance(self.split, Mapping):
+                object.__setattr__(self, "split", SplitPlan.read(self.split, "CompileOptions(split=...)"))
+            elif not isinstance(self.split, SplitPlan):
+                raise InputError(f"CompileOptions: split is 'auto' or a plan, not {self.split!r:.60}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the fields, with mappings as dicts: a read-only view of a dict cannot be pickled."""

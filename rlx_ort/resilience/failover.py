@@ -19,9 +19,12 @@ from rlx_ort.device import Device
 from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import (
     CancelledRunError,
+    DeviceError,
     DeviceFallbackError,
     DeviceUnavailableError,
+    MemoryBudgetError,
     RunError,
+    StageError,
     StateLossError,
     TimeLimitError,
     let_go,
@@ -38,6 +41,7 @@ from rlx_ort.routes import CHOSEN, Key, Moment, Pick, is_automatic
 
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.options.split_plan import SplitPlan
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -300,6 +304,10 @@ class Failover:
         `call.behind` gets the one to open after the answer, None if it is still to be chosen.
         """
         devices, quarantine, fresh = self._devices, self.quarantine, not tried
+        plan = None if devices.options.split is None else devices.plan(call.inputs)
+        if plan is not None:
+            yield from self._plans(call, plan)
+            return
         if _on_device(call.inputs):  # no other device can read them
             pick = devices.pick(call.goal, call.inputs)
             if quarantine.is_out(pick.device) and not quarantine.is_opening(pick.device):
@@ -336,6 +344,23 @@ class Failover:
                     continue
                 tried.add(pick.device)
                 yield pick
+
+    def _plans(self, call: _Call, plan: SplitPlan) -> Iterator[Pick]:
+        """Yield the plan of a split graph, and after a failure plans for the devices that have not failed."""
+        before: set[Device] | None = None
+        while True:
+            failed = {attempt.device for attempt in call.attempts}
+            failed |= {device for device in self.quarantine.devices() if self.quarantine.is_out(device)}
+            if failed == before:
+                return
+            if not failed.isdisjoint(plan.devices):
+                try:
+                    plan = self._devices.plan(call.inputs, failed) or plan
+                except (DeviceError, MemoryBudgetError) as err:
+                    _log.warning("there is no other plan for %s: %s", self._devices.graph.name, err)
+                    return
+            before = failed
+            yield Pick(plan.device, named=False, plan=plan)
 
     def _chooses_behind(self, call: _Call) -> bool:
         """Return whether the choice would probe or measure devices, and the CPU can answer meanwhile."""
@@ -378,11 +403,11 @@ class Failover:
         """Return the outputs, and the graph that gave them where nothing limited the run."""
         devices, inputs = self._devices, call.inputs
         if call.timeout_s is None and call.cancel is None:
-            compiled = devices.open(pick.device, pick.named)
+            compiled = devices.open(pick.place, pick.named)
             return compiled, compiled.run_named(inputs)
 
         def run() -> Outputs:
-            return devices.open(pick.device, pick.named).run_named(inputs)
+            return devices.open(pick.place, pick.named).run_named(inputs)
 
         return None, self._limited(pick.device, run, call.timeout_s, call.cancel, call.impatient)
 
@@ -419,6 +444,8 @@ class Failover:
         let_go(err)
         fault, what = fault_of(err)
         reason = _reason(what, err)
+        if isinstance(err, StageError):
+            device = Device(err.device.label)
         call.attempts.append(Attempt(device, reason, (self._clock() - start) / 1e9))
         if fault is Fault.DEVICE:
             self._put_out(device, reason, start)

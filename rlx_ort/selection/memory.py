@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from rlx_ort.calibration.features import DEFAULT_DIM
+from rlx_ort.calibration.features import DEFAULT_DIM, workload_of
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.model import ExternalWeight
 from rlx_ort.device import Device
@@ -130,11 +130,16 @@ class MemoryNeed:
 
 
 def memory_need(
-    graph: Graph, device: Device | str, options: CompileOptions | None = None, dims: Mapping[str, int] | None = None
+    graph: Graph,
+    device: Device | str,
+    options: CompileOptions | None = None,
+    dims: Mapping[str, int] | None = None,
+    types: Mapping[str, ValueType] | None = None,
 ) -> MemoryNeed | None:
     """Return the memory that a graph takes on a device, None where the device gets no model. Opens no session of it.
 
-    `dims` are sizes of named dims, as `dims_of` reads them from the inputs; they come before those of the options.
+    `dims` are sizes of named dims, as `dims_of` reads them from the inputs; they come before those of the options. A
+    section of a graph gets the types of its values within that, where sizes are known that it is fed.
     """
     device, options = Device(device), options or CompileOptions()
     provider, sizes, options = provider_of(device), {**options.dims, **(dims or {})}, options.on(device)
@@ -143,6 +148,8 @@ def memory_need(
         return None
     known = _needs.setdefault(draft, {})
     key = (device, options.key, tuple(sorted(sizes.items())), opening_bytes(graph, device))
+    if types is not None:
+        return _Plan(graph, device, provider, options, draft, sizes, types).need()
     if key not in known:
         if len(known) >= _NEEDS_A_DRAFT:
             known.clear()
@@ -187,12 +194,14 @@ class _Plan:
         options: CompileOptions,
         draft: Draft,
         sizes: dict[str, int],
+        types: Mapping[str, ValueType] | None = None,
     ) -> None:
         self.graph, self.device, self.provider, self.options = graph, device, provider, options
-        self.workload = workload_on(graph, device, options, sizes)
+        outline = draft.outline if types is None else draft.outline.with_types(types)
+        self.workload = workload_on(graph, device, options, sizes) if types is None else workload_of(outline, sizes)
         assert self.workload is not None  # noqa: S101  # there is a draft
         self.sizes = {**sizes, **dict.fromkeys(self.workload.assumed, DEFAULT_DIM)}
-        self.facts, outline = provider.session_memory, draft.outline
+        self.facts = provider.session_memory
         self.nbytes = {**self.workload.inputs, **self.workload.nbytes}
         self.types, self.outputs = {**outline.known_types()}, outline.output_types.keys()
         self.cache = _cache_of(draft, outline.input_types)

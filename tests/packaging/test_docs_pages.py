@@ -117,6 +117,7 @@ write_keys(Path.cwd(), "publisher")
 from rlx_ort.conversion.convert import ConvertOptions, convert
 options = ConvertOptions(precision="f16")
 """,
+    "docs/splitting.md": DOUBLE,
     "docs/triton.md": GRAPH + PACKAGE,
     "docs/tuning.md": DOUBLE,
 }

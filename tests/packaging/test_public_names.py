@@ -11,8 +11,8 @@ ERRORS = """
 CalibrationError CancelledRunError ConversionError DeviceError DeviceFallbackError DeviceParseError
 DeviceUnavailableError EngineError GraphError GraphVerifyError InputError IntegrityError LegalizeError
 MemoryBudgetError MissingExtraError
-NoViableDeviceError PackageError ParamError ParityError PlacementError RlxError RunError ServingError StateLossError
-TimeLimitError WriteError
+NoViableDeviceError PackageError ParamError ParityError PlacementError RlxError RunError ServingError StageError
+StateLossError TimeLimitError WriteError
 """
 
 NAMES = """

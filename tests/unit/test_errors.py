@@ -24,6 +24,7 @@ TREE = {
     "ParamError": (["RunError", "ValueError"], 5),
     "PlacementError": (["RunError"], 5),
     "EngineError": (["RunError"], 5),
+    "StageError": (["EngineError"], 5),
     "TimeLimitError": (["RunError"], 5),
     "CancelledRunError": (["RunError"], 5),
     "ServingError": (["RlxError"], 1),

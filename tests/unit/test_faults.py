@@ -54,6 +54,7 @@ VERDICTS = {
     "RlxError": Fault.UNKNOWN,  # says nothing more; `run_with_fallback` asks callers to raise a RunError
     "RunError": Fault.UNKNOWN,
     "EngineError": Fault.UNKNOWN,
+    "StageError": Fault.UNKNOWN,
     "TimeLimitError": Fault.UNKNOWN,
     "ParityError": Fault.UNKNOWN,
     "DeviceError": Fault.REFUSAL,

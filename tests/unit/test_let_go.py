@@ -61,7 +61,7 @@ def _overlapping(call: Callable[[], Any]) -> None:
     def run(inputs: Any) -> list[Any]:
         return call() if inputs else time.sleep(0.01) or []
 
-    background.run_all(run, [{}, {"x": 1}, {"x": 1}], overlap=True)
+    background.run_all(run, [{}, {"x": 1}, {"x": 1}], 2)
 
 
 async def _failed(call: Awaitable[Any]) -> None:
