@@ -13,6 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, StageError, near_names
 from rlx_ort.execution.engine import Engine, EngineSlot, open_slot, runnable
@@ -21,13 +24,15 @@ from rlx_ort.execution.session import working_provider
 from rlx_ort.faults import is_device_failure
 from rlx_ort.ir.graph import Graph, dynamic_symbols
 from rlx_ort.ir.section import section
+from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import PlacementRule
 from rlx_ort.options.split_plan import SplitPlan
-from rlx_ort.providers.engine.binding import Binder, DeviceTensor
+from rlx_ort.providers.engine.binding import Binder, BoundRun, DeviceTensor, HostTensor
 from rlx_ort.providers.engine.stopping import Turns, check_stopped
 
 if TYPE_CHECKING:
     from rlx_ort.execution.weights import WeightStore
+    from rlx_ort.ir.types import ValueType
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.base import NodeAssignment
 
@@ -235,7 +240,7 @@ class StagedSession:
     def __init__(self, graph: Graph, stages: Sequence[_Stage], rule: PlacementRule, streams: bool) -> None:
         self.input_types, self.output_types = graph.input_types, graph.output_types
         self.binder = _StagedBinder(self)
-        self.stages, self._rule, self._streams = stages, rule, streams
+        self.stages, self._rule, self.streams = stages, rule, streams
         self._values = {name: value.name for name, value in zip(graph.output_names, graph.outputs, strict=True)}
         self._all = Turns()
         self._homes: weakref.WeakKeyDictionary[DeviceTensor, Device] = weakref.WeakKeyDictionary()
@@ -261,11 +266,23 @@ class StagedSession:
         Raises:
             StageError: a stage failed in a way that another device may avoid.
         """
-        with self._all if self._streams else contextlib.nullcontext():
+        with self._all if self.streams else contextlib.nullcontext():
             while True:
                 versions, results = self._once(feeds, outputs, resident)
-                if len(versions) == 1:  # else a parameter was set between two stages
+                if len(versions) <= 1:  # else a parameter was set between two stages
                     return results
+
+    def value_of(self, output: str) -> str:
+        """Return the name of the value that is an output of the graph."""
+        return self._values[output]
+
+    def needed(self, stage: _Stage, wanted: Collection[str]) -> list[str]:
+        """Return the values of a stage that are wanted, or that later stages read."""
+        return [name for name in stage.makes if name in wanted or self._last.get(name, 0) > stage.number]
+
+    def engine(self, stage: _Stage) -> Engine:
+        """Return the engine of a stage with the newest weights."""
+        return stage.engine(self._rule)
 
     def close(self) -> None:
         """Do nothing: the stages are closed by their slot."""
@@ -277,12 +294,12 @@ class StagedSession:
         kept, engines, versions = {self._values[name] for name in resident}, [], set[int]()
         values = dict(feeds)
         for stage, stays in zip(self.stages, self._stays, strict=True):
-            names = [name for name in stage.makes if name in wanted or self._last.get(name, 0) > stage.number]
+            names = self.needed(stage, wanted)
             if not names:
                 continue
             check_stopped()
             with stage.failing(len(self.stages)), stage.turns:
-                engine = stage.engine(self._rule)
+                engine = self.engine(stage)
                 given = {name: self._moved(values, name, stage.slot.device) for name in stage.reads}
                 here = (stays | kept).intersection(names)
                 plain = not here and not any(isinstance(value, DeviceTensor) for value in given.values())
@@ -291,7 +308,7 @@ class StagedSession:
             versions.add(engine.version)
             engines.append(weakref.ref(engine))
             del engine
-            if self._streams:
+            if self.streams:
                 stage.slot.release()
             for name, value in zip(names, made, strict=True):
                 values[name] = value
@@ -324,10 +341,91 @@ class _StagedBinder(Binder):
     def __init__(self, session: StagedSession) -> None:
         super().__init__(session.run)
         self._session = session
+        self._placed: weakref.WeakKeyDictionary[DeviceTensor, DeviceTensor] = weakref.WeakKeyDictionary()
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
         """Run on arrays and device tensors; see `Binder.run`."""
         return self._session.run_on(feeds, outputs, resident)
+
+    def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]) -> BoundRun | None:
+        """Return a run whose stages are each bound once, with arrays between them; see `Binder.bound`.
+
+        None where the shape of a value between two stages does not follow from the inputs' named dims, and for a plan
+        that streams, which a bound session would keep open.
+        """
+        session = self._session
+        if session.streams:
+            return None
+        sizes = _sizes_given(session.input_types, inputs)
+        values, bound = {**inputs}, list[tuple[_Stage, BoundRun]]()
+        wanted = {session.value_of(name): place for name, place in outputs.items()}
+        for stage in session.stages:
+            names = session.needed(stage, wanted)
+            if not names:
+                continue
+            engine = session.engine(stage)
+            given = {name: self._there(values[name], stage, engine) for name in stage.reads}
+            places = dict[str, npt.NDArray[Any] | str]()
+            for name in names:
+                if name not in wanted:
+                    array = _array_of(stage.slot.output_types[name], sizes)
+                    if array is None:
+                        return None
+                    places[name] = values[name] = array
+                else:
+                    places[name] = place = wanted[name]
+                    values[name] = values[place] if isinstance(place, str) else place
+            run = engine.binder.bound(given, places)
+            if run is None:
+                return None
+            bound.append((stage, run))
+        return _StagedRun(bound)
+
+    def _there(self, value: Any, stage: _Stage, engine: Engine) -> Any:
+        """Return a value that was uploaded in the memory of the stage that reads it, the same one each time."""
+        if not isinstance(value, HostTensor):
+            return value
+        if value not in self._placed:
+            self._placed[value] = engine.binder.upload(value.array)
+        return self._placed[value]
+
+
+class _StagedRun(BoundRun):
+    """The bound runs of the stages, one after the other."""
+
+    def __init__(self, bound: Sequence[tuple[_Stage, BoundRun]]) -> None:
+        self._bound = bound
+
+    def run(self) -> None:
+        """Run each stage; see `BoundRun.run`."""
+        for stage, run in self._bound:
+            with stage.failing(len(self._bound)), stage.turns:
+                run.run()
+
+    def replace(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Bind another array to the stages that read the input."""
+        for stage, run in self._bound:
+            if name in stage.reads:
+                run.replace(name, array)
+
+
+def _sizes_given(types: Mapping[str, ValueType], inputs: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of the named dims of the inputs."""
+    sizes: dict[str, int] = {}
+    for name, kind in types.items():
+        shape = kind.shape if isinstance(kind, TensorType) and name in inputs else None
+        for dim, size in zip(shape or (), getattr(inputs.get(name), "shape", ()), strict=False):
+            if isinstance(dim, str):
+                sizes[dim] = int(size)
+    return sizes
+
+
+def _array_of(kind: ValueType, sizes: Mapping[str, int]) -> npt.NDArray[Any] | None:
+    """Return an array for a value, or None where its shape is not known."""
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return None
+    shape = kind.shape.bind(sizes)
+    return np.empty(shape.static(), kind.dtype.numpy) if shape.is_static else None
 
 
 _ASSISTED = PlacementRule.ASSISTED

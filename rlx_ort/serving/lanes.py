@@ -88,6 +88,9 @@ class Lane:
         most: the most rows of a batch.
         probe: runs on the device before it is used again after a failure, and raises if it is still at fault.
         padding: which batches are padded, since a device that compiles or records each size should see few sizes.
+
+    Attributes:
+        devices: the devices that run a batch, more than one for a graph in stages.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Lane:
         padding: Padding = "never",
     ) -> None:
         self.device = device
+        self.devices: tuple[Device, ...] = (device,)
         self.run = run
         self.probe = probe
         self.padding: Padding = padding

@@ -107,6 +107,9 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
 
     graph, dim = runner.graph, batch_dim(runner.graph)
     devices = ModelDevices(batched_along=dim if options.batch.max_batch > 1 else None)
+    if runner.options.split is not None and (split := _split_lane(runner, inputs, options)) is not None:
+        devices.lanes.append(split)
+        return devices
     seen: dict[str, Device] = {}
     for row in runner.rank():
         device = row.device
@@ -137,6 +140,24 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
         seen[place] = device
         devices.lanes.append(lane)
     return devices
+
+
+def _split_lane(runner: GraphDevices, inputs: Mapping[str, ValueType], options: ServeOptions) -> Lane | None:
+    """Return the stages of a graph that is cut by a plan as one lane, warmed by runs; None if it runs whole."""
+    made_up = even_inputs(inputs, 1)
+    compiled = runner.compile_resolved_with_inputs(made_up)
+    devices: tuple[Device, ...] = getattr(compiled.placement, "devices", ())
+    if not devices:
+        return None
+
+    def run(given: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+        outputs = dict(runner.run_fastest(given).items())
+        return outputs if wanted is None else {name: outputs[name] for name in wanted}
+
+    lane = Lane(compiled.device, run, lambda rows: None, options.batch.max_batch)
+    lane.devices = devices
+    _timed(lane, 1, made_up)
+    return lane
 
 
 def started_devices(package: StartedPackage, inputs: Mapping[str, ValueType], options: ServeOptions) -> ModelDevices:

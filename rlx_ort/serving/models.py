@@ -173,7 +173,7 @@ class ServedModel:
     @property
     def devices(self) -> list[Device]:
         """The devices that run it."""
-        return [lane.device for lane in self.scheduler.lanes]
+        return [device for lane in self.scheduler.lanes for device in lane.devices]
 
     def unused_devices(self) -> list[tuple[Device, str]]:
         """Return the devices that the policy names, or that work here, and that do not run it, with their reasons."""

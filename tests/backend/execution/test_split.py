@@ -21,7 +21,9 @@ from rlx_ort import (
     Graph,
     GraphDevices,
     InputError,
+    LegalizeError,
     PlacementRule,
+    StageError,
     load,
 )
 from rlx_ort.options.split_plan import SplitPlan, Stage
@@ -32,6 +34,13 @@ X = {"x": SOURCE.normal(size=(3, 8)).astype(np.float32)}
 WEIGHTS = [SOURCE.normal(size=(8, 8)).astype(np.float32) for _ in range(4)]
 MODELS = {model.name: model for model in corpus() if model.exporter in ("dynamo", "torchscript")}
 FEWEST_NODES = 6
+
+
+@pytest.fixture(autouse=True)
+def takes_open_dims(request: pytest.FixtureRequest) -> None:
+    """Leave out the device that takes graphs of fixed sizes only: these take any number of rows."""
+    if "device" in request.fixturenames and request.getfixturevalue("device").kind == "qnn":
+        pytest.skip("it takes graphs of fixed sizes only")
 
 
 def layers() -> Graph:
@@ -94,6 +103,14 @@ def test_other_sizes_take_the_same_sessions(device: Device) -> None:
         same(runner(x=x), expected(x))
 
 
+def test_outputs_that_are_not_asked_for_are_left_out(device: Device) -> None:
+    """In any order, and none at all."""
+    compiled = staged(device, "layer1").compile_fastest()
+    y, first = expected(X["x"])
+    same(compiled.run_read_outputs(X, [1, 0, 1]), [first, y, first])
+    assert compiled.run_read_outputs(X, []) == []
+
+
 def test_a_named_device_runs_the_whole_graph(device: Device) -> None:
     """Only runs whose device is chosen are split."""
     runner = staged(device, "layer1")
@@ -130,9 +147,24 @@ def test_tokens_of_a_split_decoder_are_those_of_a_float64_reference(device: Devi
     names = [node.name for node in graph.nodes if not node.op.is_leaf]
     runner = staged(device, names[len(names) // 2], graph=graph)
     options = runner.options.with_(placement=PlacementRule.ASSISTED)  # a device may leave lengths to the CPU
-    loop = DecodeLoop(GraphDevices(graph, options=options).compile_fastest(), 32)
+    try:
+        loop = DecodeLoop(GraphDevices(graph, options=options).compile_fastest(), 32)
+    except (LegalizeError, StageError) as err:
+        if form != "scatter":  # ONNX Runtime 1.24 has no TensorScatter
+            raise
+        pytest.skip(str(err))
     tokens = np.stack(list(loop.generate(prompt, 12)), axis=1)
     np.testing.assert_array_equal(tokens, DECODER.tokens(prompt, 12))
+
+
+@pytest.mark.parametrize(("form", "shared"), [("cached", True), ("masked", True), ("concat", False)])
+def test_the_cache_of_each_stage_is_written_in_place_where_the_graph_allows_it(form: str, shared: bool) -> None:
+    """As on one device; the steps are bound once."""
+    graph = build(form=form)
+    names = [node.name for node in graph.nodes if not node.op.is_leaf]
+    loop = DecodeLoop(staged("cpu", names[len(names) // 2], graph=graph).compile_fastest(), 32)
+    loop.prefill(np.zeros((1, 4), np.int64))
+    assert loop.in_place is shared
 
 
 def test_no_run_mixes_weights_of_two_versions(device: Device) -> None:

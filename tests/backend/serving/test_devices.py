@@ -14,8 +14,10 @@ from fault_provider import LOST, FaultProvider
 from sample_packages.packages import make
 from served_models import ON_CPU, WEIGHT, save_product
 
-from rlx_ort import Device, DevicePolicy, HealthState, is_available
-from rlx_ort.serving.models import ServedModel
+from rlx_ort import Device, DevicePolicy, Graph, HealthState, is_available
+from rlx_ort.deploy.create import Recipe, create_package
+from rlx_ort.options.split_plan import SplitPlan, Stage
+from rlx_ort.serving.models import ServedModel, device_lines
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import InferRequest
 from rlx_ort.serving.repository import Repository
@@ -51,6 +53,26 @@ async def test_a_device_that_fails_is_replaced_and_used_again(fault: FaultProvid
         await asyncio.sleep(0.05)
     health = {row.device: row.state for row in model.runner.health()}
     assert health[Device("fault")] is HealthState.READY
+    await repository.close()
+
+
+async def test_a_package_with_a_plan_is_served_in_its_stages(fault: FaultProvider, tmp_path: Path) -> None:
+    """As one place that all of its devices belong to; requests are joined there."""
+    graph = Graph("two")
+    x = graph.input("x", ["rows", 4])
+    graph.outputs = [graph.neg(graph.matmul(x, graph.param("w", data=WEIGHT, shape=WEIGHT.shape), name="product"))]
+    stages = (Stage(Device.CPU, "product"), Stage(Device("fault"), graph.nodes[-1].name))
+    create_package(graph, tmp_path / "two.ortpackage", Recipe(split=SplitPlan(stages)))
+    repository = Repository([tmp_path / "two.ortpackage"], ServeOptions(policy=DevicePolicy.only(["fault", "cpu"])))
+    await repository.load_all()
+    model = repository.find("two")
+    assert device_lines([model]) == ["two on cpu, fault"]
+    before = fault.runs
+    inputs = [np.full((1, 4), number, np.float32) for number in range(8)]
+    answers = await asyncio.gather(*(model.infer(InferRequest({"x": each})) for each in inputs))
+    for given, answer in zip(inputs, answers, strict=True):
+        np.testing.assert_allclose(next(iter(answer.outputs.values())), -(given @ WEIGHT), rtol=1e-5, atol=1e-5)
+    assert before < fault.runs < before + len(inputs)
     await repository.close()
 
 
