@@ -434,6 +434,13 @@ def random_inputs(graph: rlx_ort.Graph, sizes: Mapping[str, int]) -> tuple[Mappi
     return made_up.random_inputs(graph.input_types, sizes, assume=fitting_sizes(graph, sizes))
 
 
+def feeds(path: Path | None, runner: rlx_ort.GraphDevices) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """Return the inputs of a file, or random ones without it, and the sizes of named dims that had to be assumed."""
+    if path is not None:
+        return read_inputs(path, runner.graph.input_types), {}
+    return random_inputs(runner.graph, runner.options.dims)
+
+
 @contextlib.contextmanager
 def opened(
     path: Path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -43,12 +43,7 @@ def command(
     from rlx_ort.storage import write_atomic
 
     with options.opened(model, policy, rlx_ort.CompileOptions(dims=dims), precision=precision) as runner:
-        assumed: Mapping[str, int] = {}
-        feeds: Mapping[str, Any]
-        if inputs is not None:
-            feeds = options.read_inputs(inputs, runner.graph.input_types)
-        else:
-            feeds, assumed = options.random_inputs(runner.graph, runner.options.dims)
+        feeds, assumed = options.feeds(inputs, runner)
         plan = runner.plan(feeds, budgets, overlap=overlap)
         sizes = dims_of(runner.graph, feeds)
         alone = {device: predicted_ns(runner.graph, device, runner.options, sizes) for device, _ in plan.budgets}

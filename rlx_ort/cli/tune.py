@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -37,12 +36,7 @@ def command(
     the same options and versions, take the winner. The last rows show what lower precisions would give.
     """
     with options.opened(model, policy, rlx_ort.CompileOptions(dims=dims), precision=precision) as runner:
-        assumed: Mapping[str, int] = {}
-        feeds: Mapping[str, Any]
-        if inputs is not None:
-            feeds = options.read_inputs(inputs, runner.graph.input_types)
-        else:
-            feeds, assumed = options.random_inputs(runner.graph, runner.options.dims)
+        feeds, assumed = options.feeds(inputs, runner)
         with progress("tuning") as shown:
             say = None if shown is None else shown.update
             tuning = runner.tune(feeds, device, tolerance=tolerance, budget_s=budget_s, progress=say)
