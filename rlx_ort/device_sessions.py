@@ -331,7 +331,7 @@ class DeviceSessions:
         from rlx_ort.selection.predict import dims_of
         from rlx_ort.selection.splitting import counted, memory_limits, plan_if_needed, plan_split
 
-        graph, given, options = self.follow_graph(), self.options.split, self.by_choice
+        graph, given, options = self.follow_graph(), self.options.split, self.options
         sizes = dims_of(graph, inputs or {})
         if without:
             known = dict(getattr(given, "budgets", ())) or memory_limits(self.usable_devices(), options)

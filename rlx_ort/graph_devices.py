@@ -609,7 +609,7 @@ class GraphDevices(ParamSetter):
         from rlx_ort.selection.splitting import budgets_of, memory_limits, plan_split
 
         sessions = self._sessions
-        options, graph = sessions.by_choice, sessions.follow_graph()
+        options, graph = sessions.options, sessions.follow_graph()
         known = memory_limits(sessions.usable_devices(), options) if budgets is None else budgets_of(budgets)
         return plan_split(graph, known, options, dims_of(graph, inputs or {}), overlap=overlap)
 

@@ -165,7 +165,8 @@ def plan_if_needed(
         plan = plan_split(graph, memory_limits(devices, options), options, dims)
     except (MemoryBudgetError, NoViableDeviceError):
         return None
-    alone = (predicted_ns(graph, device, options, dims) for device in devices if device not in short)
+    helped = options.with_(placement=options.placement or PlacementRule.ASSISTED)  # as a device is chosen
+    alone = (predicted_ns(graph, device, helped, dims) for device in devices if device not in short)
     if len(plan.stages) == 1 or (plan.run_ns or math.inf) >= min(filter(None, alone), default=math.inf):
         return None
     return plan

@@ -13,11 +13,13 @@ import pytest
 from fault_provider import FaultProvider
 from model_corpus import UserModel, corpus
 from sample_models.decoders import DECODER, FORMS, build
+from tiny_llama import Sizes, build_in_place, make_weights
 
 from rlx_ort import (
     CompileOptions,
     DecodeLoop,
     Device,
+    DevicePolicy,
     Graph,
     GraphDevices,
     InputError,
@@ -27,6 +29,8 @@ from rlx_ort import (
     load,
 )
 from rlx_ort.options.split_plan import SplitPlan, Stage
+from rlx_ort.selection.memory import memory_need
+from rlx_ort.selection.predict import cost_model
 from rlx_ort.selection.support import support_of
 
 SOURCE = np.random.default_rng(42)
@@ -93,6 +97,25 @@ def test_the_answer_says_where_each_stage_ran(device: Device) -> None:
     assert outputs.placement is not None
     assert outputs.placement.devices == tuple(dict.fromkeys([Device.CPU, device]))
     assert not outputs.placement.strays
+
+
+def test_a_plan_leaves_a_device_the_nodes_that_it_takes(device: Device) -> None:
+    """The planner asks by the strict rule, by which stages are opened: the positions of this decoder are i64."""
+    if device == Device.CPU or cost_model(device) is None:
+        pytest.skip("there is nothing to plan with")
+    sizes = Sizes(vocabulary=256, width=256, layers=4, inner=512)
+    graph = build_in_place(sizes, make_weights(sizes))
+    whole = memory_need(graph, Device.CPU, dims={"batch": 1, "seq": 4})
+    assert whole is not None
+    plan = GraphDevices(graph).plan(budgets={"cpu": int(whole.total * 0.8), device: "8GB"})
+    assert device in plan.devices
+    prompt, tokens = np.array([[3, 1, 4, 1]]), []
+    for options in (CompileOptions(), CompileOptions(split=plan)):
+        runner = GraphDevices(graph, DevicePolicy.only(["cpu", device]), options)
+        compiled = runner.compile_fastest() if options.split else runner.compile("cpu")
+        loop = DecodeLoop(compiled, max_length=sizes.longest)
+        tokens.append([int(token[0]) for token in loop.generate(prompt, max_new_tokens=5)])
+    assert tokens[0] == tokens[1]
 
 
 def test_other_sizes_take_the_same_sessions(device: Device) -> None:
