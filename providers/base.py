@@ -308,6 +308,7 @@ class SessionMemory:
         session_bytes: bytes that a session takes without nodes.
         node_bytes: bytes that a node of the model takes in the graph and the session.
         process_bytes: bytes that the device's libraries take once in a process.
+        page_bytes: what the device hands out memory in; what is smaller than half of it shares a page.
     """
 
     on_host: bool = False
@@ -317,6 +318,7 @@ class SessionMemory:
     session_bytes: int = 0
     node_bytes: int = 0
     process_bytes: int = 0
+    page_bytes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

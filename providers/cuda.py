@@ -68,10 +68,10 @@ class CudaProvider(OrtProvider):
     # see h200-2026-11-24 in docs/results. cuBLAS recommends 32 MiB of work space on Hopper, 4 MiB on earlier GPUs
     # (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace).
     work_space_bytes: ClassVar[int] = 64 << 20
-    # "CUDA itself is about 0.45 GB" on an H100 (docs/results, h100-2026-11-25-fifth). That kernels write over an input
-    # as those of the CPU do is not measured yet.
+    # After the first runs of six models 544 to 546 MiB stayed on an H200, and each weight took whole pages of 2 MiB
+    # (docs/results, h200-2026-11-26). That kernels write over an input as those of the CPU do is not measured yet.
     session_memory: ClassVar[SessionMemory] = SessionMemory(
-        in_place=CpuProvider.session_memory.in_place, process_bytes=450 << 20
+        in_place=CpuProvider.session_memory.in_place, process_bytes=545 << 20, page_bytes=2 << 20
     )
     # https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#configuration-options
     option_keys: ClassVar[frozenset[str] | None] = names(
@@ -128,8 +128,11 @@ class CudaProvider(OrtProvider):
 
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on one GPU, with TF32 off unless asked for: its relative error is 6e-4."""
-        chosen = cuda_options(device.index, options.precision)
-        if options.device_memory_limit_bytes is not None:
+        chosen, config = cuda_options(device.index, options.precision), {}
+        if options.device_memory_limit_bytes is None:
+            # In the arena, which doubles, the weights of GPT-2 took 1,024 MiB for 475 (docs/results, h200-2026-11-26).
+            config["session.use_device_allocator_for_initializers"] = "1"
+        else:
             # By default the arena doubles its size, and would reach the limit with half of it unused.
             chosen["gpu_mem_limit"] = str(options.device_memory_limit_bytes)
             chosen["arena_extend_strategy"] = "kSameAsRequested"
@@ -166,6 +169,7 @@ class CudaProvider(OrtProvider):
             # no bias for BiasGelu and SkipLayerNormalization to take in: BERT at batch 16 took 19.4 ms, 10.8 without it
             # (H100, ONNX Runtime 1.31.1; docs/results/README.md, h100-2026-11-25-fifth).
             leaves_out=("MatMulAddFusion",),
+            config=config,
         )
 
     def _open(self, request: SessionRequest) -> EngineSession:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from rlx_ort.converters.protos import set_items
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT, all_weights
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import export_model
@@ -42,6 +43,25 @@ _PROBE = """
 <ir_version: 10, opset_import: ["" : 21]>
 probe (float[2, 2] x, float[2, 2] w) => (float[2, 2] y) { y = MatMul (x, w) }
 """
+
+
+_LARGE_BYTES = 1 << 20
+
+
+def _with_weights_as_inputs(model: bytes) -> bytes:
+    """Return a model with inputs in place of large weights, none of which holds sizes."""
+    import onnx
+
+    made = onnx.ModelProto.FromString(model)
+    kept = []
+    for tensor in made.graph.initializer:
+        length = next((int(entry.value) for entry in tensor.external_data if entry.key == "length"), 0)
+        if length < _LARGE_BYTES:
+            kept.append(tensor)
+        else:
+            made.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    set_items(made.graph.initializer, kept)
+    return bytes(made.SerializeToString())
 
 
 class OrtProvider(Provider):
@@ -104,7 +124,8 @@ class OrtProvider(Provider):
     def optimized(self, request: SessionRequest, *, whole: bool = False) -> onnx.ModelProto:
         """Return the model after ONNX Runtime's rewrites of level 1 and of the layout; see `Provider.optimized`.
 
-        These precede the assignment of nodes; later rewrites only fuse nodes of one provider.
+        These precede the assignment of nodes; later rewrites only fuse nodes of one provider. Without `whole` it has
+        inputs in place of large weights, since the device may hold them already and not have room for a second copy.
         """
         import onnx
 
@@ -112,6 +133,8 @@ class OrtProvider(Provider):
         if options.optimization is not OptimizationLevel.OFF and not whole:
             options = options.with_(optimization=OptimizationLevel.BASIC)
         recipe = self.recipe(request.device, options)
+        if not whole and recipe.rewritten is None:
+            recipe = replace(recipe, rewritten=_with_weights_as_inputs)
         with temporary_folder() as folder:
             path = folder / "optimized.onnx"
             session, memory = opening._open(

@@ -176,11 +176,12 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
     report = folder / f"{name.replace('/', '.')}.{shard.replace('/', '-')}.xml"
     start = time.perf_counter()
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", name, "--device", device, "--shard", shard]
-    command += [f"--junitxml={report}", "--tb=short", "-o", "faulthandler_timeout=60"]
+    command += [f"--junitxml={report}", "--tb=short", "-o", "faulthandler_timeout=60", "-o", "junit_family=xunit1"]
     # In the folder that pytest uses by default, processes remove old folders while others list them.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
         code, out, err = _run([*command, f"--basetemp={own}/tests"], deadline - time.monotonic())
-    text = f"{out[-TAIL:]}{err[-TAIL:]}"
+    stacks = err.rfind("Timeout (")  # where a test was that took long
+    text = f"{out[-TAIL:]}{err[-TAIL:] if stacks < 0 else err[stacks : stacks + TAIL]}"
     result: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own
     for case in cases:
@@ -196,7 +197,7 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
         else:
             result["passed"] += 1
     if code not in (0, 1, 5) or (code == 1 and not result["failures"]):
-        result["failures"].append({"test": name, "why": _ABSOLUTE.sub("", text)[-TAIL:]})
+        result["failures"].append({"test": name, "why": _ABSOLUTE.sub("", text)[-2 * TAIL :]})
         result["failed"] += 1
     return {**result, "seconds": round(time.perf_counter() - start, 1)}
 

@@ -192,7 +192,7 @@ def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions
     if options.profile_prefix is not None:
         made.enable_profiling = True
         made.profile_file_prefix = options.profile_prefix
-    entries = {}
+    entries = {**recipe.config}
     if options.spinning is not None:
         entries["session.intra_op.allow_spinning"] = str(int(options.spinning))
     if options.low_memory:

@@ -78,6 +78,7 @@ class SessionRecipe:
         cache_options: takes a folder, of one model with its weights on one device, and returns the provider options
             that make the provider cache there what it compiles.
         rewritten: takes the bytes of a model and returns those to open.
+        config: entries of the session's configuration, below the caller's.
         leaves_out: the optimisers of ONNX Runtime that make its sessions slower, or move nodes to the CPU.
         spelled: takes all provider options and returns them in the provider's spelling.
     """
@@ -101,6 +102,7 @@ class SessionRecipe:
     keeps: Keeps = Keeps.NOTHING
     cache_options: Callable[[str], Mapping[str, str]] | None = None
     rewritten: Callable[[bytes], bytes] | None = None
+    config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     leaves_out: tuple[str, ...] = ()
     spelled: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None
 

@@ -279,14 +279,25 @@ class _Plan:
         return total
 
     def _weights(self) -> list[int]:
-        """Return the bytes of constants that each node is the first to read; packed ones of folding are gone."""
+        """Return the bytes of constants that each node is the first to read; packed ones of folding are gone.
+
+        On a device they take whole pages; small ones share theirs with the next ones.
+        """
         seen: set[str] = set()
-        weights = []
+        weights, page, room = [], self.facts.page_bytes, 0
         for node in self.nodes:
-            fresh = {*node.input_names} - seen
-            seen |= fresh
-            own = sum(self.owned.get(name, 0) for name in fresh - self.repacked)
-            weights.append(own + sum(self.constants.get(name, 0) for name in fresh))
+            total = 0
+            for name in dict.fromkeys(node.input_names):
+                if name in seen:
+                    continue
+                seen.add(name)
+                size = self.constants.get(name, 0) + (0 if name in self.repacked else self.owned.get(name, 0))
+                taken = size + -size % page
+                if size < page // 2:
+                    taken = 0 if size <= room else page
+                    room += taken - size
+                total += taken
+            weights.append(total)
         return weights
 
     # --- the plan of buffers

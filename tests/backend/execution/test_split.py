@@ -101,10 +101,11 @@ def test_the_answer_says_where_each_stage_ran(device: Device) -> None:
 
 def test_a_plan_leaves_a_device_the_nodes_that_it_takes(device: Device) -> None:
     """The planner asks by the strict rule, by which stages are opened: the positions of this decoder are i64."""
-    if device == Device.CPU or cost_model(device) is None:
-        pytest.skip("there is nothing to plan with")
     sizes = Sizes(vocabulary=256, width=256, layers=4, inner=512)
     graph = build_in_place(sizes, make_weights(sizes))
+    refused = [each.kind for each in support_of(device, graph).unsupported]
+    if device == Device.CPU or cost_model(device) is None or refused not in ([], ["Gather"]):
+        pytest.skip("there is nothing to plan with, or it takes no cached attention in f32")
     whole = memory_need(graph, Device.CPU, dims={"batch": 1, "seq": 4})
     assert whole is not None
     plan = GraphDevices(graph).plan(budgets={"cpu": int(whole.total * 0.8), device: "8GB"})

@@ -9,8 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort import DType, EngineError, OptimizationLevel, ParamError, WeightSharing
+from rlx_ort import CompileOptions, Device, DType, EngineError, Graph, OptimizationLevel, ParamError, WeightSharing
+from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.providers.base import SessionRequest
+from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import injection
 from rlx_ort.providers.engine.injection import BORROWING_VERSION, write_weights_file
 from rlx_ort.providers.engine.runtime import runtime_version
@@ -299,3 +302,15 @@ def test_prepacked_sharing_on_a_gpu_is_the_private_kind(open_model, tmp_path: Pa
     session = open_model(MATMUL, {"W": weight, "b": bias}, "webgpu", sharing=WeightSharing.PREPACKED)
     np.testing.assert_allclose(session.run(["y"], {"x": x})[0], x @ weight.T + bias, rtol=1e-3, atol=1e-3)
     assert not (tmp_path / "cache" / "compiled").exists()
+
+
+def test_a_model_is_read_back_without_a_second_copy_of_its_large_weights() -> None:
+    """They are inputs of it, since the device that holds them may have no room for another copy."""
+    graph = Graph("layer")
+    x, w, b = graph.input("x", ("batch", 512)), graph.param("w", (512, 512)), graph.param("b", (512,))
+    graph.outputs = [x @ w + b]
+    weights = {name: TensorData.from_array(random(*shape)) for name, shape in (("w", (512, 512)), ("b", (512,)))}
+    request = SessionRequest(Device.CPU, export_model(graph), weights, CompileOptions())
+    rewritten, whole = (CpuProvider().optimized(request, whole=whole) for whole in (False, True))
+    assert [value.name for value in rewritten.graph.input] == ["x", "w"]
+    assert [value.name for value in whole.graph.input] == ["x"]

@@ -105,6 +105,7 @@ def _beside_plain(data: bytes, ours: list[Any] | None, ours_names: Sequence[str]
     try:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        options.intra_op_num_threads = 1
         plain = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         names = [value.name for value in plain.get_outputs()]
         if feeds is None:

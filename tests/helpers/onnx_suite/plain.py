@@ -40,6 +40,7 @@ def run_plain(model: bytes, inputs: Sequence[Any]) -> list[Any]:
     """Run the model with `InferenceSession`; element types numpy lacks go through OrtValues."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # by default one for each core of the machine, which spin
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     declared = session.get_inputs()
     feeds = {

@@ -113,10 +113,12 @@ def test_memory_limits_become_options_of_cuda(monkeypatch: pytest.MonkeyPatch) -
     provider = CudaProvider()
     plain = provider.recipe(Device("cuda:1"), CompileOptions())
     assert "gpu_mem_limit" not in plain.options
+    assert plain.config == {"session.use_device_allocator_for_initializers": "1"}  # beside the arena, which doubles
     assert plain.memory == ("cuda", 1)
     asked = provider.recipe(Device("cuda"), CompileOptions(device_memory_limit_bytes=1 << 30))
     assert asked.options["gpu_mem_limit"] == str(1 << 30)
     assert asked.options["arena_extend_strategy"] == "kSameAsRequested"
+    assert not asked.config  # such weights would not count
 
 
 def test_a_device_is_refused_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,17 @@ def test_weights_count_once_and_activations_by_what_is_alive(machine: Any) -> No
     assert need.total >= need.weights + need.inputs + need.activations
 
 
+def test_weights_take_whole_pages_of_a_device(machine: Any) -> None:
+    """Large ones two and one, and small ones share one: 256, 192, 48 and 16 KiB in pages of 200."""
+    graph = Graph("pages")
+    value = graph.input("x", ("batch", 256))
+    for rows, columns in ((256, 256), (256, 192), (192, 64), (64, 64)):
+        value = value @ graph.param(f"w{rows}_{columns}", (rows, columns))
+    graph.outputs = [value]
+    add(machine, "cuda", session_memory=SessionMemory(page_bytes=200 << 10))
+    assert need_of(graph, batch=4).weights == 4 * (200 << 10)
+
+
 def test_a_buffer_that_is_taken_again_is_held_until_then(machine: Any) -> None:
     """As ONNX Runtime plans it: the first product's memory waits for the third one, which has the same shape."""
     graph = Graph("wide")
