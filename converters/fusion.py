@@ -1,70 +1,29 @@
-"""Puts attention that exporters wrote in basic operators into ONNX Runtime's fused MultiHeadAttention.
+"""Puts ONNX Runtime's fused MultiHeadAttention in place of attention that exporters wrote in basic operators.
 
-The exporters of PyTorch write `Softmax(q k^T * scale + mask) v` between the nodes that part and join the heads. ONNX
-Runtime finds a few such forms itself when it opens a model, those of older exporters. Whatever a pattern leaves open
-stays as it is. Weights of one element, and of bools, count as constants: they are scales and masks.
+ONNX Runtime finds a few such forms itself when it opens a model, those of older exporters. `attention_patterns` says
+what is recognised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from rlx_ort.converters.attention_patterns import HEADS, Match, Matcher, Operand, operator_of, perm_of
 from rlx_ort.converters.to_onnx.dispatch import KernelSet
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.elementwise import Cast
-from rlx_ort.ir.ops.leaf import Constant, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _FUSED = ("com.microsoft", "MultiHeadAttention")
-_OLDEST = 18
-"""The first opset that has the form in which the nodes around a fused one are written."""
-_HEADS = (0, 2, 1, 3)  # (B, S, H, D) to (B, H, S, D), and back
-_MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
 _LOWEST = {DType.F16: -65504.0, DType.BF16: -3.3895314e38, DType.F32: -3.4028235e38}
-
-_Size: TypeAlias = "int | str | tuple[Ref, int] | None"
-"""A size, the name of one, or the value and the axis that have one without a name."""
-
-
-class _Operand(NamedTuple):
-    """q, k or v: a value whose axes are `(B, S, H * D)`, `(B, S, H, D)` or, if `swapped`, `(B, H, S, D)`."""
-
-    ref: Ref
-    kind: TensorType
-    batch: Dim
-    length: Dim
-    heads: Dim
-    size: Dim
-    swapped: bool = False
-
-
-class _Scores(NamedTuple):
-    """Scores before the softmax: the product, the factor of it, and what is added afterwards."""
-
-    product: Node
-    scale: float
-    added: tuple[Ref, ...] = ()
-
-
-class _Match(NamedTuple):
-    """Attention that ends in a product by v; `guarded` if rows that see no key are zero, where a softmax gives NaN."""
-
-    q: _Operand
-    k: _Operand
-    v: _Operand
-    heads: int
-    scale: float
-    added: tuple[Ref, ...]
-    guarded: bool
 
 
 def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorData]) -> tuple[Graph, Mapping[int, int]]:
@@ -79,299 +38,16 @@ def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorDa
     """
     if kernels is None:
         return graph, {}
-    found = _Matcher(graph, weights)
+    found = Matcher(graph, weights)
     matches = {node.id: match for node in graph.nodes if (match := found.attention(node)) is not None}
     matches = {at: match for at, match in matches.items() if _has_kernel(kernels, match)}
     return _Rewrite(graph, found, matches).run() if matches else (graph, {})
 
 
-def _has_kernel(kernels: KernelSet, match: _Match) -> bool:
+def _has_kernel(kernels: KernelSet, match: Match) -> bool:
     kinds = [TensorType(each.kind.dtype) for each in (match.q, match.k, match.v)]
     mask = [None, None, kinds[0]] if match.added else []
     return kernels.takes(*_FUSED, 1, [*kinds, *mask], kinds[:1])
-
-
-@dataclass(slots=True)
-class _Matcher:
-    """Recognises attention in a graph."""
-
-    graph: Graph
-    weights: Mapping[str, TensorData]
-    users: dict[Ref, list[Node]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.users = {}
-        for node in self.graph.nodes:
-            for ref in node.inputs:
-                if ref is not None:
-                    self.users.setdefault(ref, []).append(node)
-
-    def attention(self, node: Node) -> _Match | None:
-        """Return the attention whose last product is a node, None if it is none."""
-        if _name(node) != "MatMul" or not isinstance(node.op, OnnxNode) or node.op.version < _OLDEST:
-            return None
-        weights, guarded = self._softmax(node)
-        scores = None if weights is None else self._scores(weights)
-        if scores is None:
-            return None
-        q, left = self._scaled(scores.product.inputs[0])
-        k, right = self._scaled(scores.product.inputs[1])
-        query, value = self._operand(q), self._operand(node.inputs[1])
-        key, inner = self._key(k)
-        if query is None or key is None or value is None:
-            return None
-        heads = {each.heads for each in (query, key, value)}
-        sizes = {query.size, key.size}
-        batches = {each.batch for each in (query, key, value)}
-        if None in heads | sizes | batches or max(map(len, (heads, sizes, batches))) > 1:
-            return None
-        dtypes = {each.kind.dtype for each in (query, key, value)}
-        count = query.heads
-        if not isinstance(count, int) or not isinstance(value.size, int) or len(dtypes) > 1:
-            return None
-        added = tuple(ref for ref in scores.added if not self._is_zero(ref))
-        scale = scores.scale * left * right * inner
-        return _Match(query, key, value, count, scale, added, guarded and bool(added))
-
-    def _softmax(self, node: Node) -> tuple[Ref | None, bool]:
-        """Return what the softmax reads whose result a product takes, and whether NaN in that result become zero."""
-        ref = self._bare(node.inputs[0])
-        maker = self._maker(ref)
-        guarded = _name(maker) == "Where"
-        passed = [ref]
-        if guarded:
-            assert maker is not None  # noqa: S101  # it has a name
-            tested, zero, kept = (*maker.inputs, None, None)[:3]
-            test = self._maker(tested)
-            if _name(test) != "IsNaN" or test is None or self._number(zero) != 0:
-                return None, False
-            ref = self._bare(kept)
-            if self._bare(test.inputs[0]) != ref:
-                return None, False
-            passed = [*passed, ref]
-            maker = self._maker(ref)
-        kind = self.kind(ref)
-        if _name(maker) != "Softmax" or maker is None or kind is None or kind.shape is None or len(kind.shape) != 4:
-            return None, False
-        if _integer(maker, "axis", -1) not in (-1, 3) or not all(self._is_inner(each) for each in passed):
-            return None, False
-        return maker.inputs[0], guarded
-
-    def _is_inner(self, ref: Ref | None) -> bool:
-        """Return whether only attention reads its weights: a model that also returns them has to compute them."""
-        if ref is None or any(value.ref == ref for value in self.graph.outputs):
-            return False
-        return {_name(user) for user in self.users[ref]} <= {"Cast", "IsNaN", "MatMul", "Shape", "Where"}
-
-    def _scores(self, ref: Ref | None) -> _Scores | None:
-        ref = self._bare(ref)
-        node, kind = self._maker(ref), self.kind(ref)
-        if node is None or kind is None or kind.shape is None or len(kind.shape) != 4:
-            return None
-        if _name(node) == "MatMul":
-            return _Scores(node, 1.0)
-        if _name(node) == "Add":
-            for one, other in (node.inputs, node.inputs[::-1]):
-                found = self._scores(one)
-                added = self.kind(other)
-                if found is not None and other is not None and added is not None and added.shape is not None:
-                    return found._replace(added=(*found.added, other)) if len(added.shape) <= 4 else None
-            return None
-        rest, factor = self._factor(node)
-        found = None if rest is None else self._scores(rest)
-        return None if found is None or found.added else found._replace(scale=found.scale * factor)
-
-    def _factor(self, node: Node | None) -> tuple[Ref | None, float]:
-        """Return the value that a node multiplies by a number, and the number; None if the node does something else."""
-        if node is not None and _name(node) in ("Mul", "Div"):
-            number = self._number(node.inputs[1])
-            if number is not None and (number or _name(node) == "Mul"):
-                return node.inputs[0], number if _name(node) == "Mul" else 1 / number
-            number = self._number(node.inputs[0])
-            if number is not None and _name(node) == "Mul":
-                return node.inputs[1], number
-        return None, 1.0
-
-    def _scaled(self, ref: Ref | None) -> tuple[Ref | None, float]:
-        """Return a value without the numbers it is multiplied by, and their product."""
-        scale = 1.0
-        ref = self._bare(ref)
-        rest, factor = self._factor(self._maker(ref))
-        while rest is not None:
-            ref, scale = self._bare(rest), scale * factor
-            rest, factor = self._factor(self._maker(ref))
-        return ref, scale
-
-    def _key(self, ref: Ref | None) -> tuple[_Operand | None, float]:
-        """Return the keys of transposed ones, `(B, H, D, T)`, and the number that they are multiplied by."""
-        node = self._maker(ref)
-        if _name(node) == "Transpose" and node is not None:
-            if _perm(node) == (0, 2, 3, 1):
-                return self._parted(node.inputs[0]), 1.0
-            if _perm(node) == (0, 1, 3, 2):
-                inner, scale = self._scaled(node.inputs[0])
-                return self._operand(inner), scale
-        # The exporter of torch 2.5 and later joins batch and heads for the transposition.
-        swap = self._maker(node.inputs[0]) if _name(node) == "Reshape" and node is not None else None
-        joined = self._maker(swap.inputs[0]) if _name(swap) == "Transpose" and swap is not None else None
-        if node is None or swap is None or joined is None or _name(joined) != "Reshape" or _perm(swap) != (0, 2, 1):
-            return None, 1.0
-        whole = joined.inputs[0]
-        flat, parted = self._sizes(joined.inputs[1]), self._sizes(node.inputs[1])
-        places = [self._place(whole, axis) for axis in range(4)]
-        if whole is None or flat != [-1, *places[2:]] or parted != [*places[:2], places[3], places[2]]:
-            return None, 1.0
-        inner, scale = self._scaled(whole)
-        return self._operand(inner), scale
-
-    def _operand(self, ref: Ref | None) -> _Operand | None:
-        """Return q, k or v of a value `(B, H, S, D)`."""
-        node = self._maker(ref)
-        if _name(node) == "Transpose" and node is not None and _perm(node) == _HEADS:
-            return self._parted(node.inputs[0])
-        kind = self.kind(ref)
-        if ref is None or kind is None or kind.shape is None or len(kind.shape) != 4:
-            return None
-        batch, heads, length, size = kind.shape
-        return _Operand(ref, kind, batch, length, heads, size, swapped=True)
-
-    def _parted(self, ref: Ref | None) -> _Operand | None:
-        """Return q, k or v of a value `(B, S, H, D)`."""
-        kind = self.kind(ref)
-        if ref is None or kind is None or kind.shape is None or len(kind.shape) != 4:
-            return None
-        batch, length, heads, size = kind.shape
-        node = self._maker(ref)
-        source = node.inputs[0] if node is not None and _name(node) == "Reshape" else None
-        before = self.kind(source)
-        if source is not None and before is not None and len(self.shape(source)) == 3 and isinstance(size, int):
-            *lead, width = self.shape(source)
-            if lead == [batch, length] and None not in lead and isinstance(width, int):
-                return _Operand(source, before, batch, length, width // size, size)
-        return _Operand(ref, kind, batch, length, heads, size)
-
-    def kind(self, ref: Ref | None) -> TensorType | None:
-        """Return the type of a tensor."""
-        kind = None if ref is None else self.graph.nodes[ref.node].types[ref.output]
-        return kind if isinstance(kind, TensorType) else None
-
-    def shape(self, ref: Ref | None) -> Sequence[Dim]:
-        """Return the shape of a tensor, nothing if its rank is unknown."""
-        kind = self.kind(ref)
-        return () if kind is None or kind.shape is None else kind.shape
-
-    def _maker(self, ref: Ref | None) -> Node | None:
-        return None if ref is None else self.graph.nodes[ref.node]
-
-    def _bare(self, ref: Ref | None) -> Ref | None:
-        """Return a value before its casts from one float type to another."""
-        node = self._maker(ref)
-        while ref is not None and node is not None and _name(node) == "Cast":
-            kinds = (self.kind(node.inputs[0]), self.kind(ref))
-            if not all(kind is not None and kind.dtype.is_float for kind in kinds):
-                break
-            ref = node.inputs[0]
-            node = self._maker(ref)
-        return ref
-
-    def _data(self, ref: Ref | None) -> npt.NDArray[Any] | None:
-        """Return the data of a constant, or of a weight that is one number or holds bools."""
-        node = self._maker(self._bare(ref))
-        if node is None:
-            return None
-        if isinstance(node.op, Constant):
-            return node.op.data.numpy()
-        data = self.weights.get(node.op.name) if isinstance(node.op, Param) else None
-        if data is None or not (data.dtype is DType.BOOL or data.num_elements == 1):
-            return None
-        return data.numpy()
-
-    def _number(self, ref: Ref | None) -> float | None:
-        data = self._data(ref)
-        return float(data.reshape(-1)[0]) if data is not None and data.size == 1 else None
-
-    def form(self, ref: Ref) -> object:
-        """Return what the masks of all layers have in common where each layer makes its own of the same bools."""
-        node = self._maker(ref)
-        if node is None or _name(node) != "Where":
-            return ref
-        numbers = tuple(self._number(each) for each in node.inputs[1:])
-        return ref if None in numbers else (node.inputs[0], numbers, self.kind(ref))
-
-    def _is_zero(self, ref: Ref | None) -> bool:
-        """Return whether a mask adds zeros only, whatever the inputs are."""
-        node = self._maker(self._bare(ref))
-        if _name(node) == "Where" and node is not None:
-            return self._is_true(node.inputs[0]) and self._is_zero(node.inputs[1])
-        data = self._data(ref)
-        return data is not None and not data.any()
-
-    def _is_true(self, ref: Ref | None) -> bool:
-        """Return whether bools are true, whatever the inputs are."""
-        node, data = self._maker(ref), self._data(ref)
-        if data is not None and data.dtype == np.bool_:
-            return bool(data.all())
-        if node is None or not isinstance(node.op, OnnxNode):
-            return False
-        if _name(node) in _MOVES:
-            kind = self.kind(node.inputs[0])
-            return kind is not None and kind.dtype is DType.BOOL and self._is_true(node.inputs[0])
-        if _name(node) == "And":
-            return all(map(self._is_true, node.inputs))
-        if _name(node) == "GreaterOrEqual":
-            least = self._data(node.inputs[1])
-            return least is not None and bool((least <= 0).all()) and self._is_count(node.inputs[0])
-        filling = node.op.attributes.get("value")
-        return _name(node) == "ConstantOfShape" and isinstance(filling, TensorData) and bool(filling.numpy().all())
-
-    def _is_count(self, ref: Ref | None) -> bool:
-        """Return whether integers are places in a sequence, none of them below zero."""
-        node, data = self._maker(ref), self._data(ref)
-        if data is not None:
-            return data.dtype.kind in "iu" and bool((data >= 0).all())
-        if node is not None and _name(node) == "Range":
-            start, step = self._number(node.inputs[0]), self._number(node.inputs[2])
-            return start is not None and step is not None and start >= 0 and step > 0
-        if node is not None and _name(node) in _MOVES - {"Cast"}:
-            return self._is_count(node.inputs[0])
-        return node is not None and _name(node) == "Add" and all(map(self._is_count, node.inputs))
-
-    def _place(self, ref: Ref | None, axis: int) -> _Size:
-        shape = self.shape(ref)
-        if ref is None or not shape:
-            return None
-        return (ref, axis) if shape[axis] is None else shape[axis]
-
-    def gives(self, node: Node, wanted: Sequence[Collection[_Size]]) -> bool:
-        """Return whether a node is a Reshape to a shape, of which each size is one of some."""
-        sizes = self._sizes(node.inputs[1]) if _name(node) == "Reshape" else None
-        if sizes is None or len(sizes) != len(wanted) or sizes.count(-1) > 1:
-            return False
-        return all(size == -1 or size in known for size, known in zip(sizes, wanted, strict=True))
-
-    def _sizes(self, ref: Ref | None) -> list[_Size] | None:
-        """Return the integers of a vector that is put together of constants and of sizes of values."""
-        node, data = self._maker(ref), self._data(ref)
-        if node is None or data is not None:
-            return None if data is None or data.dtype.kind != "i" else data.reshape(-1).tolist()
-        if _name(node) == "Shape":
-            kind = self.kind(node.inputs[0])
-            if kind is None or kind.shape is None:
-                return None
-            axes = range(len(kind.shape))[slice(_integer(node, "start", 0), _integer(node, "end", len(kind.shape)))]
-            return [self._place(node.inputs[0], axis) for axis in axes]
-        parts = [self._sizes(each) for each in node.inputs]
-        first = parts[0] if parts else None
-        if first is None or None in parts:
-            return None
-        known: Any = parts
-        if _name(node) == "Concat":
-            return [size for part in known for size in part]
-        if _name(node) == "Slice" and len(known) < 5 and all(len(part) == 1 for part in known[1:3]):
-            return first[slice(known[1][0], known[2][0])] if len(known) == 3 or known[3] == [0] else None
-        if _name(node) == "Gather":
-            return [first[at] for at in known[1]] if all(-len(first) <= at < len(first) for at in known[1]) else None
-        return first if _name(node) in ("Unsqueeze", "Squeeze", "Identity") else None
 
 
 @dataclass(slots=True)
@@ -379,8 +55,8 @@ class _Rewrite:
     """Writes a graph again, with fused nodes in place of the last products of what was matched."""
 
     old: Graph
-    found: _Matcher
-    matches: Mapping[int, _Match]
+    found: Matcher
+    matches: Mapping[int, Match]
     new: Graph = field(init=False)
     values: dict[Ref, Value] = field(default_factory=dict)
     origins: dict[int, int] = field(default_factory=dict)
@@ -405,7 +81,7 @@ class _Rewrite:
         self.new.set_outputs([self.values[value.ref] for value in self.old.outputs], self.old.output_names)
         return self.new, self.origins
 
-    def _fused(self, node: Node, match: _Match) -> None:
+    def _fused(self, node: Node, match: Match) -> None:
         q, k, v = (self._joined(each, match.heads) for each in (match.q, match.k, match.v))
         dtype, heads = match.q.kind.dtype, match.heads
         size = match.v.size
@@ -426,10 +102,10 @@ class _Rewrite:
             sees = self._sees(mask, dtype)
             zero = self.new.constant(np.zeros((), np.float32), dtype)
             parted = self._op("Where", sees, parted, zero, shape=parted.shape)
-        turned = self._op("Transpose", parted, shape=tuple(parted.shape[at] for at in _HEADS), perm=_HEADS)
+        turned = self._op("Transpose", parted, shape=tuple(parted.shape[at] for at in HEADS), perm=HEADS)
         self._give(node, match, parted, turned, None if match.guarded else joined)
 
-    def _give(self, node: Node, match: _Match, parted: Value, turned: Value, joined: Value | None) -> None:
+    def _give(self, node: Node, match: Match, parted: Value, turned: Value, joined: Value | None) -> None:
         """Give the results to those that read the product, without nodes that only undo each other."""
         (batch, length), size = match.q[2:4], match.v.size
         own = [{size} for size in self.found.shape(Ref(node.id))]
@@ -440,13 +116,13 @@ class _Rewrite:
             if self.found.gives(each, whole):  # a Reshape to the shape that it has, as in traced models
                 self.values[Ref(each.id)] = turned
                 readers += self.found.users.get(Ref(each.id), ())
-            elif _name(each) == "Transpose" and _perm(each) == _HEADS:
+            elif operator_of(each) == "Transpose" and perm_of(each) == HEADS:
                 self.values[Ref(each.id)] = parted
                 for last in self.found.users.get(Ref(each.id), ()):
                     if joined is not None and self.found.gives(last, [{batch}, {length}, {joined.shape[2]}]):
                         self.values[Ref(last.id)] = joined
 
-    def _joined(self, operand: _Operand, heads: int) -> Value:
+    def _joined(self, operand: Operand, heads: int) -> Value:
         """Return q, k or v as `(B, S, H * D)`."""
         value, kind = self.values[operand.ref], operand.kind
         if kind.shape is not None and len(kind.shape) == 3:
@@ -454,11 +130,11 @@ class _Rewrite:
         assert isinstance(operand.size, int)  # noqa: S101  # asked before it matched
         if operand.swapped:
             shape = (operand.batch, operand.length, heads, operand.size)
-            value = self._op("Transpose", value, shape=shape, perm=_HEADS)
+            value = self._op("Transpose", value, shape=shape, perm=HEADS)
         width = heads * operand.size
         return self._op("Reshape", value, self._ints(0, 0, width), shape=(operand.batch, operand.length, width))
 
-    def _mask(self, match: _Match, q: Value, k: Value) -> Value:
+    def _mask(self, match: Match, q: Value, k: Value) -> Value:
         """Return what is added to the scores as `(1 or B, 1 or H, S, T)`, once for all layers that share it."""
         lengths = (match.q.length, match.k.length)
         places = lengths if None not in lengths else (*lengths, q.ref, k.ref)
@@ -467,7 +143,7 @@ class _Rewrite:
             self.masks[key] = self._new_mask(match, q, k)
         return self.masks[key]
 
-    def _new_mask(self, match: _Match, q: Value, k: Value) -> Value:
+    def _new_mask(self, match: Match, q: Value, k: Value) -> Value:
         dtype, lengths = match.q.kind.dtype, (match.q.length, match.k.length)
         mask = self._cast(self.values[match.added[0]], dtype)
         for ref in match.added[1:]:
@@ -496,7 +172,7 @@ class _Rewrite:
         if key not in self.masks:
             batch, heads, length, _ = mask.shape
             best = self._op("ReduceMax", mask, self._ints(3), shape=(batch, heads, length, 1), keepdims=1)
-            best = self._op("Transpose", best, shape=(batch, length, heads, 1), perm=_HEADS)
+            best = self._op("Transpose", best, shape=(batch, length, heads, 1), perm=HEADS)
             lowest = self.new.constant(np.array(_LOWEST[dtype], np.float32), dtype)
             self.masks[key] = self._op("Greater", best, lowest, shape=best.shape, dtype=DType.BOOL)
         return self.masks[key]
@@ -526,21 +202,3 @@ class _Rewrite:
         op = OnnxNode(op_type, "", self.at.op.version, attributes=attributes, formal_inputs=len(inputs))
         (value,) = self.new.add_node(op, inputs, name=f"{self.at.name}/{op_type}", types=[kind])
         return value
-
-
-def _name(node: Node | None) -> str:
-    """Return the operator of an imported node, `Cast` for a cast of a precision too, and nothing for other nodes."""
-    if node is None:
-        return ""
-    if isinstance(node.op, OnnxNode):
-        return node.op.op_type if node.op.domain == "" and not node.op.overload else ""
-    return "Cast" if isinstance(node.op, Cast) else ""
-
-
-def _integer(node: Node, name: str, default: int) -> int:
-    return node.op.integer(name, default) if isinstance(node.op, OnnxNode) else default
-
-
-def _perm(node: Node) -> tuple[Any, ...]:
-    given = node.op.attributes.get("perm", ()) if isinstance(node.op, OnnxNode) else ()
-    return given if isinstance(given, tuple) else ()
