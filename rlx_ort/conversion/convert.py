@@ -192,9 +192,9 @@ def convert(
 ) -> ConversionReport:
     """Convert a model, check the result against the source, and only then put it in place.
 
-    The order is: weights, cut, dims, opset, simplify, precision, fuse, quantise, write. The result is written to a hidden
-    folder beside the target and moved when it is right; otherwise the target is unchanged. The source is
-    never changed.
+    The order is: weights, cut, dims, opset, simplify, precision, fuse, quantise, write. The result is written to a
+    hidden folder beside the target and moved when it is right; otherwise the target is unchanged. The source is never
+    changed.
 
     The verification opens a session of the source and one of the written result, one after the other, on the CPU
     (an optimised target: on its device), so it costs two loads and two runs, and the memory of one model at a time.
