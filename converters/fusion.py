@@ -45,9 +45,9 @@ def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorDa
 
 
 def _has_kernel(kernels: KernelSet, match: Match) -> bool:
-    kinds = [TensorType(each.kind.dtype) for each in (match.q, match.k, match.v)]
-    mask = [None, None, kinds[0]] if match.added else []
-    return kernels.takes(*_FUSED, 1, [*kinds, *mask], kinds[:1])
+    kind = TensorType(match.q.kind.dtype)
+    mask = [None, None, kind] if match.added else []
+    return kernels.takes(*_FUSED, 1, [kind, kind, kind, *mask], [kind])
 
 
 @dataclass(slots=True)
@@ -87,7 +87,8 @@ class _Rewrite:
         size = match.v.size
         assert isinstance(size, int)  # noqa: S101  # asked before it matched
         mask = self._mask(match, q, k) if match.added else None
-        width = TensorType(dtype, Shape((match.q.batch, match.q.length, heads * size)))
+        batch, length = match.q.batch, match.q.length
+        width = TensorType(dtype, Shape((batch, length, heads * size)))
         op = OnnxNode(
             _FUSED[1],
             _FUSED[0],
@@ -97,7 +98,7 @@ class _Rewrite:
         )
         inputs = [q, k, v] if mask is None else [q, k, v, None, None, mask]
         (joined,) = self.new.add_node(op, inputs, name=node.name, types=[width])
-        parted = self._op("Reshape", joined, self._ints(0, 0, heads, size), shape=(*width.shape[:2], heads, size))
+        parted = self._op("Reshape", joined, self._ints(0, 0, heads, size), shape=(batch, length, heads, size))
         if match.guarded and mask is not None:
             sees = self._sees(mask, dtype)
             zero = self.new.constant(np.zeros((), np.float32), dtype)
@@ -171,9 +172,10 @@ class _Rewrite:
         key = (mask.ref, "sees")
         if key not in self.masks:
             batch, heads, length, _ = mask.shape
-            best = self._op("ReduceMax", mask, self._ints(3), shape=(batch, heads, length, 1), keepdims=1)
+            wide = self._cast(mask, DType.F32)  # CUDA compares no bf16
+            best = self._op("ReduceMax", wide, self._ints(3), shape=(batch, heads, length, 1), keepdims=1)
             best = self._op("Transpose", best, shape=(batch, length, heads, 1), perm=HEADS)
-            lowest = self.new.constant(np.array(_LOWEST[dtype], np.float32), dtype)
+            lowest = self.new.constant(np.array(_LOWEST[dtype], np.float32))
             self.masks[key] = self._op("Greater", best, lowest, shape=best.shape, dtype=DType.BOOL)
         return self.masks[key]
 

@@ -150,7 +150,7 @@ class CpuProvider(OrtProvider):
     )
 
     def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
-        """Return fewer threads, threads that sleep, and fewer rewrites of the graph."""
+        """Return fewer threads, threads that sleep, fewer rewrites of the graph, and fused attention."""
         threads = core_share().threads
         counts = sorted({1, max(threads // 2, 1)} - {threads})
         return (
