@@ -105,6 +105,17 @@ class Matcher:
         scale = scores.scale * left * right * inner
         return Match(query, key, value, count, scale, added, guarded and bool(added))
 
+    def over_root(self, node: Node) -> tuple[Ref, Ref] | None:
+        """Return x and a root for a product of x and the reciprocal of the root, as in RMS norms."""
+        if operator_of(node) != "Mul":
+            return None
+        for x, other in (node.inputs, node.inputs[::-1]):
+            inverse = self._maker(other)
+            root = inverse.inputs[0] if inverse is not None and operator_of(inverse) == "Reciprocal" else None
+            if x is not None and root is not None and operator_of(self._maker(root)) == "Sqrt":
+                return x, root
+        return None
+
     def _softmax(self, node: Node) -> tuple[Ref | None, bool]:
         """Return what the softmax reads whose result a product takes, and whether NaN in that result become zero."""
         ref = self._bare(node.inputs[0])

@@ -1,13 +1,14 @@
 """Puts ONNX Runtime's fused MultiHeadAttention in place of attention that exporters wrote in basic operators.
 
 ONNX Runtime finds a few such forms itself when it opens a model, those of older exporters. `attention_patterns` says
-what is recognised.
+what is recognised. RMS norms it finds where they divide by the root of the mean; PyTorch's newer exporter multiplies by
+its reciprocal, which becomes a division here. ONNX Runtime fuses the other norms and activations itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ _LOWEST = {DType.F16: -65504.0, DType.BF16: -3.3895314e38, DType.F32: -3.4028235
 
 
 def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorData]) -> tuple[Graph, Mapping[int, int]]:
-    """Return the graph with fused attention, and new id -> old id; the same graph where nothing fits.
+    """Return the graph with fused attention and norms, and new id -> old id; the same graph where nothing fits.
 
     Names stay. A pattern is left alone if `kernels` has no kernel for it, and so are all without `kernels`.
 
@@ -41,7 +42,8 @@ def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorDa
     found = Matcher(graph, weights)
     matches = {node.id: match for node in graph.nodes if (match := found.attention(node)) is not None}
     matches = {at: match for at, match in matches.items() if _has_kernel(kernels, match)}
-    return _Rewrite(graph, found, matches).run() if matches else (graph, {})
+    quotients = {node.id: pair for node in graph.nodes if (pair := found.over_root(node)) is not None}
+    return _Rewrite(graph, found, matches, quotients).run() if matches or quotients else (graph, {})
 
 
 def _has_kernel(kernels: KernelSet, match: Match) -> bool:
@@ -57,6 +59,7 @@ class _Rewrite:
     old: Graph
     found: Matcher
     matches: Mapping[int, Match]
+    quotients: Mapping[int, tuple[Ref, Ref]]
     new: Graph = field(init=False)
     values: dict[Ref, Value] = field(default_factory=dict)
     origins: dict[int, int] = field(default_factory=dict)
@@ -72,10 +75,11 @@ class _Rewrite:
             if match is not None:
                 self._fused(node, match)
             elif Ref(node.id) not in self.values:  # a fused node gives it already
-                inputs = [None if ref is None else self.values[ref] for ref in node.inputs]
-                made = self.new.add_node(
-                    node.op, inputs, name=node.name, types=node.types, output_names=node.output_names
-                )
+                op, refs = node.op, node.inputs
+                if node.id in self.quotients:
+                    op, refs = replace(op, op_type="Div"), self.quotients[node.id]
+                inputs = [None if ref is None else self.values[ref] for ref in refs]
+                made = self.new.add_node(op, inputs, name=node.name, types=node.types, output_names=node.output_names)
                 self.values.update((Ref(node.id, place), value) for place, value in enumerate(made))
             self.origins.update(dict.fromkeys(range(start, len(self.new.nodes)), node.id))
         self.new.set_outputs([self.values[value.ref] for value in self.old.outputs], self.old.output_names)

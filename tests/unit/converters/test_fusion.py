@@ -78,6 +78,14 @@ def test_a_provider_without_a_kernel_gets_the_same_model() -> None:
     assert export_model(graph, FUSED).model.SerializeToString() == anywhere
 
 
+def test_a_norm_divides_by_its_root() -> None:
+    """ONNX Runtime fuses an RMS norm in this form alone."""
+    graph = from_onnx(user_model("llama-dynamo-20").model())
+    found = Counter(node.op_type for node in export_model(graph, FUSED, EVERY).nodes)
+    assert found["Div"] == found["Sqrt"] == 5
+    assert found["Reciprocal"] == 0
+
+
 @pytest.mark.parametrize("exporter", ["torchscript-17", "dynamo-20"])
 def test_attention_is_fused_in_f16(exporter: str) -> None:
     """For CUDA, with masks in f16, and activations are cast at the boundary of the graph alone."""
