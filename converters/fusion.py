@@ -76,7 +76,7 @@ class _Rewrite:
                 self._fused(node, match)
             elif Ref(node.id) not in self.values:  # a fused node gives it already
                 op, refs = node.op, node.inputs
-                if node.id in self.quotients:
+                if node.id in self.quotients and isinstance(op, OnnxNode):
                     op, refs = replace(op, op_type="Div"), self.quotients[node.id]
                 inputs = [None if ref is None else self.values[ref] for ref in refs]
                 made = self.new.add_node(op, inputs, name=node.name, types=node.types, output_names=node.output_names)
