@@ -140,6 +140,8 @@ class _Pass:
         keep = _Plan(tuple(DType.F32 if _is_f32(kind) else None for kind in kinds), node.types)
         if isinstance(node.op, Input) and _is_f32(node.types[0]):
             return _Plan((), (_in_dtype(node.types[0], self.policy.boundary),))
+        if _reads_shape(node):  # of a value in any precision
+            return _Plan((None,), node.types)
         op_class = class_of(node.op)
         dtype = DType.F32 if op_class is None else self.policy.of(op_class)
         plan = None
@@ -254,16 +256,19 @@ def _from_sizes(graph: Graph) -> set[int]:
     sized: set[int] = set()
     fed: set[int] = set()
     for node in graph.nodes:
-        reads_shape = isinstance(node.op, OnnxNode) and node.op.op_type in {"Shape", "Size"}
         if (
             isinstance(node.op, (Param, Capture))
             or (isinstance(node.op, Input) and not _is_whole(node.types[0]))
-            or (not reads_shape and any(ref is not None and ref.node in fed for ref in node.inputs))
+            or (not _reads_shape(node) and any(ref is not None and ref.node in fed for ref in node.inputs))
         ):
             fed.add(node.id)
         elif not node.op.is_leaf and all(map(_is_short, node.types)):
             sized.add(node.id)
     return sized
+
+
+def _reads_shape(node: Node) -> bool:
+    return isinstance(node.op, OnnxNode) and node.op.domain == "" and node.op.op_type in {"Shape", "Size"}
 
 
 def _is_whole(kind: ValueType) -> bool:

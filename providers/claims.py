@@ -23,6 +23,7 @@ from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType, ValueType, elements
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.values import element_dtypes
@@ -77,9 +78,10 @@ def takes(
     return answer
 
 
-def kernel_set(provider: Provider, graph: Graph) -> KernelSet | None:
+def kernel_set(provider: Provider, graph: Graph, options: CompileOptions | None = None) -> KernelSet | None:
     """Return the kernels that the model of a graph may count on; None if they cannot be listed, or do not matter."""
-    claims = provider.claims() if has_choice(graph) else None
+    fused = options is not None and options.fusion
+    claims = provider.claims() if fused or has_choice(graph) else None
     if claims is None:
         return None
 

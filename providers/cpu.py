@@ -150,13 +150,14 @@ class CpuProvider(OrtProvider):
     )
 
     def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
-        """Return fewer threads, threads that sleep, and fewer rewrites of the graph."""
+        """Return fewer threads, threads that sleep, fewer rewrites of the graph, and fused attention."""
         threads = core_share().threads
         counts = sorted({1, max(threads // 2, 1)} - {threads})
         return (
             *variants_of("intra_op_threads", counts),
             *variants_of("spinning", [False, True]),
             *variants_of("optimization", ["extended"], ["Conv"]),  # without the blocked layout of convolutions
+            *variants_of("fusion", [True], ["Softmax"]),
             *variants_of("kernel_dispatch", ["force-common"]),
             *variants_of("session_config.session.set_denormal_as_zero", ["1"]),
         )

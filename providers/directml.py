@@ -87,10 +87,11 @@ class DirectMlProvider(OrtProvider):
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset({("", "Reshape")})  # see `imported._reshaped`
 
     def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
-        """Return runs without the driver's own kernels, and without fusing the graph."""
+        """Return runs without the driver's own kernels, without fusing the graph, and with fused attention."""
         return (
             *variants_of("provider_options.disable_metacommands", ["1"]),
             *variants_of("session_config.ep.dml.disable_graph_fusion", ["1"]),
+            *variants_of("fusion", [True], ["Softmax"]),
         )
 
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.

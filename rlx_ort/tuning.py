@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -212,9 +212,10 @@ class _Search:
             self.trials.append(first.trial)
             first = self._try(_EXACT)
         champion = first
-        for step in self._fitting():
+        for step in tunings.steps(self.provider, self.device, self.options):
             variant = champion.variant.joined(step)
-            if variant.of(self.options).key == champion.variant.of(self.options).key:
+            options = champion.variant.of(self.options)
+            if variant.of(self.options).key == options.key or not self._matters(step, options):
                 continue
             if time.monotonic() > end:
                 self.trials.append(Trial(str(variant), note="not tried, for lack of time"))
@@ -264,12 +265,10 @@ class _Search:
     def _keep(self, key: str, tuning: Tuning) -> bool:
         return tunings.keep(key, {**tuning.document(), "graph": tunings.digest_of(self.graph)})
 
-    def _fitting(self) -> Iterator[Variant]:
-        """Return the steps that matter to a graph of these operators."""
-        model = model_for(self.provider, self.graph, self.options)
-        present = set() if model is None else {node.op_type for node in model.nodes}
-        steps = tunings.steps(self.provider, self.device, self.options)
-        return (each for each in steps if not each.operators or each.operators & present)
+    def _matters(self, step: Variant, options: CompileOptions) -> bool:
+        """Return whether a step matters to the operators that the graph has with some options."""
+        model = model_for(self.provider, self.graph, options) if step.operators else None
+        return not step.operators or (model is not None and any(node.op_type in step.operators for node in model.nodes))
 
     def _try(self, variant: Variant, champion: _Entry | None = None) -> _Entry:
         """Open a variant, compare its results, and race it against the champion if it is right."""

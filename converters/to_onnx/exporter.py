@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlx_ort.converters.fusion import fuse
 from rlx_ort.converters.precision_pass import apply_precision
 from rlx_ort.converters.protos import infer_proto, paused_collector
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choice
@@ -126,6 +127,9 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
         raise GraphVerifyError(f"graph {graph.name!r} cannot be exported:\n{listed}")
     user = graph
     graph, origins, stored_as, _ = apply_precision(graph, options.effective_precision)
+    if options.fusion:
+        graph, sources = fuse(graph, kernels, user.weights)
+        origins = {new: origins.get(old, old) for new, old in sources.items()} or origins
     live = live_nodes(graph)
     inputs = [node for node in graph.nodes if isinstance(node.op, Input)]
     params = [node for node in graph.nodes if isinstance(node.op, Param) and node.id in live]
@@ -170,7 +174,7 @@ def drafted(graph: Graph, options: CompileOptions | None = None, kernels: Kernel
     options = options or CompileOptions()
     dims = tuple(sorted(options.dims.items()))
     # Without a choice the model is the same for every provider, and so it is made once.
-    choice = (options.kernel_dispatch, kernels) if has_choice(graph) else None
+    choice = (options.kernel_dispatch, kernels, options.fusion) if options.fusion or has_choice(graph) else None
     key = (graph.revision, dims, options.effective_precision, options.opset, choice)
     with _lock:
         known = _cache.setdefault(graph, {})

@@ -31,6 +31,7 @@ _STEP_FACTS = {
     "dims": (("dims still open", "still_open"),),
     "opset": (("nodes rewritten", "rewritten"),),
     "simplify": (("removed", "removed_ops"), ("computed ahead", "folded")),
+    "fuse": (("fused attention", "attention"),),
     "precision": (
         ("kept in f32", "kept_ops"),
         ("weights too large for f16", "overflowing"),
@@ -105,6 +106,7 @@ _CHANGES: dict[str, Any] = {
         read=lambda places: [place for place in places.split(",") if place],
     ),
     "simplify": options.flag("--simplify", "Fold constants, remove no-ops, infer shapes."),
+    "fuse": options.flag("--fuse", "Write attention as ONNX Runtime's fused operator."),
     **{
         side: options.option(
             f"--cut-{side}",

@@ -23,6 +23,7 @@ from rlx_ort.converters.sources.apply import listed
 from rlx_ort.converters.targets import TargetOptions, write_target
 from rlx_ort.converters.transforms.cut import cut
 from rlx_ort.converters.transforms.dims import free_dims, set_dims
+from rlx_ort.converters.transforms.fuse import fused
 from rlx_ort.converters.transforms.half_precision import PrecisionKind, to_precision
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.converters.transforms.quantize import QuantizeKind, QuantizeOptions, quantize
@@ -64,6 +65,7 @@ class ConvertOptions:
         opset: ai.onnx opset to move to.
         ir_version: IR version to declare.
         simplify: whether to fold constants, remove nodes without effect and infer shapes.
+        fuse: whether attention becomes ONNX Runtime's MultiHeadAttention; the result runs nowhere else.
         precision: `f16`, `bf16` or `mixed`; `fp16`, `float16` and `bfloat16` are understood.
         keep: operators and names of nodes that stay in f32; of a quantisation, names of nodes that stay as they are.
         quantize: `int8-dynamic`, `int8-static` or `int4-weights`; `int8` is the first, or the second with calibration.
@@ -88,6 +90,7 @@ class ConvertOptions:
     opset: int | None = None
     ir_version: int | None = None
     simplify: bool = False
+    fuse: bool = False
     precision: PrecisionKind | None = None
     keep: Sequence[str] = ()
     quantize: QuantizeKind | None = None
@@ -189,9 +192,9 @@ def convert(
 ) -> ConversionReport:
     """Convert a model, check the result against the source, and only then put it in place.
 
-    The order is: weights, cut, dims, opset, simplify, precision, quantise, write. The result is written to a hidden
-    folder beside the target and moved when it is right; otherwise the target is unchanged. The source is
-    never changed.
+    The order is: weights, cut, dims, opset, simplify, precision, fuse, quantise, write. The result is written to a
+    hidden folder beside the target and moved when it is right; otherwise the target is unchanged. The source is never
+    changed.
 
     The verification opens a session of the source and one of the written result, one after the other, on the CPU
     (an optimised target: on its device), so it costs two loads and two runs, and the memory of one model at a time.
@@ -344,6 +347,8 @@ class _Run:
         if options.precision is not None:
             text = f"changing the precision to {options.precision}"
             yield "precision", text, to_precision, (options.precision, options.keep)
+        if options.fuse:
+            yield "fuse", "fusing attention", fused, ()
         if options.quantize is not None:
             how = QuantizeOptions(exclude=tuple(options.keep))
             arguments = (options.quantize, quantization(), how, options.calibration)

@@ -683,12 +683,12 @@ def open_slot(
     from rlx_ort.providers.claims import kernel_set
 
     options, runs, source = options.on(device), runs or runnable(graph), source or weights
-    model = exported(runs.graph, options, kernel_set(provider, runs.graph))
+    model = exported(runs.graph, options, kernel_set(provider, runs.graph, options))
     variant = tunings.tuned(provider, device, model, options)
     if variant is not None:
         _log.info("graph %r: %s is tuned: %s", graph.name, device.label, variant)
         options = variant.of(options)
-        model = exported(runs.graph, options, kernel_set(provider, runs.graph))
+        model = exported(runs.graph, options, kernel_set(provider, runs.graph, options))
     runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
     return EngineSlot(provider, device, model, weights, options, graph, runs, source, observer, variant)
 

@@ -103,7 +103,7 @@ def open_staged(graph: Graph, plan: SplitPlan, weights: WeightStore, options: Co
     from rlx_ort.providers.claims import kernel_set
 
     runs, last = runnable(graph), slots[-1]
-    model = exported(runs.graph, options.with_(split=None), kernel_set(last.provider, runs.graph))
+    model = exported(runs.graph, options.with_(split=None), kernel_set(last.provider, runs.graph, options))
     return StagedSlot(plan, slots, last.provider, last.device, model, weights, options, graph, runs, weights, None)
 
 

@@ -174,7 +174,7 @@ def _drafted(provider: Provider, graph: Graph, options: CompileOptions) -> Draft
         if drafted_for == provider and under == options:
             return draft
     judged = graph if graph.outputs or not graph.nodes else _with_outputs(graph)
-    draft = drafted(judged, options, kernel_set(provider, graph))
+    draft = drafted(judged, options, kernel_set(provider, graph, options))
     known.append((provider, options, draft))
     return draft
 

@@ -1,0 +1,210 @@
+"""Puts ONNX Runtime's fused MultiHeadAttention in place of attention that exporters wrote in basic operators.
+
+ONNX Runtime finds a few such forms itself when it opens a model, those of older exporters. `attention_patterns` says
+what is recognised. RMS norms it finds where they divide by the root of the mean; PyTorch's newer exporter multiplies by
+its reciprocal, which becomes a division here. ONNX Runtime fuses the other norms and activations itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.converters.attention_patterns import HEADS, Match, Matcher, Operand, operator_of, perm_of
+from rlx_ort.converters.to_onnx.dispatch import KernelSet
+from rlx_ort.ir.core import Node, Ref, Value
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.elementwise import Cast
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import Dim, Shape, TensorType
+
+_FUSED = ("com.microsoft", "MultiHeadAttention")
+_LOWEST = {DType.F16: -65504.0, DType.BF16: -3.3895314e38, DType.F32: -3.4028235e38}
+
+
+def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorData]) -> tuple[Graph, Mapping[int, int]]:
+    """Return the graph with fused attention and norms, and new id -> old id; the same graph where nothing fits.
+
+    Names stay. A pattern is left alone if `kernels` has no kernel for it, and so are all without `kernels`.
+
+    Args:
+        graph: the graph, in the precision that it runs in; imported nodes are looked at, and no bodies.
+        kernels: the kernels of the provider that the model is for.
+        weights: the data of parameters, where it is known.
+    """
+    if kernels is None:
+        return graph, {}
+    found = Matcher(graph, weights)
+    matches = {node.id: match for node in graph.nodes if (match := found.attention(node)) is not None}
+    matches = {at: match for at, match in matches.items() if _has_kernel(kernels, match)}
+    quotients = {node.id: pair for node in graph.nodes if (pair := found.over_root(node)) is not None}
+    return _Rewrite(graph, found, matches, quotients).run() if matches or quotients else (graph, {})
+
+
+def _has_kernel(kernels: KernelSet, match: Match) -> bool:
+    kind = TensorType(match.q.kind.dtype)
+    mask = [None, None, kind] if match.added else []
+    return kernels.takes(*_FUSED, 1, [kind, kind, kind, *mask], [kind])
+
+
+@dataclass(slots=True)
+class _Rewrite:
+    """Writes a graph again, with fused nodes in place of the last products of what was matched."""
+
+    old: Graph
+    found: Matcher
+    matches: Mapping[int, Match]
+    quotients: Mapping[int, tuple[Ref, Ref]]
+    new: Graph = field(init=False)
+    values: dict[Ref, Value] = field(default_factory=dict)
+    origins: dict[int, int] = field(default_factory=dict)
+    masks: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    at: Node = field(init=False)
+
+    def run(self) -> tuple[Graph, Mapping[int, int]]:
+        self.new = Graph(self.old.name, metadata=dict(self.old.metadata), doc=self.old.doc)
+        self.new.weights.update(self.old.weights)
+        for node in self.old.nodes:
+            start, self.at = len(self.new.nodes), node
+            match = self.matches.get(node.id)
+            if match is not None:
+                self._fused(node, match)
+            elif Ref(node.id) not in self.values:  # a fused node gives it already
+                op, refs = node.op, node.inputs
+                if node.id in self.quotients and isinstance(op, OnnxNode):
+                    op, refs = replace(op, op_type="Div"), self.quotients[node.id]
+                inputs = [None if ref is None else self.values[ref] for ref in refs]
+                made = self.new.add_node(op, inputs, name=node.name, types=node.types, output_names=node.output_names)
+                self.values.update((Ref(node.id, place), value) for place, value in enumerate(made))
+            self.origins.update(dict.fromkeys(range(start, len(self.new.nodes)), node.id))
+        self.new.set_outputs([self.values[value.ref] for value in self.old.outputs], self.old.output_names)
+        return self.new, self.origins
+
+    def _fused(self, node: Node, match: Match) -> None:
+        q, k, v = (self._joined(each, match.heads) for each in (match.q, match.k, match.v))
+        dtype, heads = match.q.kind.dtype, match.heads
+        size = match.v.size
+        assert isinstance(size, int)  # noqa: S101  # asked before it matched
+        mask = self._mask(match, q, k) if match.added else None
+        batch, length = match.q.batch, match.q.length
+        width = TensorType(dtype, Shape((batch, length, heads * size)))
+        op = OnnxNode(
+            _FUSED[1],
+            _FUSED[0],
+            1,
+            attributes={"num_heads": heads, "scale": match.scale},
+            formal_inputs=3 if mask is None else 6,
+        )
+        inputs = [q, k, v] if mask is None else [q, k, v, None, None, mask]
+        (joined,) = self.new.add_node(op, inputs, name=node.name, types=[width])
+        parted = self._op("Reshape", joined, self._ints(0, 0, heads, size), shape=(batch, length, heads, size))
+        if match.guarded and mask is not None:
+            sees = self._sees(mask, dtype)
+            zero = self.new.constant(np.zeros((), np.float32), dtype)
+            parted = self._op("Where", sees, parted, zero, shape=parted.shape)
+        turned = self._op("Transpose", parted, shape=tuple(parted.shape[at] for at in HEADS), perm=HEADS)
+        self._give(node, match, parted, turned, None if match.guarded else joined)
+
+    def _give(self, node: Node, match: Match, parted: Value, turned: Value, joined: Value | None) -> None:
+        """Give the results to those that read the product, without nodes that only undo each other."""
+        (batch, length), size = match.q[2:4], match.v.size
+        own = [{size} for size in self.found.shape(Ref(node.id))]
+        whole = [known | {size} for known, size in zip(own, (batch, match.heads, length, size), strict=True)]
+        self.values[Ref(node.id)] = turned
+        readers = list(self.found.users.get(Ref(node.id), ()))
+        for each in readers:
+            if self.found.gives(each, whole):  # a Reshape to the shape that it has, as in traced models
+                self.values[Ref(each.id)] = turned
+                readers += self.found.users.get(Ref(each.id), ())
+            elif operator_of(each) == "Transpose" and perm_of(each) == HEADS:
+                self.values[Ref(each.id)] = parted
+                for last in self.found.users.get(Ref(each.id), ()):
+                    if joined is not None and self.found.gives(last, [{batch}, {length}, {joined.shape[2]}]):
+                        self.values[Ref(last.id)] = joined
+
+    def _joined(self, operand: Operand, heads: int) -> Value:
+        """Return q, k or v as `(B, S, H * D)`."""
+        value, kind = self.values[operand.ref], operand.kind
+        if kind.shape is not None and len(kind.shape) == 3:
+            return value
+        assert isinstance(operand.size, int)  # noqa: S101  # asked before it matched
+        if operand.swapped:
+            shape = (operand.batch, operand.length, heads, operand.size)
+            value = self._op("Transpose", value, shape=shape, perm=HEADS)
+        width = heads * operand.size
+        return self._op("Reshape", value, self._ints(0, 0, width), shape=(operand.batch, operand.length, width))
+
+    def _mask(self, match: Match, q: Value, k: Value) -> Value:
+        """Return what is added to the scores as `(1 or B, 1 or H, S, T)`, once for all layers that share it."""
+        lengths = (match.q.length, match.k.length)
+        places = lengths if None not in lengths else (*lengths, q.ref, k.ref)
+        key = (tuple(map(self.found.form, match.added)), places, match.q.kind.dtype, match.guarded)
+        if key not in self.masks:
+            self.masks[key] = self._new_mask(match, q, k)
+        return self.masks[key]
+
+    def _new_mask(self, match: Match, q: Value, k: Value) -> Value:
+        dtype, lengths = match.q.kind.dtype, (match.q.length, match.k.length)
+        mask = self._cast(self.values[match.added[0]], dtype)
+        for ref in match.added[1:]:
+            other = self._cast(self.values[ref], dtype)
+            mask = self._op("Add", mask, other, shape=None)
+        shape = mask.type.shape if isinstance(mask.type, TensorType) else None
+        if match.guarded:  # not minus infinity, from which kernels make NaN
+            lowest = self.new.constant(np.array(_LOWEST[dtype], np.float32), dtype)
+            mask = self._op("Max", mask, lowest, shape=shape)
+        fits = shape is not None and len(shape) == 4 and tuple(shape[2:]) == lengths and None not in lengths
+        if not fits:
+            sizes = [
+                self._ints(length)
+                if isinstance(length, int)
+                else self._op("Shape", value, shape=(1,), dtype=DType.I64, start=1, end=2)
+                for length, value in zip(lengths, (q, k), strict=True)
+            ]
+            target = self._op("Concat", self._ints(1, 1), *sizes, shape=(4,), axis=0)
+            lead = tuple(shape[:2]) if shape is not None and len(shape) == 4 else (None, None)
+            mask = self._op("Expand", mask, target, shape=(*lead, *lengths))
+        return mask
+
+    def _sees(self, mask: Value, dtype: DType) -> Value:
+        """Return which queries see a key, `(1 or B, S, 1 or H, 1)`."""
+        key = (mask.ref, "sees")
+        if key not in self.masks:
+            batch, heads, length, _ = mask.shape
+            wide = self._cast(mask, DType.F32)  # CUDA compares no bf16
+            best = self._op("ReduceMax", wide, self._ints(3), shape=(batch, heads, length, 1), keepdims=1)
+            best = self._op("Transpose", best, shape=(batch, length, heads, 1), perm=HEADS)
+            lowest = self.new.constant(np.array(_LOWEST[dtype], np.float32))
+            self.masks[key] = self._op("Greater", best, lowest, shape=best.shape, dtype=DType.BOOL)
+        return self.masks[key]
+
+    def _cast(self, value: Value, dtype: DType) -> Value:
+        if value.dtype is dtype:
+            return value
+        kind = value.type
+        assert isinstance(kind, TensorType)  # noqa: S101  # the matcher asked
+        return self.new.add_node(Cast(dtype), [value], types=[TensorType(dtype, kind.shape)])[0]
+
+    def _ints(self, *numbers: int) -> Value:
+        return self.new.constant(np.array(numbers, np.int64))
+
+    def _op(
+        self,
+        op_type: str,
+        *inputs: Value,
+        shape: Sequence[Dim] | None,
+        dtype: DType | None = None,
+        **attributes: Any,
+    ) -> Value:
+        """Add a node of the opset of the one that is fused; without a dtype it gives that of its first input."""
+        assert isinstance(self.at.op, OnnxNode)  # noqa: S101  # only such nodes match
+        dtype = dtype or inputs[1 if op_type == "Where" else 0].dtype
+        kind = TensorType(dtype, None if shape is None else Shape(shape))
+        op = OnnxNode(op_type, "", self.at.op.version, attributes=attributes, formal_inputs=len(inputs))
+        (value,) = self.new.add_node(op, inputs, name=f"{self.at.name}/{op_type}", types=[kind])
+        return value
