@@ -6,7 +6,9 @@ import functools
 import itertools
 import logging
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -26,10 +28,10 @@ Padding: TypeAlias = Literal["never", "joined", "always"]
 """Which batches are padded to a power of two rows: none, those of several requests, or all of them."""
 
 _NEARLY = 1.08  # a smaller batch is taken if its rows cost this factor of the cheapest ones
-_LEARNING = 0.2  # weight of a new time in the mean of those of a batch size
+_KEPT = 5  # times of each batch size, of which the median counts: others make single runs slow
 _JUDGED_EVERY = 16  # runs
-_FORGETTING = 0.15  # weight in the means of other batch sizes, where they are higher, so that they are tried again
-_MOVED = 1.05  # a mean that changed by this factor changes the batch size
+_FORGETTING = 0.15  # share by which higher ratios of other batch sizes fall, so that they are tried again
+_MOVED = 1.05  # a ratio that changed by this factor changes the batch size
 _INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing it to a thread
 _ALONE_NS = 300_000  # the same where requests are so rare that the event loop has nothing else to do
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
@@ -117,6 +119,7 @@ class Lane:
         self._predict = functools.lru_cache(maxsize=1024)(predict)
         self._most = most
         self._learned: dict[int, float] = {}  # power of two -> measured over predicted time of batches up to it
+        self._measured: dict[int, deque[float]] = {}
         self._judged: dict[int, float] = {}  # those that the cap was found with
         self._cap = self._runs = 0
         self._backoff_s = _LEAST_BACKOFF_S
@@ -177,18 +180,18 @@ class Lane:
         """Correct the predictions by a run."""
         self._backoff_s = _LEAST_BACKOFF_S
         learned, octave = self._learned, octave_of(rows)
-        ratio = took_ns / (self._predict(rows) or 1.0)
-        before = learned.get(octave, ratio)
-        learned[octave] = now = before + _LEARNING * (min(ratio, 4 * before) - before)
+        measured = self._measured.setdefault(octave, deque(maxlen=_KEPT))
+        measured.append(took_ns / (self._predict(rows) or 1.0))
+        learned[octave] = now = statistics.median_low(measured)
         self._runs += 1
         if len(learned) != len(self._judged):
             self._cap = 0
         elif self._runs % _JUDGED_EVERY == 0:
-            for other, mean in learned.items():
-                if mean > now:
-                    learned[other] = mean + _FORGETTING * (now - mean)
+            for other, ratio in learned.items():
+                if ratio > now:
+                    learned[other] = ratio + _FORGETTING * (now - ratio)
             judged = self._judged
-            if any(not judged[at] / _MOVED < mean < judged[at] * _MOVED for at, mean in learned.items()):
+            if any(not judged[at] / _MOVED < ratio < judged[at] * _MOVED for at, ratio in learned.items()):
                 self._cap = 0
 
     def runs_inline(self, rows: int, now_ns: int, gap_ns: float) -> bool:

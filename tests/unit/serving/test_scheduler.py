@@ -410,6 +410,20 @@ def test_what_runs_took_corrects_the_predictions() -> None:
     assert slow.expected_ns(8) == pytest.approx(10e6, rel=0.05)
 
 
+def test_a_single_run_that_took_long_does_not_change_the_batch_size() -> None:
+    """Others disturb a run at times; three of five do change it."""
+    one = Lane(CUDA, Fake(), lambda rows: 1e6 + 1e5 * rows, 64)
+    for rows in (1, 2, 4, 8, 16, 32, 64) * 5:
+        one.learn(rows, 1_000_000 + 100_000 * rows)
+    cap = one.cap()
+    for _ in range(2):
+        one.learn(cap, 100_000_000)
+        assert one.cap() == cap
+    for _ in range(20):
+        one.learn(cap, 100_000_000)
+    assert one.cap() < cap
+
+
 async def test_a_request_with_more_rows_than_a_batch_runs_in_pieces() -> None:
     """Its answer is whole; no run has more rows than a batch may have."""
     fake = Fake()
