@@ -56,7 +56,8 @@ def covered() -> Iterator[str]:
         yield f"{path.name} {_hash(list_text(ep_name, (major, minor)))}"
     for options in _SETTINGS:
         recipe = provider.recipe(_CUDA, options)  # type: ignore[attr-defined]  # it is an OrtProvider
-        yield f"{recipe.ep_name} {sorted(recipe.options.items())} {sorted(recipe.run_config.items())} {recipe.keeps}"
+        entries = [sorted(each.items()) for each in (recipe.options, recipe.run_config, recipe.config)]
+        yield f"{recipe.ep_name} {entries} {recipe.keeps} {recipe.leaves_out}"
     for name, case in CASES.items():
         for dtype in DTYPES if case.has_dtype else DTYPES[:1]:
             try:
