@@ -76,7 +76,7 @@ def test_run_prints_where_it_ran(cli: Cli, add_one: Path, inputs: Path) -> None:
     assert outcome.code == 0
     words = ("ran on", "cpu", "100%", "float32", "[2, 2]", "2.0, 3.0, 4.0, 5.0")
     assert [word for word in words if word not in outcome.out] == []
-    assert re.search(r"time +[\d.]+ m?s with choosing and opening; [\d.]+ [mu]?s for a second run", outcome.out)
+    assert re.search(r"time +[\d.]+ [mu]?s with choosing and opening; [\d.]+ [mu]?s for a second run", outcome.out)
 
 
 def test_run_with_no_device_takes_the_variable(
