@@ -167,12 +167,21 @@ class OrtEngineSession:
             raise running_error(err, self.device) from err
 
     def close(self) -> None:
-        """Drop the session, then its weights; runs in other threads finish first. Closing twice is harmless."""
-        core, self._core = self._core, None
+        """Drop the session, then its weights; runs in other threads finish first. Closing twice is harmless.
+
+        Where garbage is collected by work that is to end, which waits for nothing more, another thread waits for them.
+        """
+        held, self._core = [self._core], None
         # In a forked child the core is kept, see `process`, and a thread of the parent may hold the lock.
-        if core is not None and self._owner == os.getpid():
-            with self._guard():
-                del core
+        if held[0] is not None and self._owner == os.getpid():
+            try:
+                self._drop(held)
+            except stopping.Stopped:
+                threading.Thread(target=self._drop, args=(held,), name="rlx_ort-close", daemon=True).start()
+
+    def _drop(self, held: list[Any]) -> None:
+        with self._guard():
+            held.clear()
 
     def shrink_arena(self) -> bool:
         """Give unused memory of the arenas back to the device, and return whether that was possible.

@@ -82,7 +82,7 @@ def _sizes(graph: Graph) -> set[str]:
 
 
 def stage_options(graph: Graph, options: CompileOptions) -> CompileOptions:
-    """Return the options of a stage: its graph may lack some dims, and further sessions for fixed sizes do not count."""
+    """Return the options of a stage, whose graph may lack some dims; further sessions for fixed sizes do not count."""
     known = {*dynamic_symbols(graph)} if options.dims else set()
     return options.with_(
         split=None, sized_sessions=0, dims={dim: size for dim, size in options.dims.items() if dim in known}

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx_ort import Device, DeviceUnavailableError, DType, EngineError, InputError, LegalizeError, RlxError
+from rlx_ort import (
+    Device,
+    DeviceUnavailableError,
+    DType,
+    EngineError,
+    InputError,
+    LegalizeError,
+    RlxError,
+    is_available,
+)
 from rlx_ort.ir.types import OptionalType, SequenceType, Shape, TensorType
 from rlx_ort.providers.engine.runtime import ENGINE_EXCEPTIONS, bindings, opening_error, running_error
+from rlx_ort.providers.engine.stopping import Stop
+from rlx_ort.providers.webgpu import WebGpuProvider
 
 ADD = "(float[N,2] a, float[N,2] b) => (float[N,2] y) { y = Add(a, b) }"
 DTYPES = [
@@ -225,3 +239,23 @@ def test_a_library_that_cannot_be_loaded_never_means_cpu(open_model, monkeypatch
     monkeypatch.setattr("rlx_ort.providers.cuda.nvidia_gpus", lambda: ())
     with pytest.warns(UserWarning, match="not in available"), pytest.raises(DeviceUnavailableError, match="instead of"):
         open_model(ADD, device="cuda")
+
+
+@pytest.mark.skipif(not is_available("webgpu"), reason="this machine has no WebGPU, whose runs take turns")
+def test_a_session_that_stopped_work_collects_is_closed_once_other_runs_have_ended(open_model):
+    """Garbage may be collected by a thread whose work is to end; the end of the session waits for the device."""
+    session = open_model(ADD, device="webgpu")
+    gone, stop, closed = threading.Event(), Stop(), threading.Event()
+    weakref.finalize(session._core.session, gone.set)
+    stop.stop()
+
+    def collect() -> None:
+        with stop.held():
+            session.close()
+        closed.set()
+
+    with WebGpuProvider().run_lock():
+        threading.Thread(target=collect).start()
+        assert closed.wait(30)
+        assert not gone.is_set()
+    assert gone.wait(30)
