@@ -138,7 +138,7 @@ class Matcher:
         dtypes = {each.kind.dtype for each in (query, key, value)}
         heads = {each.heads for each in (query, key, value)}
         scale = op.attributes.get("scale", 1 / math.sqrt(query.size))
-        if query.size != key.size or max(map(len, (heads, ranks, dtypes))) > 1:
+        if query.size != key.size or max(len(heads), len(ranks), len(dtypes)) > 1:
             return None
         if not dtypes <= {DType.F16, DType.BF16, DType.F32} or not isinstance(scale, float) or scale <= 0:
             return None
