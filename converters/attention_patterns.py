@@ -1,4 +1,4 @@
-"""Recognises attention that exporters wrote in basic operators: `Softmax(q k^T * scale + mask) v`.
+"""Recognises attention: `Softmax(q k^T * scale + mask) v` in basic operators, and ONNX's own `Attention`.
 
 Between q, k and v and the products stand the nodes that part, transpose and join the heads. Weights of one element, and
 those of bools, count as constants: they are scales and masks. What a graph leaves open does not match.
@@ -6,6 +6,7 @@ those of bools, count as constants: they are scales and masks. What a graph leav
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -25,6 +26,9 @@ from rlx_ort.ir.types import Dim, TensorType
 HEADS = (0, 2, 1, 3)  # (B, S, H, D) to (B, H, S, D), and back
 _OLDEST = 18
 """The first opset that has the form in which the nodes around a fused one are written."""
+_NEUTRAL = {"softcap": 0.0, "left_window_size": -1, "right_window_size": -1}
+"""Attributes of `Attention` that MultiHeadAttention lacks -> the value with which they change nothing."""
+_READ = frozenset({"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softmax_precision"})
 _MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
 
 _Size: TypeAlias = "int | str | tuple[Ref, int] | None"
@@ -52,7 +56,11 @@ class _Scores(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Attention that ends in a product by v; `guarded` if rows that see no key are zero, where a softmax gives NaN."""
+    """Attention; `guarded` if rows that see no key are zero, where a softmax gives NaN.
+
+    `added` has the masks added to the scores; one of bools, which only `Attention` has, hides where it is false.
+    If `causal`, a query sees no later key; then there are as many keys as queries, and no other mask.
+    """
 
     q: Operand
     k: Operand
@@ -61,6 +69,7 @@ class Match(NamedTuple):
     scale: float
     added: tuple[Ref, ...]
     guarded: bool
+    causal: bool = False
 
 
 @dataclass(slots=True)
@@ -79,9 +88,11 @@ class Matcher:
                     self.users.setdefault(ref, []).append(node)
 
     def attention(self, node: Node) -> Match | None:
-        """Return the attention whose last product is a node, None if it is none."""
-        if operator_of(node) != "MatMul" or not isinstance(node.op, OnnxNode) or node.op.version < _OLDEST:
+        """Return the attention that a node is or whose last product it is, None if it is neither."""
+        if not isinstance(node.op, OnnxNode) or node.op.version < _OLDEST:
             return None
+        if operator_of(node) != "MatMul":
+            return self._standard(node, node.op) if operator_of(node) == "Attention" else None
         weights, guarded = self._softmax(node)
         scores = None if weights is None else self._scores(weights)
         if scores is None:
@@ -104,6 +115,62 @@ class Matcher:
         added = tuple(ref for ref in scores.added if not self._is_zero(ref))
         scale = scores.scale * left * right * inner
         return Match(query, key, value, count, scale, added, guarded and bool(added))
+
+    def _standard(self, node: Node, op: OnnxNode) -> Match | None:
+        """Return what an `Attention` computes, None where MultiHeadAttention may compute something else.
+
+        Fewer heads of keys than of queries do not match: to repeat keys and values would copy both in each layer.
+        """
+        *given, mask = (*node.inputs, None)[:4]
+        if any(value != _NEUTRAL.get(name) for name, value in op.attributes.items() if name not in _READ):
+            return None
+        if any(ref is not None for ref in node.inputs[4:]) or op.output_count > 1:
+            return None
+        if op.integer("softmax_precision", 1) != 1:  # f32, which the kernels have at least
+            return None
+        counts = [op.integer(name, 0) for name in ("q_num_heads", "kv_num_heads", "kv_num_heads")]
+        query, key, value = (self._heads_of(ref, count) for ref, count in zip(given, counts, strict=True))
+        if query is None or key is None or value is None:
+            return None
+        if not isinstance(query.size, int) or not isinstance(query.heads, int):
+            return None
+        ranks = {len(self.shape(ref)) for ref in (*given, Ref(node.id))}
+        dtypes = {each.kind.dtype for each in (query, key, value)}
+        heads = {each.heads for each in (query, key, value)}
+        scale = op.attributes.get("scale", 1 / math.sqrt(query.size))
+        if query.size != key.size or max(len(heads), len(ranks), len(dtypes)) > 1:
+            return None
+        if not dtypes <= {DType.F16, DType.BF16, DType.F32} or not isinstance(scale, float) or scale <= 0:
+            return None
+        if mask is not None and not self._covers(mask, query, key, op.version):
+            return None
+        added = () if mask is None or self._hides_nothing(mask) else (mask,)
+        causal = op.integer("is_causal", 0) != 0
+        if causal and (added or query.length is None or query.length != key.length):
+            return None
+        return Match(query, key, value, query.heads, scale, added, bool(added), causal)
+
+    def _heads_of(self, ref: Ref | None, heads: int) -> Operand | None:
+        """Return q, k or v of a value `(B, H, S, D)`, or `(B, S, H * D)` with a number of heads."""
+        kind, shape = self.kind(ref), self.shape(ref)
+        found = self._operand(ref)
+        if ref is not None and kind is not None and len(shape) == 3 and heads > 0:
+            batch, length, width = shape
+            if isinstance(width, int) and width % heads == 0:
+                found = Operand(ref, kind, batch, length, heads, width // heads)
+        known = found is not None and all(isinstance(each, int) and each > 0 for each in (found.heads, found.size))
+        return found if known else None
+
+    def _covers(self, mask: Ref, query: Operand, key: Operand, version: int) -> bool:
+        """Return whether a mask has a place for each key, by broadcasting too: from opset 24 on the rest is hidden."""
+        kind, shape = self.kind(mask), self.shape(mask)
+        if kind is None or kind.dtype not in (DType.BOOL, query.kind.dtype) or not 2 <= len(shape) <= 4:
+            return False
+        return version < 24 or (key.length is not None and shape[-1] == key.length)
+
+    def _hides_nothing(self, mask: Ref) -> bool:
+        kind = self.kind(mask)
+        return self._is_true(mask) if kind is not None and kind.dtype is DType.BOOL else self._is_zero(mask)
 
     def over_root(self, node: Node) -> tuple[Ref, Ref] | None:
         """Return x and a root for a product of x and the reciprocal of the root, as in RMS norms."""
@@ -271,8 +338,21 @@ class Matcher:
         return data.numpy()
 
     def _number(self, ref: Ref | None) -> float | None:
-        data = self._data(ref)
-        return float(data.reshape(-1)[0]) if data is not None and data.size == 1 else None
+        """Return a constant of one element, also one that traced models compute from the size of a head."""
+        data, node, kind = self._data(ref), self._maker(self._bare(ref)), self.kind(ref)
+        if data is not None:
+            return float(data.reshape(-1)[0]) if data.size == 1 else None
+        if node is None or kind is None or not kind.dtype.is_float or kind.shape is None or {*kind.shape} - {1}:
+            return None
+        if operator_of(node) == "Cast":
+            sizes = self._sizes(node.inputs[0]) or [None]
+            return float(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], int) else None
+        if operator_of(node) not in ("Div", "Sqrt"):
+            return None
+        first, last = self._number(node.inputs[0]), self._number(node.inputs[-1])
+        if first is None or last is None or last <= 0:
+            return None
+        return first / last if operator_of(node) == "Div" else math.sqrt(first)
 
     def form(self, ref: Ref) -> object:
         """Return what the masks of all layers have in common where each layer makes its own of the same bools."""
@@ -344,6 +424,8 @@ class Matcher:
                 return None
             axes = range(len(kind.shape))[slice(_integer(node, "start", 0), _integer(node, "end", len(kind.shape)))]
             return [self._place(node.inputs[0], axis) for axis in axes]
+        if operator_of(node) not in ("Concat", "Slice", "Gather", "Unsqueeze", "Squeeze", "Identity"):
+            return None
         parts = [self._sizes(each) for each in node.inputs]
         first = parts[0] if parts else None
         if first is None or None in parts:
@@ -355,7 +437,7 @@ class Matcher:
             return first[slice(known[1][0], known[2][0])] if len(known) == 3 or known[3] == [0] else None
         if operator_of(node) == "Gather":
             return [first[at] for at in known[1]] if all(-len(first) <= at < len(first) for at in known[1]) else None
-        return first if operator_of(node) in ("Unsqueeze", "Squeeze", "Identity") else None
+        return first if operator_of(node) != "Slice" else None
 
 
 def operator_of(node: Node | None) -> str:

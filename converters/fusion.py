@@ -1,4 +1,4 @@
-"""Puts ONNX Runtime's fused MultiHeadAttention in place of attention that exporters wrote in basic operators.
+"""Puts ONNX Runtime's fused MultiHeadAttention in place of attention in basic operators, or of opset 23 and later.
 
 ONNX Runtime finds a few such forms itself when it opens a model, those of older exporters. `attention_patterns` says
 what is recognised. RMS norms it finds where they divide by the root of the mean; PyTorch's newer exporter multiplies by
@@ -97,16 +97,21 @@ class _Rewrite:
             _FUSED[1],
             _FUSED[0],
             1,
-            attributes={"num_heads": heads, "scale": match.scale},
+            attributes={"num_heads": heads, "scale": match.scale, **({"unidirectional": 1} if match.causal else {})},
             formal_inputs=3 if mask is None else 6,
         )
         inputs = [q, k, v] if mask is None else [q, k, v, None, None, mask]
         (joined,) = self.new.add_node(op, inputs, name=node.name, types=[width])
         parted = self._op("Reshape", joined, self._ints(0, 0, heads, size), shape=(batch, length, heads, size))
         if match.guarded and mask is not None:
-            sees = self._sees(mask, dtype)
+            sees = self.masks[mask.ref, "sees"]
             zero = self.new.constant(np.zeros((), np.float32), dtype)
             parted = self._op("Where", sees, parted, zero, shape=parted.shape)
+        if len(self.found.shape(Ref(node.id))) == 3:  # Attention of (B, S, H * D)
+            if match.guarded:
+                joined = self._op("Reshape", parted, self._ints(0, 0, heads * size), shape=joined.shape)
+            self.values[Ref(node.id)] = joined
+            return
         turned = self._op("Transpose", parted, shape=tuple(parted.shape[at] for at in HEADS), perm=HEADS)
         self._give(node, match, parted, turned, None if match.guarded else joined)
 
@@ -150,11 +155,15 @@ class _Rewrite:
 
     def _new_mask(self, match: Match, q: Value, k: Value) -> Value:
         dtype, lengths = match.q.kind.dtype, (match.q.length, match.k.length)
-        mask = self._cast(self.values[match.added[0]], dtype)
+        mask = self.values[match.added[0]]
+        if mask.dtype is DType.BOOL:
+            seen, hidden = (self.new.constant(np.array(number, np.float32), dtype) for number in (0, -np.inf))
+            mask = self._op("Where", mask, seen, hidden, shape=self.found.shape(match.added[0]))
+        mask = self._cast(mask, dtype)
         for ref in match.added[1:]:
             other = self._cast(self.values[ref], dtype)
             mask = self._op("Add", mask, other, shape=None)
-        shape = mask.type.shape if isinstance(mask.type, TensorType) else None
+        raw, shape = mask, mask.type.shape if isinstance(mask.type, TensorType) else None
         if match.guarded:  # not minus infinity, from which kernels make NaN
             lowest = self.new.constant(np.array(_LOWEST[dtype], np.float32), dtype)
             mask = self._op("Max", mask, lowest, shape=shape)
@@ -167,21 +176,23 @@ class _Rewrite:
                 for length, value in zip(lengths, (q, k), strict=True)
             ]
             target = self._op("Concat", self._ints(1, 1), *sizes, shape=(4,), axis=0)
-            lead = tuple(shape[:2]) if shape is not None and len(shape) == 4 else (None, None)
+            lead = (None, None) if shape is None else (*(1,) * 4, *shape)[-4:-2]
             mask = self._op("Expand", mask, target, shape=(*lead, *lengths))
+        if match.guarded:
+            self.masks[mask.ref, "sees"] = self._sees(raw, shape)
         return mask
 
-    def _sees(self, mask: Value, dtype: DType) -> Value:
-        """Return which queries see a key, `(1 or B, S, 1 or H, 1)`."""
-        key = (mask.ref, "sees")
-        if key not in self.masks:
-            batch, heads, length, _ = mask.shape
-            wide = self._cast(mask, DType.F32)  # CUDA compares no bf16
-            best = self._op("ReduceMax", wide, self._ints(3), shape=(batch, heads, length, 1), keepdims=1)
-            best = self._op("Transpose", best, shape=(batch, length, heads, 1), perm=HEADS)
-            lowest = self.new.constant(np.array(_LOWEST[dtype], np.float32))
-            self.masks[key] = self._op("Greater", best, lowest, shape=best.shape, dtype=DType.BOOL)
-        return self.masks[key]
+    def _sees(self, mask: Value, shape: Shape | None) -> Value:
+        """Return which queries see a key, `(1 or B, 1 or S, 1 or H, 1)`; only minus infinity hides one."""
+        if shape is None or len(shape) < 4:
+            shape = Shape((None,) * 4 if shape is None else ((1,) * (4 - len(shape)) + tuple(shape)))
+            mask = self._op("Expand", mask, self._ints(1, 1, 1, 1), shape=shape)
+        batch, heads, length, _ = shape
+        wide = self._cast(mask, DType.F32)  # CUDA compares no bf16
+        never = self.new.constant(np.array(-np.inf, np.float32))
+        seen = self._cast(self._op("Greater", wide, never, shape=shape, dtype=DType.BOOL), DType.F32)
+        best = self._op("ReduceMax", seen, self._ints(3), shape=(batch, heads, length, 1), keepdims=1)
+        return self._cast(self._op("Transpose", best, shape=(batch, length, heads, 1), perm=HEADS), DType.BOOL)
 
     def _cast(self, value: Value, dtype: DType) -> Value:
         if value.dtype is dtype:

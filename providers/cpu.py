@@ -157,7 +157,7 @@ class CpuProvider(OrtProvider):
             *variants_of("intra_op_threads", counts),
             *variants_of("spinning", [False, True]),
             *variants_of("optimization", ["extended"], ["Conv"]),  # without the blocked layout of convolutions
-            *variants_of("fusion", [True], ["Softmax"]),
+            *variants_of("fusion", [True], ["Softmax", "Attention"]),
             *variants_of("kernel_dispatch", ["force-common"]),
             *variants_of("session_config.session.set_denormal_as_zero", ["1"]),
         )

@@ -193,7 +193,7 @@ class CudaProvider(OrtProvider):
             *variants_of("provider_options.cudnn_conv_algo_search", ["EXHAUSTIVE", "HEURISTIC", "DEFAULT"], ["Conv"]),
             *variants_of("provider_options.fuse_conv_bias", ["1"], ["Conv"]),
             *variants_of("provider_options.cudnn_conv1d_pad_to_nc1d", ["1"], ["Conv"]),
-            *variants_of("fusion", [True], ["Softmax"]),
+            *variants_of("fusion", [True], ["Softmax", "Attention"]),
             # Flash, memory-efficient, cuDNN's and plain products, as `AttentionBackend` in the source of ONNX Runtime.
             *variants_of("provider_options.sdpa_kernel", ["1", "2", "8", "16"], attention),
             *variants_of("kernel_dispatch", ["force-common"]),

@@ -91,7 +91,7 @@ class DirectMlProvider(OrtProvider):
         return (
             *variants_of("provider_options.disable_metacommands", ["1"]),
             *variants_of("session_config.ep.dml.disable_graph_fusion", ["1"]),
-            *variants_of("fusion", [True], ["Softmax"]),
+            *variants_of("fusion", [True], ["Softmax", "Attention"]),
         )
 
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.

@@ -83,7 +83,7 @@ class Case(NamedTuple):
         )
         return cls(
             *(batch, heads, queries, keys, size, value_size, scaling, mask),
-            guard=bool(rng.integers(2)) and mask != "lowest",
+            guard=bool(rng.integers(2)),
             key_form=key_form,
             parted=bool(rng.integers(4) == 0),
         )
@@ -212,3 +212,79 @@ def test_made_up_attention_is_what_float64_gives(seed: int) -> None:
     with rlx_ort.load(written(case).SerializeToString(), options=FUSED) as runner:
         (found,) = runner.run("cpu", feeds)
     np.testing.assert_allclose(found, attended(case, feeds), rtol=2e-5, atol=2e-5, err_msg=str(case))
+
+
+MASKS = {
+    "none": None,
+    "all": ("queries", "keys"),
+    "pairs": ("queries", "keys"),
+    "rows": ("batch", 1, 1, "keys"),
+    "bias": ("heads", "queries", "keys"),
+    "hidden": ("batch", 1, "queries", "keys"),
+    "lowest": ("batch", "heads", 1, "keys"),
+    "queries": ("queries", 1),
+}
+"""Masks of made-up `Attention` nodes -> their shapes. `all` hides nothing, and `queries` is as long as the keys by
+broadcasting; both stay as they are from opset 24 on, where a mask that is shorter than the keys hides the rest."""
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_attention_of_onnx_is_what_float64_gives(seed: int) -> None:
+    """In its two layouts, with each mask, scale and size; a query that sees no key gives zeros, as ONNX has it."""
+    rng = np.random.default_rng(seed)
+    mask = list(MASKS)[seed % len(MASKS)]
+    opset = 23 if mask in ("queries", "all") else int(rng.choice([23, 24]))
+    batch, heads, queries, keys = (int(rng.integers(1, most)) for most in (4, 5, 40, 40))
+    size, value_size = (int(rng.choice([4, 8, 16])) for _ in range(2))
+    flat, causal = bool(rng.integers(2)), mask in ("none", "all") and bool(rng.integers(2))
+    keys = queries if causal else keys
+    g = Written()
+    attributes: dict[str, Any] = {"is_causal": 1} if causal else {}
+    scale = float(rng.uniform(0.1, 2)) if rng.integers(2) else None
+    attributes |= {"q_num_heads": heads, "kv_num_heads": heads} if flat else {}
+    attributes |= {} if scale is None else {"scale": scale}
+    names = {"batch": batch, "heads": heads, "queries": queries, "keys": keys}
+    lengths = {"q": "queries", "k": "queries" if causal else "keys", "v": "queries" if causal else "keys"}
+    feeds: dict[str, np.ndarray] = {}
+    inputs = []
+    for name, length in lengths.items():
+        width = value_size if name == "v" else size
+        dims = ["batch", length, heads * width] if flat else ["batch", heads, length, width]
+        inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
+        feeds[name] = rng.normal(size=[names.get(str(each), each) for each in dims]).astype(np.float32)
+    added: np.ndarray | float = 0.0
+    if mask == "all":
+        every = g.data(np.ones((queries, keys)), np.bool_)
+    elif (dims := MASKS[mask]) is not None:
+        shape = [names.get(str(each), each) for each in dims]
+        shown = rng.random(shape) < 0.7
+        shown[0] = shown[0] & (mask == "bias")
+        hidden = {"hidden": -np.inf, "lowest": -3.4028235e38}.get(mask)
+        feeds["mask"] = shown if hidden is None else np.where(shown, 0, hidden).astype(np.float32)
+        if mask == "bias":
+            feeds["mask"] = rng.normal(size=shape).astype(np.float32)
+        kind = helper.np_dtype_to_tensor_dtype(feeds["mask"].dtype)
+        dims = tuple(heads if each == "heads" else each for each in dims)
+        inputs.append(helper.make_tensor_value_info("mask", kind, dims))
+        added = np.where(shown, 0, -np.inf) if kind == TensorProto.BOOL else feeds["mask"].astype(np.float64)
+    mask_input = [every] if mask == "all" else ["mask"] * ("mask" in feeds)
+    g.nodes.append(helper.make_node("Attention", ["q", "k", "v", *mask_input], ["y"], "attention", **attributes))
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(g.nodes, "attention", inputs, [result], g.tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+    q, k, v = (feeds[name].astype(np.float64) for name in "qkv")
+    if flat:
+        q, k, v = (each.reshape(*each.shape[:2], heads, -1).transpose(0, 2, 1, 3) for each in (q, k, v))
+    scores = q @ k.transpose(0, 1, 3, 2) * (size**-0.5 if scale is None else scale) + added
+    if causal:
+        scores = np.where(np.tri(queries, dtype=bool), scores, -np.inf)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        expected = np.nan_to_num(weights / weights.sum(-1, keepdims=True)) @ v
+    if flat:
+        expected = expected.transpose(0, 2, 1, 3).reshape(batch, queries, -1)
+    assert count(from_onnx(model)) == 1
+    with rlx_ort.load(model.SerializeToString(), options=FUSED) as runner:
+        (found,) = runner.run("cpu", feeds)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)

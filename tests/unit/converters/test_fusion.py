@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import onnx
@@ -37,6 +38,7 @@ attention (float[b, s, 8] x) => ({outputs}) <int64[4] parts = {{0, 0, 2, 4}}, in
 }}
 """
 Y = "float[b, s, 8] y"
+Q = "float[b, 4, s, 8]"
 
 
 def operators(outputs: str = Y, axis: int = -1, tail: str = "kept = Cast <to = 1> (weights)") -> Counter[str]:
@@ -66,6 +68,75 @@ def test_what_attention_does_not_compute_stays(outputs: str, axis: int, tail: st
     found = operators(outputs, axis, tail)
     assert found["MultiHeadAttention"] == 0
     assert found["MatMul"] == 2
+
+
+def standard(call: str, q: str = Q, k: str = Q, more: str = "", opset: int = 24) -> Counter[str]:
+    """Return the operators of an exported model of one `Attention`."""
+    text = f"""<ir_version: 10, opset_import: ["": {opset}]>
+        attention ({q} q, {k} k, {k} v{more}) => (float[b, h, s, d] y) {{ {call} }}"""
+    return Counter(node.op_type for node in export_model(from_onnx(onnx.parser.parse_model(text)), FUSED, EVERY).nodes)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"call": "y = Attention (q, k, v)"},
+        {"call": "y = Attention <softcap = 0., is_causal = 1, qk_matmul_output_mode = 2> (q, k, v)"},
+        {"call": "y = Attention <softmax_precision = 1> (q, k, v, m)", "more": ", bool[1, s] m"},
+        {"call": "y = Attention (q, k, v, m)", "more": ", float[s, 1] m", "opset": 23},
+        {"call": "y = Attention <left_window_size = -1> (q, k, v)", "opset": 25},
+    ],
+    ids=["plain", "defaults", "mask", "mask that is broadcast", "window without end"],
+)
+def test_attention_of_onnx_becomes_the_fused_operator(given: Any) -> None:
+    found = standard(**given)
+    assert found["MultiHeadAttention"] == 1
+    assert found["Attention"] == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"call": "y = Attention (q, k, v)", "k": "float[b, 2, s, 8]"},
+        {"call": "y = Attention (q, k, v)", "q": "float[b, h, s, 8]", "k": "float[b, h, s, 8]"},
+        {"call": "y = Attention (q, k, v)", "q": "double[b, 4, s, 8]", "k": "double[b, 4, s, 8]"},
+        {"call": "y = Attention <softcap = 3.> (q, k, v)"},
+        {"call": "y = Attention <scale = 0.> (q, k, v)"},
+        {"call": "y = Attention <softmax_precision = 11> (q, k, v)"},
+        {"call": "y = Attention <left_window_size = 2> (q, k, v)", "opset": 25},
+        {"call": "y = Attention <is_causal = 1> (q, k, v)", "k": "float[b, 4, t, 8]"},
+        {"call": "y = Attention <is_causal = 1> (q, k, v, m)", "more": ", bool[s, s] m"},
+        {"call": "y = Attention (q, k, v, m)", "more": ", bool[s, t] m"},
+        {"call": "y = Attention (q, k, v, m)", "more": ", bool[s, 1] m"},
+        {"call": "y = Attention (q, k, v, , p, p)", "more": ", float[b, 4, t, 8] p"},
+        {"call": "y = Attention (q, k, v, , , , n)", "more": ", int64[b] n"},
+        {"call": "y, , , scores = Attention (q, k, v) z = Neg (scores)"},
+    ],
+    ids=[
+        *("fewer heads of keys", "heads left open", "f64", "softcap", "scale of 0", "softmax in f64", "window"),
+        *("causal with other lengths", "causal with a mask", "mask of another length", "short mask"),
+        *("earlier keys", "padded keys", "scores are an output"),
+    ],
+)
+def test_attention_of_onnx_that_the_fused_operator_does_not_compute_stays(given: Any) -> None:
+    found = standard(**given)
+    assert found["MultiHeadAttention"] == 0
+    assert found["Attention"] == 1
+
+
+def test_a_scale_of_the_size_of_heads_counts_as_a_number() -> None:
+    """Traced models compute it: `sqrt(1 / sqrt(size))`, as in exports of Optimum."""
+    scaled = """shape = Shape (q) last = Constant <value_ints = [-1]> () end = Constant <value_ints = [9999]> ()
+        size = Slice (shape, last, end) float = Cast <to = 1> (size) root = Sqrt (float)
+        one = Constant <value_floats = [1.0]> () inverse = Div (one, root) half = Sqrt (inverse) q2 = Mul (q, half)
+        scores = MatMul (q2, k)"""
+    model = onnx.parser.parse_model(
+        TEXT.format(outputs=Y, axis=-1, tail="kept = Cast <to = 1> (weights)").replace("scores = MatMul (q, k)", scaled)
+    )
+    nodes = export_model(from_onnx(model), FUSED, EVERY).model.graph.node
+    (attention,) = [node for node in nodes if node.op_type == "MultiHeadAttention"]
+    (scale,) = [each.f for each in attention.attribute if each.name == "scale"]
+    assert scale == pytest.approx(4**-0.25)
 
 
 def test_a_provider_without_a_kernel_gets_the_same_model() -> None:
