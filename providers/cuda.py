@@ -65,7 +65,7 @@ class CudaProvider(OrtProvider):
     precisions: ClassVar[Sequence[Precision]] = (Precision.TF32, Precision.F16, Precision.BF16)
     extra: ClassVar[str] = "cuda"
     # cuBLAS recommends 32 MiB of work space on Hopper, 4 MiB on earlier GPUs, for each handle
-    # (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace). Six models at two batches took 75 to 121 MiB beside what
+    # (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace). Six models, two batches: 75 to 121 MiB beside what
     # is counted on an H200, but for ResNet-50 at batch 16, whose convolutions took 351 (docs/results, h200-2026-11-26).
     work_space_bytes: ClassVar[int] = 100 << 20
     # After the first runs of six models 544 to 546 MiB stayed on an H200, and each weight took whole pages of 2 MiB
