@@ -42,6 +42,7 @@ from rlx_ort.serving.lanes import (
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
 _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
+_CROWD_NS = 150_000  # requests within this time come from several clients: one waits for its answer for longer
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
 _LEAST_SHARE = 0.1  # a device with less than this share of the fastest one's rate answers where that one fails only
 _WORTH = 0.9  # two batches of half the clients must take less than this share of the time for one of all
@@ -238,6 +239,7 @@ class Scheduler:
     ) -> _Waiting:
         """Queue an accepted request, or a piece of one."""
         request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), self, ended, place=place)
+        alone = request.arrived_ns - self._arrived_ns > _CROWD_NS
         self._note_arrival(request.arrived_ns, rows)
         if timeout_s or self.options.timeout_s:
             limit_s = min(limit for limit in (timeout_s, self.options.timeout_s) if limit)
@@ -245,7 +247,7 @@ class Scheduler:
             request.timer = asyncio.get_running_loop().call_later(limit_s, self._expire, request)
         level = min(priority or _LAST_PRIORITY, _LAST_PRIORITY)
         self._push(request.arrived_ns + level * _AGE_NS, request)
-        if place is None and self._waiting == 1 and not (self._returning or self._running):
+        if place is None and alone and self._waiting == 1 and not (self._returning or self._running):
             self._dispatch()  # nobody else is expected, so that a turn of the event loop would be lost
         else:
             self._soon()

@@ -17,6 +17,7 @@ from rlx_ort import Device, EngineError, InputError, ServingError
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import DeviceGraphReport
 from rlx_ort.serving import model_devices
+from rlx_ort.serving import scheduler as scheduling
 from rlx_ort.serving.lanes import Answer, Array, Lane, Padding, Rows, executed
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
@@ -485,6 +486,27 @@ def test_a_batch_shorter_than_a_hand_over_runs_on_the_event_loop() -> None:
     assert run(lambda: work(Device.CPU, 10_000))
     assert not run(lambda: work(Device.CPU, 1_000_000))
     assert not run(lambda: work(CUDA, 10_000))
+
+
+@pytest.mark.parametrize(("within_ns", "runs"), [(10_000_000_000, [1, 3]), (-1, [1, 1, 1, 1])])
+def test_requests_close_behind_each_other_have_one_run(
+    monkeypatch: pytest.MonkeyPatch, within_ns: int, runs: list[int]
+) -> None:
+    """On the event loop too, where each run would be over before the next request is read."""
+    monkeypatch.setattr(scheduling, "_CROWD_NS", within_ns)
+    fake = Fake(lambda rows: 0)
+    one = Lane(Device.CPU, fake, lambda rows: 1e4, 64)
+    for count in (1, 2, 4):
+        one.learn(count, 10_000)
+
+    async def work() -> None:
+        scheduler = Scheduler([one], batched=True)
+        scheduler._arrived_ns -= 20_000_000_000
+        await asyncio.gather(*(scheduler.submit(rows(1)) for _ in range(4)))
+        await scheduler.close()
+
+    run(work)
+    assert fake.runs == runs
 
 
 def test_a_run_on_the_event_loop_that_takes_long_is_the_last_for_a_while() -> None:
