@@ -177,11 +177,11 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
     start = time.perf_counter()
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", name, "--device", device, "--shard", shard]
     command += [f"--junitxml={report}", "--tb=short", "-o", "faulthandler_timeout=60", "-o", "junit_family=xunit1"]
-    # In the folder that pytest uses by default, processes remove old folders while others list them.
+    # In pytest's own folder, processes remove old folders while others list them.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
         code, out, err = _run([*command, f"--basetemp={own}/tests"], deadline - time.monotonic())
-    stacks = err.rfind("Timeout (")  # where a test was that took long
-    text = f"{out[-TAIL:]}{err[-TAIL:] if stacks < 0 else err[stacks : stacks + TAIL]}"
+    last = err.rfind("Timeout (")  # stacks of a test that took long
+    text = out[-TAIL:] + (err[-TAIL:] if last < 0 else err[last : last + TAIL])
     result: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own
     for case in cases:

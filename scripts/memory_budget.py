@@ -6,8 +6,7 @@
 Models are opened without a limit to learn their memory; then the budget is a third of that, beside the device's
 memory without them. Requests draw a model and an input at random, and results are compared with the CPU's. Threads
 read real and counted memory every two milliseconds. Fails if a result is wrong, or if real memory exceeds the budget
-by more than `--slack`. With --count, models run in a process each and their real memory is compared with the counted:
-that of one session, without those that sizes which come back get of their own.
+by more than `--slack`. With --count, the real memory of one session a process is compared with the counted.
 """
 
 from __future__ import annotations
