@@ -377,6 +377,8 @@ class Provider(abc.ABC):
         checks_indices: whether kernels raise an error for indices out of range, in every run.
         distrusted_kernels: (domain, operator) of fused kernels with wrong results; an op that has a basic form is never
             written as one of these.
+        slow_kernels: (domain, operator) of fused kernels that take longer than the nodes they stand for, and the
+            operators of these; an op is written as one only where the caller forces it or those have no kernels.
         work_space_bytes: bytes libraries may allocate in a run of a session that has not run in the thread or has not
             recorded launches before; kept free under a memory budget.
         session_memory: what is known of the memory of sessions.
@@ -396,6 +398,7 @@ class Provider(abc.ABC):
     limits: ClassVar[Sequence[KernelLimit]] = ()
     checks_indices: ClassVar[bool] = True
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
+    slow_kernels: ClassVar[Mapping[tuple[str, str], Sequence[str]]] = {}
     work_space_bytes: ClassVar[int] = 0
     session_memory: ClassVar[SessionMemory] = SessionMemory()
     precisions: ClassVar[Sequence[Precision]] = ()

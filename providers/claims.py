@@ -90,7 +90,7 @@ def kernel_set(provider: Provider, graph: Graph, options: CompileOptions | None 
             return False
         return takes(claims, domain, op_type, version, inputs, outputs)
 
-    return KernelSet(provider.ep_name or provider.name, _known_of(claims), trusted)
+    return KernelSet(provider.ep_name or provider.name, _known_of(claims), trusted, provider.slow_kernels)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -54,12 +54,14 @@ class KernelSet:
     """The kernels that a model is written for; two sets are equal if their name and identity are.
 
     `identity` identifies this list of kernels in the keys of cached models. `takes` decides about a node by domain,
-    operator, opset version, input types and output types.
+    operator, opset version, input types and output types. `slow` maps (domain, operator) of fused kernels that take
+    longer than the nodes they stand for to the operators of these, of ONNX's own domain.
     """
 
     name: str
     identity: object
     takes: Callable[[str, str, int, _Types, _Types], bool] = field(compare=False)
+    slow: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict, compare=False)
 
 
 class NoNativeForm(Exception):  # noqa: N818  # an answer, caught by the dispatcher, and no error

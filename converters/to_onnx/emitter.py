@@ -277,9 +277,19 @@ class Emitter:
         return kernels is None or kernels.takes(domain, op_type, 1 if domain else DEFAULT_OPSET, inputs, outputs)
 
     def require_kernel(self, op_type: str, *inputs: ValueType | None, domain: str = "") -> None:
-        """Raise `NoNativeForm` if the model is for one provider and that has no kernel for a native form."""
-        kernels = self._writer.dispatcher.kernels
-        if kernels is not None and not self.has_kernel(op_type, *inputs, domain=domain):
+        """Raise `NoNativeForm` if the model is for one provider that has no kernel for a native form, or a slow one.
+
+        A slow one will do where the native form is forced, or there is no kernel for the nodes it stands for.
+        """
+        dispatcher = self._writer.dispatcher
+        kernels = dispatcher.kernels
+        if kernels is None:
+            return
+        faster = kernels.slow.get((domain, op_type), ())
+        forced = dispatcher.config.forces_native(self.node.op.kind)
+        if faster and not forced and all(self.has_kernel(each, inputs[0]) for each in faster):
+            raise NoNativeForm(f"{kernels.name} is slower with {op_type} than with {' and '.join(faster)}")
+        if not self.has_kernel(op_type, *inputs, domain=domain):
             kinds = ", ".join(dict.fromkeys(str(kind) for kind in inputs if kind is not None))
             raise NoNativeForm(f"{kernels.name} has no kernel for {domain or 'ai.onnx'}::{op_type} ({kinds})")
 

@@ -147,7 +147,8 @@ def test_attention_of_many_tokens_is_right_where_the_fused_kernel_is_not(mask: s
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_native_form_is_preferred_where_there_is_a_kernel(name: str) -> None:
-    """Without a word from the user, the CPU gets the native form of all of these."""
-    _, build, arrays = CASES[name]
+    """Without a word from the user, the CPU gets the native form of all of these but those that are slower."""
+    op_type, build, arrays = CASES[name]
     _, model = _run(Device.CPU, _graph(build, arrays), arrays, KernelDispatchPolicy.PREFER_NATIVE)
-    assert {form for forms in model.forms.values() for form in forms} == {NATIVE}
+    wanted = COMMON if op_type.startswith("Skip") else NATIVE
+    assert {form for forms in model.forms.values() for form in forms} == {wanted}

@@ -49,8 +49,8 @@ def test_every_node_has_the_users_name(dims: dict[str, int]) -> None:
     model = make_text_classifier.make_model(make_text_classifier.make_weights())
     own = {node.name for node in model.graph.node}
     assert {node.op_type for node in traced.nodes if node.origin not in own} == set()
-    fused = {node.origin: node.op_type for node in traced.nodes if node.op_type == "SkipLayerNormalization"}
-    assert {"y0", "x1"} <= fused.keys()
+    fused = {node.origin for node in traced.nodes if node.op_type in {"FusedMatMul", "Gelu", "BiasGelu"}}
+    assert fused == {"products0", "gelu0", "products1", "gelu1"}
 
 
 def test_convolutions_in_blocked_layout_have_the_users_name() -> None:
