@@ -124,17 +124,51 @@ def release_free_heap() -> None:
 
 @functools.cache
 def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
-    """Return the driver's NVIDIA GPUs in the order of the bus, which need not be CUDA's; takes up to a second."""
-    query = ("--query-gpu=name,driver_version,memory.total,pci.bus_id", "--format=csv,noheader,nounits")
-    done = _ran("nvidia-smi", *query, timeout_s=20)
-    if done is None or done.returncode != 0:
+    """Return the driver's NVIDIA GPUs in the order of the bus, which need not be CUDA's; none without NVML.
+
+    `nvidia-smi` tells the same, and takes a second to start on a host of four GPUs.
+    """
+    try:
+        library, count, driver = nvml(), ctypes.c_uint(), ctypes.create_string_buffer(_NVML_TEXT)
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return ()
+        library.nvmlSystemGetDriverVersion(driver, _NVML_TEXT)
+        gpus = [_nvidia_gpu(library, index, driver.value.decode(errors="replace")) for index in range(count.value)]
+    except (OSError, AttributeError):  # no library, or an old one
         return ()
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    return tuple(
-        NvidiaGpu(row[0], row[1], int(row[2]) * 1024**2 if row[2].isdigit() else 0, row[3].lower())
-        for row in rows
-        if len(row) == 4
-    )
+    return tuple(gpu for gpu in gpus if gpu is not None)
+
+
+def _nvidia_gpu(library: ctypes.CDLL, index: int, driver: str) -> NvidiaGpu | None:
+    handle, name, pci = ctypes.c_void_p(), ctypes.create_string_buffer(_NVML_TEXT), _PciInfo()
+    memory = (ctypes.c_ulonglong * 3)()  # total, free, used
+    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+        return None
+    library.nvmlDeviceGetName(handle, name, _NVML_TEXT)
+    library.nvmlDeviceGetMemoryInfo(handle, memory)
+    library.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(pci))
+    return NvidiaGpu(name.value.decode(errors="replace"), driver, memory[0], pci.bus_id.decode().lower())
+
+
+@functools.cache
+def nvml() -> ctypes.CDLL:
+    """Return NVIDIA's management library, started.
+
+    Raises:
+        OSError: there is no NVIDIA driver.
+    """
+    library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+    library.nvmlInit_v2()
+    return library
+
+
+class _PciInfo(ctypes.Structure):
+    """nvmlPciInfo_t."""
+
+    _fields_ = [("old_bus_id", ctypes.c_char * 16), ("numbers", ctypes.c_uint * 5), ("bus_id", ctypes.c_char * 32)]
+
+
+_NVML_TEXT = 96  # bytes of the longest name, NVML_DEVICE_NAME_V2_BUFFER_SIZE
 
 
 def is_throttled() -> bool:
@@ -222,10 +256,7 @@ def _ran(tool: str, *arguments: str, timeout_s: float) -> subprocess.CompletedPr
     import shutil
     import subprocess
 
-    if sys.platform == "win32":  # not by `which`, which looks into the current folder first
-        path: str | None = str(Path(os.environ.get("SYSTEMROOT", "C:/Windows"), "System32", f"{tool}.exe"))
-    else:
-        path = shutil.which(tool)
+    path = shutil.which(tool)
     if path is None:
         return None
     try:

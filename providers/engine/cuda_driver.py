@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.providers.engine.replays import Copy, NotRecordedError, Recorder
+from rlx_ort.providers.hardware import nvml
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32
@@ -172,7 +173,7 @@ def process_bytes(index: int) -> tuple[int, str] | None:
     the use of all processes, less that at the first call, which is to come before this process uses the GPU.
     """
     try:
-        library, handle, count = _nvml(), _P(), _U(_MOST_PROCESSES)
+        library, handle, count = nvml(), _P(), _U(_MOST_PROCESSES)
         listed, whole = (_ProcessInfo * _MOST_PROCESSES)(), (ctypes.c_ulonglong * 3)()  # total, free, used
         bus_id = cuda_gpus()[index].bus_id.encode()
         if library.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(handle)):
@@ -187,13 +188,6 @@ def process_bytes(index: int) -> tuple[int, str] | None:
     except (OSError, AttributeError, IndexError):  # no library, an old one, or no such GPU
         return None
     return max(0, whole[2] - before), "NVML, use of the GPU since this process first used it"
-
-
-@functools.cache
-def _nvml() -> ctypes.CDLL:
-    library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
-    library.nvmlInit_v2()
-    return library
 
 
 class _ProcessInfo(ctypes.Structure):

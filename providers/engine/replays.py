@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rlx_ort.numerics import agree, relative_error
 from rlx_ort.providers.engine.binding import Arrays
 from rlx_ort.providers.engine.values import OrtTensor
+from rlx_ort.providers.engine.workers import fill
 
 WORTH = 0.9  # the largest ratio of a replay's time to a plain run's; the minimum of five favours replays by up to 8 %
 WARM_RUNS = 3
@@ -230,14 +231,14 @@ class Replay:
     def run(self, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Replay on arrays and return the output buffers, which the next replay overwrites."""
         for place, array in zip(self.inside, feeds.values(), strict=True):
-            place[...] = array
+            fill(place, array)
         self._play()
         return self.views
 
     def run_fresh(self, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Replay on arrays and return new arrays."""
         for place, array in zip(self.inside, feeds.values(), strict=True):
-            place[...] = array
+            fill(place, array)
         if not self._large:
             self._play()
             return [view.copy() for view in self.views]
@@ -249,7 +250,7 @@ class Replay:
     def run_values(self, feeds: Mapping[str, Any], fresh: Callable[[npt.NDArray[Any]], OrtTensor]) -> list[Any]:
         """Replay on arrays and tensors and return new arrays and tensors."""
         for name, place in self._given:
-            place[...] = feeds[name]
+            fill(place, feeds[name])
         made = {name: fresh(like) for name, (_, like) in self._stays.items()}
         self._play(
             [(at, feeds[name].address, size) for name, at, size in self._moved],

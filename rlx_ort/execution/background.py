@@ -1,15 +1,13 @@
 """Runs that do not block the caller: committed runs, lists of runs that overlap, and runs awaited from asyncio.
 
-They run on daemon threads. `concurrent.futures` would join its threads at exit before the sessions they are in can be
-stopped. ONNX Runtime's own `run_async` ends the process with SIGABRT when the interpreter exits during a run, needs two
-threads in the session, and is slow for small graphs (see `NOTES.md`).
+They run on daemon threads. ONNX Runtime's own `run_async` ends the process with SIGABRT when the interpreter exits
+during a run, needs two threads in the session, and is slow for small graphs (see `NOTES.md`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import threading
 import time
 import weakref
@@ -20,7 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlx_ort.errors import CancelledRunError
-from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop, holding, stoppable
+from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop, stoppable
+from rlx_ort.providers.engine.workers import Workers
 
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
@@ -30,95 +29,7 @@ _AWAITED = 8
 _LOOK_S = 0.02  # between two looks at the stop of a waiting thread
 
 
-_all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
 _all_runs: weakref.WeakSet[BackgroundRuns] = weakref.WeakSet()
-
-
-class Workers:
-    """At most `most` daemon threads, started as they are needed.
-
-    Args:
-        most: how many calls may run at a time.
-        name: the threads' name.
-        idle_s: seconds that a thread waits for its next call before it ends; None to wait until `close`.
-    """
-
-    def __init__(self, most: int, name: str, idle_s: float | None = None) -> None:
-        self._most = most
-        self._name = name
-        self._idle_s = idle_s
-        self.start_anew()
-        _all_workers.add(self)
-
-    def start_anew(self) -> None:
-        """Forget the threads and their calls, which do not cross a fork."""
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = 0  # threads that wait and have not been promised a job
-        self._backlog = 0  # jobs that wait until a thread has finished another one
-        self._threads = 0
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Run a call in the background and return its future; one worker runs calls in their order.
-
-        A stop of the calling thread stops the call as well.
-        """
-        future: Future[T] = Future()
-        call = holding(call)
-        with self._lock:
-            self._jobs.put((future, call))
-            if self._idle:
-                self._idle -= 1
-            elif self._threads < self._most:
-                self._threads += 1
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
-            else:
-                self._backlog += 1
-        return future
-
-    def close(self) -> None:
-        """End the threads after the calls submitted so far; nothing may be submitted any more."""
-        with self._lock:
-            self._closed = True
-            for _ in range(self._threads):
-                self._jobs.put(None)
-
-    def _work(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get(timeout=self._idle_s)
-            except queue.Empty:
-                with self._lock:
-                    if self._idle and not self._closed:
-                        self._idle -= 1
-                        self._threads -= 1
-                        return
-                continue  # it was promised a job meanwhile
-            if job is None:
-                return
-            future, call = job
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = call()
-                except BaseException as err:  # any exception belongs to the caller, who waits for it
-                    self._free()
-                    future.set_exception(err)
-                else:
-                    self._free()
-                    future.set_result(result)
-                    del result
-            else:
-                self._free()
-            del job, future, call  # an idle thread must keep no result alive
-
-    def _free(self) -> None:
-        """Take a job of the backlog or become idle, before the caller continues, so that it finds this thread."""
-        with self._lock:
-            if self._backlog:
-                self._backlog -= 1
-            else:
-                self._idle += 1
 
 
 class BackgroundRuns:
@@ -251,8 +162,6 @@ _awaited_lock = threading.Lock()
 def _start_anew() -> None:
     global _awaited_lock
     _awaited_lock = threading.Lock()
-    for workers in _all_workers:
-        workers.start_anew()
     for runs in _all_runs:
         runs.start_anew()
 

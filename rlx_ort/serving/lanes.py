@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RlxError, ServingError
-from rlx_ort.execution.background import Workers
 from rlx_ort.faults import is_device_failure
+from rlx_ort.providers.engine.workers import Workers
 
 Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]

@@ -97,7 +97,8 @@ def test_the_report_agrees_with_the_session() -> None:
     compiled = Session("cpu").compile(graph)
     report = merge_placement(dispatch_report_for_device(graph, "cpu"), compiled.placement)
     paths = {(row.kind, row.path): row for row in report.summaries}
-    assert paths["FusedResidualLN", "native"].placed == {"CPUExecutionProvider": 4}
+    assert paths["FusedResidualLN", "common-ir"].placed == {"CPUExecutionProvider": 4}
+    assert paths["FusedMatMulBiasAct", "native"].placed == {"CPUExecutionProvider": 2}
     assert ("Attention", "common-ir") in paths
     assert {provider for row in report.summaries for provider in row.placed} <= {"CPUExecutionProvider", "merged"}
     assert {name for row in report.summaries for name in row.nodes} <= {node.name for node in graph.nodes}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import ctypes
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -76,16 +76,36 @@ def test_a_plugins_cpu_is_the_processor() -> None:
     assert described(cpu) == (cpu_name(), "")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a script is no program there")
-def test_a_tool_on_windows_is_that_of_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not one in the current folder, where a search by name begins; its output may be in any code page."""
-    monkeypatch.setattr(hardware.sys, "platform", "win32")
-    monkeypatch.setenv("SYSTEMROOT", str(tmp_path / "Windows"))
-    monkeypatch.chdir(tmp_path)
-    for folder, name in ((tmp_path, "planted"), (tmp_path / "Windows" / "System32", "real \\201")):
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "nvidia-smi.exe"
-        path.write_text(f"#!/bin/sh\nprintf '{name}, 580.1, 81559, 0000:41:00.0\\n'", encoding="utf-8")
-        path.chmod(0o755)
+class _Nvml:
+    """NVIDIA's management library as its header describes it, of a driver with two GPUs, of which one is lost."""
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802  # its name
+        count._obj.value = 2
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text: Any, size: int) -> int:  # noqa: N802  # its name
+        text.value = b"580.1"
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:  # noqa: N802  # its name
+        handle._obj.value = 7
+        return 15 * index  # NVML_ERROR_GPU_IS_LOST
+
+    def nvmlDeviceGetName(self, handle: Any, text: Any, size: int) -> int:  # noqa: N802  # its name
+        text.value = b"NVIDIA H200"
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:  # noqa: N802  # its name
+        memory[:] = 81559 << 20, 1 << 20, 1 << 20
+        return 0
+
+    def nvmlDeviceGetPciInfo_v3(self, handle: Any, info: Any) -> int:  # noqa: N802  # its name
+        ctypes.memmove(ctypes.addressof(info._obj) + 36, b"00000000:41:00.0", 17)  # busId
+        return 0
+
+
+def test_the_drivers_library_lists_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that it has lost is left out."""
+    monkeypatch.setattr(hardware, "nvml", _Nvml)
     [found] = hardware.nvidia_gpus.__wrapped__()
-    assert found == NvidiaGpu("real \ufffd", "580.1", 81559 << 20, "0000:41:00.0")
+    assert found == NvidiaGpu("NVIDIA H200", "580.1", 81559 << 20, "00000000:41:00.0")
