@@ -2,7 +2,8 @@
 
 The options as they are start as champion. Each variant of the provider (`Provider.variants`) is added to the champion's
 changes, opened, compared with an exact run, and raced against the champion in turns; it takes the champion's place if
-it is right and faster. No more than two sessions are open at a time.
+it is right and faster. Variants that did not win are tried once more on top of those that won after them. No more than
+two sessions are open at a time.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ _RACE_S = 1.5
 _HOPELESS = 1.5  # times the champion's run, after warming up
 _CLEARLY = 0.7  # share of the rounds that a winner is faster in
 _TRIES = 2  # first looks at a variant's time
+_PASSES = 2  # over all steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +213,14 @@ class _Search:
             first.sessions.close()
             self.trials.append(first.trial)
             first = self._try(_EXACT)
-        champion = first
-        for step in tunings.steps(self.provider, self.device, self.options):
+        champion, tried = first, set[str]()
+        for step in _PASSES * tunings.steps(self.provider, self.device, self.options):
             variant = champion.variant.joined(step)
             options = champion.variant.of(self.options)
-            if variant.of(self.options).key == options.key or not self._matters(step, options):
+            known = variant.of(self.options).key == options.key or str(variant) in tried
+            if known or not self._matters(step, options):
                 continue
+            tried.add(str(variant))
             if time.monotonic() > end:
                 self.trials.append(Trial(str(variant), note="not tried, for lack of time"))
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,14 +98,14 @@ def tuned(provider: Provider, device: Device, model: ExportedModel, options: Com
     return variant if variant.changes else None
 
 
-def steps(provider: Provider, device: Device, options: CompileOptions) -> Sequence[Variant]:
-    """Return the steps that `tune` may take: the precisions that the options allow, then the provider's variants.
+def steps(provider: Provider, device: Device, options: CompileOptions) -> tuple[Variant, ...]:
+    """Return the steps that `tune` may take: the provider's variants, then the precisions that the options allow.
 
     Records are held to them, since a package that brings one may come from anywhere.
     """
     allowed = [each.value for each in provider.precisions if each in ALLOWED[options.precision]]
     exact = variants_of("precision", ["f32"]) if allowed else ()
-    return (*variants_of("precision", allowed), *exact, *provider.variants(device, options))
+    return (*provider.variants(device, options), *variants_of("precision", allowed), *exact)
 
 
 def _path(key: str) -> Path:

@@ -51,6 +51,6 @@ def test_a_run_takes_a_winner_and_says_so(cli: Cli, add_one: Path, monkeypatch: 
     monkeypatch.setattr(tuning, "WORTH", 1e9)
     monkeypatch.setattr(tuning, "_CLEARLY", 0.0)
     assert cli("tune", add_one, "--device", "cpu").code == 0
-    assert "spinning=True" in cli("run", add_one, "--device", "cpu").out
+    assert "set_denormal_as_zero=1" in cli("run", add_one, "--device", "cpu").out
     other = cli("run", add_one, "--device", "cpu", "--precision", "f16", "--json")
     assert other.document["tuned"] is None
