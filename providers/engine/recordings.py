@@ -56,7 +56,8 @@ MOST_CHANGES = 4  # of sizes that cost recordings, after which a session records
 TRY_SHARE = 0.04  # of the time of plain runs is for more of them
 RUNS_PER_TRY = 256  # plain runs that allow another try, so that tries take at most 4 % of them
 MOST_RUNS_WITHOUT = 64  # plain runs after which a session without recordings gives up
-MOST_BYTES = 16 << 20  # of inputs and small outputs: the copy to pinned memory costs more than the launches
+MOST_BYTES = 64 << 20  # of inputs and small outputs, for which a recording keeps pinned memory
+COPIED_BYTES = 8 << 20  # of inputs and outputs: more are worth a trial for the quicker copies, see `workers.fill`
 MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs on the device, which a recording allocates a second time
 MOST_COPIED_OUT = 8  # consecutive plain runs with outputs left on the device, after which the session gives up
 TIMED_PAIRS = 5
@@ -381,7 +382,7 @@ class Recordings:
             raise NotRecordedError("an input or output is empty")
         total = sum(on_host) - sum(lent)
         if total > MOST_BYTES and not self._required:
-            raise NotRecordedError(f"{total >> 20} MB of inputs and outputs take longer than the launches")
+            raise NotRecordedError(f"{total >> 20} MB of inputs and outputs would be kept in pinned memory")
         total = sum(on_device) + sum(lent) - sum(_like(tensor).nbytes for tensor in held.values())
         if total > MOST_DEVICE_BYTES and not self._required:
             raise NotRecordedError(f"another {total >> 20} MB would be needed on the device")
@@ -389,7 +390,7 @@ class Recordings:
         recording = None
         try:
             bound = self._bind(ins, outs)
-            if sum(lent) < MOST_BYTES:  # more are worth a trial for the copies that they save
+            if sum(on_host) < COPIED_BYTES:
                 self._check_launches(bound)
             recording = Replay(self._driver, bound, key, ins, outs)
             if isinstance(key[0], int):
