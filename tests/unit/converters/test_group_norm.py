@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from rlx_ort.converters.to_onnx.dispatch import KernelSet
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.converters.transforms.fuse import fused
 from rlx_ort.device import Device
+from rlx_ort.ir.ops.leaf import Param
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.base import Provider
 from rlx_ort.providers.claims import kernel_set
@@ -107,18 +109,31 @@ def test_other_ways_to_write_it_count(changes: list[tuple[str, str]]) -> None:
         ([("=> (", f"=> ({X} scaled, ")], X, 8),
         ([("=> (", f"=> ({X} also, "), ("gate =", "also = Relu (whole) gate =")], X, 8),
         ([("=> (", "=> (float[b, 4, m] also, "), ("gate =", "also = Relu (normal) gate =")], X, 8),
-        ([], "float[b, 6, 4, 4]", 6),
+        ([("epsilon = 0.25", "epsilon = -0.25")], X, 8),
+        ([], "float[b, 10, 4, 4]", 10),
         ([], "float[b, 12, h, w]", 12),
         ([], "float[b, 2056, h, w]", 2056),
         ([], "float[b, c, h, w]", 8),
         ([], "float[b, 8, h, w, d]", 8),
+        (
+            [("gamma, float[8, 1, 1]", "gamma, float[8, 1]"), ("float[8, 1, 1] gamma", "float[8, 1] gamma")],
+            "float[b, 8, h]",
+            8,
+        ),
         ([("float[", "double[")], X, 8),
     ],
     ids=[
         *("scale not one", "bias not zero", "scale unknown", "batch joined", "batch left open", "other axes"),
         *("another shape", "shape of another size", "gamma by column", "gamma by element"),
-        *("beta by row of the batch", "difference", "an output inside", "read twice", "norm read twice"),
-        *("channels parted", "odd channels", "too many channels", "channels left open", "rank 5", "f64"),
+        *(
+            "beta by row of the batch",
+            "difference",
+            "an output inside",
+            "read twice",
+            "norm read twice",
+            "epsilon below zero",
+        ),
+        *("channels parted", "odd channels", "too many channels", "channels left open", "rank 5", "rank 3", "f64"),
     ],
 )
 def test_what_the_fused_norm_does_not_compute_stays(changes: list[tuple[str, str]], x: str, channels: int) -> None:
@@ -140,14 +155,61 @@ def test_what_the_fused_norm_does_not_compute_stays(changes: list[tuple[str, str
         [("=> (", f"=> ({X} gate, ")],
         [("=> (", f"=> ({X} also, "), ("gate =", "also = Relu (sum) gate =")],
         [("Mul (sum, gate)", "Mul (z, gate)")],
+        [("=> (", f"=> ({X} also, "), ("y = Mul (sum, gate)", "y = Mul (sum, z) also = Relu (gate)")],
         [("Mul (sum, gate)", "Add (sum, gate)")],
         [("gate = Sigmoid (sum)", "gate = Tanh (sum)")],
         [("gate = Sigmoid (sum)\n    y = Mul (sum, gate)", "y = com.microsoft.QuickGelu (sum)")],
     ],
-    ids=["sum is an output", "gate is an output", "read twice", "another factor", "sum", "Tanh", "alpha of 1.702"],
+    ids=[
+        "sum is an output",
+        "gate is an output",
+        "read twice",
+        "another factor",
+        "another gate",
+        "sum",
+        "Tanh",
+        "alpha of 1.702",
+    ],
 )
 def test_what_is_not_silu_follows_the_fused_norm(changes: list[tuple[str, str]]) -> None:
     assert activations(nodes(*changes)) == [0]
+
+
+def standard(call: str, x: str = X, scale: int = 8, opset: int = 21) -> Counter[str]:
+    """Return the operators of an exported model of one `GroupNormalization`."""
+    text = f"""<ir_version: 10, opset_import: ["": {opset}]>
+        norm ({x} x, float[{scale}] s, float[{scale}] b) => ({x} y) {{ y = GroupNormalization <{call}> (x, s, b) }}"""
+    return Counter(node.op_type for node in export_model(from_onnx(onnx.parser.parse_model(text)), FUSED, EVERY).nodes)
+
+
+def test_the_operator_of_onnx_becomes_the_fused_one() -> None:
+    assert standard("num_groups = 4, stash_type = 1")["GroupNorm"] == 1
+    assert standard("num_groups = 4", scale=4, opset=18)["GroupNorm"] == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "x"),
+    [
+        ("num_groups = 4, stash_type = 10", X),
+        ("num_groups = 4", "float[b, 8, h]"),
+        ("num_groups = 4", "float[b, 8, h, w, d]"),
+        ("num_groups = 4", "float[b, c, h, w]"),
+        ("num_groups = 8", X),
+    ],
+    ids=["computed in f16", "rank 3", "rank 5", "channels left open", "odd channels"],
+)
+def test_the_operator_of_onnx_that_the_fused_one_does_not_compute_stays(call: str, x: str) -> None:
+    found = standard(call, x)
+    assert found["GroupNorm"] == 0
+    assert found["GroupNormalization"] == 1
+
+
+def test_a_scale_that_may_change_between_runs_is_no_constant() -> None:
+    graph = from_onnx(onnx.parser.parse_model(TEXT.format(x=X, y=X, channels=8)))
+    (ones,) = [node for node in graph.nodes if node.name == "ones"]
+    assert isinstance(ones.op, Param)
+    ones.op = replace(ones.op, mutable=True)
+    assert "GroupNorm" not in {node.op_type for node in export_model(graph, FUSED, EVERY).nodes}
 
 
 class GroupNorm(OpRun):
