@@ -54,11 +54,10 @@ def group_norm(found: Matcher, node: Node) -> GroupNorm | None:
     size = channels // norm.groups
     if size % 2 or not 0 < size <= _MOST_CHANNELS:
         return None
+    fitting: list[tuple[int, ...]] = [(channels, 1, 1), (1, channels, 1, 1)]
     if operator_of(node) == "GroupNormalization":
         per_channel = isinstance(node.op, OnnxNode) and node.op.version >= _PER_CHANNEL
         fitting = [(channels if per_channel else norm.groups,)]
-    else:
-        fitting = [(channels, 1, 1), (1, channels, 1, 1)]
     if any(tuple(found.shape(ref)) not in fitting for ref in (norm.gamma, norm.beta)):
         return None
     return norm._replace(last=_silu(found, node) or node)
