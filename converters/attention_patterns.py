@@ -172,34 +172,23 @@ class Matcher:
         kind = self.kind(mask)
         return self._is_true(mask) if kind is not None and kind.dtype is DType.BOOL else self._is_zero(mask)
 
-    def over_root(self, node: Node) -> tuple[Ref, Ref] | None:
-        """Return x and a root for a product of x and the reciprocal of the root, as in RMS norms."""
-        if operator_of(node) != "Mul":
-            return None
-        for x, other in (node.inputs, node.inputs[::-1]):
-            inverse = self._maker(other)
-            root = inverse.inputs[0] if inverse is not None and operator_of(inverse) == "Reciprocal" else None
-            if x is not None and root is not None and operator_of(self._maker(root)) == "Sqrt":
-                return x, root
-        return None
-
     def _softmax(self, node: Node) -> tuple[Ref | None, bool]:
         """Return what the softmax reads whose result a product takes, and whether NaN in that result become zero."""
-        ref = self._bare(node.inputs[0])
-        maker = self._maker(ref)
+        ref = self.bare(node.inputs[0])
+        maker = self.maker(ref)
         guarded = operator_of(maker) == "Where"
         passed = [ref]
         if guarded:
             assert maker is not None  # noqa: S101  # it has a name
             tested, zero, kept = (*maker.inputs, None, None)[:3]
-            test = self._maker(tested)
+            test = self.maker(tested)
             if operator_of(test) != "IsNaN" or test is None or self._number(zero) != 0:
                 return None, False
-            ref = self._bare(kept)
-            if self._bare(test.inputs[0]) != ref:
+            ref = self.bare(kept)
+            if self.bare(test.inputs[0]) != ref:
                 return None, False
             passed = [*passed, ref]
-            maker = self._maker(ref)
+            maker = self.maker(ref)
         if maker is None or operator_of(maker) != "Softmax" or len(self.shape(ref)) != 4:
             return None, False
         if _integer(maker, "axis", -1) not in (-1, 3) or not all(self._is_inner(each) for each in passed):
@@ -213,8 +202,8 @@ class Matcher:
         return {operator_of(user) for user in self.users[ref]} <= {"Cast", "IsNaN", "MatMul", "Shape", "Where"}
 
     def _scores(self, ref: Ref | None) -> _Scores | None:
-        ref = self._bare(ref)
-        node, kind = self._maker(ref), self.kind(ref)
+        ref = self.bare(ref)
+        node, kind = self.maker(ref), self.kind(ref)
         if node is None or kind is None or kind.shape is None or len(kind.shape) != 4:
             return None
         if operator_of(node) == "MatMul":
@@ -244,16 +233,16 @@ class Matcher:
     def _scaled(self, ref: Ref | None) -> tuple[Ref | None, float]:
         """Return a value without the numbers it is multiplied by, and their product."""
         scale = 1.0
-        ref = self._bare(ref)
-        rest, factor = self._factor(self._maker(ref))
+        ref = self.bare(ref)
+        rest, factor = self._factor(self.maker(ref))
         while rest is not None:
-            ref, scale = self._bare(rest), scale * factor
-            rest, factor = self._factor(self._maker(ref))
+            ref, scale = self.bare(rest), scale * factor
+            rest, factor = self._factor(self.maker(ref))
         return ref, scale
 
     def _key(self, ref: Ref | None) -> tuple[Operand | None, float]:
         """Return the keys of transposed ones, `(B, H, D, T)`, and the number that they are multiplied by."""
-        node = self._maker(ref)
+        node = self.maker(ref)
         if operator_of(node) == "Transpose" and node is not None:
             if perm_of(node) == (0, 2, 3, 1):
                 return self._parted(node.inputs[0]), 1.0
@@ -261,15 +250,15 @@ class Matcher:
                 inner, scale = self._scaled(node.inputs[0])
                 return self._operand(inner), scale
         # The exporter of torch 2.5 and later joins batch and heads for the transposition.
-        swap = self._maker(node.inputs[0]) if operator_of(node) == "Reshape" and node is not None else None
-        joined = self._maker(swap.inputs[0]) if operator_of(swap) == "Transpose" and swap is not None else None
+        swap = self.maker(node.inputs[0]) if operator_of(node) == "Reshape" and node is not None else None
+        joined = self.maker(swap.inputs[0]) if operator_of(swap) == "Transpose" and swap is not None else None
         if node is None or swap is None or joined is None:
             return None, 1.0
         if operator_of(joined) != "Reshape" or perm_of(swap) != (0, 2, 1):
             return None, 1.0
         whole = joined.inputs[0]
         flat, parted = self._sizes(joined.inputs[1]), self._sizes(node.inputs[1])
-        places = [self._place(whole, axis) for axis in range(4)]
+        places = [self.place(whole, axis) for axis in range(4)]
         if whole is None or flat != [-1, *places[2:]] or parted != [*places[:2], places[3], places[2]]:
             return None, 1.0
         inner, scale = self._scaled(whole)
@@ -277,7 +266,7 @@ class Matcher:
 
     def _operand(self, ref: Ref | None) -> Operand | None:
         """Return q, k or v of a value `(B, H, S, D)`."""
-        node = self._maker(ref)
+        node = self.maker(ref)
         if operator_of(node) == "Transpose" and node is not None and perm_of(node) == HEADS:
             return self._parted(node.inputs[0])
         kind = self.kind(ref)
@@ -292,7 +281,7 @@ class Matcher:
         if ref is None or kind is None or kind.shape is None or len(kind.shape) != 4:
             return None
         batch, length, heads, size = kind.shape
-        node = self._maker(ref)
+        node = self.maker(ref)
         source = node.inputs[0] if node is not None and operator_of(node) == "Reshape" else None
         before = self.kind(source)
         if source is not None and before is not None and len(self.shape(source)) == 3 and isinstance(size, int):
@@ -311,23 +300,24 @@ class Matcher:
         kind = self.kind(ref)
         return () if kind is None or kind.shape is None else kind.shape
 
-    def _maker(self, ref: Ref | None) -> Node | None:
+    def maker(self, ref: Ref | None) -> Node | None:
+        """Return the node that gives a value."""
         return None if ref is None else self.graph.nodes[ref.node]
 
-    def _bare(self, ref: Ref | None) -> Ref | None:
+    def bare(self, ref: Ref | None) -> Ref | None:
         """Return a value before its casts from one float type to another."""
-        node = self._maker(ref)
+        node = self.maker(ref)
         while ref is not None and node is not None and operator_of(node) == "Cast":
             kinds = (self.kind(node.inputs[0]), self.kind(ref))
             if not all(kind is not None and kind.dtype.is_float for kind in kinds):
                 break
             ref = node.inputs[0]
-            node = self._maker(ref)
+            node = self.maker(ref)
         return ref
 
     def _data(self, ref: Ref | None) -> npt.NDArray[Any] | None:
         """Return the data of a constant, or of a weight that is one number or holds bools."""
-        node = self._maker(self._bare(ref))
+        node = self.maker(self.bare(ref))
         if node is None:
             return None
         if isinstance(node.op, Constant):
@@ -339,7 +329,7 @@ class Matcher:
 
     def _number(self, ref: Ref | None) -> float | None:
         """Return a constant of one element, also one that traced models compute from the size of a head."""
-        data, node, kind = self._data(ref), self._maker(self._bare(ref)), self.kind(ref)
+        data, node, kind = self._data(ref), self.maker(self.bare(ref)), self.kind(ref)
         if data is not None:
             return float(data.reshape(-1)[0]) if data.size == 1 else None
         if node is None or kind is None or not kind.dtype.is_float or kind.shape is None or {*kind.shape} - {1}:
@@ -356,7 +346,7 @@ class Matcher:
 
     def form(self, ref: Ref) -> object:
         """Return what the masks of all layers have in common where each layer makes its own of the same bools."""
-        node = self._maker(ref)
+        node = self.maker(ref)
         if node is None or operator_of(node) != "Where":
             return ref
         numbers = tuple(self._number(each) for each in node.inputs[1:])
@@ -364,7 +354,7 @@ class Matcher:
 
     def _is_zero(self, ref: Ref | None) -> bool:
         """Return whether a mask adds zeros only, whatever the inputs are."""
-        node = self._maker(self._bare(ref))
+        node = self.maker(self.bare(ref))
         if operator_of(node) == "Where" and node is not None:
             return self._is_true(node.inputs[0]) and self._is_zero(node.inputs[1])
         data = self._data(ref)
@@ -372,7 +362,7 @@ class Matcher:
 
     def _is_true(self, ref: Ref | None) -> bool:
         """Return whether bools are true, whatever the inputs are."""
-        node, data = self._maker(ref), self._data(ref)
+        node, data = self.maker(ref), self._data(ref)
         if data is not None and data.dtype == np.bool_:
             return bool(data.all())
         if node is None or not isinstance(node.op, OnnxNode):
@@ -390,7 +380,7 @@ class Matcher:
 
     def _is_count(self, ref: Ref | None) -> bool:
         """Return whether integers are places in a sequence, none of them below zero."""
-        node, data = self._maker(ref), self._data(ref)
+        node, data = self.maker(ref), self._data(ref)
         if data is not None:
             return data.dtype.kind in "iu" and bool((data >= 0).all())
         if node is not None and operator_of(node) == "Range":
@@ -400,7 +390,8 @@ class Matcher:
             return self._is_count(node.inputs[0])
         return node is not None and operator_of(node) == "Add" and all(map(self._is_count, node.inputs))
 
-    def _place(self, ref: Ref | None, axis: int) -> _Size:
+    def place(self, ref: Ref | None, axis: int) -> _Size:
+        """Return the size of an axis of a value."""
         shape = self.shape(ref)
         if ref is None or not shape:
             return None
@@ -415,7 +406,7 @@ class Matcher:
 
     def _sizes(self, ref: Ref | None) -> list[_Size] | None:
         """Return the integers of a vector that is put together of constants and of sizes of values."""
-        node, data = self._maker(ref), self._data(ref)
+        node, data = self.maker(ref), self._data(ref)
         if node is None or data is not None:
             return None if data is None or data.dtype.kind != "i" else data.reshape(-1).tolist()
         if operator_of(node) == "Shape":
@@ -423,7 +414,7 @@ class Matcher:
             if kind is None or kind.shape is None:
                 return None
             axes = range(len(kind.shape))[slice(_integer(node, "start", 0), _integer(node, "end", len(kind.shape)))]
-            return [self._place(node.inputs[0], axis) for axis in axes]
+            return [self.place(node.inputs[0], axis) for axis in axes]
         if operator_of(node) not in ("Concat", "Slice", "Gather", "Unsqueeze", "Squeeze", "Identity"):
             return None
         parts = [self._sizes(each) for each in node.inputs]

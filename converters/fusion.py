@@ -1,8 +1,8 @@
-"""Puts ONNX Runtime's fused MultiHeadAttention in place of attention in basic operators, or of opset 23 and later.
+"""Puts ONNX Runtime's fused MultiHeadAttention and GroupNorm in place of attention and norms of groups of channels.
 
-ONNX Runtime finds a few such forms itself when it opens a model, those of older exporters. `attention_patterns` says
-what is recognised. RMS norms it finds where they divide by the root of the mean; PyTorch's newer exporter multiplies by
-its reciprocal, which becomes a division here. ONNX Runtime fuses the other norms and activations itself.
+`attention_patterns` and `norm_patterns` recognise them. ONNX Runtime itself fuses only the attention of some older
+exporters when it opens a model. It fuses RMS norms that divide by the root of the mean; PyTorch's newer exporter
+multiplies by its reciprocal, which becomes a division here. It fuses layer norms and activations by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlx_ort.converters.attention_patterns import HEADS, Match, Matcher, Operand, operator_of, perm_of
+from rlx_ort.converters.norm_patterns import GroupNorm, group_norm, over_root
 from rlx_ort.converters.to_onnx.dispatch import KernelSet
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
@@ -24,6 +25,8 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _FUSED = ("com.microsoft", "MultiHeadAttention")
+_NORM = ("com.microsoft", "GroupNorm")
+_NHWC, _NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 _LOWEST = {DType.F16: -65504.0, DType.BF16: -3.3895314e38, DType.F32: -3.4028235e38}
 
 
@@ -42,8 +45,12 @@ def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorDa
     found = Matcher(graph, weights)
     matches = {node.id: match for node in graph.nodes if (match := found.attention(node)) is not None}
     matches = {at: match for at, match in matches.items() if _has_kernel(kernels, match)}
-    quotients = {node.id: pair for node in graph.nodes if (pair := found.over_root(node)) is not None}
-    return _Rewrite(graph, found, matches, quotients).run() if matches or quotients else (graph, {})
+    norms = {norm.last.id: norm for node in graph.nodes if (norm := group_norm(found, node)) is not None}
+    norms = {at: norm for at, norm in norms.items() if _has_norm(kernels, found.kind(norm.x))}
+    quotients = {node.id: pair for node in graph.nodes if (pair := over_root(found, node)) is not None}
+    if not matches and not norms and not quotients:
+        return graph, {}
+    return _Rewrite(graph, found, matches, norms, quotients).run()
 
 
 def _has_kernel(kernels: KernelSet, match: Match) -> bool:
@@ -52,13 +59,19 @@ def _has_kernel(kernels: KernelSet, match: Match) -> bool:
     return kernels.takes(*_FUSED, 1, [kind, kind, kind, *mask], [kind])
 
 
+def _has_norm(kernels: KernelSet, kind: TensorType | None) -> bool:
+    weight = TensorType(DType.F32)
+    return kind is not None and kernels.takes(*_NORM, 1, [TensorType(kind.dtype), weight, weight], [kind])
+
+
 @dataclass(slots=True)
 class _Rewrite:
-    """Writes a graph again, with fused nodes in place of the last products of what was matched."""
+    """Writes a graph again, with fused nodes in place of the last nodes of what was matched."""
 
     old: Graph
     found: Matcher
     matches: Mapping[int, Match]
+    norms: Mapping[int, GroupNorm]
     quotients: Mapping[int, tuple[Ref, Ref]]
     new: Graph = field(init=False)
     values: dict[Ref, Value] = field(default_factory=dict)
@@ -74,6 +87,8 @@ class _Rewrite:
             match = self.matches.get(node.id)
             if match is not None:
                 self._fused(node, match)
+            elif node.id in self.norms:
+                self._norm(self.norms[node.id])
             elif Ref(node.id) not in self.values:  # a fused node gives it already
                 op, refs = node.op, node.inputs
                 if node.id in self.quotients and isinstance(op, OnnxNode):
@@ -114,6 +129,36 @@ class _Rewrite:
             return
         turned = self._op("Transpose", parted, shape=tuple(parted.shape[at] for at in HEADS), perm=HEADS)
         self._give(node, match, parted, turned, None if match.guarded else joined)
+
+    def _norm(self, norm: GroupNorm) -> None:
+        """Write a norm in NHWC, between transpositions, which ONNX Runtime cancels against those of convolutions."""
+        self.at = norm.node
+        batch, channels, height, width = self.found.shape(norm.x)
+        assert isinstance(channels, int)  # noqa: S101  # asked before it matched
+        shape = (batch, height, width, channels)
+        x = self._op("Transpose", self.values[norm.x], shape=shape, perm=_NHWC)
+        gamma, beta = (self._by_channel(ref, channels, norm.groups) for ref in (norm.gamma, norm.beta))
+        attributes = {
+            "activation": int(norm.last is not norm.node),
+            "channels_last": 1,
+            "epsilon": norm.epsilon,
+            "groups": norm.groups,
+        }
+        op = OnnxNode(_NORM[1], _NORM[0], 1, attributes=attributes, formal_inputs=3)
+        (y,) = self.new.add_node(op, [x, gamma, beta], name=norm.last.name, types=[x.type])
+        result = Ref(norm.last.id)
+        self.values[result] = self._op("Transpose", y, shape=self.found.shape(result) or None, perm=_NCHW)
+
+    def _by_channel(self, ref: Ref, channels: int, groups: int) -> Value:
+        """Return gamma or beta as `(C,)` of f32, the only dtype of CUDA's kernel; ONNX Runtime folds what is added."""
+        value, size = self._cast(self.values[ref], DType.F32), channels // groups
+        shape = tuple(self.found.shape(ref))
+        if shape == (channels,):
+            return value
+        if shape == (groups,):  # of opset 18
+            value = self._op("Reshape", value, self._ints(groups, 1), shape=(groups, 1))
+            value = self._op("Expand", value, self._ints(groups, size), shape=(groups, size))
+        return self._op("Reshape", value, self._ints(channels), shape=(channels,))
 
     def _give(self, node: Node, match: Match, parted: Value, turned: Value, joined: Value | None) -> None:
         """Give the results to those that read the product, without nodes that only undo each other."""

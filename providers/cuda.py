@@ -188,10 +188,13 @@ class CudaProvider(OrtProvider):
     def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
         """Return other layouts, plans and fusions of convolutions, other attention kernels, and runs as they are."""
         attention = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
+        norms = ("GroupNorm", "GroupNormalization", "InstanceNormalization")
         return (
-            *variants_of("fusion", [True], ["Softmax", "Attention"]),  # the largest gain where it fits
+            *variants_of("fusion", [True], ["Softmax", "Attention", *norms]),  # the largest gain where it fits
             *variants_of("provider_options.prefer_nhwc", ["1"], ["Conv"]),
             *variants_of("provider_options.cudnn_conv_algo_search", ["EXHAUSTIVE", "HEURISTIC", "DEFAULT"], ["Conv"]),
+            # GroupNorm reads NHWC: between convolutions of another layout its transpositions may cost what it gains.
+            Variant({"fusion": True, "provider_options": {"prefer_nhwc": "1"}}, frozenset(norms)),
             *variants_of("provider_options.fuse_conv_bias", ["1"], ["Conv"]),
             *variants_of("provider_options.cudnn_conv1d_pad_to_nc1d", ["1"], ["Conv"]),
             # Flash, memory-efficient, cuDNN's and plain products, as `AttentionBackend` in the source of ONNX Runtime.

@@ -84,7 +84,10 @@ class DirectMlProvider(OrtProvider):
             "it keeps no aspect ratio",
         ),
     )
-    distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset({("", "Reshape")})  # see `imported._reshaped`
+    # For Reshape see `imported._reshaped`; GroupNorm was never run here.
+    distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
+        {("", "Reshape"), ("com.microsoft", "GroupNorm")}
+    )
 
     def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
         """Return runs without the driver's own kernels, without fusing the graph, and with fused attention."""

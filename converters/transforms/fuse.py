@@ -8,7 +8,7 @@ from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from
 from rlx_ort.converters.fusion import fuse
 from rlx_ort.converters.to_onnx.dispatch import KernelSet
 
-_ANY = KernelSet("ONNX Runtime", None, lambda *_: True)
+_ANY = KernelSet("ONNX Runtime", None, lambda _, op_type, *__: op_type == "MultiHeadAttention")  # GroupNorm: CUDA alone
 
 
 @dataclass(frozen=True, slots=True)
