@@ -24,7 +24,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType
 
 HEADS = (0, 2, 1, 3)  # (B, S, H, D) to (B, H, S, D), and back
-_OLDEST = 18
+OLDEST = 18
 """The first opset that has the form in which the nodes around a fused one are written."""
 _NEUTRAL = {"softcap": 0.0, "left_window_size": -1, "right_window_size": -1}
 """Attributes of `Attention` that MultiHeadAttention lacks -> the value with which they change nothing."""
@@ -89,7 +89,7 @@ class Matcher:
 
     def attention(self, node: Node) -> Match | None:
         """Return the attention that a node is or whose last product it is, None if it is neither."""
-        if not isinstance(node.op, OnnxNode) or node.op.version < _OLDEST:
+        if not isinstance(node.op, OnnxNode) or node.op.version < OLDEST:
             return None
         if operator_of(node) != "MatMul":
             return self._standard(node, node.op) if operator_of(node) == "Attention" else None
@@ -99,7 +99,7 @@ class Matcher:
             return None
         q, left = self._scaled(scores.product.inputs[0])
         k, right = self._scaled(scores.product.inputs[1])
-        query, value = self._operand(q), self._operand(node.inputs[1])
+        query, value = self.operand(q), self.operand(node.inputs[1])
         key, inner = self._key(k)
         if query is None or key is None or value is None:
             return None
@@ -153,7 +153,7 @@ class Matcher:
     def _heads_of(self, ref: Ref | None, heads: int) -> Operand | None:
         """Return q, k or v of a value `(B, H, S, D)`, or `(B, S, H * D)` with a number of heads."""
         kind, shape = self.kind(ref), self.shape(ref)
-        found = self._operand(ref)
+        found = self.operand(ref)
         if ref is not None and kind is not None and len(shape) == 3 and heads > 0:
             batch, length, width = shape
             if isinstance(width, int) and width % heads == 0:
@@ -177,32 +177,32 @@ class Matcher:
         if operator_of(node) != "Mul":
             return None
         for x, other in (node.inputs, node.inputs[::-1]):
-            inverse = self._maker(other)
+            inverse = self.maker(other)
             root = inverse.inputs[0] if inverse is not None and operator_of(inverse) == "Reciprocal" else None
-            if x is not None and root is not None and operator_of(self._maker(root)) == "Sqrt":
+            if x is not None and root is not None and operator_of(self.maker(root)) == "Sqrt":
                 return x, root
         return None
 
     def _softmax(self, node: Node) -> tuple[Ref | None, bool]:
         """Return what the softmax reads whose result a product takes, and whether NaN in that result become zero."""
         ref = self._bare(node.inputs[0])
-        maker = self._maker(ref)
+        maker = self.maker(ref)
         guarded = operator_of(maker) == "Where"
         passed = [ref]
         if guarded:
             assert maker is not None  # noqa: S101  # it has a name
             tested, zero, kept = (*maker.inputs, None, None)[:3]
-            test = self._maker(tested)
-            if operator_of(test) != "IsNaN" or test is None or self._number(zero) != 0:
+            test = self.maker(tested)
+            if operator_of(test) != "IsNaN" or test is None or self.number(zero) != 0:
                 return None, False
             ref = self._bare(kept)
             if self._bare(test.inputs[0]) != ref:
                 return None, False
             passed = [*passed, ref]
-            maker = self._maker(ref)
+            maker = self.maker(ref)
         if maker is None or operator_of(maker) != "Softmax" or len(self.shape(ref)) != 4:
             return None, False
-        if _integer(maker, "axis", -1) not in (-1, 3) or not all(self._is_inner(each) for each in passed):
+        if integer_of(maker, "axis", -1) not in (-1, 3) or not all(self._is_inner(each) for each in passed):
             return None, False
         return maker.inputs[0], guarded
 
@@ -214,7 +214,7 @@ class Matcher:
 
     def _scores(self, ref: Ref | None) -> _Scores | None:
         ref = self._bare(ref)
-        node, kind = self._maker(ref), self.kind(ref)
+        node, kind = self.maker(ref), self.kind(ref)
         if node is None or kind is None or kind.shape is None or len(kind.shape) != 4:
             return None
         if operator_of(node) == "MatMul":
@@ -233,10 +233,10 @@ class Matcher:
     def _factor(self, node: Node | None) -> tuple[Ref | None, float]:
         """Return the value that a node multiplies by a number, and the number; None if the node does something else."""
         if node is not None and operator_of(node) in ("Mul", "Div"):
-            number = self._number(node.inputs[1])
+            number = self.number(node.inputs[1])
             if number is not None and (number or operator_of(node) == "Mul"):
                 return node.inputs[0], number if operator_of(node) == "Mul" else 1 / number
-            number = self._number(node.inputs[0])
+            number = self.number(node.inputs[0])
             if number is not None and operator_of(node) == "Mul":
                 return node.inputs[1], number
         return None, 1.0
@@ -245,39 +245,39 @@ class Matcher:
         """Return a value without the numbers it is multiplied by, and their product."""
         scale = 1.0
         ref = self._bare(ref)
-        rest, factor = self._factor(self._maker(ref))
+        rest, factor = self._factor(self.maker(ref))
         while rest is not None:
             ref, scale = self._bare(rest), scale * factor
-            rest, factor = self._factor(self._maker(ref))
+            rest, factor = self._factor(self.maker(ref))
         return ref, scale
 
     def _key(self, ref: Ref | None) -> tuple[Operand | None, float]:
         """Return the keys of transposed ones, `(B, H, D, T)`, and the number that they are multiplied by."""
-        node = self._maker(ref)
+        node = self.maker(ref)
         if operator_of(node) == "Transpose" and node is not None:
             if perm_of(node) == (0, 2, 3, 1):
                 return self._parted(node.inputs[0]), 1.0
             if perm_of(node) == (0, 1, 3, 2):
                 inner, scale = self._scaled(node.inputs[0])
-                return self._operand(inner), scale
+                return self.operand(inner), scale
         # The exporter of torch 2.5 and later joins batch and heads for the transposition.
-        swap = self._maker(node.inputs[0]) if operator_of(node) == "Reshape" and node is not None else None
-        joined = self._maker(swap.inputs[0]) if operator_of(swap) == "Transpose" and swap is not None else None
+        swap = self.maker(node.inputs[0]) if operator_of(node) == "Reshape" and node is not None else None
+        joined = self.maker(swap.inputs[0]) if operator_of(swap) == "Transpose" and swap is not None else None
         if node is None or swap is None or joined is None:
             return None, 1.0
         if operator_of(joined) != "Reshape" or perm_of(swap) != (0, 2, 1):
             return None, 1.0
         whole = joined.inputs[0]
-        flat, parted = self._sizes(joined.inputs[1]), self._sizes(node.inputs[1])
+        flat, parted = self.sizes(joined.inputs[1]), self.sizes(node.inputs[1])
         places = [self._place(whole, axis) for axis in range(4)]
         if whole is None or flat != [-1, *places[2:]] or parted != [*places[:2], places[3], places[2]]:
             return None, 1.0
         inner, scale = self._scaled(whole)
-        return self._operand(inner), scale
+        return self.operand(inner), scale
 
-    def _operand(self, ref: Ref | None) -> Operand | None:
+    def operand(self, ref: Ref | None) -> Operand | None:
         """Return q, k or v of a value `(B, H, S, D)`."""
-        node = self._maker(ref)
+        node = self.maker(ref)
         if operator_of(node) == "Transpose" and node is not None and perm_of(node) == HEADS:
             return self._parted(node.inputs[0])
         kind = self.kind(ref)
@@ -292,7 +292,7 @@ class Matcher:
         if ref is None or kind is None or kind.shape is None or len(kind.shape) != 4:
             return None
         batch, length, heads, size = kind.shape
-        node = self._maker(ref)
+        node = self.maker(ref)
         source = node.inputs[0] if node is not None and operator_of(node) == "Reshape" else None
         before = self.kind(source)
         if source is not None and before is not None and len(self.shape(source)) == 3 and isinstance(size, int):
@@ -311,23 +311,24 @@ class Matcher:
         kind = self.kind(ref)
         return () if kind is None or kind.shape is None else kind.shape
 
-    def _maker(self, ref: Ref | None) -> Node | None:
+    def maker(self, ref: Ref | None) -> Node | None:
+        """Return the node that gives a value."""
         return None if ref is None else self.graph.nodes[ref.node]
 
     def _bare(self, ref: Ref | None) -> Ref | None:
         """Return a value before its casts from one float type to another."""
-        node = self._maker(ref)
+        node = self.maker(ref)
         while ref is not None and node is not None and operator_of(node) == "Cast":
             kinds = (self.kind(node.inputs[0]), self.kind(ref))
             if not all(kind is not None and kind.dtype.is_float for kind in kinds):
                 break
             ref = node.inputs[0]
-            node = self._maker(ref)
+            node = self.maker(ref)
         return ref
 
     def _data(self, ref: Ref | None) -> npt.NDArray[Any] | None:
         """Return the data of a constant, or of a weight that is one number or holds bools."""
-        node = self._maker(self._bare(ref))
+        node = self.maker(self._bare(ref))
         if node is None:
             return None
         if isinstance(node.op, Constant):
@@ -337,34 +338,34 @@ class Matcher:
             return None
         return data.numpy()
 
-    def _number(self, ref: Ref | None) -> float | None:
+    def number(self, ref: Ref | None) -> float | None:
         """Return a constant of one element, also one that traced models compute from the size of a head."""
-        data, node, kind = self._data(ref), self._maker(self._bare(ref)), self.kind(ref)
+        data, node, kind = self._data(ref), self.maker(self._bare(ref)), self.kind(ref)
         if data is not None:
             return float(data.reshape(-1)[0]) if data.size == 1 else None
         if node is None or kind is None or not kind.dtype.is_float or kind.shape is None or {*kind.shape} - {1}:
             return None
         if operator_of(node) == "Cast":
-            sizes = self._sizes(node.inputs[0]) or [None]
+            sizes = self.sizes(node.inputs[0]) or [None]
             return float(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], int) else None
         if operator_of(node) not in ("Div", "Sqrt"):
             return None
-        first, last = self._number(node.inputs[0]), self._number(node.inputs[-1])
+        first, last = self.number(node.inputs[0]), self.number(node.inputs[-1])
         if first is None or last is None or last <= 0:
             return None
         return first / last if operator_of(node) == "Div" else math.sqrt(first)
 
     def form(self, ref: Ref) -> object:
         """Return what the masks of all layers have in common where each layer makes its own of the same bools."""
-        node = self._maker(ref)
+        node = self.maker(ref)
         if node is None or operator_of(node) != "Where":
             return ref
-        numbers = tuple(self._number(each) for each in node.inputs[1:])
+        numbers = tuple(self.number(each) for each in node.inputs[1:])
         return ref if None in numbers else (node.inputs[0], numbers, self.kind(ref))
 
     def _is_zero(self, ref: Ref | None) -> bool:
         """Return whether a mask adds zeros only, whatever the inputs are."""
-        node = self._maker(self._bare(ref))
+        node = self.maker(self._bare(ref))
         if operator_of(node) == "Where" and node is not None:
             return self._is_true(node.inputs[0]) and self._is_zero(node.inputs[1])
         data = self._data(ref)
@@ -372,7 +373,7 @@ class Matcher:
 
     def _is_true(self, ref: Ref | None) -> bool:
         """Return whether bools are true, whatever the inputs are."""
-        node, data = self._maker(ref), self._data(ref)
+        node, data = self.maker(ref), self._data(ref)
         if data is not None and data.dtype == np.bool_:
             return bool(data.all())
         if node is None or not isinstance(node.op, OnnxNode):
@@ -390,11 +391,11 @@ class Matcher:
 
     def _is_count(self, ref: Ref | None) -> bool:
         """Return whether integers are places in a sequence, none of them below zero."""
-        node, data = self._maker(ref), self._data(ref)
+        node, data = self.maker(ref), self._data(ref)
         if data is not None:
             return data.dtype.kind in "iu" and bool((data >= 0).all())
         if node is not None and operator_of(node) == "Range":
-            start, step = self._number(node.inputs[0]), self._number(node.inputs[2])
+            start, step = self.number(node.inputs[0]), self.number(node.inputs[2])
             return start is not None and step is not None and start >= 0 and step > 0
         if node is not None and operator_of(node) in _MOVES - {"Cast"}:
             return self._is_count(node.inputs[0])
@@ -408,25 +409,25 @@ class Matcher:
 
     def gives(self, node: Node, wanted: Sequence[Collection[_Size]]) -> bool:
         """Return whether a node is a Reshape to a shape, of which each size is one of some."""
-        sizes = self._sizes(node.inputs[1]) if operator_of(node) == "Reshape" else None
+        sizes = self.sizes(node.inputs[1]) if operator_of(node) == "Reshape" else None
         if sizes is None or len(sizes) != len(wanted) or sizes.count(-1) > 1:
             return False
         return all(size == -1 or size in known for size, known in zip(sizes, wanted, strict=True))
 
-    def _sizes(self, ref: Ref | None) -> list[_Size] | None:
+    def sizes(self, ref: Ref | None) -> list[_Size] | None:
         """Return the integers of a vector that is put together of constants and of sizes of values."""
-        node, data = self._maker(ref), self._data(ref)
+        node, data = self.maker(ref), self._data(ref)
         if node is None or data is not None:
             return None if data is None or data.dtype.kind != "i" else data.reshape(-1).tolist()
         if operator_of(node) == "Shape":
             kind = self.kind(node.inputs[0])
             if kind is None or kind.shape is None:
                 return None
-            axes = range(len(kind.shape))[slice(_integer(node, "start", 0), _integer(node, "end", len(kind.shape)))]
+            axes = range(len(kind.shape))[slice(integer_of(node, "start", 0), integer_of(node, "end", len(kind.shape)))]
             return [self._place(node.inputs[0], axis) for axis in axes]
-        if operator_of(node) not in ("Concat", "Slice", "Gather", "Unsqueeze", "Squeeze", "Identity"):
+        if operator_of(node) not in ("Cast", "Concat", "Div", "Slice", "Gather", "Unsqueeze", "Squeeze", "Identity"):
             return None
-        parts = [self._sizes(each) for each in node.inputs]
+        parts = [self.sizes(each) for each in node.inputs]
         first = parts[0] if parts else None
         if first is None or None in parts:
             return None
@@ -435,6 +436,12 @@ class Matcher:
             return [size for part in known for size in part]
         if operator_of(node) == "Slice" and len(known) < 5 and all(len(part) == 1 for part in known[1:3]):
             return first[slice(known[1][0], known[2][0])] if len(known) == 3 or known[3] == [0] else None
+        if operator_of(node) == "Div":  # of the size of a head in half
+            whole = all(len(part) == 1 and isinstance(part[0], int) and part[0] > 0 for part in known)
+            return [known[0][0] // known[1][0]] if whole else None
+        if operator_of(node) == "Cast":
+            kinds = (self.kind(ref), self.kind(node.inputs[0]))
+            return first if all(kind is not None and kind.dtype.is_integer for kind in kinds) else None
         if operator_of(node) == "Gather":
             return [first[at] for at in known[1]] if all(-len(first) <= at < len(first) for at in known[1]) else None
         return first if operator_of(node) != "Slice" else None
@@ -449,7 +456,8 @@ def operator_of(node: Node | None) -> str:
     return "Cast" if isinstance(node.op, Cast) else ""
 
 
-def _integer(node: Node, name: str, default: int) -> int:
+def integer_of(node: Node, name: str, default: int) -> int:
+    """Return an attribute of an imported node that is an integer."""
     return node.op.integer(name, default) if isinstance(node.op, OnnxNode) else default
 
 
