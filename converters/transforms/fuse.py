@@ -21,7 +21,7 @@ class FusionReport:
 def fused(bundle: ModelBundle) -> tuple[ModelBundle, FusionReport]:
     """Return the model with MultiHeadAttention and RotaryEmbedding of `com.microsoft`, which only ONNX Runtime has.
 
-    It is in normal form. The CPU, CUDA, DirectML and WebGPU have kernels of both, the CPU in f32 only.
+    It is in normal form. The CPU, CUDA, DirectML and WebGPU have kernels of both, the CPU of attention in f32 only.
 
     Raises:
         ConversionError: the model cannot be imported or written again.

@@ -174,6 +174,22 @@ def test_nothing_changes_without_a_kernel() -> None:
     assert fuse(graph, KernelSet("none", None, lambda *_: False), graph.weights)[0] is graph
 
 
+@pytest.mark.parametrize("rows", [1, "batch"])
+def test_f16_rotates_by_sines_that_f32_computed(rows: int | str) -> None:
+    """Positions beyond 2048 have no place in f16."""
+    halves = CompileOptions(fusion=True, precision="f16")
+    model = written({}, 4, 64, rows)
+    inputs = {
+        node.op_type: [str(kind).partition("(")[0] for kind in node.inputs] for node in exported(model, halves).nodes
+    }
+    assert (inputs["Cos"], inputs["RotaryEmbedding"]) == (["f32"], ["f16", "i64", "f16", "f16"])
+    feeds = feeds_of(np.random.default_rng(3), 4, 64, 1 if rows == 1 else 2, 2, 9)
+    feeds["places"] += 4001
+    with rlx_ort.load(model.SerializeToString(), options=halves) as runner:
+        (found,) = runner.run("cpu", feeds)
+    np.testing.assert_allclose(found, rotated(feeds, 1.0), atol=5e-3)
+
+
 LLAMA = [each for each in corpus() if each.architecture == "llama"]
 
 
