@@ -61,7 +61,7 @@ class Rotations:
             for turned, sin in self._factors(other):
                 x = self._unturned(turned)
                 for straight, cos in self._factors(one):
-                    if x is not None and straight == x and (match := self._match(x, cos, sin)) is not None:
+                    if x is not None and self._plain(straight) == x and (match := self._match(x, cos, sin)) is not None:
                         return match
         return None
 
@@ -110,7 +110,7 @@ class Rotations:
         low, high = self._part(first), self._part(second)
         if low is None or high is None or low[0] != high[0]:
             return None
-        x, size = low[0], self.found.shape(low[0])[-1]
+        x, size = self._plain(low[0]), self.found.shape(low[0])[-1]
         if not isinstance(size, int) or integer_of(node, "axis", 0) not in (-1, len(self.found.shape(x)) - 1):
             return None
         return x if (low[1:], high[1:]) == ((0, size // 2), (size // 2, size)) else None
@@ -152,6 +152,18 @@ class Rotations:
                 return self._is_doubled(first, size)
             return self.found.number(first) is not None and self._is_doubled(second, size)
         return operator_of(node) in _KEEPING and self._is_doubled(node.inputs[0], size)
+
+    def _plain(self, ref: Ref) -> Ref:
+        """Return a value before casts that lose nothing and end in its own type."""
+        own, inner = self.found.kind(ref), ref
+        node = self.found.maker(inner)
+        while node is not None and own is not None and operator_of(node) == "Cast" and node.inputs[0] is not None:
+            inner = node.inputs[0]
+            kind, node = self.found.kind(inner), self.found.maker(inner)
+            if kind is None or kind.dtype not in (own.dtype, DType.F32):
+                break
+            ref = inner if kind.dtype is own.dtype else ref
+        return ref
 
     def _bare(self, ref: Ref) -> Ref:
         """Return cos or sin before the axes and the casts that layers add to it."""

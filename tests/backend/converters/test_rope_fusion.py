@@ -45,6 +45,8 @@ rotary (float[batch, {heads}, seq, {size}] x, float[batch, seq, {width}] flat, i
   sin = Unsqueeze(sines, one)
   positive = Abs(x)
   each = Mul(cos, scales)
+  narrow = Cast<to = 10>(x)
+  rounded = Cast<to = 1>(narrow)
   low = Slice(x, zero, half, last, one)
   high = Slice(x, half, end, last, one)
   minus = Neg(high)
@@ -74,6 +76,19 @@ FORMS = {
         "low = ": "parts = Reshape(flat, parted)\n  t = Transpose<perm = [0, 2, 1, 3]>(parts)\n  low = ",
         "(x, ": "(t, ",
     },
+    "cast to its own type": {
+        "low = ": "own = Cast<to = 1>(x)\n  again = Cast<to = 1>(own)\n  low = ",
+        "Mul(x, ": "Mul(own, ",
+        "(x, half": "(again, half",
+        "(x, zero": "(again, zero",
+    },
+    "angles of a product": {
+        "column = Unsqueeze(places, last)": "row = Unsqueeze(places, one)",
+        "Cast<to = 1>(column)": "Cast<to = 1>(row)",
+        "angles = Mul(floats, rates)": "c = Unsqueeze(rates, last)\n  p = MatMul(c, floats)\n  "
+        "angles = Transpose<perm = [0, 2, 1]>(p)",
+        "other = Mul(floats, others)": "t = Transpose<perm = [0, 2, 1]>(floats)\n  other = Mul(t, others)",
+    },
     "computed half": {
         "low = ": "all = Shape(x)\n  d = Gather(all, last)\n  h = Div(d, two)\n  i = Cast<to = 7>(h)\n  low = ",
         "zero, half, last": "zero, i, last",
@@ -95,6 +110,7 @@ MISSES = {
     "difference": {"y = Add": "y = Sub"},
     "another x": {"Mul(x, cos)": "Mul(positive, cos)"},
     "another x turned": {"Slice(x, half": "Slice(positive, half"},
+    "rounded on one side": {"Mul(x, cos)": "Mul(rounded, cos)"},
     "a length that may be 1": {"Unsqueeze(places": "Unsqueeze(elsewhere"},
     "cosines of each head": {"Mul(x, cos)": "Mul(x, each)"},
 }
