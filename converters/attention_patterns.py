@@ -24,7 +24,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType
 
 HEADS = (0, 2, 1, 3)  # (B, S, H, D) to (B, H, S, D), and back
-_OLDEST = 18
+OLDEST = 18
 """The first opset that has the form in which the nodes around a fused one are written."""
 _NEUTRAL = {"softcap": 0.0, "left_window_size": -1, "right_window_size": -1}
 """Attributes of `Attention` that MultiHeadAttention lacks -> the value with which they change nothing."""
@@ -89,7 +89,7 @@ class Matcher:
 
     def attention(self, node: Node) -> Match | None:
         """Return the attention that a node is or whose last product it is, None if it is neither."""
-        if not isinstance(node.op, OnnxNode) or node.op.version < _OLDEST:
+        if not isinstance(node.op, OnnxNode) or node.op.version < OLDEST:
             return None
         if operator_of(node) != "MatMul":
             return self._standard(node, node.op) if operator_of(node) == "Attention" else None
@@ -99,7 +99,7 @@ class Matcher:
             return None
         q, left = self._scaled(scores.product.inputs[0])
         k, right = self._scaled(scores.product.inputs[1])
-        query, value = self._operand(q), self._operand(node.inputs[1])
+        query, value = self.operand(q), self.operand(node.inputs[1])
         key, inner = self._key(k)
         if query is None or key is None or value is None:
             return None
@@ -153,7 +153,7 @@ class Matcher:
     def _heads_of(self, ref: Ref | None, heads: int) -> Operand | None:
         """Return q, k or v of a value `(B, H, S, D)`, or `(B, S, H * D)` with a number of heads."""
         kind, shape = self.kind(ref), self.shape(ref)
-        found = self._operand(ref)
+        found = self.operand(ref)
         if ref is not None and kind is not None and len(shape) == 3 and heads > 0:
             batch, length, width = shape
             if isinstance(width, int) and width % heads == 0:
@@ -182,7 +182,7 @@ class Matcher:
             assert maker is not None  # noqa: S101  # it has a name
             tested, zero, kept = (*maker.inputs, None, None)[:3]
             test = self.maker(tested)
-            if operator_of(test) != "IsNaN" or test is None or self._number(zero) != 0:
+            if operator_of(test) != "IsNaN" or test is None or self.number(zero) != 0:
                 return None, False
             ref = self.bare(kept)
             if self.bare(test.inputs[0]) != ref:
@@ -191,7 +191,7 @@ class Matcher:
             maker = self.maker(ref)
         if maker is None or operator_of(maker) != "Softmax" or len(self.shape(ref)) != 4:
             return None, False
-        if _integer(maker, "axis", -1) not in (-1, 3) or not all(self._is_inner(each) for each in passed):
+        if integer_of(maker, "axis", -1) not in (-1, 3) or not all(self._is_inner(each) for each in passed):
             return None, False
         return maker.inputs[0], guarded
 
@@ -222,10 +222,10 @@ class Matcher:
     def _factor(self, node: Node | None) -> tuple[Ref | None, float]:
         """Return the value that a node multiplies by a number, and the number; None if the node does something else."""
         if node is not None and operator_of(node) in ("Mul", "Div"):
-            number = self._number(node.inputs[1])
+            number = self.number(node.inputs[1])
             if number is not None and (number or operator_of(node) == "Mul"):
                 return node.inputs[0], number if operator_of(node) == "Mul" else 1 / number
-            number = self._number(node.inputs[0])
+            number = self.number(node.inputs[0])
             if number is not None and operator_of(node) == "Mul":
                 return node.inputs[1], number
         return None, 1.0
@@ -248,7 +248,7 @@ class Matcher:
                 return self._parted(node.inputs[0]), 1.0
             if perm_of(node) == (0, 1, 3, 2):
                 inner, scale = self._scaled(node.inputs[0])
-                return self._operand(inner), scale
+                return self.operand(inner), scale
         # The exporter of torch 2.5 and later joins batch and heads for the transposition.
         swap = self.maker(node.inputs[0]) if operator_of(node) == "Reshape" and node is not None else None
         joined = self.maker(swap.inputs[0]) if operator_of(swap) == "Transpose" and swap is not None else None
@@ -257,14 +257,14 @@ class Matcher:
         if operator_of(joined) != "Reshape" or perm_of(swap) != (0, 2, 1):
             return None, 1.0
         whole = joined.inputs[0]
-        flat, parted = self._sizes(joined.inputs[1]), self._sizes(node.inputs[1])
+        flat, parted = self.sizes(joined.inputs[1]), self.sizes(node.inputs[1])
         places = [self.place(whole, axis) for axis in range(4)]
         if whole is None or flat != [-1, *places[2:]] or parted != [*places[:2], places[3], places[2]]:
             return None, 1.0
         inner, scale = self._scaled(whole)
-        return self._operand(inner), scale
+        return self.operand(inner), scale
 
-    def _operand(self, ref: Ref | None) -> Operand | None:
+    def operand(self, ref: Ref | None) -> Operand | None:
         """Return q, k or v of a value `(B, H, S, D)`."""
         node = self.maker(ref)
         if operator_of(node) == "Transpose" and node is not None and perm_of(node) == HEADS:
@@ -327,7 +327,7 @@ class Matcher:
             return None
         return data.numpy()
 
-    def _number(self, ref: Ref | None) -> float | None:
+    def number(self, ref: Ref | None) -> float | None:
         """Return a constant of one element, also one that traced models compute from the size of a head."""
         data, node, kind = self._data(ref), self.maker(self.bare(ref)), self.kind(ref)
         if data is not None:
@@ -335,11 +335,11 @@ class Matcher:
         if node is None or kind is None or not kind.dtype.is_float or kind.shape is None or {*kind.shape} - {1}:
             return None
         if operator_of(node) == "Cast":
-            sizes = self._sizes(node.inputs[0]) or [None]
+            sizes = self.sizes(node.inputs[0]) or [None]
             return float(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], int) else None
         if operator_of(node) not in ("Div", "Sqrt"):
             return None
-        first, last = self._number(node.inputs[0]), self._number(node.inputs[-1])
+        first, last = self.number(node.inputs[0]), self.number(node.inputs[-1])
         if first is None or last is None or last <= 0:
             return None
         return first / last if operator_of(node) == "Div" else math.sqrt(first)
@@ -349,7 +349,7 @@ class Matcher:
         node = self.maker(ref)
         if node is None or operator_of(node) != "Where":
             return ref
-        numbers = tuple(self._number(each) for each in node.inputs[1:])
+        numbers = tuple(self.number(each) for each in node.inputs[1:])
         return ref if None in numbers else (node.inputs[0], numbers, self.kind(ref))
 
     def _is_zero(self, ref: Ref | None) -> bool:
@@ -384,7 +384,7 @@ class Matcher:
         if data is not None:
             return data.dtype.kind in "iu" and bool((data >= 0).all())
         if node is not None and operator_of(node) == "Range":
-            start, step = self._number(node.inputs[0]), self._number(node.inputs[2])
+            start, step = self.number(node.inputs[0]), self.number(node.inputs[2])
             return start is not None and step is not None and start >= 0 and step > 0
         if node is not None and operator_of(node) in _MOVES - {"Cast"}:
             return self._is_count(node.inputs[0])
@@ -399,12 +399,12 @@ class Matcher:
 
     def gives(self, node: Node, wanted: Sequence[Collection[_Size]]) -> bool:
         """Return whether a node is a Reshape to a shape, of which each size is one of some."""
-        sizes = self._sizes(node.inputs[1]) if operator_of(node) == "Reshape" else None
+        sizes = self.sizes(node.inputs[1]) if operator_of(node) == "Reshape" else None
         if sizes is None or len(sizes) != len(wanted) or sizes.count(-1) > 1:
             return False
         return all(size == -1 or size in known for size, known in zip(sizes, wanted, strict=True))
 
-    def _sizes(self, ref: Ref | None) -> list[_Size] | None:
+    def sizes(self, ref: Ref | None) -> list[_Size] | None:
         """Return the integers of a vector that is put together of constants and of sizes of values."""
         node, data = self.maker(ref), self._data(ref)
         if node is None or data is not None:
@@ -413,11 +413,11 @@ class Matcher:
             kind = self.kind(node.inputs[0])
             if kind is None or kind.shape is None:
                 return None
-            axes = range(len(kind.shape))[slice(_integer(node, "start", 0), _integer(node, "end", len(kind.shape)))]
+            axes = range(len(kind.shape))[slice(integer_of(node, "start", 0), integer_of(node, "end", len(kind.shape)))]
             return [self.place(node.inputs[0], axis) for axis in axes]
-        if operator_of(node) not in ("Concat", "Slice", "Gather", "Unsqueeze", "Squeeze", "Identity"):
+        if operator_of(node) not in ("Cast", "Concat", "Div", "Slice", "Gather", "Unsqueeze", "Squeeze", "Identity"):
             return None
-        parts = [self._sizes(each) for each in node.inputs]
+        parts = [self.sizes(each) for each in node.inputs]
         first = parts[0] if parts else None
         if first is None or None in parts:
             return None
@@ -426,6 +426,12 @@ class Matcher:
             return [size for part in known for size in part]
         if operator_of(node) == "Slice" and len(known) < 5 and all(len(part) == 1 for part in known[1:3]):
             return first[slice(known[1][0], known[2][0])] if len(known) == 3 or known[3] == [0] else None
+        if operator_of(node) == "Div":  # of the size of a head in half
+            whole = all(len(part) == 1 and isinstance(part[0], int) and part[0] > 0 for part in known)
+            return [known[0][0] // known[1][0]] if whole else None
+        if operator_of(node) == "Cast":
+            kinds = (self.kind(ref), self.kind(node.inputs[0]))
+            return first if all(kind is not None and kind.dtype.is_integer for kind in kinds) else None
         if operator_of(node) == "Gather":
             return [first[at] for at in known[1]] if all(-len(first) <= at < len(first) for at in known[1]) else None
         return first if operator_of(node) != "Slice" else None
@@ -440,7 +446,8 @@ def operator_of(node: Node | None) -> str:
     return "Cast" if isinstance(node.op, Cast) else ""
 
 
-def _integer(node: Node, name: str, default: int) -> int:
+def integer_of(node: Node, name: str, default: int) -> int:
+    """Return an attribute of an imported node that is an integer."""
     return node.op.integer(name, default) if isinstance(node.op, OnnxNode) else default
 
 

@@ -1,8 +1,8 @@
-"""Puts ONNX Runtime's fused MultiHeadAttention and GroupNorm in place of attention and norms of groups of channels.
+"""Puts ONNX Runtime's fused MultiHeadAttention, RotaryEmbedding and GroupNorm in place of basic operators.
 
-`attention_patterns` and `norm_patterns` recognise them. ONNX Runtime itself fuses only the attention of some older
-exporters when it opens a model. It fuses RMS norms that divide by the root of the mean; PyTorch's newer exporter
-multiplies by its reciprocal, which becomes a division here. It fuses layer norms and activations by itself.
+`attention_patterns`, `rope_patterns` and `norm_patterns` recognise them. ONNX Runtime itself fuses only the attention
+of some older exporters when it opens a model. It fuses RMS norms that divide by the root of the mean; PyTorch's newer
+exporter multiplies by its reciprocal, which becomes a division here. It fuses layer norms and activations by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from rlx_ort.converters.attention_patterns import HEADS, Match, Matcher, Operand, operator_of, perm_of
 from rlx_ort.converters.norm_patterns import GroupNorm, group_norm, over_root
+from rlx_ort.converters.rope_patterns import Rotation, Rotations
 from rlx_ort.converters.to_onnx.dispatch import KernelSet
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
@@ -27,11 +28,12 @@ from rlx_ort.ir.types import Dim, Shape, TensorType
 _FUSED = ("com.microsoft", "MultiHeadAttention")
 _NORM = ("com.microsoft", "GroupNorm")
 _NHWC, _NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+_ROTARY = ("com.microsoft", "RotaryEmbedding")
 _LOWEST = {DType.F16: -65504.0, DType.BF16: -3.3895314e38, DType.F32: -3.4028235e38}
 
 
 def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorData]) -> tuple[Graph, Mapping[int, int]]:
-    """Return the graph with fused attention and norms, and new id -> old id; the same graph where nothing fits.
+    """Return the graph with fused nodes, and new id -> old id; the same graph where nothing fits.
 
     Names stay. A pattern is left alone if `kernels` has no kernel for it, and so are all without `kernels`.
 
@@ -42,15 +44,21 @@ def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorDa
     """
     if kernels is None:
         return graph, {}
-    found = Matcher(graph, weights)
+    found, origins = Matcher(graph, weights), dict[int, int]()
+    find = Rotations(found).rotation
+    rotations = {node.id: turn for node in graph.nodes if (turn := find(node)) and _can_rotate(kernels, turn)}
+    if rotations:
+        graph, origins = _Rewrite(graph, found, rotations, {}, {}).run()
+        found = Matcher(graph, weights)
     matches = {node.id: match for node in graph.nodes if (match := found.attention(node)) is not None}
     matches = {at: match for at, match in matches.items() if _has_kernel(kernels, match)}
     norms = {norm.last.id: norm for node in graph.nodes if (norm := group_norm(found, node)) is not None}
     norms = {at: norm for at, norm in norms.items() if _has_norm(kernels, found.kind(norm.x))}
     quotients = {node.id: pair for node in graph.nodes if (pair := over_root(found, node)) is not None}
     if not matches and not norms and not quotients:
-        return graph, {}
-    return _Rewrite(graph, found, matches, norms, quotients).run()
+        return graph, origins
+    made, sources = _Rewrite(graph, found, matches, norms, quotients).run()
+    return made, {new: origins.get(old, old) for new, old in sources.items()}
 
 
 def _has_kernel(kernels: KernelSet, match: Match) -> bool:
@@ -64,28 +72,36 @@ def _has_norm(kernels: KernelSet, kind: TensorType | None) -> bool:
     return kind is not None and kernels.takes(*_NORM, 1, [TensorType(kind.dtype), weight, weight], [kind])
 
 
+def _can_rotate(kernels: KernelSet, match: Rotation) -> bool:
+    kind = TensorType(match.x.kind.dtype)
+    return kernels.takes(*_ROTARY, 1, [kind, TensorType(DType.I64), kind, kind], [kind])
+
+
 @dataclass(slots=True)
 class _Rewrite:
     """Writes a graph again, with fused nodes in place of the last nodes of what was matched."""
 
     old: Graph
     found: Matcher
-    matches: Mapping[int, Match]
+    matches: Mapping[int, Match | Rotation]
     norms: Mapping[int, GroupNorm]
     quotients: Mapping[int, tuple[Ref, Ref]]
     new: Graph = field(init=False)
     values: dict[Ref, Value] = field(default_factory=dict)
     origins: dict[int, int] = field(default_factory=dict)
     masks: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    tables: dict[object, Value] = field(default_factory=dict)
     at: Node = field(init=False)
 
-    def run(self) -> tuple[Graph, Mapping[int, int]]:
+    def run(self) -> tuple[Graph, dict[int, int]]:
         self.new = Graph(self.old.name, metadata=dict(self.old.metadata), doc=self.old.doc)
         self.new.weights.update(self.old.weights)
         for node in self.old.nodes:
             start, self.at = len(self.new.nodes), node
             match = self.matches.get(node.id)
-            if match is not None:
+            if isinstance(match, Rotation):
+                self.values[Ref(node.id)] = self._rotated(node, match)
+            elif match is not None:
                 self._fused(node, match)
             elif node.id in self.norms:
                 self._norm(self.norms[node.id])
@@ -188,6 +204,55 @@ class _Rewrite:
             value = self._op("Transpose", value, shape=shape, perm=HEADS)
         width = heads * operand.size
         return self._op("Reshape", value, self._ints(0, 0, width), shape=(operand.batch, operand.length, width))
+
+    def _rotated(self, node: Node, match: Rotation) -> Value:
+        """Return a rotated x as `(B, H, S, D)`; the heads stay joined until then where they were."""
+        x, size = match.x, 2 * match.half
+        heads = x.heads if isinstance(x.heads, int) and not x.swapped else 0
+        value = self._joined(x, heads) if heads else self.values[match.whole]
+        assert isinstance(value.type, TensorType)  # noqa: S101  # the matcher asked
+        op = OnnxNode(_ROTARY[1], _ROTARY[0], 1, attributes={"num_heads": heads} if heads else {}, formal_inputs=4)
+        cos, sin = (self._table(ref, match) for ref in (match.cos, match.sin))
+        inputs = [value, self._places(match), cos, sin]
+        (turned,) = self.new.add_node(op, inputs, name=node.name, types=[value.type])
+        if not heads:
+            return turned
+        parted = self._op("Reshape", turned, self._ints(0, 0, heads, size), shape=(x.batch, x.length, heads, size))
+        return self._op("Transpose", parted, shape=(x.batch, heads, x.length, size), perm=HEADS)
+
+    def _table(self, ref: Ref, match: Rotation) -> Value:
+        """Return half of the columns of cos or sin as `(S, D / 2)`, or `(B * S, D / 2)`, once for all layers."""
+        dtype = match.x.kind.dtype
+        if (ref, dtype) not in self.tables:
+            shape = self.found.shape(ref)
+            bounds = [self._ints(each) for each in (0, match.half, len(shape) - 1)]
+            part = self._op("Slice", self.values[ref], *bounds, shape=(*shape[:-1], match.half))
+            rows = self._op(
+                "Reshape",
+                part,
+                self._ints(-1, match.half),
+                shape=(None if match.by_row else match.x.length, match.half),
+            )
+            self.tables[ref, dtype] = self._cast(rows, dtype)
+        return self.tables[ref, dtype]
+
+    def _places(self, match: Rotation) -> Value:
+        """Return the row of the tables for the first place of all sequences, or for each place of each."""
+        key = match.cos if match.by_row else None
+        if key not in self.tables:
+            self.tables[key] = self._new_places(match) if match.by_row else self._ints(0)
+        return self.tables[key]
+
+    def _new_places(self, match: Rotation) -> Value:
+        cos, rank = self.values[match.cos], len(self.found.shape(match.cos))
+        batch, length = (
+            self._op("Shape", cos, shape=(1,), dtype=DType.I64, start=at, end=at + 1) for at in (0, rank - 2)
+        )
+        zero, one = (self.new.constant(np.array(number, np.int64)) for number in (0, 1))
+        count = self._op("Squeeze", self._op("Mul", batch, length, shape=(1,)), shape=())
+        places = self._op("Range", zero, count, one, shape=(None,))
+        sizes = self._op("Concat", batch, length, shape=(2,), axis=0)
+        return self._op("Reshape", places, sizes, shape=(match.x.batch, match.x.length), allowzero=1)
 
     def _mask(self, match: Match, q: Value, k: Value) -> Value:
         """Return what is added to the scores as `(1 or B, 1 or H, S, T)`, once for all layers that share it."""

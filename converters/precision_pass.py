@@ -1,7 +1,7 @@
 """Applies a precision policy: graph -> graph in which f32 values are f16 or bf16 where the policy asks for it.
 
-Integers, bools and f64 are never touched, nor shape arithmetic. Each value is cast to a dtype at most
-once. A parameter that is only read in one low precision is stored in it; constants are rounded here.
+Integers, bools and f64 are never touched, nor shape arithmetic, nor sines of positions. Each value is cast to a dtype
+at most once. A parameter that is only read in one low precision is stored in it; constants are rounded here.
 
 Ops that no class lists stay f32, on purpose: sorting and sampling (near values would change places), Fourier
 transforms, linear solvers, recurrences and loops (errors grow with each step), quantised products (they choose their
@@ -30,6 +30,13 @@ from rlx_ort.options.precision import OpClass, PrecisionPolicy
 if TYPE_CHECKING:
     import onnx
 
+_ANGLE_OPS = frozenset(
+    {
+        *("Add", "Cast", "Concat", "Div", "Expand", "Identity", "MatMul", "Mul", "Neg", "Reshape", "Slice"),
+        *("Squeeze", "Sub", "Transpose", "Unsqueeze"),
+    }
+)
+"""Operators between positions and their angles."""
 _ONNX_TEXT = {DType.F16: "tensor(float16)", DType.BF16: "tensor(bfloat16)"}
 
 
@@ -126,8 +133,9 @@ class _Pass:
     def run(self) -> Narrowed:
         """Plan every node, choose how parameters are stored, then write the new graph."""
         self.new = Graph(self.old.name, metadata=dict(self.old.metadata), doc=self.old.doc)
-        sized = _from_sizes(self.old)
-        self.plans = [self._plan(node, node.id in sized) for node in self.old.nodes]
+        kept = dict.fromkeys(_angles(self.old), "it computes sines of positions")
+        self.keep = kept | dict.fromkeys(_from_sizes(self.old), "it computes sizes or scales") | dict(self.keep)
+        self.plans = [self._plan(node) for node in self.old.nodes]
         self._store_params()
         for node in self.old.nodes:
             self._write(node)
@@ -135,7 +143,7 @@ class _Pass:
         self.new.set_outputs(outputs, self.old.output_names)
         return Narrowed(self.new, self.origins, self.stored_as, self.kept)
 
-    def _plan(self, node: Node, sized: bool) -> _Plan:
+    def _plan(self, node: Node) -> _Plan:
         kinds = [None if ref is None else self.old.nodes[ref.node].types[ref.output] for ref in node.inputs]
         keep = _Plan(tuple(DType.F32 if _is_f32(kind) else None for kind in kinds), node.types)
         if isinstance(node.op, Input) and _is_f32(node.types[0]):
@@ -147,8 +155,6 @@ class _Pass:
         plan = None
         if node.id in self.keep:
             reason = self.keep[node.id]
-        elif sized:
-            reason = "it computes sizes or scales"
         elif op_class is None:
             reason = "it has a body" if node.op.bodies() else "operators of this type are never narrowed"
         elif dtype is DType.F32:
@@ -265,6 +271,30 @@ def _from_sizes(graph: Graph) -> set[int]:
         elif not node.op.is_leaf and all(map(_is_short, node.types)):
             sized.add(node.id)
     return sized
+
+
+def _angles(graph: Graph) -> set[int]:
+    """Return imported sines and cosines of positions, and the nodes that compute the angles.
+
+    16 bits have no place for the angles of thousands of positions: in f16 the neighbour of 2048 is 2050. Positions are
+    integers, or an input such as the time of a diffusion; angles of activations stay what the policy says.
+    """
+    plain: set[int] = set()
+    for node in graph.nodes:
+        cheap = _operator(node) in _ANGLE_OPS and all(ref is None or ref.node in plain for ref in node.inputs)
+        if cheap or isinstance(node.op, (Constant, Input, Param)) or all(map(_is_whole, node.types)):
+            plain.add(node.id)
+    found: set[int] = set()
+    for node in reversed(graph.nodes):
+        starts = _operator(node) in ("Cos", "Sin") and all(ref is not None and ref.node in plain for ref in node.inputs)
+        if starts or node.id in found:
+            found.add(node.id)
+            found.update(ref.node for ref in node.inputs if ref is not None and not graph.nodes[ref.node].op.is_leaf)
+    return found
+
+
+def _operator(node: Node) -> str:
+    return node.op.op_type if isinstance(node.op, OnnxNode) and node.op.domain == "" and not node.op.overload else ""
 
 
 def _reads_shape(node: Node) -> bool:

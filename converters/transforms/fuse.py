@@ -1,4 +1,4 @@
-"""Writes attention as the fused operator of ONNX Runtime, for files that run there."""
+"""Writes attention and rotary embeddings as the fused operators of ONNX Runtime, for files that run there."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class FusionReport:
 
 
 def fused(bundle: ModelBundle) -> tuple[ModelBundle, FusionReport]:
-    """Return the model with `com.microsoft::MultiHeadAttention`, which only ONNX Runtime has, in normal form.
+    """Return the model with MultiHeadAttention and RotaryEmbedding of `com.microsoft`, which only ONNX Runtime has.
 
-    The CPU, CUDA, DirectML and WebGPU have kernels of it, the CPU in f32 only.
+    It is in normal form. The CPU, CUDA, DirectML and WebGPU have kernels of both, the CPU of attention in f32 only.
 
     Raises:
         ConversionError: the model cannot be imported or written again.

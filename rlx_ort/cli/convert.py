@@ -106,7 +106,7 @@ _CHANGES: dict[str, Any] = {
         read=lambda places: [place for place in places.split(",") if place],
     ),
     "simplify": options.flag("--simplify", "Fold constants, remove no-ops, infer shapes."),
-    "fuse": options.flag("--fuse", "Write attention as ONNX Runtime's fused operator."),
+    "fuse": options.flag("--fuse", "Write attention and rotary embeddings as ONNX Runtime's fused operators."),
     **{
         side: options.option(
             f"--cut-{side}",

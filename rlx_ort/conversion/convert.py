@@ -65,7 +65,7 @@ class ConvertOptions:
         opset: ai.onnx opset to move to.
         ir_version: IR version to declare.
         simplify: whether to fold constants, remove nodes without effect and infer shapes.
-        fuse: whether attention becomes ONNX Runtime's MultiHeadAttention; the result runs nowhere else.
+        fuse: whether attention and rotary embeddings become fused operators, which only ONNX Runtime has.
         precision: `f16`, `bf16` or `mixed`; `fp16`, `float16` and `bfloat16` are understood.
         keep: operators and names of nodes that stay in f32; of a quantisation, names of nodes that stay as they are.
         quantize: `int8-dynamic`, `int8-static` or `int4-weights`; `int8` is the first, or the second with calibration.
@@ -348,7 +348,7 @@ class _Run:
             text = f"changing the precision to {options.precision}"
             yield "precision", text, to_precision, (options.precision, options.keep)
         if options.fuse:
-            yield "fuse", "fusing attention", fused, ()
+            yield "fuse", "fusing attention and rotary embeddings", fused, ()
         if options.quantize is not None:
             how = QuantizeOptions(exclude=tuple(options.keep))
             arguments = (options.quantize, quantization(), how, options.calibration)

@@ -132,9 +132,9 @@ class CompileOptions:
         low_memory: hold few copies of weights at a time, for a session that runs once or twice: kernels keep no packed
             ones, and each node runs right before the one that needs it, so that f16 weights which the CPU casts to f32
             are cast one after the other. Runs are slower. Casts are folded into f32 weights unless optimisation is off.
-        fusion: whether attention and norms that an imported model has in basic operators, and ONNX's `Attention` and
-            `GroupNormalization`, run in fused kernels, on devices that have them. Weights of one element, those of
-            bools, and scales of InstanceNormalization that are all one then count as constants.
+        fusion: whether attention, rotary embeddings and norms that an imported model has in basic operators, and ONNX's
+            `Attention` and `GroupNormalization`, run in fused kernels, on devices that have them. Weights of one
+            element, those of bools, and scales of InstanceNormalization that are all one then count as constants.
         tuned: whether the fastest variant that `tune` found for the graph on the device, with these options, is taken.
         split: cuts the graph into stages on several devices, for runs whose device is not named: by a plan, or its JSON
             values, or "auto", which plans where no device that is faster holds the graph; see docs/splitting.md.

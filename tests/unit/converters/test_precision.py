@@ -202,6 +202,27 @@ def test_shape_computation_in_floats_is_untouched() -> None:
     assert dtypes(graph)["mul"] is DType.F32
 
 
+def test_imported_sines_of_positions_are_computed_in_f32() -> None:
+    """In f16 position 2049 is 2048; sines of what the model has computed follow the policy."""
+    f32 = TensorType(DType.F32, Shape(["n", 4]))
+    g = Graph()
+    places, x = g.input("places", ["n", 1], "i64"), g.input("x", ["n", 4])
+    rates = g.param("rates", [1, 4], data=np.ones((1, 4), np.float32))
+    (floats,) = g.onnx_node("Cast", [places], {"to": 1}, types=[TensorType(DType.F32, Shape(["n", 1]))])
+    (angles,) = g.onnx_node("Mul", [floats, rates], types=[f32])
+    (cosines,) = g.onnx_node("Cos", [angles], types=[f32])
+    (active,) = g.onnx_node("Relu", [x], types=[f32])
+    (waves,) = g.onnx_node("Sin", [active], types=[f32])
+    (turned,) = g.onnx_node("Add", [waves, cosines], types=[f32])
+    g.outputs = [turned]
+    narrowed = apply_precision(g, F16)
+    found = dtypes(narrowed.graph)
+    assert {found[name] for name in ("rates", "mul", "cos")} == {DType.F32}
+    assert {found[name] for name in ("relu", "sin", "add")} == {DType.F16}
+    kept = dict.fromkeys((value.ref.node for value in (floats, angles, cosines)), "it computes sines of positions")
+    assert narrowed.kept == kept
+
+
 def test_imported_nodes_follow_where_their_schema_allows() -> None:
     """Resize takes f16 data and only f32 scales; a foreign operator is left alone."""
     f32 = TensorType(DType.F32, Shape([1, 1, 4, 4]))

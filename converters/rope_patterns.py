@@ -1,0 +1,179 @@
+"""Recognises rotary embeddings in basic operators: `x * cos + Concat(-x[..., D/2:], x[..., :D/2]) * sin`.
+
+So write PyTorch's exporters what transformers has for the family of Llama. The fused operator takes one half of the
+columns of cos and sin, so that both halves have to be the same computation. What a graph leaves open does not match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rlx_ort.converters.attention_patterns import OLDEST, Matcher, Operand, integer_of, operator_of
+from rlx_ort.ir.core import Node, Ref
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.types import Dim
+
+_KEEPING = frozenset({"Cos", "Sin", "Cast", "Identity", "Neg", "Squeeze", "Unsqueeze"})
+"""Operators that do the same to both halves of the last axis, or would change its size."""
+
+
+class Rotation(NamedTuple):
+    """A rotary embedding of `whole`, `(B, H, S, 2 * half)`, which is `x` before its heads were parted.
+
+    `cos` and `sin` are `(..., S, 2 * half)` in any float type, for each sequence of x if `by_row` and for all if not.
+    """
+
+    whole: Ref
+    x: Operand
+    cos: Ref
+    sin: Ref
+    half: int
+    by_row: bool
+
+
+@dataclass(slots=True)
+class Rotations:
+    """Recognises rotary embeddings in the graph of a matcher."""
+
+    found: Matcher
+    names: dict[str, Dim] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find sizes that traced models name twice: that of `Range(0, n)`, where n is a size of a value."""
+        self.names = {}
+        for node in self.found.graph.nodes:
+            (name, *more) = (*self.found.shape(Ref(node.id)), None)[:2]
+            if operator_of(node) != "Range" or not isinstance(name, str) or any(more):
+                continue
+            start, limit, step = node.inputs
+            sizes = self.found.sizes(limit)
+            if self.found.number(start) == 0 and self.found.number(step) == 1 and sizes and len(sizes) == 1:
+                self.names[name] = sizes[0] if isinstance(sizes[0], (int, str)) else name
+
+    def rotation(self, node: Node) -> Rotation | None:
+        """Return the rotary embedding whose sum a node is, None if it is none."""
+        if operator_of(node) != "Add" or not isinstance(node.op, OnnxNode) or node.op.version < OLDEST:
+            return None
+        for one, other in (node.inputs, node.inputs[::-1]):
+            for turned, sin in self._factors(other):
+                x = self._unturned(turned)
+                for straight, cos in self._factors(one):
+                    if x is not None and self._plain(straight) == x and (match := self._match(x, cos, sin)) is not None:
+                        return match
+        return None
+
+    def _factors(self, ref: Ref | None) -> Sequence[tuple[Ref, Ref]]:
+        node = self.found.maker(ref)
+        if node is None or operator_of(node) != "Mul":
+            return ()
+        first, second = node.inputs
+        return () if first is None or second is None else ((first, second), (second, first))
+
+    def _match(self, x: Ref, cos: Ref, sin: Ref) -> Rotation | None:
+        """Return the rotation of `(B, H, S, D)` by cos and sin `(1 or B, 1, S, D)`."""
+        kind, operand = self.found.kind(x), self.found.operand(x)
+        shape = self._shape(x)
+        if kind is None or operand is None or len(shape) != 4:
+            return None
+        if kind.dtype not in (DType.F16, DType.BF16, DType.F32):
+            return None
+        batch, _, length, size = shape
+        tables = [(1,) * (4 - len(table)) + tuple(table) for table in (self._shape(cos), self._shape(sin)) if table]
+        if (
+            len(tables) < 2
+            or tables[0] != tables[1]
+            or not isinstance(size, int)
+            or size % 2
+            or None in (batch, length)
+        ):
+            return None
+        if tables[0] not in ((1, 1, length, size), (batch, 1, length, size)):
+            return None
+        if not self._is_doubled(cos, size) or not self._is_doubled(sin, size):
+            return None
+        return Rotation(x, operand, self._bare(cos), self._bare(sin), size // 2, by_row=tables[0][0] != 1)
+
+    def _shape(self, ref: Ref) -> Sequence[Dim]:
+        return [self.names.get(size, size) if isinstance(size, str) else size for size in self.found.shape(ref)]
+
+    def _unturned(self, ref: Ref) -> Ref | None:
+        """Return x of `Concat(-x[..., D/2:], x[..., :D/2])`."""
+        node = self.found.maker(ref)
+        if node is None or operator_of(node) != "Concat" or len(node.inputs) != 2:
+            return None
+        negated, first = node.inputs
+        minus = self.found.maker(negated)
+        second = minus.inputs[0] if minus is not None and operator_of(minus) == "Neg" else None
+        low, high = self._part(first), self._part(second)
+        if low is None or high is None or low[0] != high[0]:
+            return None
+        x, size = self._plain(low[0]), self.found.shape(low[0])[-1]
+        if not isinstance(size, int) or integer_of(node, "axis", 0) not in (-1, len(self.found.shape(x)) - 1):
+            return None
+        return x if (low[1:], high[1:]) == ((0, size // 2), (size // 2, size)) else None
+
+    def _part(self, ref: Ref | None) -> tuple[Ref, int, int] | None:
+        """Return a value, and the start and the end of a part of its last axis."""
+        node = self.found.maker(ref)
+        source = node.inputs[0] if node is not None and node.inputs else None
+        shape = self.found.shape(source)
+        if node is None or ref is None or source is None or not shape or not isinstance(shape[-1], int):
+            return None
+        last, size = (-1, len(shape) - 1), shape[-1]
+        if operator_of(node) == "Split" and integer_of(node, "axis", 0) in last:
+            widths = [self.found.shape(Ref(node.id, at))[-1:] for at in range(ref.output + 1)]
+            known = [width[0] for width in widths if width and isinstance(width[0], int)]
+            return (source, sum(known[:-1]), sum(known)) if len(known) == len(widths) else None
+        if operator_of(node) != "Slice" or len(node.inputs) < 4:
+            return None
+        bounds = [self.found.sizes(each) for each in node.inputs[1:]]
+        start, end, axis, step = [each[0] if each and len(each) == 1 else None for each in (*bounds, [1])[:4]]
+        if axis not in last or step != 1 or not isinstance(start, int) or not isinstance(end, int):
+            return None
+        return source, *slice(start, end).indices(size)[:2]
+
+    def _is_doubled(self, ref: Ref | None, size: int) -> bool:
+        """Return whether the second half of the last axis, of a size, is the same computation as the first half."""
+        node, shape = self.found.maker(ref), self.found.shape(ref)
+        if node is None or not shape or shape[-1] != size:
+            return False
+        if operator_of(node) == "Concat":
+            return (
+                len({*node.inputs}) == 1
+                and len(node.inputs) == 2
+                and integer_of(node, "axis", 0) in (-1, len(shape) - 1)
+            )
+        if operator_of(node) in ("Mul", "Div"):
+            first, second = node.inputs
+            if self.found.number(second) is not None:
+                return self._is_doubled(first, size)
+            return self.found.number(first) is not None and self._is_doubled(second, size)
+        return operator_of(node) in _KEEPING and self._is_doubled(node.inputs[0], size)
+
+    def _plain(self, ref: Ref) -> Ref:
+        """Return a value before casts that lose nothing and end in its own type."""
+        own, inner = self.found.kind(ref), ref
+        node = self.found.maker(inner)
+        while node is not None and own is not None and operator_of(node) == "Cast" and node.inputs[0] is not None:
+            inner = node.inputs[0]
+            kind, node = self.found.kind(inner), self.found.maker(inner)
+            if kind is None or kind.dtype not in (own.dtype, DType.F32):
+                break
+            ref = inner if kind.dtype is own.dtype else ref
+        return ref
+
+    def _bare(self, ref: Ref) -> Ref:
+        """Return cos or sin before the axes and the casts that layers add to it."""
+        node = self.found.maker(ref)
+        while (
+            node is not None and operator_of(node) in ("Cast", "Identity", "Unsqueeze") and node.inputs[0] is not None
+        ):
+            kind = self.found.kind(node.inputs[0])
+            if kind is None or not kind.dtype.is_float:
+                break
+            ref = node.inputs[0]
+            node = self.found.maker(ref)
+        return ref
