@@ -1,7 +1,7 @@
 """Applies a precision policy: graph -> graph in which f32 values are f16 or bf16 where the policy asks for it.
 
-Integers, bools and f64 are never touched, nor shape arithmetic, nor sines of positions. Each value is cast to a dtype
-at most once. A parameter that is only read in one low precision is stored in it; constants are rounded here.
+Integers, bools and f64 are never touched, nor shape arithmetic, sines of positions and RMS norms. Each value is cast
+to a dtype at most once. A parameter that is only read in one low precision is stored in it; constants are rounded here.
 
 Ops that no class lists stay f32, on purpose: sorting and sampling (near values would change places), Fourier
 transforms, linear solvers, recurrences and loops (errors grow with each step), quantised products (they choose their
@@ -134,6 +134,7 @@ class _Pass:
         """Plan every node, choose how parameters are stored, then write the new graph."""
         self.new = Graph(self.old.name, metadata=dict(self.old.metadata), doc=self.old.doc)
         kept = dict.fromkeys(_angles(self.old), "it computes sines of positions")
+        kept |= dict.fromkeys(_mean_squares(self.old), "it is a part of an RMS norm")
         self.keep = kept | dict.fromkeys(_from_sizes(self.old), "it computes sizes or scales") | dict(self.keep)
         self.plans = [self._plan(node) for node in self.old.nodes]
         self._store_params()
@@ -290,6 +291,40 @@ def _angles(graph: Graph) -> set[int]:
         if starts or node.id in found:
             found.add(node.id)
             found.update(ref.node for ref in node.inputs if ref is not None and not graph.nodes[ref.node].op.is_leaf)
+    return found
+
+
+def _mean_squares(graph: Graph) -> set[int]:
+    """Return the nodes of imported RMS norms but their scales: squares, their mean, its root, and x over the root.
+
+    The squares of f16 end at 256. ONNX Runtime, which fuses such a norm, takes 1e-5 for an epsilon that is no f32.
+    """
+    nodes, found, users = graph.nodes, set[int](), dict[Ref, list[Node]]()
+    for node in nodes:
+        for ref in node.inputs:
+            if ref is not None:
+                users.setdefault(ref, []).append(node)
+
+    def made(node: Node | None, kinds: Sequence[str]) -> Node | None:
+        """Return the node of such a kind that makes an input of a node."""
+        makers = [nodes[ref.node] for ref in (() if node is None else node.inputs) if ref is not None]
+        return next((maker for maker in makers if _operator(maker) in kinds), None)
+
+    for root in nodes:
+        total = made(root, ["Add"]) if _operator(root) == "Sqrt" else None
+        mean = made(total, ["ReduceMean"])
+        square = made(mean, ["Pow", "Mul"])
+        if total is None or mean is None or square is None or made(square, ["Sub"]) is not None:  # of a layer norm
+            continue
+        x = square.inputs[0]
+        if _operator(square) == "Mul" and square.inputs[1] != x:
+            continue
+        found |= {square.id, mean.id, total.id, root.id}
+        over = list(users.get(Ref(root.id), ()))
+        inverses = [node for node in over if _operator(node) == "Reciprocal"]
+        found |= {node.id for node in inverses}
+        over += [user for node in inverses for user in users.get(Ref(node.id), ())]
+        found |= {node.id for node in over if _operator(node) in ("Div", "Mul") and x in node.inputs}
     return found
 
 

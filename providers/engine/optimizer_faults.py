@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import onnx
 
 KEY = "optimization.disable_specified_optimizers"
-_F16 = 10  # TensorProto.FLOAT16
-_F64 = 11  # TensorProto.DOUBLE
+_F16, _F64, _BF16 = 10, 11, 16  # of TensorProto
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +24,25 @@ class OptimizerFault:
     Attributes:
         optimizer: its name in ONNX Runtime.
         operators: a model without one of these is safe.
-        element_type: a model without values of this ONNX element type is safe.
+        element_types: a model without values of one of these ONNX element types is safe.
         reason: the wrong result, and where it was measured.
+        epsilon: whether only the epsilons of norms count as such values.
+        everywhere: whether it is wrong on every provider.
     """
 
     optimizer: str
     operators: tuple[str, ...]
-    element_type: int
+    element_types: tuple[int, ...]
     reason: str
+    epsilon: bool = False
+    everywhere: bool = False
 
 
 FAULTS = (
     OptimizerFault(
         "MatmulTransposeFusion",
         ("Transpose", "MatMul"),
-        _F16,
+        (_F16,),
         "Transpose of the batch axis (perm 1, 0, 2) between a Cast to f16 and MatMul: the graph it leaves ends the "
         "process in the NCHWc transformer, which runs next (1.31.1)",
     ),
@@ -47,25 +50,44 @@ FAULTS = (
         OptimizerFault(
             "MatMulScaleFusion",
             ("MatMul", scaled),
-            _F64,
+            (_F64,),
             "the factor of an f64 product becomes an attribute, which is an f32 (1.31.1)",
         )
         for scaled in ("Mul", "Div")
     ),
     *(
         OptimizerFault(
-            "NoopElimination", (scaled,), _F64, "an f64 factor within 1e-8 of 1 is taken for 1 and removed (1.31.1)"
+            "NoopElimination", (scaled,), (_F64,), "an f64 factor within 1e-8 of 1 is taken for 1 and removed (1.31.1)"
         )
         for scaled in ("Mul", "Div")
+    ),
+    OptimizerFault(
+        "SimplifiedLayerNormFusion",
+        ("ReduceMean", "Sqrt", "Div"),
+        (_F16, _F64, _BF16),
+        "an epsilon of an RMS norm that is no f32 becomes 1e-5 (1.31.1 and 1.32.0)",
+        epsilon=True,
+        everywhere=True,
+    ),
+    *(
+        OptimizerFault(
+            f"LayerNormFusion{level}",
+            ("ReduceMean", "Sqrt", "Div"),
+            (_F64,),
+            "the epsilon of an f64 layer norm becomes an attribute, which is an f32 (1.31.1)",
+            epsilon=True,
+        )
+        for level in ("L1", "L2")
     ),
 )
 
 
-def disabled_optimizers(model: bytes) -> list[str]:
-    """Return the optimisers to leave out for a serialised ONNX model on the CPU provider."""
+def disabled_optimizers(model: bytes, *, on_cpu: bool) -> list[str]:
+    """Return the optimisers to leave out for a serialised ONNX model, on the CPU provider or another one."""
     if model[4:8] == b"ORTM":
         return []  # ORT format: it was optimised when it was made
-    near = [fault for fault in FAULTS if all(operator.encode() in model for operator in fault.operators)]
+    faults = [fault for fault in FAULTS if on_cpu or fault.everywhere]
+    near = [fault for fault in faults if all(operator.encode() in model for operator in fault.operators)]
     if not near:
         return []
     import onnx
@@ -73,7 +95,9 @@ def disabled_optimizers(model: bytes) -> list[str]:
     proto = onnx.ModelProto.FromString(model)
     graphs = [proto.graph, *proto.functions]
     types = {kind for graph in graphs for kind in _element_types(graph)}
-    return list(dict.fromkeys(fault.optimizer for fault in near if fault.element_type in types))
+    epsilons = {kind for graph in graphs for kind in _epsilon_types(graph)}
+    wrong = [fault for fault in near if not (epsilons if fault.epsilon else types).isdisjoint(fault.element_types)]
+    return list(dict.fromkeys(fault.optimizer for fault in wrong))
 
 
 def _element_types(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[int]:
@@ -90,3 +114,20 @@ def _element_types(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[int]
             for inner in (attribute.g, *attribute.graphs):
                 if inner.node:
                     yield from _element_types(inner)
+
+
+def _epsilon_types(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[int]:
+    """Yield the element types of the numbers that are added before a square root, those of subgraphs included."""
+    known = {tensor.name: tensor.data_type for tensor in getattr(graph, "initializer", ())}
+    added: dict[str, list[str]] = {}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            known.update((node.output[0], each.t.data_type) for each in node.attribute if each.HasField("t"))
+        elif node.op_type == "Add":
+            added[node.output[0]] = list(node.input)
+        elif node.op_type == "Sqrt":
+            yield from (known[name] for name in added.get(node.input[0], ()) if name in known)
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                if inner.node:
+                    yield from _epsilon_types(inner)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+
+from rlx_ort import Device, DType, Graph, Session, supports_graph
+from rlx_ort.ir.types import Shape, TensorType
+from rlx_ort.numerics import relative_error
 
 _PROGRAM = """
 import itertools
@@ -125,3 +130,34 @@ def test_a_file_of_four_nodes_runs(tmp_path: Path, elem_type: int) -> None:
     y = x.astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64)
     np.savez(tmp_path / "arrays.npz", x=x.astype(helper.tensor_dtype_to_np_dtype(elem_type)), y=y)
     _run("-c", _LOAD, tmp_path / "model.onnx", tmp_path / "arrays.npz")
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.F32, DType.F64])
+@pytest.mark.parametrize("centred", [False, True], ids=["RMS", "layer"])
+@pytest.mark.parametrize("epsilon", [1e-6, 0.1])
+def test_a_norm_keeps_its_epsilon(dtype: DType, centred: bool, epsilon: float, device: Device) -> None:
+    """Written in basic operators in its own precision, as imported models have it."""
+    source = np.random.default_rng(36)
+    x, gamma = (source.normal(0, 0.01, shape).astype(dtype.numpy) for shape in ((2, 3, 64), (64,)))
+    g = Graph("norm")
+    h, scale = g.input("x", x.shape, dtype), g.param("gamma", gamma.shape, dtype, data=gamma)
+    last = g.constant(np.array([-1]))
+
+    def node(op_type: str, *inputs: Any, size: int = 64, **attributes: Any) -> Any:
+        return g.onnx_node(op_type, inputs, attributes, types=[TensorType(dtype, Shape((2, 3, size)))])[0]
+
+    if centred:
+        h = node("Sub", h, node("ReduceMean", h, last, size=1, keepdims=1))
+    square = node("Pow", h, g.constant(2, dtype))
+    mean = node("ReduceMean", square, last, size=1, keepdims=1)
+    root = node("Sqrt", node("Add", mean, g.constant(epsilon, dtype), size=1), size=1)
+    result = node("Mul", node("Div", h, root), scale)
+    g.outputs = [node("Add", result, g.constant(np.zeros(64), dtype)) if centred else result]
+    if not supports_graph(device, g):
+        pytest.skip(f"{device.label} has no kernels for it")
+    wide = x.astype(np.float64)
+    wide -= wide.mean(-1, keepdims=True) * centred
+    stored = float(np.array(epsilon, dtype.numpy))
+    want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + stored) * gamma.astype(np.float64)
+    (found,) = Session(device).compile(g).run({"x": x})
+    assert relative_error(found.astype(np.float64), want) < {DType.F16: 5e-3, DType.F32: 1e-5, DType.F64: 1e-12}[dtype]

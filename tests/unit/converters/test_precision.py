@@ -223,6 +223,30 @@ def test_imported_sines_of_positions_are_computed_in_f32() -> None:
     assert narrowed.kept == kept
 
 
+@pytest.mark.parametrize("over", ["Div", "Reciprocal"])
+@pytest.mark.parametrize("squared", ["Pow", "Mul"])
+def test_imported_rms_norms_are_computed_in_f32_and_scaled_as_the_policy_says(over: str, squared: str) -> None:
+    """The square of 300 is no f16."""
+    f32, thin = TensorType(DType.F32, Shape(["n", 4])), TensorType(DType.F32, Shape(["n", 1]))
+    g = Graph()
+    x = g.input("x", ["n", 4])
+    scale = g.param("scale", [4], data=np.ones(4, np.float32))
+    (h,) = g.onnx_node("Relu", [x], types=[f32])
+    other = h if squared == "Mul" else g.constant(np.float32(2))
+    (square,) = g.onnx_node(squared, [h, other], types=[f32], name="square")
+    (mean,) = g.onnx_node("ReduceMean", [square, g.constant(np.array([-1]))], {"keepdims": 1}, types=[thin])
+    (total,) = g.onnx_node("Add", [mean, g.constant(np.float32(1e-6))], types=[thin])
+    (root,) = g.onnx_node("Sqrt", [total], types=[thin])
+    if over == "Reciprocal":
+        (root,) = g.onnx_node("Reciprocal", [root], types=[thin])
+    (normal,) = g.onnx_node("Div" if over == "Div" else "Mul", [h, root], types=[f32], name="normal")
+    (scaled,) = g.onnx_node("Mul", [scale, normal], types=[f32], name="scaled")
+    g.outputs = [scaled]
+    found = dtypes(apply_precision(g, F16).graph)
+    assert {found[name] for name in ("square", "normal")} == {DType.F32}
+    assert {found[name] for name in ("relu", "scale", "scaled")} == {DType.F16}
+
+
 def test_imported_nodes_follow_where_their_schema_allows() -> None:
     """Resize takes f16 data and only f32 scales; a foreign operator is left alone."""
     f32 = TensorType(DType.F32, Shape([1, 1, 4, 4]))
