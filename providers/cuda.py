@@ -30,7 +30,6 @@ from rlx_ort.providers.base import (
     is_float_remainder,
     reads_i64,
 )
-from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
 from rlx_ort.providers.engine.opening import open_session
@@ -66,12 +65,15 @@ class CudaProvider(OrtProvider):
     extra: ClassVar[str] = "cuda"
     # cuBLAS recommends 32 MiB of work space on Hopper, 4 MiB on earlier GPUs, for each handle
     # (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace). Six models, two batches: 75 to 121 MiB beside what
-    # is counted on an H200, but for ResNet-50 at batch 16, whose convolutions took 351 (docs/results, h200-2026-11-26).
+    # is counted on an H200 (docs/results, h200-2026-11-26).
     work_space_bytes: ClassVar[int] = 100 << 20
     # After the first runs of six models 544 to 546 MiB stayed on an H200, and each weight took whole pages of 2 MiB
-    # (docs/results, h200-2026-11-26). That kernels write over an input as those of the CPU do is not measured yet.
+    # (docs/results, h200-2026-11-26). Of its kernels activations alone may write over their input (`MayInplace` in
+    # onnxruntime/core/providers/cuda): ResNet-50 at batch 16 takes 172 MiB for its activations, 122 with sums in place.
     session_memory: ClassVar[SessionMemory] = SessionMemory(
-        in_place=CpuProvider.session_memory.in_place, process_bytes=545 << 20, page_bytes=2 << 20
+        in_place=names("Elu HardSigmoid LeakyRelu Relu Selu Sigmoid Softplus Softsign Tanh"),
+        process_bytes=545 << 20,
+        page_bytes=2 << 20,
     )
     # https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#configuration-options
     option_keys: ClassVar[frozenset[str] | None] = names(
