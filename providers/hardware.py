@@ -30,6 +30,7 @@ _NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
 _LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
 _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _seen: dict[str, int] = {}  # throttle counters
+_complete: set[Path] = set()  # libraries whose own libraries are there
 _PROCESSOR_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 NO_WINDOW = 0x08000000 if sys.platform == "win32" else 0
 """CREATE_NO_WINDOW, by which a program of Windows without a console opens none for a process that it starts."""
@@ -209,7 +210,19 @@ def engine_library(name: str) -> Path | None:
 
 
 def missing_libraries(library: Path, dlls: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the libraries that `library` needs and the loader does not find; on Windows only those of `dlls`."""
+    """Return the libraries that `library` needs and the loader does not find; on Windows only those of `dlls`.
+
+    A library that lacked none is not looked at again: `ldd` takes 8 ms, and each session asks.
+    """
+    if library in _complete:
+        return ()
+    missing = _missing(library, dlls)
+    if not missing:
+        _complete.add(library)
+    return missing
+
+
+def _missing(library: Path, dlls: Iterable[str]) -> tuple[str, ...]:
     if sys.platform == "win32":
         return tuple(name for name in dlls if not loads(name))
     done = _ran("ldd", str(library), timeout_s=60) if sys.platform.startswith("linux") else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -212,3 +213,20 @@ def test_the_memory_limit_of_a_container_is_a_warning(monkeypatch):
     found = by_code(diagnose(ProviderRegistry()), "memory-limited")
     assert found.severity is Severity.WARNING
     assert "0.5 GiB of the machine's 23 GiB" in found.what
+
+
+def test_a_library_that_lacks_none_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each session asks; one that lacks a library is looked at again, since the user may install it meanwhile."""
+    outputs = {"good.so": "libc.so.6 => /lib/libc.so.6", "bad.so": "libnone.so.1 => not found"}
+    asked: list[str] = []
+
+    def ran(tool: str, library: str, timeout_s: float) -> SimpleNamespace:
+        asked.append(library)
+        return SimpleNamespace(stdout=f"\t{outputs[library]}\n")
+
+    monkeypatch.setattr(hardware.sys, "platform", "linux")
+    monkeypatch.setattr(hardware, "_ran", ran)
+    monkeypatch.setattr(hardware, "_complete", set())
+    for library in ("good.so", "good.so", "bad.so", "bad.so"):
+        assert hardware.missing_libraries(Path(library)) == (("libnone.so.1",) if library == "bad.so" else ())
+    assert asked == ["good.so", "bad.so", "bad.so"]
