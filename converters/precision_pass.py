@@ -297,7 +297,7 @@ def _angles(graph: Graph) -> set[int]:
 def _mean_squares(graph: Graph) -> set[int]:
     """Return the nodes of imported RMS norms but their scales: squares, their mean, its root, and x over the root.
 
-    The squares of f16 end at 256. ONNX Runtime, which fuses such a norm, takes 1e-5 for an epsilon that is no f32.
+    The squares of f16 end at 256. ONNX Runtime, which fuses such a norm, takes 1e-5 for an epsilon that is not an f32.
     """
     nodes, found, users = graph.nodes, set[int](), dict[Ref, list[Node]]()
     for node in nodes:

@@ -65,7 +65,7 @@ FAULTS = (
         "SimplifiedLayerNormFusion",
         ("ReduceMean", "Sqrt", "Div"),
         (_F16, _F64, _BF16),
-        "an epsilon of an RMS norm that is no f32 becomes 1e-5 (1.31.1 and 1.32.0)",
+        "the epsilon of an RMS norm becomes 1e-5 unless it is an f32 (1.31.1 and 1.32.0)",
         epsilon=True,
         everywhere=True,
     ),
