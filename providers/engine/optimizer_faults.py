@@ -76,6 +76,7 @@ FAULTS = (
             (_F64,),
             "the epsilon of an f64 layer norm becomes an attribute, which is an f32 (1.31.1)",
             epsilon=True,
+            everywhere=True,
         )
         for level in ("L1", "L2")
     ),
