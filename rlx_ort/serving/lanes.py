@@ -144,10 +144,12 @@ class Lane:
         predicted = self._predict(rows if self.padding == "never" else self._padded(rows))
         if not learned:
             return math.inf if predicted is None else predicted
-        ratio = learned.get(octave)
-        if ratio is None:
-            ratio = learned[min(learned, key=lambda known: abs(known - octave))]
-        return (1.0 if predicted is None else predicted) * ratio
+        return (1.0 if predicted is None else predicted) * self._ratio(octave)
+
+    def _ratio(self, octave: int) -> float:
+        """Return the ratio of batches of about that size, or of those nearest to it that ran."""
+        learned = self._learned
+        return learned[octave if octave in learned else min(learned, key=lambda known: abs(known - octave))]
 
     def cap(self) -> int:
         """Return the size of the smallest batch whose rows are about the cheapest, or twice that to try it."""
@@ -177,11 +179,17 @@ class Lane:
         return max(min(1 << octave_of(rows), self._most), rows)
 
     def learn(self, rows: int, took_ns: int) -> None:
-        """Correct the predictions by a run."""
+        """Correct the predictions by a run.
+
+        The first one of a batch size plans kernels for it, which took a ResNet-50 on CUDA so long that the device got no
+        such batch any more: unless it was quick, it does not count.
+        """
         self._backoff_s = _LEAST_BACKOFF_S
         learned, octave = self._learned, octave_of(rows)
         measured = self._measured.setdefault(octave, deque(maxlen=_KEPT))
         measured.append(took_ns / (self._predict(rows) or 1.0))
+        if len(measured) == 1 and learned and measured[0] > self._ratio(octave):
+            return
         learned[octave] = now = statistics.median_low(measured)
         self._runs += 1
         if len(learned) != len(self._judged):

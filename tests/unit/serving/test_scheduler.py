@@ -425,6 +425,18 @@ def test_a_single_run_that_took_long_does_not_change_the_batch_size() -> None:
     assert one.cap() < cap
 
 
+def test_a_slow_first_run_of_a_size_does_not_keep_its_batches_from_a_device() -> None:
+    """It plans kernels for the size, as each does that more and more clients bring."""
+    one = Lane(CUDA, Fake(), lambda rows: 1e6 + 1e5 * rows, 64)
+    one.learn(1, 1_100_000)
+    for rows in (2, 4, 8, 16, 32, 64):
+        one.learn(rows, 500_000_000)
+    assert one.cap() == 64
+    for _ in range(4):
+        one.learn(64, 500_000_000)
+    assert one.cap() < 64
+
+
 async def test_a_request_with_more_rows_than_a_batch_runs_in_pieces() -> None:
     """Its answer is whole; no run has more rows than a batch may have."""
     fake = Fake()
