@@ -181,8 +181,8 @@ class Lane:
     def learn(self, rows: int, took_ns: int) -> None:
         """Correct the predictions by a run.
 
-        The first one of a batch size plans kernels for it, which took a ResNet-50 on CUDA so long that the device got no
-        such batch any more: unless it was quick, it does not count.
+        The first one of a batch size plans kernels for it, which took ResNet-50 on CUDA so long that the device got no
+        such batches any more: unless it was quick, it does not count.
         """
         self._backoff_s = _LEAST_BACKOFF_S
         learned, octave = self._learned, octave_of(rows)
