@@ -6,7 +6,6 @@ import functools
 import itertools
 import logging
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ Padding: TypeAlias = Literal["never", "joined", "always"]
 """Which batches are padded to a power of two rows: none, those of several requests, or all of them."""
 
 _NEARLY = 1.08  # a smaller batch is taken if its rows cost this factor of the cheapest ones
-_KEPT = 5  # times of each batch size, of which the median counts: others make single runs slow
+_KEPT = 5  # times of each batch size, of which the least counts
 _JUDGED_EVERY = 16  # runs
 _FORGETTING = 0.15  # share by which higher ratios of other batch sizes fall, so that they are tried again
 _MOVED = 1.05  # a ratio that changed by this factor changes the batch size
@@ -179,10 +178,11 @@ class Lane:
         return max(min(1 << octave_of(rows), self._most), rows)
 
     def learn(self, rows: int, took_ns: int) -> None:
-        """Correct the predictions by a run.
+        """Correct the predictions by a run; the quickest of the last five of its size counts.
 
-        The first one of a batch size plans kernels for it, which took ResNet-50 on CUDA so long that the device got no
-        such batches any more: unless it was quick, it does not count.
+        Runs are disturbed at times, and never quickened. Until a size has a session of its own, CUDA plans convolutions
+        anew after each batch of another size, 100 to 190 ms for ResNet-50 (H200). A first run that is slower than those
+        of other sizes does not count at all, so that a second one is tried.
         """
         self._backoff_s = _LEAST_BACKOFF_S
         learned, octave = self._learned, octave_of(rows)
@@ -190,7 +190,7 @@ class Lane:
         measured.append(took_ns / (self._predict(rows) or 1.0))
         if len(measured) == 1 and learned and measured[0] > self._ratio(octave):
             return
-        learned[octave] = now = statistics.median_low(measured)
+        learned[octave] = now = min(measured)
         self._runs += 1
         if len(learned) != len(self._judged):
             self._cap = 0
