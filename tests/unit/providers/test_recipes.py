@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from rlx_ort import DEVICE_PRIORITY, CompileOptions, Device, DeviceUnavailableError, EngineError, Precision
-from rlx_ort.providers import ort_provider, rocm
+from rlx_ort import DEVICE_PRIORITY, CompileOptions, Device, DeviceUnavailableError, EngineError, Graph, Precision
+from rlx_ort.converters.to_onnx.exporter import exported
+from rlx_ort.providers import cuda, ort_provider, rocm
+from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.coreml import CoreMlProvider
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.cuda import CudaProvider, cuda_options
@@ -34,6 +36,25 @@ def test_cuda_uses_tf32_only_when_asked(precision, tf32):
     """ONNX Runtime's own default would cost 6e-4 of accuracy."""
     assert cuda_options(2, precision) == {"device_id": "2", "use_tf32": tf32}
     assert cuda_options(0, precision) == {"use_tf32": tf32}  # the first GPU by default, without a warning
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "search"),
+    [("f32", 4, None), ("f32", "rows", "HEURISTIC"), ("f16", 4, "HEURISTIC"), ("f16", "rows", "HEURISTIC")],
+)
+def test_cuda_plans_convolutions_by_heuristics_for_open_sizes_and_in_f16(monkeypatch, dtype, rows, search):
+    """An option of the caller comes on top."""
+    opened: list[SessionRecipe] = []
+    monkeypatch.setattr(cuda, "open_session", lambda recipe, request: opened.append(recipe))
+    graph = Graph("convolution")
+    x = graph.input("x", [rows, 3, 8, 8], dtype)
+    graph.outputs = [graph.conv2d(x, graph.param("w", [4, 3, 3, 3], dtype))]
+    device, options = Device("cuda"), CompileOptions()
+    CudaProvider()._open(SessionRequest(device, exported(graph), {}, options))
+    assert opened[0].provider_options(options).get("cudnn_conv_algo_search") == search
+    assert opened[0].replans is (rows == "rows")
+    asked = options.with_(provider_options={"cudnn_conv_algo_search": "DEFAULT"})
+    assert opened[0].provider_options(asked)["cudnn_conv_algo_search"] == "DEFAULT"
 
 
 def test_directml_plans_no_memory_patterns_and_runs_one_at_a_time():
