@@ -156,7 +156,7 @@ def enforce(placement: Placement, rule: PlacementRule, device: Device) -> None:
             placement,
         )
     if rule is PlacementRule.STRICT:
-        share = f"{placement.requested_share:.0%}"
+        share = f"{int(100 * placement.requested_share)}%"  # not 100% where a node strays
         raise PlacementError(
             f"{len(strays)} node(s) would not run on {device.display} ({placement.requested}), which takes {share} of "
             f"the graph:\n{_listed(strays)}\n  {cpu_help()}, or choose another device",
