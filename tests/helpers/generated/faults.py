@@ -18,6 +18,7 @@ from rlx_ort.converters import row_independence
 from rlx_ort.converters.row_independence import RowIndependence
 from rlx_ort.converters.to_onnx import norm
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.providers.engine import optimizer_faults
 from rlx_ort.serving import model_devices
 
 __all__ = ["FAULTS", "found_at", "planted"]
@@ -51,6 +52,12 @@ def _wrong_epsilon() -> Any:
         return sound(emit, x, gamma, beta, first[0])
 
     return mock.patch.object(norm, "_layer", layer)
+
+
+def _fused_norms() -> Any:
+    """ONNX Runtime fuses RMS norms with its default in place of an epsilon that is not an f32."""
+    others = tuple(fault for fault in optimizer_faults.FAULTS if not fault.epsilon)
+    return mock.patch.object(optimizer_faults, "FAULTS", others)
 
 
 def _signed() -> Any:
@@ -108,6 +115,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "swapped outputs": (_swapped_outputs, "slots"),
     "aliased array": (_aliased_array, "run"),
     "wrong epsilon": (_wrong_epsilon, "run"),
+    "fused norms": (_fused_norms, "run"),
     "i64 for u64": (_signed, "run"),
     "stale row": (_stale_row, "rows"),
     "mixed rows": (_mixed_rows, "committed"),

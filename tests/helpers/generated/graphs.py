@@ -306,8 +306,14 @@ def _along(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
 def _norm(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
     if not a.value.rank or not a.value.dtype.is_float or d.limits or not isinstance(a.value.shape[-1], int):
         return None
-    gamma = np.linspace(0.5, 1.5, a.value.shape[-1]).astype(a.value.dtype.numpy)
-    return Entry(d.graph.layer_norm(a.value, gamma, gamma, eps=float(rng.choice([1.0, 0.25, 4.0]))), a.size * 3, False)
+    dtype, x, graph = a.value.dtype.numpy, a.value, d.graph
+    gamma, eps = np.linspace(0.5, 1.5, x.shape[-1]).astype(dtype), float(rng.choice([1.0, 0.25, 4.0]))
+    if rng.random() < 0.5:
+        return Entry(graph.layer_norm(x, gamma, gamma, eps=eps), a.size * 3, False)
+    if rng.random() < 0.5:  # in basic operators, which ONNX Runtime fuses
+        x = x - graph.mean(x, [-1], keep_dim=True)
+    squares = graph.mean(graph.pow(x, np.array(2, dtype)), [-1], keep_dim=True)
+    return Entry(x / graph.sqrt(squares + np.array(eps, dtype)) * gamma, a.size * 3, False)
 
 
 def _order(rng: np.random.Generator, d: _Drawing, a: Entry) -> Entry | None:
