@@ -133,7 +133,7 @@ def _open(
         if recipe.rewritten is not None:
             model = recipe.rewritten(model)
         if request.options.optimization is not OptimizationLevel.OFF:
-            faulty = disabled_optimizers(model, on_cpu=recipe.on_cpu)
+            faulty = disabled_optimizers(model, version, on_cpu=recipe.on_cpu)
             _leave_out(options, [*recipe.leaves_out, *faulty], request.options)
     else:
         model, memory = str(saved), []

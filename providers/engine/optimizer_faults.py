@@ -28,6 +28,7 @@ class OptimizerFault:
         reason: the wrong result, and where it was measured.
         epsilon: whether only the epsilons of norms count as such values.
         everywhere: whether it is wrong on every provider.
+        right_from: the first version of ONNX Runtime that was found to be right; all are wrong if it is empty.
     """
 
     optimizer: str
@@ -36,6 +37,7 @@ class OptimizerFault:
     reason: str
     epsilon: bool = False
     everywhere: bool = False
+    right_from: tuple[int, ...] = ()
 
 
 FAULTS = (
@@ -80,14 +82,27 @@ FAULTS = (
         )
         for level in ("L1", "L2")
     ),
+    *(
+        OptimizerFault(
+            f"LayerNormFusion{level}",
+            ("ReduceMean", "Sqrt", "Div"),
+            (_F16, _BF16),
+            "the epsilon of a layer norm becomes 1e-5 unless it is an f32 (1.24.4)",
+            epsilon=True,
+            everywhere=True,
+            right_from=(1, 31),
+        )
+        for level in ("L1", "L2")
+    ),
 )
 
 
-def disabled_optimizers(model: bytes, *, on_cpu: bool) -> list[str]:
-    """Return the optimisers to leave out for a serialised ONNX model, on the CPU provider or another one."""
+def disabled_optimizers(model: bytes, version: tuple[int, ...], *, on_cpu: bool) -> list[str]:
+    """Return the optimisers of a version to leave out for a serialised ONNX model, on the CPU provider or another."""
     if model[4:8] == b"ORTM":
         return []  # ORT format: it was optimised when it was made
     faults = [fault for fault in FAULTS if on_cpu or fault.everywhere]
+    faults = [fault for fault in faults if not fault.right_from or version < fault.right_from]
     near = [fault for fault in faults if all(operator.encode() in model for operator in fault.operators)]
     if not near:
         return []
