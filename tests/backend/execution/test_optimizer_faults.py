@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from rlx_ort import Device, DType, Graph, Session, supports_graph
+from rlx_ort.execution.session import working_provider
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.numerics import relative_error
 
@@ -137,6 +138,8 @@ def test_a_file_of_four_nodes_runs(tmp_path: Path, elem_type: int) -> None:
 @pytest.mark.parametrize("epsilon", [1e-6, 0.1])
 def test_a_norm_keeps_its_epsilon(dtype: DType, centred: bool, epsilon: float, device: Device) -> None:
     """Written in basic operators in its own precision, as imported models have it."""
+    if working_provider(device).compiles:
+        pytest.skip(f"{device.label} compiles graphs, with norms and bounds of its own")
     source = np.random.default_rng(36)
     x, gamma = (source.normal(0, 0.01, shape).astype(dtype.numpy) for shape in ((2, 3, 64), (64,)))
     g = Graph("norm")
