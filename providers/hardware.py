@@ -127,7 +127,7 @@ def release_free_heap() -> None:
 def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
     """Return the driver's NVIDIA GPUs in the order of the bus, which need not be CUDA's; none without NVML.
 
-    `nvidia-smi` tells the same, and takes a second to start on a host of four GPUs.
+    `nvidia-smi` prints the same facts, but takes a second to start on a host with four GPUs.
     """
     try:
         library, count, driver = nvml(), ctypes.c_uint(), ctypes.create_string_buffer(_NVML_TEXT)

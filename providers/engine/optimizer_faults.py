@@ -6,7 +6,7 @@ A fault is data: the optimiser to leave out, and what a model must hold for it t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import onnx
 
 KEY = "optimization.disable_specified_optimizers"
-_F16, _F64, _BF16 = 10, 11, 16  # of TensorProto
+_F32, _F16, _F64, _BF16 = 1, 10, 11, 16  # of TensorProto
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class OptimizerFault:
         operators: a model without one of these is safe.
         element_types: a model without values of one of these ONNX element types is safe.
         reason: the wrong result, and where it was measured.
-        epsilon: whether only the epsilons of norms count as such values.
+        epsilon: whether a model is safe too if the epsilons of its norms are f32.
         everywhere: whether it is wrong on every provider.
         right_from: the first version of ONNX Runtime that was found to be right; all are wrong if it is empty.
     """
@@ -111,8 +111,8 @@ def disabled_optimizers(model: bytes, version: tuple[int, ...], *, on_cpu: bool)
     proto = onnx.ModelProto.FromString(model)
     graphs = [proto.graph, *proto.functions]
     types = {kind for graph in graphs for kind in _element_types(graph)}
-    epsilons = {kind for graph in graphs for kind in _epsilon_types(graph)}
-    wrong = [fault for fault in near if not (epsilons if fault.epsilon else types).isdisjoint(fault.element_types)]
+    other = any(_has_other_epsilon(graph, {}) for graph in graphs)
+    wrong = [fault for fault in near if (other or not fault.epsilon) and not types.isdisjoint(fault.element_types)]
     return list(dict.fromkeys(fault.optimizer for fault in wrong))
 
 
@@ -132,18 +132,20 @@ def _element_types(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[int]
                     yield from _element_types(inner)
 
 
-def _epsilon_types(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[int]:
-    """Yield the element types of the numbers that are added before a square root, those of subgraphs included."""
-    known = {tensor.name: tensor.data_type for tensor in getattr(graph, "initializer", ())}
-    added: dict[str, list[str]] = {}
+def _has_other_epsilon(graph: onnx.GraphProto | onnx.FunctionProto, outer: Mapping[str, int]) -> bool:
+    """Return whether a number added before a square root may be of another type than f32; `outer` are known types."""
+    known = {**outer, **{tensor.name: tensor.data_type for tensor in getattr(graph, "initializer", ())}}
+    added: dict[str, list[int | None]] = {}
     for node in graph.node:
-        if node.op_type == "Constant":
-            known.update((node.output[0], each.t.data_type) for each in node.attribute if each.HasField("t"))
-        elif node.op_type == "Add":
-            added[node.output[0]] = list(node.input)
-        elif node.op_type == "Sqrt":
-            yield from (known[name] for name in added.get(node.input[0], ()) if name in known)
         for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node:
-                    yield from _epsilon_types(inner)
+            if node.op_type == "Cast" and attribute.name == "to":
+                known[node.output[0]] = attribute.i
+            elif node.op_type == "Constant" and attribute.HasField("t"):
+                known[node.output[0]] = attribute.t.data_type
+            if any(_has_other_epsilon(inner, known) for inner in (attribute.g, *attribute.graphs) if inner.node):
+                return True
+        if node.op_type == "Add":
+            added[node.output[0]] = [known.get(name) for name in node.input]
+        elif node.op_type == "Sqrt" and _F32 not in added.get(node.input[0], [_F32]):
+            return True
+    return False

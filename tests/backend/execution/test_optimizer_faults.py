@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from rlx_ort import Device, DType, Graph, Session, supports_graph
+from rlx_ort import Device, DType, Graph, Session, load, supports_graph
 from rlx_ort.execution.session import working_provider
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.numerics import relative_error
@@ -135,8 +135,8 @@ def test_a_file_of_four_nodes_runs(tmp_path: Path, elem_type: int) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.F32, DType.F64])
 @pytest.mark.parametrize("centred", [False, True], ids=["RMS", "layer"])
-@pytest.mark.parametrize("epsilon", [1e-6, 0.1])
-def test_a_norm_keeps_its_epsilon(dtype: DType, centred: bool, epsilon: float, device: Device) -> None:
+@pytest.mark.parametrize(("epsilon", "cast"), [(1e-6, False), (0.1, False), (0.125, True)])
+def test_a_norm_keeps_its_epsilon(dtype: DType, centred: bool, epsilon: float, cast: bool, device: Device) -> None:
     """Written in basic operators in its own precision, as imported models have it."""
     if working_provider(device).compiles:
         pytest.skip(f"{device.label} compiles graphs, with norms and bounds of its own")
@@ -153,7 +153,8 @@ def test_a_norm_keeps_its_epsilon(dtype: DType, centred: bool, epsilon: float, d
         h = node("Sub", h, node("ReduceMean", h, last, size=1, keepdims=1))
     square = node("Pow", h, g.constant(2, dtype))
     mean = node("ReduceMean", square, last, size=1, keepdims=1)
-    root = node("Sqrt", node("Add", mean, g.constant(epsilon, dtype), size=1), size=1)
+    added = g.constant(epsilon, DType.F32).cast(dtype) if cast else g.constant(epsilon, dtype)
+    root = node("Sqrt", node("Add", mean, added, size=1), size=1)
     result = node("Mul", node("Div", h, root), scale)
     g.outputs = [node("Add", result, g.constant(np.zeros(64), dtype)) if centred else result]
     if not supports_graph(device, g):
@@ -164,3 +165,40 @@ def test_a_norm_keeps_its_epsilon(dtype: DType, centred: bool, epsilon: float, d
     want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + stored) * gamma.astype(np.float64)
     (found,) = Session(device).compile(g).run({"x": x})
     assert relative_error(found.astype(np.float64), want) < {DType.F16: 5e-3, DType.F32: 1e-5, DType.F64: 1e-12}[dtype]
+
+
+def test_a_norm_in_a_branch_keeps_the_epsilon_of_the_graph_around_it(tmp_path: Path) -> None:
+    """ONNX Runtime reads weights of outer graphs as well."""
+    source = np.random.default_rng(36)
+    nodes = [
+        helper.make_node("Pow", ["x", "two"], ["squares"]),
+        helper.make_node("ReduceMean", ["squares"], ["mean"], axes=[-1], keepdims=1),
+        helper.make_node("Add", ["mean", "epsilon"], ["total"]),
+        helper.make_node("Sqrt", ["total"], ["root"]),
+        helper.make_node("Div", ["x", "root"], ["normal"]),
+        helper.make_node("Mul", ["normal", "gamma"], ["scaled"]),
+    ]
+    kind, shape = TensorProto.DOUBLE, [2, 3, 64]
+    branches = [
+        helper.make_graph(body, name, [], [helper.make_tensor_value_info(name, kind, shape)])
+        for name, body in (("scaled", nodes), ("same", [helper.make_node("Identity", ["x"], ["same"])]))
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("If", ["chosen"], ["y"], then_branch=branches[0], else_branch=branches[1])],
+        "branches",
+        [
+            helper.make_tensor_value_info("chosen", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("x", kind, shape),
+        ],
+        [helper.make_tensor_value_info("y", kind, shape)],
+        [
+            numpy_helper.from_array(data, name)
+            for name, data in {"two": np.array(2.0), "epsilon": np.array(0.1), "gamma": np.ones(64)}.items()
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    x = source.normal(0, 0.01, shape)
+    with load(tmp_path / "m.onnx") as runner:
+        (found,) = runner.run("cpu", {"chosen": np.array(True), "x": x})
+    want = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.1)
+    np.testing.assert_allclose(found, want, rtol=1e-12)
