@@ -463,6 +463,10 @@ class Provider(abc.ABC):
         """
         return None
 
+    def host_memory(self, device: Device, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory `(nbytes,)` of the host from which the device reads at full speed, as far as there is such."""
+        return np.empty(nbytes, np.uint8)
+
     def packed_bytes(self, op_type: str, place: int, shape: Sequence[int], itemsize: int) -> int:
         """Return the bytes of the copy that a kernel keeps of a constant input in a layout of its own; 0 for none."""
         return 0

@@ -11,6 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
@@ -34,6 +37,7 @@ from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
 from rlx_ort.providers.engine.opening import open_session
 from rlx_ort.providers.engine.recipe import Keeps, Recording, SessionRecipe, names
+from rlx_ort.providers.engine.replays import NotRecordedError
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import engine_library, missing_libraries, nvidia_gpus
 from rlx_ort.providers.ort_provider import OrtProvider
@@ -51,6 +55,7 @@ _PACKED = (DType.I4, DType.U4)
 _DRIVER = ("libcuda.so.1", "nvcuda.dll")
 _NO_GPU_REMEDY = "check with nvidia-smi that the driver sees a GPU"
 _SEARCH = "cudnn_conv_algo_search"
+_MOST_PINNED_BYTES = 256 << 20
 
 
 class CudaProvider(OrtProvider):
@@ -115,6 +120,13 @@ class CudaProvider(OrtProvider):
     def memory_limit(self, device: Device, options: CompileOptions, installed: int) -> int | None:
         """Return the limit of the session's arena, else the GPU's memory; Windows' driver lends of the host's."""
         return options.device_memory_limit_bytes or (installed if installed and sys.platform != "win32" else None)
+
+    def host_memory(self, device: Device, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return pinned memory up to 256 MB, which is taken from all processes."""
+        with contextlib.suppress(NotRecordedError):
+            if nbytes <= _MOST_PINNED_BYTES:
+                return pinned_like(device.index, np.broadcast_to(np.uint8(0), (nbytes,)))
+        return super().host_memory(device, nbytes)
 
     def devices(self) -> Sequence[Device]:
         """Return one device for each GPU CUDA counts, or index 0 when it counts none."""

@@ -303,6 +303,9 @@ class _CudaRecorder:
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return _pinned(self._context, like)
 
+    def reads(self, array: npt.NDArray[Any]) -> bool:
+        return _memory_type(array.ctypes.data) == _HOST
+
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:
         """Return an executable graph of the copies and the run, if it holds nothing that must not be replayed."""
         stream, graph = self._stream, _P()

@@ -45,6 +45,9 @@ class Recorder(Protocol):
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array like another one, in pinned host memory."""
 
+    def reads(self, array: npt.NDArray[Any]) -> bool:
+        """Return whether the device reads an array at full speed, since its memory is pinned."""
+
     def lend(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array that the device writes at full speed; its memory is lent again once nothing refers to it."""
 
@@ -162,7 +165,8 @@ class Replay:
 
     `ins` are arrays for what is given on the host or copied on the device, and the tensors that are read where they
     are; `outs` are arrays like the outputs. Large outputs of runs on arrays are copied into the array that the caller
-    gets; a copy into a buffer of the recording and another one from there took 70 % of a replay of GPT-2 (12 MB).
+    gets; a copy into a buffer of the recording and another one from there took 70 % of a replay of GPT-2 (12 MB). Large
+    inputs in pinned memory are copied from where they are in the same way.
     """
 
     def __init__(
@@ -189,10 +193,12 @@ class Replay:
         self._stays = {name: (back[name], outs[name]) for name in outs if name in resident}
         self._given = [(name, driver.host_buffer(arrays[name])) for name in arrays if name not in on_device]
         self.inside = [here for _, here in self._given]
+        lent = key[0] == 0  # the arrays of such runs are the caller's
+        self._first = [to[name] if lent and here.nbytes >= LENT_BYTES else 0 for name, here in self._given]
         self._large = {
             name: (back[name], _without_memory(like))
             for name, like in outs.items()
-            if key[0] == 0 and like.nbytes >= LENT_BYTES
+            if lent and like.nbytes >= LENT_BYTES
         }
         read = [name for name in outs if name not in resident and name not in self._large]
         self.views = [driver.host_buffer(outs[name]) for name in read]
@@ -200,7 +206,11 @@ class Replay:
             view[...] = 1
         try:
             self.handle = driver.record(
-                [(to[name], here.ctypes.data, here.nbytes) for name, here in self._given],
+                [
+                    (to[name], here.ctypes.data, here.nbytes)
+                    for (name, here), first in zip(self._given, self._first, strict=True)
+                    if not first
+                ],
                 bound.launch,
                 [(back[name], here.ctypes.data, here.nbytes) for name, here in zip(read, self.views, strict=True)],
             )
@@ -237,13 +247,18 @@ class Replay:
 
     def run_fresh(self, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Replay on arrays and return new arrays."""
-        for place, array in zip(self.inside, feeds.values(), strict=True):
-            fill(place, array)
-        if not self._large:
+        before: list[Copy] = []
+        for place, first, array in zip(self.inside, self._first, feeds.values(), strict=True):
+            source = array if first and array.flags.c_contiguous and self.driver.reads(array) else place
+            if source is place:
+                fill(place, array)
+            if first:
+                before.append((first, source.ctypes.data, place.nbytes))
+        if not (before or self._large):
             self._play()
             return [view.copy() for view in self.views]
         made = {name: self.driver.lend(like) for name, (_, like) in self._large.items()}
-        self._play((), [(made[name].ctypes.data, at, like.nbytes) for name, (at, like) in self._large.items()])
+        self._play(before, [(made[name].ctypes.data, at, like.nbytes) for name, (at, like) in self._large.items()])
         views = iter(self.views)
         return [made[name] if name in made else next(views).copy() for name in self.outputs]
 

@@ -332,6 +332,21 @@ class CompiledGraph(ParamSetter):
         recorded = (*report.recorded, *(run for other in others for run in other.recorded))
         return dataclasses.replace(report, recorded=recorded, sized=engine.sized.report())
 
+    def open_sized(self, inputs: Mapping[str, Any]) -> bool:
+        """Open the session for the sizes of inputs now, not after some runs; return whether such runs have one.
+
+        There are such sessions on CUDA, see `CompileOptions.sized_sessions`. Takes the time to open one and of some
+        runs, and its memory.
+
+        Raises:
+            InputError: an input is missing, unknown, or of another shape or dtype than declared.
+            ParamError: a parameter is not set.
+            EngineError: a run failed.
+        """
+        engine = self.engine()
+        feeds = self._inputs.checked(inputs, engine)
+        return engine.sized is not None and engine.sized.open_now(self._output_names, feeds)
+
     def run(self, inputs: Mapping[str, Any] | None = None) -> list[Any]:
         """Run once and return the outputs as numpy arrays, in the order of the graph's outputs.
 

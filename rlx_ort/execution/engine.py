@@ -617,6 +617,7 @@ class EngineSlot:
                 self.options.sized_sessions,
                 (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
                 functools.partial(_in_use, self.provider, self.device),
+                self.device.label,
             )
             engine.run = engine.sized.run
 

@@ -19,6 +19,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RlxError, ServingError
 from rlx_ort.faults import is_device_failure
 from rlx_ort.providers.engine.workers import Workers
+from rlx_ort.timing import in_row
 
 Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]
@@ -35,10 +36,13 @@ _INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing
 _ALONE_NS = 300_000  # the same where requests are so rare that the event loop has nothing else to do
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
-_COPYING = 4
+COPYING = 4
+"""The threads that copy."""
 THREADED_BYTES = 4 << 20
 """Inputs and outputs of batches from this size on are copied by several threads, outputs beside the device's."""
-_copiers = Workers(_COPYING, "rlx_ort-serve-copy", idle_s=10.0)
+_PREPARED_RUNS = 3  # of each batch size, whose least time counts
+_PREPARING_S = 60.0  # for those runs, between batches of requests
+_copiers = Workers(COPYING, "rlx_ort-serve-copy", idle_s=10.0)
 _log = logging.getLogger(__name__)
 
 
@@ -92,6 +96,8 @@ class Lane:
 
     Attributes:
         devices: the devices that run a batch, more than one for a graph in stages.
+        memory: returns memory of so many bytes, from which the device reads the inputs of a batch.
+        opens: opens the session for the sizes of a batch like the given one, if there is to be one.
     """
 
     def __init__(
@@ -107,6 +113,8 @@ class Lane:
         self.devices: tuple[Device, ...] = (device,)
         self.run = run
         self.probe = probe
+        self.memory: Callable[[int], npt.NDArray[np.uint8]] = functools.partial(np.empty, dtype=np.uint8)
+        self.opens: Callable[[Mapping[str, Array]], object] | None = None
         self.padding: Padding = padding
         self.busy_until_ns = 0
         self.idle = True
@@ -124,8 +132,10 @@ class Lane:
         self._backoff_s = _LEAST_BACKOFF_S
         self._inline_from_ns = 0
         self._rooms: tuple[Rooms, Rooms] = ({}, {})
+        self._prepared: dict[object, int] = {}  # inputs of a row -> the exponent up to which batches are prepared
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
-        self.helper = Workers(1, f"rlx_ort-serve-{device.label}-copy", idle_s=10.0)
+        self.helper = Workers(2, f"rlx_ort-serve-{device.label}-copy", idle_s=10.0)  # one joins, one places
+        self._opener = Workers(1, f"rlx_ort-serve-{device.label}-open", idle_s=10.0)
 
     def next_rooms(self) -> Rooms:
         """Return the memory of the inputs of the batch before the last, for the next one to be joined in.
@@ -202,6 +212,47 @@ class Lane:
             if any(not judged[at] / _MOVED < ratio < judged[at] * _MOVED for at, ratio in learned.items()):
                 self._cap = 0
 
+    def prepare(self, inputs: Mapping[str, Array], rows: int, tell: Callable[..., object]) -> None:
+        """Open the sessions for batches up to twice this one, in the background, and learn what they take.
+
+        A device that plans convolutions for each size would do so in every batch of another size until it has come some
+        times, and larger batches would be judged by predictions alone.
+
+        Args:
+            inputs: those of one of its requests.
+            rows: the rows that it runs with.
+            tell: calls a function with arguments on the event loop.
+        """
+        if self.opens is None:
+            return
+        kind = tuple([(name, array.shape[1:], array.dtype) for name, array in inputs.items()])
+        least, own = self._prepared.get(kind, 0), octave_of(rows)
+        until = min(own + 2, self._most.bit_length())
+        if until > least:
+            self._prepared[kind] = until
+            row = {name: array[:1].copy() for name, array in inputs.items()}
+            exponents = sorted(range(least, until), key=lambda exponent: abs(exponent - own))
+            self._opener.submit(functools.partial(self._prepare, self.opens, row, exponents, tell))
+
+    def _prepare(
+        self,
+        opens: Callable[[Mapping[str, Array]], object],
+        row: Mapping[str, Array],
+        exponents: Sequence[int],
+        tell: Callable[..., object],
+    ) -> None:
+        for rows in (1 << exponent for exponent in exponents):
+            inputs = {name: np.repeat(array, rows, axis=0) for name, array in row.items()}
+            try:
+                opens(inputs)
+                run = functools.partial(self.run, inputs, None)
+                runs = self.worker.submit(functools.partial(in_row, run, _PREPARED_RUNS))
+                for took_ns in runs.result(_PREPARING_S):
+                    tell(self.learn, rows, took_ns)
+            except (RlxError, TimeoutError) as err:  # no memory, or the model is closed
+                _log.info("batches of %d rows are not prepared on %s: %s", rows, self.device.display, err)
+                return
+
     def runs_inline(self, rows: int, now_ns: int, gap_ns: float) -> bool:
         """Return whether a run is so short that the event loop may make it, with requests at such intervals."""
         if self.device != Device.CPU or octave_of(rows) not in self._learned or now_ns < self._inline_from_ns:
@@ -260,8 +311,10 @@ def joined(lane: Lane, batch: Sequence[Rows], rooms: Rooms) -> Mapping[str, Arra
     return inputs
 
 
-def placed(lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> Sequence[Answer | Exception]:
-    """Copy outputs to where they are sent from."""
+def placed(
+    lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Exception], part_of_bytes: int = 0
+) -> Sequence[Answer | Exception]:
+    """Copy outputs to where they are sent from, by several threads if they are large or part of so many bytes."""
     begun_ns = time.perf_counter_ns()
     copies = [
         functools.partial(_place, request.place, request.wanted, result.outputs)
@@ -270,7 +323,7 @@ def placed(lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Excepti
     ]
     if copies:
         try:
-            _call_all(lane, copies, placed_bytes(batch, results))
+            _call_all(lane, copies, part_of_bytes or placed_bytes(batch, results))
         except Exception as err:  # it belongs to the requests
             return [_wrapped(err)] * len(batch)
         took_ns = time.perf_counter_ns() - begun_ns
@@ -334,9 +387,9 @@ def _joined(lane: Lane, name: str, arrays: list[Array], padding: int, rooms: Roo
     size = math.prod(shape) * arrays[0].itemsize
     room = rooms.get(name)
     if room is None or room.nbytes < size:
-        room = rooms[name] = np.empty(size, np.uint8)
+        room = rooms[name] = lane.memory(size)
     whole = room[:size].view(arrays[0].dtype).reshape(shape)
-    each = -(-len(arrays) // (_COPYING if _is_threaded(lane, whole.nbytes) else 1))
+    each = -(-len(arrays) // (COPYING if _is_threaded(lane, whole.nbytes) else 1))
     _call_all(
         lane,
         [
@@ -361,7 +414,7 @@ def _is_threaded(lane: Lane, size: int) -> bool:
 
 def _call_all(lane: Lane, copies: Sequence[Callable[[], object]], size: int) -> None:
     """Make copies of so many bytes in all."""
-    each = -(-len(copies) // (_COPYING if _is_threaded(lane, size) else 1))
+    each = -(-len(copies) // (COPYING if _is_threaded(lane, size) else 1))
     first, *others = [copies[at : at + each] for at in range(0, len(copies), each)]
     copied = [_copiers.submit(functools.partial(_call, part)) for part in others]
     _call(first)

@@ -17,7 +17,7 @@ from rlx_ort.errors import InputError, NoViableDeviceError, RlxError, ServingErr
 from rlx_ort.ir.types import ValueType
 from rlx_ort.made_up import even_inputs, spread
 from rlx_ort.numerics import agree
-from rlx_ort.serving.lanes import Array, Lane, Padding
+from rlx_ort.serving.lanes import Array, Lane
 from rlx_ort.timing import timed
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
             again = _timed(lane, 1, made_up)
             constant = {name: array for name, array in again.items() if agree(array, opening[name], _TOLERANCE)}
             lane.probe = functools.partial(_probe, runner, lane, made_up, constant)
-            lane.padding = _padding(runner, device)
+            _fit(lane, runner)
         except InputError:
             pass  # made-up inputs do not fit; the first request warms it
         except RlxError as err:
@@ -186,15 +186,24 @@ def _predictor(
     return batch_curve(graph, device, dim, options).ns
 
 
-def _padding(runner: GraphDevices, device: Device) -> Padding:
-    """Return which batches are padded: all if the device compiles each size, joined ones if it records launches."""
+def _fit(lane: Lane, runner: GraphDevices) -> None:
+    """Let a lane pad all batches if its device compiles each size, joined ones if it records launches.
+
+    Where sizes have sessions of their own it opens them, and it gets the host memory that its device reads best.
+    """
     from rlx_ort.providers.registry import provider_of  # the server is ready sooner without these imports
 
-    provider = provider_of(device)
-    if provider is not None and provider.compiles_per_shape:
-        return "always"
-    report = runner.compile(device).device_graph_report()
-    return "joined" if report.recorded or report.sized is not None else "never"
+    provider, compiled = provider_of(lane.device), runner.compile(lane.device)
+    if provider is None:
+        return
+    lane.memory = functools.partial(provider.host_memory, lane.device)
+    report = compiled.device_graph_report()
+    if provider.compiles_per_shape:
+        lane.padding = "always"
+    elif report.recorded or report.sized is not None:
+        lane.padding = "joined"
+    if report.sized is not None:
+        lane.opens = lambda inputs: runner.compile(lane.device).open_sized(inputs)
 
 
 def _run(

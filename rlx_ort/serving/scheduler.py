@@ -26,6 +26,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import ServingError
 from rlx_ort.faults import is_device_failure
 from rlx_ort.serving.lanes import (
+    COPYING,
     THREADED_BYTES,
     Answer,
     Array,
@@ -49,6 +50,7 @@ _WORTH = 0.9  # two batches of half the clients must take less than this share o
 _NEARLY_OVER = 0.25  # share of a run in which the next batch is put together, though clients are expected
 _LAST_PRIORITY = 30  # of requests without one, and of larger ones
 _AGE_NS = 1_000_000_000  # a request that waited for so long counts as one of the next priority
+_PARTS = 4  # of a batch whose outputs are placed and answered one after the other
 _PIECES_A_LANE = 2  # of a large request that wait or run at a time: one runs while the next one waits
 _log = logging.getLogger(__name__)
 
@@ -572,6 +574,8 @@ class Scheduler:
         self._running += 1
         loop = asyncio.get_running_loop()
         lane.unsettled += rows
+        if len(batch) > 1:
+            lane.prepare(batch[0].inputs, lane.size_of(rows, len(batch)), loop.call_soon_threadsafe)
         rooms = lane.next_rooms()
         inputs_of: Callable[[], Mapping[str, Array]] = functools.partial(joined, lane, batch, rooms)
         if lane.idle:
@@ -591,12 +595,27 @@ class Scheduler:
         """Run a batch in the lane's thread; large outputs are placed beside it, while the next batch runs."""
         results = run()
         if placed_bytes(batch, results) < THREADED_BYTES or lane.device == Device.CPU:
-            loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), True)
+            loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results))
             return
         loop.call_soon_threadsafe(self._free, lane)
-        lane.helper.submit(
-            lambda: loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), False)
-        )
+        lane.helper.submit(lambda: self._place(loop, lane, batch, results))
+
+    def _place(
+        self, loop: asyncio.AbstractEventLoop, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]
+    ) -> None:
+        """Place outputs part by part, so that the requests of one are answered while the next one is copied."""
+        begun_ns, nbytes = time.perf_counter_ns(), placed_bytes(batch, results)
+        each = max(-(-len(batch) // _PARTS), COPYING)
+        for at in range(0, len(batch), each):
+            before_ns, part = time.perf_counter_ns() - begun_ns, batch[at : at + each]
+            placed_results = placed(lane, part, results[at : at + each], nbytes)
+            for result in placed_results:
+                if isinstance(result, Answer):
+                    result.times.output_ns += before_ns
+            if not at:
+                loop.call_soon_threadsafe(self._note_answered, sum(request.rows for request in batch))
+            loop.call_soon_threadsafe(self._answer, lane, part, placed_results)
+        loop.call_soon_threadsafe(self._placed, lane, batch, results)
 
     def _free(self, lane: Lane) -> None:
         """Let a device take its next batch."""
@@ -605,30 +624,46 @@ class Scheduler:
         lane.free_since_ns = time.perf_counter_ns()
         self._soon()
 
-    def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception], frees: bool) -> None:
-        if frees:
-            self._free(lane)
+    def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
+        self._free(lane)
+        self._settle(lane, batch, results)
         self._running -= 1
         lane.unsettled -= sum(request.rows for request in batch)
-        self._settle(lane, batch, results)
+        self._dispatch()
+
+    def _placed(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
+        self._note_run(lane, batch, results)
+        self._running -= 1
+        lane.unsettled -= sum(request.rows for request in batch)
         self._dispatch()
 
     def _settle(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
         """Give the requests of a batch their answers."""
+        self._note_run(lane, batch, results)
+        self._answer(lane, batch, results)
+        self._note_answered(sum(request.rows for request in batch))
+
+    def _answer(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
         failed = []
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, Exception) and is_device_failure(result):
                 failed.append((request, result))
             else:
                 self._end(request, result)
+        if failed:
+            self._move(lane, failed)
+
+    def _note_run(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
+        """Learn the time of a batch and count it."""
         done = [result for result in results if isinstance(result, Answer)]
         rows = sum(request.rows for request in batch)
         if done and len(done) == len(batch):
             lane.learn(lane.size_of(rows, len(batch)), done[0].times.infer_ns)
         if done:
-            self._on_batch(lane.device, rows, len(done), done[0].times)
-        if failed:
-            self._move(lane, failed)
+            self._on_batch(lane.device, rows, len(done), done[-1].times)
+
+    def _note_answered(self, rows: int) -> None:
+        """Expect the clients of so many rows back."""
         if self._returned and self._answered_ns:
             each_ns = (self._arrived_ns - self._answered_ns) / self._returned  # with the time to send the answers
             self._back_ns = _mean_of(self._back_ns, each_ns)

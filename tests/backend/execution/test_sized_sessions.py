@@ -80,6 +80,27 @@ def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
         run_often(compiled, count, 2)
 
 
+def test_the_session_of_a_size_opens_when_it_is_asked_for(
+    replanning: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept though it is no faster than a run whose plans another size would end, and opened once."""
+    monkeypatch.setattr(sized, "WORTH", 0.0)
+    compiled = Session("cpu").compile(graph())
+    assert compiled.open_sized(rows(3))
+    assert compiled.open_sized(rows(3))
+    assert [(found.sizes, found.state) for found in sizes_of(compiled)] == [("x [3, 4]", "used")]
+    run_often(compiled, 3)
+    run_often(compiled, 5, 2)
+    assert not replanning
+
+
+def test_no_session_is_opened_for_a_size_that_gains_nothing_by_one(jobs: list[Callable[[], None]]) -> None:
+    """Or where inputs have no open sizes."""
+    compiled = Session("cpu", CompileOptions(dims={"rows": 3})).compile(graph())
+    assert not compiled.open_sized(rows(3))
+    assert not Session("cpu", CompileOptions(device_graph=False)).compile(graph()).open_sized(rows(3))
+
+
 def test_a_size_that_seldom_changes_has_no_session_that_is_not_faster(
     replanning: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

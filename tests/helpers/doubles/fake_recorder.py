@@ -20,9 +20,11 @@ class FakeRecorder:
         spoil: added to the first element of the first output of each replay.
         replays: how many there were.
         moved: copies within the device.
+        sources: the addresses that were copied from just before and after a replay.
         dropped: the recordings that were freed.
         closed: whether the stream was freed.
         entered: how often a run has set the thread's GPU.
+        pinned: the address of an array that counts as pinned memory.
     """
 
     options: Mapping[str, str] = {}
@@ -34,8 +36,9 @@ class FakeRecorder:
         self.moved = 0
         self.made = 0
         self.dropped: list[int] = []
+        self.sources: list[int] = []
         self.closed = False
-        self.entered = 0
+        self.entered = self.pinned = 0
 
     def enter(self) -> None:
         """Count."""
@@ -44,6 +47,10 @@ class FakeRecorder:
     def host_buffer(self, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return an array like another one."""
         return np.empty(like.shape, like.dtype)
+
+    def reads(self, array: np.ndarray[Any, Any]) -> bool:
+        """Return whether it is the array that counts as pinned."""
+        return array.ctypes.data == self.pinned
 
     def lend(self, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return an array like another one."""
@@ -80,6 +87,7 @@ class FakeRecorder:
         """Copy and count the copies."""
         self.moved += len(copies)
         for to, source, size in copies:
+            self.sources.append(source)
             ctypes.memmove(to, source, size)
 
     def drop(self, recording: Any) -> None:

@@ -532,6 +532,22 @@ def host_memory(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     return allocated
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("strided", [True, False])
+def test_a_large_input_in_pinned_memory_is_copied_from_where_it_is(pinned: bool, strided: bool) -> None:
+    """Any other one is brought into memory of the recording first; both give what a plain run gives."""
+    found, _, driver = made()
+    size = replays.LENT_BYTES // 4
+    for _ in range(3):
+        run(found, size)
+    for value in (1.0, -2.0):
+        x = np.full(2 * size, value, np.float32)[:: 2 if strided else 1][:size]
+        driver.pinned = x.ctypes.data if pinned else 0
+        (result,) = found.run(["y"], {"x": x}, SHARED)
+        np.testing.assert_array_equal(result, np.full(size, 2 * value, np.float32))
+        assert (driver.sources[-2] == x.ctypes.data) == (pinned and not strided)
+
+
 def test_lent_memory_is_lent_again_when_its_last_view_is_gone(host_memory: dict[int, Any]) -> None:
     """A slice keeps it."""
     lender, like = cuda_driver._Lender(0), np.zeros((4, 8), np.float32)

@@ -250,11 +250,82 @@ def test_devices_that_compile_or_record_each_size_get_few_sizes(
     monkeypatch: pytest.MonkeyPatch, compiles: bool, recorded: int, wanted: Padding
 ) -> None:
     """What the provider states counts, and whether the runs at loading were recorded."""
-    provider = SimpleNamespace(compiles_per_shape=compiles)
+    provider = SimpleNamespace(compiles_per_shape=compiles, host_memory=lambda device, nbytes: np.empty(nbytes))
     monkeypatch.setattr(registry, "provider_of", lambda device: provider)
     report = DeviceGraphReport((None,) * recorded)  # type: ignore[arg-type]
     runner: Any = SimpleNamespace(compile=lambda device: SimpleNamespace(device_graph_report=lambda: report))
-    assert model_devices._padding(runner, CUDA) == wanted
+    found = lane(Fake(), CUDA)
+    model_devices._fit(found, runner)
+    assert found.padding == wanted
+
+
+async def test_sessions_for_larger_batches_are_opened_before_they_come() -> None:
+    """For all sizes up to twice that of the first batch of several requests, in whose runs their times are learned."""
+    fake, opened = Fake(lambda rows: 1e6), list[int]()
+    device = lane(fake, CUDA, most=64)
+    device.padding, device.opens = "joined", lambda inputs: opened.append(len(inputs["x"]))
+    device.learn(1, 1_000_000)
+    scheduler = Scheduler([device], batched=True)
+    await scheduler.submit(rows(1))
+    assert opened == []
+    async with busy(fake, scheduler):
+        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(3)]
+    for at, answer in enumerate(await asyncio.gather(*later)):
+        np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * at)["x"])
+    while device.cap() < 16 or len(opened) < 4:
+        await asyncio.sleep(0.001)
+    assert sorted(opened) == [1, 2, 4, 8]
+    assert {1, 2, 4, 8} <= set(fake.runs)
+    await scheduler.close()
+
+
+async def test_a_size_that_cannot_be_opened_ends_the_preparation_alone() -> None:
+    """Requests are answered as before."""
+    fake, opened = Fake(), list[int]()
+
+    def full(inputs: Mapping[str, Array]) -> None:
+        opened.append(len(inputs["x"]))
+        raise EngineError("no memory")
+
+    device = lane(fake, CUDA)
+    device.opens = full
+    scheduler = Scheduler([device], batched=True)
+    for _ in range(2):
+        async with busy(fake, scheduler):
+            later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(4)]
+        for at, answer in enumerate(await asyncio.gather(*later)):
+            np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * at)["x"])
+        fake.runs.clear()
+    while not opened:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    assert len(opened) == 1
+    await scheduler.close()
+
+
+async def test_the_first_requests_of_a_large_batch_are_answered_before_the_last_output_is_copied() -> None:
+    """So that their clients need not wait for it."""
+    fake, ended, answered = Fake(), list[object](), threading.Event()
+    scheduler = Scheduler([lane(fake, CUDA)], batched=True)
+
+    def end(result: object) -> None:
+        ended.append(result)
+        answered.set()
+
+    def last(array: Array) -> Array:
+        assert answered.wait(10)
+        return array.copy()
+
+    async with busy(fake, scheduler):
+        for at in range(16):
+            place = last if at == 15 else np.copy
+            scheduler.accept(rows(1, at, width=1 << 18), None, end, place=place)
+    while len(ended) < 16:
+        await asyncio.sleep(0.001)
+    for at, answer in enumerate(ended):
+        assert isinstance(answer, Answer)
+        assert (answer.outputs["y"] == 2 * at).all()
+    await scheduler.close()
 
 
 def test_texts_are_padded() -> None:
