@@ -206,17 +206,21 @@ class CudaProvider(OrtProvider):
         return open_session(recipe, request)
 
     def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
-        """Return other layouts, plans and fusions of convolutions, other attention kernels, and runs as they are."""
+        """Return other layouts, plans and fusions of convolutions, other attention kernels, and runs as they are.
+
+        Plans by DEFAULT were 1.15 to 81 times slower in each of five models, one of which took 55 s to open, and
+        cudnn_conv1d_pad_to_nc1d won in none, Whisper among them (H200, ONNX Runtime 1.31.1;
+        docs/results/README.md, h200-2026-11-26-third).
+        """
         attention = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
         norms = ("GroupNorm", "GroupNormalization", "InstanceNormalization")
         return (
             *variants_of("fusion", [True], ["Softmax", "Attention", *norms]),  # the largest gain where it fits
             *variants_of("provider_options.prefer_nhwc", ["1"], ["Conv"]),
-            *variants_of("provider_options.cudnn_conv_algo_search", ["EXHAUSTIVE", "HEURISTIC", "DEFAULT"], ["Conv"]),
+            *variants_of("provider_options.cudnn_conv_algo_search", ["EXHAUSTIVE", "HEURISTIC"], ["Conv"]),
             # GroupNorm reads NHWC: between convolutions of another layout its transpositions may cost what it gains.
             Variant({"fusion": True, "provider_options": {"prefer_nhwc": "1"}}, frozenset(norms)),
             *variants_of("provider_options.fuse_conv_bias", ["1"], ["Conv"]),
-            *variants_of("provider_options.cudnn_conv1d_pad_to_nc1d", ["1"], ["Conv"]),
             # Flash, memory-efficient, cuDNN's and plain products, as `AttentionBackend` in the source of ONNX Runtime.
             *variants_of("provider_options.sdpa_kernel", ["1", "2", "8", "16"], attention),
             *variants_of("kernel_dispatch", ["force-common"]),

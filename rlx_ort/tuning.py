@@ -49,7 +49,7 @@ TOLERANCES: Mapping[Precision, float] = {
 """The largest error of an output, over its largest value, in each precision that the caller allows."""
 
 _EXACT = Variant({"precision": "f32"})
-_WARM_RUNS = 8  # a recording is made in them
+_WARM_RUNS, _WARM_S = 8, 1.0  # a recording is made in them; slow runs end earlier
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 200
 _ENOUGH = 10  # rounds with the same winner
 _RACE_S = 1.5
@@ -282,7 +282,7 @@ class _Search:
             sessions, compiled = self._open(variant)
             outputs = compiled.run(self.inputs)
             open_ns = time.perf_counter_ns() - begun
-            in_row(partial(compiled.run, self.inputs), _WARM_RUNS)
+            self._warm(compiled)
             after = self._used()
             error = max(map(_error, outputs, self.wanted), default=0.0)
             memory = None if before is None or after is None else max(after - before, 0)
@@ -300,6 +300,13 @@ class _Search:
             if not is_device_failure(err):
                 raise
             return _Entry(variant, Trial(name, note=str(err).splitlines()[0]), compiled, sessions)
+
+    def _warm(self, compiled: CompiledGraph) -> None:
+        end = time.monotonic() + _WARM_S
+        for _ in range(_WARM_RUNS):
+            compiled.run(self.inputs)
+            if time.monotonic() > end:
+                break
 
     def _race(self, challenger: _Entry, champion: _Entry) -> _Race:
         """Run two variants in turns, either of them first as often as the other."""
