@@ -32,7 +32,7 @@ Kind: TypeAlias = "Callable[[Any], bool]"
 
 _LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)
 
-_OBJECT = np.dtype(object)  # of string arrays
+_OBJECT, _TEXT = np.dtype(object), frozenset({str})  # of string arrays, and of their elements
 _DLPACK_CPU = 1
 
 
@@ -60,8 +60,8 @@ class InputPlan:
         tensors = {name: kind for name, kind in types.items() if isinstance(kind, TensorType)}
         self._rows = tuple((name, kind.dtype.numpy, kind) for name, kind in tensors.items())
         self._others = tuple((name, kind) for name, kind in types.items() if name not in tensors)
-        # The elements of string arrays may be anything, so they are checked in every run.
-        self._bulk = not self._others and all(dtype is not _OBJECT for _, dtype, _ in self._rows)
+        self._bulk = not self._others
+        self._texts = [name for name, dtype, _ in self._rows if dtype is _OBJECT]
         # Matches the like of the last inputs that needed no conversion: that is four times as fast as checking each
         # input, and loops feed the same kind of arrays again and again.
         self._known: Kind = lambda _: False
@@ -131,7 +131,8 @@ class InputPlan:
             self._accepted = shapes
         if unchanged:
             arrays = feeds.values()
-            self._known = _kind(list(feeds), [array.dtype for array in arrays], [array.shape for array in arrays])
+            kind = _kind(list(feeds), [array.dtype for array in arrays], [array.shape for array in arrays])
+            self._known = _with_texts(kind, self._texts) if self._texts else kind
         elif resident:
             return ResidentFeeds(feeds)
         return feeds
@@ -209,6 +210,21 @@ def _kind(names: list[str], dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tu
         return two
     matches = matcher(dtypes, shapes)
     return lambda inputs: inputs.__class__ is dict and list(inputs) == names and matches(inputs.values())
+
+
+def _with_texts(kind: Kind, names: Sequence[str]) -> Kind:
+    """Return a kind of which some inputs are string arrays; their elements may be anything, so each run checks them."""
+
+    def matches(inputs: Any) -> bool:
+        if not kind(inputs):
+            return False
+        for name in names:
+            array = inputs[name]
+            if not (array.flags.c_contiguous and _all_text(array)):
+                return False
+        return True
+
+    return matches
 
 
 def matcher(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Callable[[Collection[Any]], bool]:
@@ -464,7 +480,9 @@ def _strings(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _all_text(array: npt.NDArray[Any]) -> bool:
-    return set(map(type, array.reshape(-1).tolist())) <= {str}
+    if array.size == 1:  # a row of a table, where this would take a tenth of the run
+        return array.item().__class__ is str
+    return _TEXT.issuperset(map(type, array.flat))
 
 
 def _described(value: object, array: npt.NDArray[Any]) -> str:

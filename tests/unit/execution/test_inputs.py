@@ -129,6 +129,22 @@ def test_what_is_no_text_is_refused_as_string(value: Any) -> None:
         _fed(_plan(DType.STRING, ("n",)), value)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_elements_of_a_string_array_are_checked_in_each_run(size: int) -> None:
+    """An array that was right may hold something else by the next run, or be a part of another one."""
+    plan, array = _plan(DType.STRING, ("n",)), np.array(["a"] * size, object)
+    for _ in range(2):
+        assert _fed(plan, array) is array
+    array[-1] = b"\xc3\xa4"
+    assert _fed(plan, array).tolist() == ["a"] * (size - 1) + ["ä"]
+    array[-1] = 1.0
+    with pytest.raises(InputError, match="input 'x'"):
+        _fed(plan, array)
+    strided = np.array(["a", "b"] * size, object)[::2]
+    assert _fed(plan, strided).flags.c_contiguous
+    assert _fed(plan, strided).tolist() == ["a"] * size
+
+
 @pytest.mark.parametrize(
     ("shape", "got", "message"),
     [
