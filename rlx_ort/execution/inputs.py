@@ -131,8 +131,8 @@ class InputPlan:
             self._accepted = shapes
         if unchanged:
             arrays = feeds.values()
-            kind = _kind(list(feeds), [array.dtype for array in arrays], [array.shape for array in arrays])
-            self._known = _with_texts(kind, self._texts) if self._texts else kind
+            known = _kind(list(feeds), [array.dtype for array in arrays], [array.shape for array in arrays])
+            self._known = _with_texts(known, self._texts) if self._texts else known
         elif resident:
             return ResidentFeeds(feeds)
         return feeds

@@ -113,7 +113,7 @@ class Lane:
         self.devices: tuple[Device, ...] = (device,)
         self.run = run
         self.probe = probe
-        self.memory: Callable[[int], npt.NDArray[np.uint8]] = functools.partial(np.empty, dtype=np.uint8)
+        self.memory: Callable[[int], npt.NDArray[np.uint8]] = lambda nbytes: np.empty(nbytes, np.uint8)
         self.opens: Callable[[Mapping[str, Array]], object] | None = None
         self.padding: Padding = padding
         self.busy_until_ns = 0
