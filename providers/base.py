@@ -132,6 +132,15 @@ def reads_i64(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return node.pattern.imported and element(node.inputs) is DType.I64
 
 
+REDUCED_IN_F64 = "its results stop at the limits of integers and are inexact above 2^53"
+
+
+def reads_integers(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether an imported node, for which no other form is written, reads integers."""
+    dtype = element(node.inputs)
+    return node.pattern.imported and dtype is not None and dtype.is_integer
+
+
 def limited_nodes(
     nodes: Sequence[ExportedNode], limits: Sequence[KernelLimit], constants: Mapping[str, object]
 ) -> list[tuple[ExportedNode, str]]:

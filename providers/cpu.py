@@ -13,15 +13,16 @@ from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.options.variant import Variant, variants_of
 from rlx_ort.providers.base import (
     PRIVATE_MEMORY,
+    REDUCED_IN_F64,
     Availability,
     CostProfile,
     KernelLimit,
     MemoryReading,
     SessionMemory,
-    element,
     input_dims,
     is_float_remainder,
     reads_i64,
+    reads_integers,
 )
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem
@@ -31,18 +32,11 @@ from rlx_ort.providers.ort_provider import OrtProvider
 # Per core of an AVX2 server at about 3 GHz: half of 2 FMA units x 8 lanes x 2 FLOP x 3 GHz, which MLAS reaches.
 _GEMM_GFLOPS_PER_CORE = 50.0
 _BYTES_PER_NS = (10.0, 1e9)  # inputs and outputs are handed over, not copied
-_IN_F64 = "its results stop at the limits of integers and are inexact above 2^53"
 _BLOCK = 16  # channels or columns that MLAS packs together, 8 channels without AVX-512
 _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
 
 _PACKED = {"Conv": (1,), "GRU": (1, 2), "Gemm": (1,), "LSTM": (1, 2), "MatMul": (1,)}
 _BLOCKED = {"Conv": (0, 1), "Gemm": (-1,), "MatMul": (-1,)}
-
-
-def _reduces_integers(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether an imported node sums or multiplies integers; nodes of the library's own stay in range."""
-    dtype = element(node.inputs)
-    return node.pattern.imported and dtype is not None and dtype.is_integer
 
 
 def _sums_integers_alone(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -52,7 +46,7 @@ def _sums_integers_alone(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     letters = set(terms) - set(",.")
     kept = set(result) if arrow else {each for each in letters if terms.count(each) == 1}
     alone = {each for each in letters if sum(each in operand for operand in operands) == 1}
-    return bool(alone - kept) and _reduces_integers(node, given)
+    return bool(alone - kept) and reads_integers(node, given)
 
 
 def _averages_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -151,10 +145,10 @@ class CpuProvider(OrtProvider):
         # Nodes of imported models that are no IR ops, as with axes that are an input. ONNX's reference implementation
         # wraps integers around and has NaN as the mean of no elements.
         *(
-            KernelLimit(op_type, _reduces_integers, _IN_F64)
+            KernelLimit(op_type, reads_integers, REDUCED_IN_F64)
             for op_type in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare")
         ),
-        KernelLimit("Einsum", _sums_integers_alone, _IN_F64),
+        KernelLimit("Einsum", _sums_integers_alone, REDUCED_IN_F64),
         *(
             KernelLimit(op_type, reads_i64, "it takes the wrong one of two i64 whose upper 32 bits are equal")
             for op_type in ("ReduceMax", "ReduceMin")

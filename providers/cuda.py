@@ -22,6 +22,7 @@ from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.options.variant import Variant, variants_of
 from rlx_ort.providers.base import (
     INDEX_LIMITS,
+    REDUCED_IN_F64,
     Availability,
     CostProfile,
     EngineSession,
@@ -32,6 +33,7 @@ from rlx_ort.providers.base import (
     element,
     is_float_remainder,
     reads_i64,
+    reads_integers,
 )
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
@@ -228,10 +230,10 @@ class CudaProvider(OrtProvider):
             *variants_of("device_graph", [False]),
         )
 
-    # On an H100 with ONNX Runtime 1.31.1 reductions rounded i64 beyond 2^53, and TopK, ArgMax and ArgMin gave places
-    # that are none where there are infinities; the lowerings have other forms.
+    # On an H100 with ONNX Runtime 1.31.1 reductions rounded i64 beyond 2^53, sums of i32 stopped at its limits, and
+    # TopK, ArgMax and ArgMin gave places that are none where there are infinities; the lowerings have other forms.
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
-        ("", op_type) for op_type in ("ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "ReduceSum", "TopK")
+        ("", op_type) for op_type in ("ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "TopK")
     )
     # Each was assigned and failed in the run with this message, on an H200 with ONNX Runtime 1.31.1.
     limits: ClassVar[Sequence[KernelLimit]] = (
@@ -250,8 +252,9 @@ class CudaProvider(OrtProvider):
         ),
         *(
             KernelLimit(op_type, reads_i64, "it computes i64 in f64, which is inexact beyond 2^53")
-            for op_type in ("ReduceMax", "ReduceMin", "ReduceSum")
+            for op_type in ("ReduceMax", "ReduceMin")
         ),
+        *(KernelLimit(op_type, reads_integers, REDUCED_IN_F64) for op_type in ("ReduceL1", "ReduceProd", "ReduceSum")),
         KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only before opset 28"),
         KernelLimit(
             "Cast",

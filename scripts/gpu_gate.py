@@ -57,7 +57,8 @@ _ABSOLUTE = re.compile(r"(?<![\w.-])/?(?:usr|opt|work|tmp|home|root)/(?:[\w.+-]+
 
 SLOW = {
     "tests/backend/ops/test_dtypes.py": 8,
-    "tests/backend/user_models/test_user_models.py": 4,
+    "tests/backend/user_models/test_user_models.py": 8,
+    "tests/backend/execution/test_crashes.py": 4,
     "tests/backend/providers/test_compile_cache.py": 2,
 }  # processes
 

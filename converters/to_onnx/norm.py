@@ -208,8 +208,8 @@ def reduced(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
 
     The CPU's ReduceSum and ReduceProd compute integers in f64: they stop at the dtype's limits, where numpy, PyTorch
     and ONNX's reference wrap around, and are inexact above 2^53. Its ReduceMean over no elements is 0 instead of NaN.
-    Its ReduceMax and ReduceMin misorder i64 (see `kernel_dtypes`). CUDA's sums, largest and least of i64 are computed
-    in f64. All of ONNX Runtime 1.31.1.
+    Its ReduceMax and ReduceMin misorder i64 (see `kernel_dtypes`). CUDA's kernels compute integers in f64 as well, and
+    i32 stop at their limits. All of ONNX Runtime 1.31.1.
     """
     if not op.axes:
         return emit.op("Identity", inputs[0])
@@ -224,11 +224,11 @@ def reduced(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
         mean = emit.op("ReduceMean", wide, emit.i64(op.axes), keepdims=int(op.keep_dim))
         return emit.cast(emit.op("Min", mean, emit.constant(_BELOW_2_64, DType.F64)), DType.U64)
     if op.function in _INTEGER_SUMS and dtype.is_integer and not emit.has_kernel(op_type, kind := TensorType(compute)):
-        if op.function == "prod" or emit.has_kernel("MatMul", kind, kind) or not emit.has_kernel("Mod", kind, kind):
+        wide = TensorType(DType.I64)
+        if op.function == "prod" or emit.has_kernel("MatMul", kind, kind) or not emit.has_kernel("Mod", wide, wide):
             return _wrapping(emit, op, inputs[0])
-        if compute is DType.I64:
-            total = _sum_of_parts(emit, op, emit.cast(inputs[0], compute))
-            return total if dtype is compute else emit.cast(total, dtype)
+        total = _sum_of_parts(emit, op, emit.cast(inputs[0], DType.I64), dtype.bits)
+        return total if dtype is DType.I64 else emit.cast(total, dtype)
     return op_in(emit, op_type, dtype, inputs[0], others=[emit.i64(op.axes)], keepdims=int(op.keep_dim))
 
 
@@ -276,14 +276,17 @@ def _wrapping(emit: Emitter, op: Reduce, x: Any) -> Any:
     return emit.cast(value, kind.dtype)
 
 
-def _sum_of_parts(emit: Emitter, op: Reduce, value: Any) -> Any:
-    """Return the sum of i64 by a kernel that computes in f64: each part has 22 bits, and 2^31 of them are exact."""
+def _sum_of_parts(emit: Emitter, op: Reduce, value: Any, bits: int) -> Any:
+    """Return the sum of i64 by a kernel that computes in f64: each part has 22 bits, and 2^31 of them are exact.
+
+    The values are of integers of so many bits.
+    """
     axes, part = emit.i64(op.axes), emit.constant(1 << 22, DType.I64)
     sums = []
-    for last in (False, False, True):
-        low = value if last else emit.op("Mod", value, part)
+    for more in reversed(range(-(-bits // 22))):
+        low = emit.op("Mod", value, part) if more else value
         sums.append(emit.op("ReduceSum", low, axes, keepdims=int(op.keep_dim)))
-        if not last:
+        if more:
             value = emit.op("Div", emit.op("Sub", value, low), part)
     return functools.reduce(lambda high, low: emit.op("Add", emit.op("Mul", high, part), low), reversed(sums))
 

@@ -332,6 +332,12 @@ class CompiledGraph(ParamSetter):
         recorded = (*report.recorded, *(run for other in others for run in other.recorded))
         return dataclasses.replace(report, recorded=recorded, sized=engine.sized.report())
 
+    @property
+    def replans(self) -> bool:
+        """Whether a run of other sizes than the last one plans kernels anew; opens the session."""
+        sized = self.engine().sized
+        return sized is not None and sized.replans
+
     def open_sized(self, inputs: Mapping[str, Any]) -> bool:
         """Open the session for the sizes of inputs now, not after some runs; return whether such runs have one.
 

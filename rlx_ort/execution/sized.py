@@ -96,7 +96,7 @@ class SizedSessions:
     ) -> None:
         self._plain = plain
         self._gains = gains
-        self._replans = replans
+        self.replans = replans
         self._opened = opened
         self._rule = rule
         self._most = most
@@ -151,7 +151,7 @@ class SizedSessions:
                 return key in self._ready
             self._found[key] = SizedRun(described(key), "opening")
             self._tries += 1
-        self._try(key, names, feeds, math.inf if self._replans else WORTH)
+        self._try(key, names, feeds, math.inf if self.replans else WORTH)
         return key in self._ready
 
     def report(self) -> tuple[SizedRun, ...]:
@@ -171,7 +171,7 @@ class SizedSessions:
         self._counts[key] = count, turns
         if len(self._counts) > MOST_KNOWN:
             self._counts.popitem(last=False)
-        if count == 1 and self._replans and len(self._counts) == 2:  # the first one is no longer alone
+        if count == 1 and self.replans and len(self._counts) == 2:  # the first one is no longer alone
             self._found = {each: entry for each, entry in self._found.items() if entry.state != "refused"}
         if count % AFTER_RUNS or self._tries >= MOST_TRIES or len(self._ready) >= self._most or self._full:
             return
@@ -183,7 +183,7 @@ class SizedSessions:
             self._found[key] = SizedRun(described(key), "opening")
             self._tries += 1
         copies = {name: array.copy() for name, array in feeds.items()}
-        worth = WORTH_IN_TURNS if self._replans and turns >= TURNS * count else WORTH
+        worth = WORTH_IN_TURNS if self.replans and turns >= TURNS * count else WORTH
         self._later(lambda: self._try(key, list(names), copies, worth))
 
     def _try(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any], worth: float) -> None:

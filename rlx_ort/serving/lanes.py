@@ -36,13 +36,13 @@ _INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing
 _ALONE_NS = 300_000  # the same where requests are so rare that the event loop has nothing else to do
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
-COPYING = 4
-"""The threads that copy."""
+_COPYING = 4
 THREADED_BYTES = 4 << 20
 """Inputs and outputs of batches from this size on are copied by several threads, outputs beside the device's."""
+_JOIN_WEIGHT = 0.125  # weight of a new time in the mean
 _PREPARED_RUNS = 3  # of each batch size, whose least time counts
 _PREPARING_S = 60.0  # for those runs, between batches of requests
-_copiers = Workers(COPYING, "rlx_ort-serve-copy", idle_s=10.0)
+_copiers = Workers(_COPYING, "rlx_ort-serve-copy", idle_s=10.0)
 _log = logging.getLogger(__name__)
 
 
@@ -97,7 +97,7 @@ class Lane:
     Attributes:
         devices: the devices that run a batch, more than one for a graph in stages.
         memory: returns memory of so many bytes, from which the device reads the inputs of a batch.
-        opens: opens the session for the sizes of a batch like the given one, if there is to be one.
+        opens: opens the session for the sizes of a batch like the given one; None where a change of sizes costs little.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class Lane:
         self._cap = self._runs = 0
         self._backoff_s = _LEAST_BACKOFF_S
         self._inline_from_ns = 0
+        self._row_joins_in_ns = 0.0
         self._rooms: tuple[Rooms, Rooms] = ({}, {})
         self._prepared: dict[object, int] = {}  # inputs of a row -> the exponent up to which batches are prepared
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
@@ -213,17 +214,17 @@ class Lane:
                 self._cap = 0
 
     def prepare(self, inputs: Mapping[str, Array], rows: int, tell: Callable[..., object]) -> None:
-        """Open the sessions for batches up to twice this one, in the background, and learn what they take.
+        """Learn in the background what batches up to twice this one take, and open the sessions for their sizes first.
 
-        A device that plans convolutions for each size would do so in every batch of another size until it has come some
-        times, and larger batches would be judged by predictions alone.
+        Larger batches would be judged by predictions alone, and a device that plans convolutions for each size would do
+        so in every batch of another size until it has come some times.
 
         Args:
             inputs: those of one of its requests.
             rows: the rows that it runs with.
             tell: calls a function with arguments on the event loop.
         """
-        if self.opens is None:
+        if self.padding != "joined":
             return
         kind = tuple([(name, array.shape[1:], array.dtype) for name, array in inputs.items()])
         least, own = self._prepared.get(kind, 0), octave_of(rows)
@@ -232,19 +233,14 @@ class Lane:
             self._prepared[kind] = until
             row = {name: array[:1].copy() for name, array in inputs.items()}
             exponents = sorted(range(least, until), key=lambda exponent: abs(exponent - own))
-            self._opener.submit(functools.partial(self._prepare, self.opens, row, exponents, tell))
+            self._opener.submit(functools.partial(self._prepare, row, exponents, tell))
 
-    def _prepare(
-        self,
-        opens: Callable[[Mapping[str, Array]], object],
-        row: Mapping[str, Array],
-        exponents: Sequence[int],
-        tell: Callable[..., object],
-    ) -> None:
+    def _prepare(self, row: Mapping[str, Array], exponents: Sequence[int], tell: Callable[..., object]) -> None:
         for rows in (1 << exponent for exponent in exponents):
             inputs = {name: np.repeat(array, rows, axis=0) for name, array in row.items()}
             try:
-                opens(inputs)
+                if self.opens is not None:
+                    self.opens(inputs)
                 run = functools.partial(self.run, inputs, None)
                 runs = self.worker.submit(functools.partial(in_row, run, _PREPARED_RUNS))
                 for took_ns in runs.result(_PREPARING_S):
@@ -252,6 +248,15 @@ class Lane:
             except (RlxError, TimeoutError) as err:  # no memory, or the model is closed
                 _log.info("batches of %d rows are not prepared on %s: %s", rows, self.device.display, err)
                 return
+
+    def joins_in_ns(self, rows: int) -> float:
+        """Return the time that it takes to put so many rows together."""
+        return self._row_joins_in_ns * rows
+
+    def joined_in(self, rows: int, ns: int) -> None:
+        """Learn from a batch that was put together; a thread that had to wait for its turn counts little."""
+        before, now = self._row_joins_in_ns, ns / rows
+        self._row_joins_in_ns = before + _JOIN_WEIGHT * (min(now, 4 * before) - before) if before else now
 
     def runs_inline(self, rows: int, now_ns: int, gap_ns: float) -> bool:
         """Return whether a run is so short that the event loop may make it, with requests at such intervals."""
@@ -300,21 +305,22 @@ def ran(
 
 def joined(lane: Lane, batch: Sequence[Rows], rooms: Rooms) -> Mapping[str, Array]:
     """Return the inputs of a batch, those of several requests in memory of `rooms`."""
-    inputs = batch[0].inputs
+    inputs, rows = batch[0].inputs, sum(request.rows for request in batch)
     padding = _padding(lane, batch)
     if len(batch) > 1 or padding:
-        return {
+        begun_ns = time.perf_counter_ns()
+        whole = {
             name: _joined(lane, name, [request.inputs[name] for request in batch], padding, rooms) for name in inputs
         }
+        lane.joined_in(rows, time.perf_counter_ns() - begun_ns)
+        return whole
     if not all(array.flags.aligned for array in inputs.values()):  # as it came over the network
         return {name: np.require(array, requirements="A") for name, array in inputs.items()}
     return inputs
 
 
-def placed(
-    lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Exception], part_of_bytes: int = 0
-) -> Sequence[Answer | Exception]:
-    """Copy outputs to where they are sent from, by several threads if they are large or part of so many bytes."""
+def placed(lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> Sequence[Answer | Exception]:
+    """Copy outputs to where they are sent from."""
     begun_ns = time.perf_counter_ns()
     copies = [
         functools.partial(_place, request.place, request.wanted, result.outputs)
@@ -323,7 +329,7 @@ def placed(
     ]
     if copies:
         try:
-            _call_all(lane, copies, part_of_bytes or placed_bytes(batch, results))
+            _call_all(lane, copies, placed_bytes(batch, results))
         except Exception as err:  # it belongs to the requests
             return [_wrapped(err)] * len(batch)
         took_ns = time.perf_counter_ns() - begun_ns
@@ -389,7 +395,7 @@ def _joined(lane: Lane, name: str, arrays: list[Array], padding: int, rooms: Roo
     if room is None or room.nbytes < size:
         room = rooms[name] = lane.memory(size)
     whole = room[:size].view(arrays[0].dtype).reshape(shape)
-    each = -(-len(arrays) // (COPYING if _is_threaded(lane, whole.nbytes) else 1))
+    each = -(-len(arrays) // (_COPYING if _is_threaded(lane, whole.nbytes) else 1))
     _call_all(
         lane,
         [
@@ -414,7 +420,7 @@ def _is_threaded(lane: Lane, size: int) -> bool:
 
 def _call_all(lane: Lane, copies: Sequence[Callable[[], object]], size: int) -> None:
     """Make copies of so many bytes in all."""
-    each = -(-len(copies) // (COPYING if _is_threaded(lane, size) else 1))
+    each = -(-len(copies) // (_COPYING if _is_threaded(lane, size) else 1))
     first, *others = [copies[at : at + each] for at in range(0, len(copies), each)]
     copied = [_copiers.submit(functools.partial(_call, part)) for part in others]
     _call(first)

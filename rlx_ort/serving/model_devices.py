@@ -189,7 +189,7 @@ def _predictor(
 def _fit(lane: Lane, runner: GraphDevices) -> None:
     """Let a lane pad all batches if its device compiles each size, joined ones if it records launches.
 
-    Where sizes have sessions of their own it opens them, and it gets the host memory that its device reads best.
+    It opens the sessions of sizes whose change is costly, and gets the host memory that its device reads best.
     """
     from rlx_ort.providers.registry import provider_of  # the server is ready sooner without these imports
 
@@ -202,7 +202,7 @@ def _fit(lane: Lane, runner: GraphDevices) -> None:
         lane.padding = "always"
     elif report.recorded or report.sized is not None:
         lane.padding = "joined"
-    if report.sized is not None:
+    if compiled.replans:
         lane.opens = lambda inputs: runner.compile(lane.device).open_sized(inputs)
 
 

@@ -26,7 +26,6 @@ from rlx_ort.device import Device
 from rlx_ort.errors import ServingError
 from rlx_ort.faults import is_device_failure
 from rlx_ort.serving.lanes import (
-    COPYING,
     THREADED_BYTES,
     Answer,
     Array,
@@ -43,14 +42,14 @@ from rlx_ort.serving.lanes import (
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
 _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
+_LATE_NS = 1_000_000
 _CROWD_NS = 150_000  # requests within this time come from several clients: one waits for its answer for longer
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
 _LEAST_SHARE = 0.1  # a device with less than this share of the fastest one's rate answers where that one fails only
 _WORTH = 0.9  # two batches of half the clients must take less than this share of the time for one of all
-_NEARLY_OVER = 0.25  # share of a run in which the next batch is put together, though clients are expected
+_HANDED_OVER_NS = 300_000  # a batch is put together so long before the one that runs ends, besides what that takes
 _LAST_PRIORITY = 30  # of requests without one, and of larger ones
 _AGE_NS = 1_000_000_000  # a request that waited for so long counts as one of the next priority
-_PARTS = 4  # of a batch whose outputs are placed and answered one after the other
 _PIECES_A_LANE = 2  # of a large request that wait or run at a time: one runs while the next one waits
 _log = logging.getLogger(__name__)
 
@@ -424,30 +423,41 @@ class Scheduler:
         return None
 
     def _lane_ahead(self, first: _Waiting, queued: int, now_ns: int) -> tuple[Lane, int] | None:
-        """Return the only device and the rows that it should run next, if they are known while it is busy.
+        """Return the busy device that ends next and the rows that it should run then, if they are known already.
 
-        They are once all clients that have just been answered are back, or once its run is nearly over. The batch is
-        joined then, so that the device does not stand still meanwhile.
+        They are if a whole batch waits. Those of the only device are also once all clients that have just been answered
+        are back, or once its run is over by the time that the batch is joined. It is joined then, so that the device
+        does not stand still meanwhile.
         """
-        lane, cap = self.lanes[0], self._cap(self.lanes[0])
-        if len(self.lanes) > 1 or lane.failed or not lane.rows or lane.rows_ahead or not self._batched:
+        usable = [lane for lane in self.lanes if not lane.failed and lane.device not in first.tried]
+        if len(usable) > 1:
+            usable = [lane for lane in usable if lane.device != Device.CPU]  # which would join them itself
+        busy = [lane for lane in self._worthwhile(usable, queued) if lane.rows and not lane.rows_ahead]
+        if not busy or not self._batched:
             return None
+        lane = min(busy, key=lambda lane: lane.busy_until_ns)
+        cap = self._cap(lane)
+        if len(self.lanes) > 1:
+            return (lane, max(cap, first.rows)) if queued >= cap else None
         if not self._in_halves(lane, queued + self._returning + lane.unsettled):
             return None
-        left_ns = lane.busy_until_ns - now_ns - lane.expected_ns(lane.rows) * _NEARLY_OVER
+        left_ns = lane.busy_until_ns - now_ns - lane.joins_in_ns(min(queued, cap)) - _HANDED_OVER_NS
         if self._returning and queued < cap and left_ns > 0:
-            self._again_in(max(left_ns, _TIMER_NS))
+            self._again_in(left_ns - _LATE_NS if left_ns > _TIMER_NS + _LATE_NS else 0)
             return None
         return lane, max(cap, first.rows)
+
+    def _rate(self, lane: Lane, queued: int) -> float:
+        rows = max(min(self._cap(lane), queued), 1)
+        return rows / lane.expected_ns(rows)
 
     def _worthwhile(self, lanes: Sequence[Lane], queued: int) -> list[Lane]:
         """Return the devices without those that would add little: their runs take time of the host from the others.
 
         A CPU that did 4 % of the rows of an H200 took a quarter of the server's rate away.
         """
-        sizes = {lane: min(self._cap(lane), queued) for lane in lanes}
-        rates = {lane: rows / lane.expected_ns(rows) for lane, rows in sizes.items()}
-        least = _LEAST_SHARE * max(rates.values())
+        rates = {lane: self._rate(lane, queued) for lane in lanes}
+        least = _LEAST_SHARE * max(rates.values(), default=0.0)
         return [lane for lane in lanes if rates[lane] >= least]
 
     def _cap(self, lane: Lane) -> int:
@@ -595,27 +605,12 @@ class Scheduler:
         """Run a batch in the lane's thread; large outputs are placed beside it, while the next batch runs."""
         results = run()
         if placed_bytes(batch, results) < THREADED_BYTES or lane.device == Device.CPU:
-            loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results))
+            loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), True)
             return
         loop.call_soon_threadsafe(self._free, lane)
-        lane.helper.submit(lambda: self._place(loop, lane, batch, results))
-
-    def _place(
-        self, loop: asyncio.AbstractEventLoop, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]
-    ) -> None:
-        """Place outputs part by part, so that the requests of one are answered while the next one is copied."""
-        begun_ns, nbytes = time.perf_counter_ns(), placed_bytes(batch, results)
-        each = max(-(-len(batch) // _PARTS), COPYING)
-        for at in range(0, len(batch), each):
-            before_ns, part = time.perf_counter_ns() - begun_ns, batch[at : at + each]
-            placed_results = placed(lane, part, results[at : at + each], nbytes)
-            for result in placed_results:
-                if isinstance(result, Answer):
-                    result.times.output_ns += before_ns
-            if not at:
-                loop.call_soon_threadsafe(self._note_answered, sum(request.rows for request in batch))
-            loop.call_soon_threadsafe(self._answer, lane, part, placed_results)
-        loop.call_soon_threadsafe(self._placed, lane, batch, results)
+        lane.helper.submit(
+            lambda: loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), False)
+        )
 
     def _free(self, lane: Lane) -> None:
         """Let a device take its next batch."""
@@ -624,46 +619,30 @@ class Scheduler:
         lane.free_since_ns = time.perf_counter_ns()
         self._soon()
 
-    def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
-        self._free(lane)
+    def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception], frees: bool) -> None:
+        if frees:
+            self._free(lane)
+        self._running -= 1
+        lane.unsettled -= sum(request.rows for request in batch)
         self._settle(lane, batch, results)
-        self._running -= 1
-        lane.unsettled -= sum(request.rows for request in batch)
-        self._dispatch()
-
-    def _placed(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
-        self._note_run(lane, batch, results)
-        self._running -= 1
-        lane.unsettled -= sum(request.rows for request in batch)
         self._dispatch()
 
     def _settle(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
         """Give the requests of a batch their answers."""
-        self._note_run(lane, batch, results)
-        self._answer(lane, batch, results)
-        self._note_answered(sum(request.rows for request in batch))
-
-    def _answer(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
         failed = []
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, Exception) and is_device_failure(result):
                 failed.append((request, result))
             else:
                 self._end(request, result)
-        if failed:
-            self._move(lane, failed)
-
-    def _note_run(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
-        """Learn the time of a batch and count it."""
         done = [result for result in results if isinstance(result, Answer)]
         rows = sum(request.rows for request in batch)
         if done and len(done) == len(batch):
             lane.learn(lane.size_of(rows, len(batch)), done[0].times.infer_ns)
         if done:
-            self._on_batch(lane.device, rows, len(done), done[-1].times)
-
-    def _note_answered(self, rows: int) -> None:
-        """Expect the clients of so many rows back."""
+            self._on_batch(lane.device, rows, len(done), done[0].times)
+        if failed:
+            self._move(lane, failed)
         if self._returned and self._answered_ns:
             each_ns = (self._arrived_ns - self._answered_ns) / self._returned  # with the time to send the answers
             self._back_ns = _mean_of(self._back_ns, each_ns)

@@ -86,6 +86,7 @@ def test_the_session_of_a_size_opens_when_it_is_asked_for(
     """It is kept though it is no faster than a run whose plans another size would end, and opened once."""
     monkeypatch.setattr(sized, "WORTH", 0.0)
     compiled = Session("cpu").compile(graph())
+    assert compiled.replans
     assert compiled.open_sized(rows(3))
     assert compiled.open_sized(rows(3))
     assert [(found.sizes, found.state) for found in sizes_of(compiled)] == [("x [3, 4]", "used")]
@@ -97,6 +98,7 @@ def test_the_session_of_a_size_opens_when_it_is_asked_for(
 def test_no_session_is_opened_for_a_size_that_gains_nothing_by_one(jobs: list[Callable[[], None]]) -> None:
     """Or where inputs have no open sizes."""
     compiled = Session("cpu", CompileOptions(dims={"rows": 3})).compile(graph())
+    assert not compiled.replans
     assert not compiled.open_sized(rows(3))
     assert not Session("cpu", CompileOptions(device_graph=False)).compile(graph()).open_sized(rows(3))
 

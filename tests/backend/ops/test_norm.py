@@ -178,6 +178,27 @@ def test_64_bit_reductions_for_cuda_do_not_depend_on_kernels_that_compute_in_f64
         np.testing.assert_array_equal(got, FUNCTIONS[name](x, axis=axes, keepdims=keep, **extra), strict=True)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64])
+@pytest.mark.parametrize("name", ["sum", "prod"])
+def test_integers_for_cuda_wrap_around(name: str, dtype: type) -> None:
+    """As they do on the CPU, where the kernels stop at the limits of integers as well."""
+    info = np.iinfo(dtype)
+    for place, (shape, axes) in enumerate([((3, 4, 5), (2,)), ((3, 4, 5), (0, 2)), ((7, 1), (0,))]):
+        x = np.random.default_rng(place).integers(info.min, info.max, shape, dtype, endpoint=True)
+        got = run_as_for_cuda(lambda g, x, axes=axes: g.reduce(x, name, axes), x)
+        np.testing.assert_array_equal(got, FUNCTIONS[name](x, axis=axes, dtype=dtype), strict=True)
+
+
+@pytest.mark.parametrize("name", ["sum", "prod"])
+def test_sums_and_products_of_i32_wrap_around_on_each_device(name: str, device: Device) -> None:
+    """Also where the kernel computes in floats, and for narrower integers, whose sums may leave i32."""
+    for dtype, count in ((np.int32, 3), (np.int16, 70_000)):
+        x = np.full((2, count), np.iinfo(dtype).max, dtype)
+        x[1] = np.iinfo(dtype).min
+        (got,) = run(device, lambda g, x: g.reduce(x, name, (1,)), x, shapes=[["rows", count]])
+        np.testing.assert_array_equal(got, FUNCTIONS[name](x, axis=1, dtype=dtype), strict=True)
+
+
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint64, np.float32])
 def test_places_of_extremes_for_cuda_need_no_kernel_for_integers(name: str, dtype: type) -> None:

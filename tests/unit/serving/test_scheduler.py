@@ -244,19 +244,21 @@ async def test_a_request_that_is_given_up_ends_with_its_batch(count: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("compiles", "recorded", "wanted"), [(False, 0, "never"), (False, 1, "joined"), (True, 0, "always")]
+    ("compiles", "recorded", "replans", "wanted"),
+    [(False, 0, False, "never"), (False, 1, False, "joined"), (False, 1, True, "joined"), (True, 0, False, "always")],
 )
 def test_devices_that_compile_or_record_each_size_get_few_sizes(
-    monkeypatch: pytest.MonkeyPatch, compiles: bool, recorded: int, wanted: Padding
+    monkeypatch: pytest.MonkeyPatch, compiles: bool, recorded: int, replans: bool, wanted: Padding
 ) -> None:
-    """What the provider states counts, and whether the runs at loading were recorded."""
+    """What the provider states counts, and whether the runs at loading were recorded; few get their own sessions."""
     provider = SimpleNamespace(compiles_per_shape=compiles, host_memory=lambda device, nbytes: np.empty(nbytes))
     monkeypatch.setattr(registry, "provider_of", lambda device: provider)
     report = DeviceGraphReport((None,) * recorded)  # type: ignore[arg-type]
-    runner: Any = SimpleNamespace(compile=lambda device: SimpleNamespace(device_graph_report=lambda: report))
+    compiled = SimpleNamespace(device_graph_report=lambda: report, replans=replans)
+    runner: Any = SimpleNamespace(compile=lambda device: compiled)
     found = lane(Fake(), CUDA)
     model_devices._fit(found, runner)
-    assert found.padding == wanted
+    assert (found.padding, found.opens is not None) == (wanted, replans)
 
 
 async def test_sessions_for_larger_batches_are_opened_before_they_come() -> None:
@@ -288,7 +290,7 @@ async def test_a_size_that_cannot_be_opened_ends_the_preparation_alone() -> None
         raise EngineError("no memory")
 
     device = lane(fake, CUDA)
-    device.opens = full
+    device.padding, device.opens = "joined", full
     scheduler = Scheduler([device], batched=True)
     for _ in range(2):
         async with busy(fake, scheduler):
@@ -300,31 +302,6 @@ async def test_a_size_that_cannot_be_opened_ends_the_preparation_alone() -> None
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.02)
     assert len(opened) == 1
-    await scheduler.close()
-
-
-async def test_the_first_requests_of_a_large_batch_are_answered_before_the_last_output_is_copied() -> None:
-    """So that their clients need not wait for it."""
-    fake, ended, answered = Fake(), list[object](), threading.Event()
-    scheduler = Scheduler([lane(fake, CUDA)], batched=True)
-
-    def end(result: object) -> None:
-        ended.append(result)
-        answered.set()
-
-    def last(array: Array) -> Array:
-        assert answered.wait(10)
-        return array.copy()
-
-    async with busy(fake, scheduler):
-        for at in range(16):
-            place = last if at == 15 else np.copy
-            scheduler.accept(rows(1, at, width=1 << 18), None, end, place=place)
-    while len(ended) < 16:
-        await asyncio.sleep(0.001)
-    for at, answer in enumerate(ended):
-        assert isinstance(answer, Answer)
-        assert (answer.outputs["y"] == 2 * at).all()
     await scheduler.close()
 
 

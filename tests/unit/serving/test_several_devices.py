@@ -205,6 +205,13 @@ def test_half_of_the_clients_wait_while_the_others_are_answered(
     assert found >= 0.93 * clients / turn_ns * 1e9
 
 
+def test_clients_that_are_back_just_before_a_run_ends_are_in_the_next_batch(clock: Clock) -> None:
+    """At least 0.92 of the rate of two halves in turns, where the last one of 32 is back after about one run."""
+    cost = gpu(1e6, 6e4)
+    found = served(clock, {CUDA: cost}, 64, host_ns=60_000, think_ns=1e6, padding="joined", seconds=3)[0]
+    assert found >= 0.92 * 64 / max(2 * cost(32), 64 * 60_000) * 1e9
+
+
 def test_a_device_that_records_each_size_sees_few_sizes(clock: Clock) -> None:
     """Of 50 clients that come back at random, batches have at most seven sizes, the powers of two."""
     sizes = set()
