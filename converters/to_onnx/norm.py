@@ -224,8 +224,8 @@ def reduced(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
         mean = emit.op("ReduceMean", wide, emit.i64(op.axes), keepdims=int(op.keep_dim))
         return emit.cast(emit.op("Min", mean, emit.constant(_BELOW_2_64, DType.F64)), DType.U64)
     if op.function in _INTEGER_SUMS and dtype.is_integer and not emit.has_kernel(op_type, kind := TensorType(compute)):
-        wide = TensorType(DType.I64)
-        if op.function == "prod" or emit.has_kernel("MatMul", kind, kind) or not emit.has_kernel("Mod", wide, wide):
+        i64 = TensorType(DType.I64)
+        if op.function == "prod" or emit.has_kernel("MatMul", kind, kind) or not emit.has_kernel("Mod", i64, i64):
             return _wrapping(emit, op, inputs[0])
         total = _sum_of_parts(emit, op, emit.cast(inputs[0], DType.I64), dtype.bits)
         return total if dtype is DType.I64 else emit.cast(total, dtype)
