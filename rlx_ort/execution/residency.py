@@ -297,7 +297,8 @@ class Residency:
         device = resident.device
         while True:
             with self._table:  # no other thread takes the same room; runs that wait for some come first
-                wanted = sum(nbytes for where, nbytes in self._wanted.values() if where == device) if needed else 0
+                waiting = list(self._wanted.values()) if needed else []  # others begin and end to wait meanwhile
+                wanted = sum(nbytes for where, nbytes in waiting if where == device)
                 if (used := self.used(device)) + needed + wanted <= budget:
                     self._awaited = (device, needed)
                     return
