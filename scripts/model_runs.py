@@ -168,9 +168,7 @@ def _settled(run: Callable[[], Any], compiled: CompiledGraph) -> float:
     """Run until no session is opened in the background either, and return the seconds of the last run."""
     end = time.monotonic() + MOST_SETTLED_S
     _warmed(run, WARM_S)
-    while time.monotonic() < end and any(
-        each.state == "opening" for each in compiled.device_graph_report().sized or ()
-    ):
+    while time.monotonic() < end and _opening(compiled):
         time.sleep(0.01)  # for the thread that opens it
         run()
     return _warmed(run)
