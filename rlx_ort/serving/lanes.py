@@ -40,6 +40,7 @@ _COPYING = 4
 THREADED_BYTES = 4 << 20
 """Inputs and outputs of batches from this size on are copied by several threads, outputs beside the device's."""
 _JOIN_WEIGHT = 0.125  # weight of a new time in the mean
+_MOST_PREPARED = 4  # shapes of a row; of more, each would cost some runs and come seldom
 _PREPARED_RUNS = 3  # of each batch size, whose least time counts
 _PREPARING_S = 60.0  # for those runs, between batches of requests
 _copiers = Workers(_COPYING, "rlx_ort-serve-copy", idle_s=10.0)
@@ -227,6 +228,8 @@ class Lane:
         if self.padding != "joined":
             return
         kind = tuple([(name, array.shape[1:], array.dtype) for name, array in inputs.items()])
+        if kind not in self._prepared and len(self._prepared) >= _MOST_PREPARED:
+            return
         least, own = self._prepared.get(kind, 0), octave_of(rows)
         until = min(own + 2, self._most.bit_length())
         if until > least:

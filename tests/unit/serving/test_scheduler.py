@@ -281,6 +281,25 @@ async def test_sessions_for_larger_batches_are_opened_before_they_come() -> None
     await scheduler.close()
 
 
+async def test_of_many_shapes_few_are_prepared() -> None:
+    """Else each length of a text would cost runs of all batch sizes when it first comes twice at a time."""
+    fake, opened = Fake(), list[tuple[int, ...]]()
+    device = lane(fake, CUDA)
+    device.padding, device.opens = "joined", lambda inputs: opened.append(inputs["x"].shape)
+    scheduler = Scheduler([device], batched=True)
+    for width in range(1, 11):
+        async with busy(fake, scheduler):
+            later = [asyncio.create_task(scheduler.submit(rows(1, at, width))) for at in range(2)]
+        for at, answer in enumerate(await asyncio.gather(*later)):
+            np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * at, width)["x"])
+        fake.runs.clear()
+    while len(opened) < 12:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    assert len({shape[1:] for shape in opened}) == 4
+    await scheduler.close()
+
+
 async def test_a_size_that_cannot_be_opened_ends_the_preparation_alone() -> None:
     """Requests are answered as before."""
     fake, opened = Fake(), list[int]()
