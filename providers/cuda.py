@@ -210,9 +210,9 @@ class CudaProvider(OrtProvider):
     def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:
         """Return other layouts, plans and fusions of convolutions, other attention kernels, and runs as they are.
 
-        Plans by DEFAULT were 1.15 to 81 times slower in each of five models, one of which took 55 s to open, and
-        cudnn_conv1d_pad_to_nc1d won in none, Whisper among them (H200, ONNX Runtime 1.31.1;
-        docs/results/README.md, h200-2026-11-26-third).
+        Plans by DEFAULT and cudnn_conv1d_pad_to_nc1d are not among them. In five tunings of U-Net, DETR and Whisper's
+        encoder, runs with the first took 1.15 to 81 times as long, and one session took 55 s to open; the second
+        won in none (H200, ONNX Runtime 1.31.1; docs/results/README.md, h200-2026-11-26-third).
         """
         attention = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
         norms = ("GroupNorm", "GroupNormalization", "InstanceNormalization")

@@ -214,7 +214,7 @@ class Lane:
             if any(not judged[at] / _MOVED < ratio < judged[at] * _MOVED for at, ratio in learned.items()):
                 self._cap = 0
 
-    def prepare(self, inputs: Mapping[str, Array], rows: int, tell: Callable[..., object]) -> None:
+    def prepare(self, inputs: Mapping[str, Array], rows: int, schedule: Callable[..., object]) -> None:
         """Learn in the background what batches up to twice this one take, and open the sessions for their sizes first.
 
         Larger batches would be judged by predictions alone, and a device that plans convolutions for each size would do
@@ -223,7 +223,7 @@ class Lane:
         Args:
             inputs: those of one of its requests.
             rows: the rows that it runs with.
-            tell: calls a function with arguments on the event loop.
+            schedule: schedules a call with its arguments on the event loop, from any thread.
         """
         if self.padding != "joined":
             return
@@ -236,9 +236,9 @@ class Lane:
             self._prepared[kind] = until
             row = {name: array[:1].copy() for name, array in inputs.items()}
             exponents = sorted(range(least, until), key=lambda exponent: abs(exponent - own))
-            self._opener.submit(functools.partial(self._prepare, row, exponents, tell))
+            self._opener.submit(functools.partial(self._prepare, row, exponents, schedule))
 
-    def _prepare(self, row: Mapping[str, Array], exponents: Sequence[int], tell: Callable[..., object]) -> None:
+    def _prepare(self, row: Mapping[str, Array], exponents: Sequence[int], schedule: Callable[..., object]) -> None:
         for rows in (1 << exponent for exponent in exponents):
             inputs = {name: np.repeat(array, rows, axis=0) for name, array in row.items()}
             try:
@@ -247,7 +247,7 @@ class Lane:
                 run = functools.partial(self.run, inputs, None)
                 runs = self.worker.submit(functools.partial(in_row, run, _PREPARED_RUNS))
                 for took_ns in runs.result(_PREPARING_S):
-                    tell(self.learn, rows, took_ns)
+                    schedule(self.learn, rows, took_ns)
             except (RlxError, TimeoutError) as err:  # no memory, or the model is closed
                 _log.info("batches of %d rows are not prepared on %s: %s", rows, self.device.display, err)
                 return
