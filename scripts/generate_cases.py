@@ -27,7 +27,7 @@ from generated.faults import FAULTS, found_at
 from generated.mutants import MODELS
 from generated.runs import Report, chosen, run_cases
 
-_ROUND_S = 120.0
+_ROUND_S = 30.0
 _FAULT_S = 60.0
 
 
@@ -65,6 +65,7 @@ def main() -> int:
             seconds=min(left, _ROUND_S),
             one=given.one,
             keep_sources=given.keep_sources,
+            failing=lambda text: print(text, flush=True),
         )
         seed += step * report.graphs
         total.add(report)

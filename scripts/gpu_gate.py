@@ -181,7 +181,7 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
     # In pytest's own folder, processes remove old folders while others list them.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
         code, out, err = _run([*command, f"--basetemp={own}/tests"], deadline - time.monotonic())
-    last = err.rfind("Timeout (")  # stacks of a test that took long
+    last = max(map(err.rfind, ("Timeout (", "Fatal Python error")))  # the stacks of a test that took long, or died
     text = out[-TAIL:] + (err[-TAIL:] if last < 0 else err[last : last + TAIL])
     result: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own
@@ -257,7 +257,8 @@ def generated(device: str, out: Path, limit_s: float) -> dict[str, Any]:
     code, text, err = _run(program, limit_s)
     counts = next((line for line in text.splitlines() if line.startswith(f"{device}: ")), "")
     kept = json.loads(failures.read_text(encoding="utf-8")) if failures.exists() else []
-    return {"ok": code == 0, "counts": counts, "failures": kept, "error": err[-TAIL:] if code not in (0, 1) else ""}
+    error = "" if code in (0, 1) else text[-TAIL:] + err[-TAIL:]
+    return {"ok": code == 0, "counts": counts, "failures": kept, "error": error}
 
 
 def figures(out: Path, families: str, limit_s: float) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from generated.ways import WAYS
 from rlx_ort.device import Device
 
 _SHRUNK_AT_MOST = 6
+_LATE_S = 10.0  # beyond its time, for a failure to be made smaller
 
 
 def main(out: TextIO) -> None:
@@ -51,17 +52,20 @@ def main(out: TextIO) -> None:
             found = [*distinct.values()]
             if found and left and not given.one:
                 left -= 1
-                found[-1] = smaller(device, found[-1], starting, spoil)
+                _say(out, {"seed": seed, "way": found[-1].way, "failing": found[-1].as_dict()})
+                found[-1] = smaller(device, found[-1], starting, spoil, end + _LATE_S)
             _say(out, {"seed": seed, **asdict(result), "failures": [failure.as_dict() for failure in found]})
         _say(out, {"ended": True})
 
 
-def smaller(device: Device, failure: Failure, starting: Any, spoil: bool) -> Failure:
-    """Return a failure of the same verdict and way on the smallest graph that shows it."""
+def smaller(device: Device, failure: Failure, starting: Any, spoil: bool, until: float) -> Failure:
+    """Return a failure of the same verdict and way on the smallest graph that shows it and is found until a time."""
     smallest = failure
 
     def fails(skip: tuple[int, ...], outputs: tuple[int, ...] | None) -> bool:
         nonlocal smallest
+        if time.monotonic() > until:
+            return False
         for found in judged(device, failure.seed, skip, outputs, [failure.way], starting, spoil).failures:
             if found.verdict == failure.verdict:
                 smallest = found

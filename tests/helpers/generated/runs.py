@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,10 @@ def _coverage(covered: Mapping[int, set[tuple[str, str]]]) -> str:
     return f"ran equal: {', '.join(texts)}"
 
 
+def _line(failure: Failure) -> str:
+    return f"{failure.verdict} in the way {failure.way!r}, seed {failure.seed}: {failure.text}"
+
+
 def described(failure: Failure, device: str) -> str:
     """Return a failure as text, with the command that shows it again."""
     one = json.dumps({"skip": failure.skip, "outputs": failure.outputs, "ways": [failure.way]})
@@ -158,8 +162,12 @@ def run_cases(
     one: dict[str, Any] | None = None,
     keep_sources: bool = False,
     most: int = len(WAYS),
+    failing: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Judge the graphs of the seeds, each in `most` ways at most, until all are done or the time is over."""
+    """Judge the graphs of the seeds, each in `most` ways at most, until all are done or the time is over.
+
+    `failing` is called with a line about each failure before it is made smaller, which can take a while.
+    """
     report, at, begun = Report(device), 0, time.monotonic()
     options = [*(["--keep-sources"] if keep_sources else []), "--most", str(most)]
     options += ["--one", json.dumps(one)] if one else []
@@ -169,6 +177,8 @@ def run_cases(
         said = time.monotonic()
         for event in _events([device, json.dumps([*seeds[at : at + _BATCH]]), str(left), *options]):
             last, said = event, time.monotonic()
+            if "failing" in event:
+                failing(_line(Failure(**event["failing"])))
             if "failures" not in event:
                 continue
             report.graphs += 1
@@ -187,8 +197,10 @@ def run_cases(
             report.graphs += 1
             at += 1
             if verdict == "CRASH":
-                shrink, stuck = report.counts["CRASH"] <= _CRASHES_SHRUNK, time.monotonic() - said > STUCK_S - 1
-                _note(report, _crash(device, last["seed"], way, options, shrink=shrink, stuck=stuck))
+                stuck = time.monotonic() - said > STUCK_S - 1
+                until = begun + seconds if report.counts["CRASH"] <= _CRASHES_SHRUNK else 0.0
+                failing(_line(Failure("CRASH", last["seed"], way, "stuck" if stuck else "the process died")))
+                _note(report, _crash(device, last["seed"], way, options, until=until, stuck=stuck))
     report.seconds = time.monotonic() - begun
     return report
 
@@ -201,10 +213,12 @@ def _note(report: Report, failure: Failure) -> None:
         report.known[reason] += 1
 
 
-def _crash(device: str, seed: int, way: str, options: Sequence[str], *, shrink: bool, stuck: bool) -> Failure:
-    """Return the death of a process as a failure, on a graph as small as possible."""
+def _crash(device: str, seed: int, way: str, options: Sequence[str], *, until: float, stuck: bool) -> Failure:
+    """Return the death of a process as a failure, on the smallest graph that is found until a time."""
 
     def fails(skip: tuple[int, ...], outputs: tuple[int, ...] | None) -> bool:
+        if (skip or outputs) and time.monotonic() > until:
+            return False
         one = json.dumps({"skip": skip, "outputs": outputs, "ways": [way]})
         rest = [option for option in options if option == "--keep-sources"]
         return not any(e.get("ended") for e in _events([device, json.dumps([seed]), "60", *rest, "--one", one]))
@@ -214,7 +228,7 @@ def _crash(device: str, seed: int, way: str, options: Sequence[str], *, shrink: 
     if stuck:
         return Failure("CRASH", seed, way, f"the process did not answer within {STUCK_S:.0f} s", (), str(made_of(seed)))
     alone = way not in ("start", "close") and fails((), None)
-    skip, outputs = shrunk(fails, seed) if alone and shrink else ((), None)
+    skip, outputs = shrunk(fails, seed) if alone and time.monotonic() < until else ((), None)
     made = made_of(seed, skip, outputs)
     text = "the process died" if alone else "the process died, and not in this way alone"
     return Failure("CRASH", seed, way, text, tuple(sorted(kinds_in(made))), str(made), skip, outputs)
