@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import platform
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,19 +84,30 @@ def test_an_option_that_repairs_a_split_is_named(monkeypatch: pytest.MonkeyPatch
     assert split["repairs"] == ["fix the sizes: --dim batch=4"]
 
 
-def test_rates_of_a_roofline_are_measured_below_measured_limits() -> None:
-    """A product's rate is its operations by its measured time; without a calibration the limits are measured too."""
+def _product() -> tuple[Graph, dict[str, Any]]:
     graph = Graph("product")
     x = graph.input("x", [512, 512])
     graph.outputs = [graph.matmul(x, x, name="product")]
-    inputs = {"x": np.ones((512, 512), np.float32)}
-    view, _ = view_of(graph, functools.partial(Device, "cpu"), CompileOptions(), inputs, {})
+    return graph, {"x": np.ones((512, 512), np.float32)}
+
+
+def test_rates_of_a_roofline_are_measured_below_measured_limits() -> None:
+    """A product's rate is its operations by its measured time; without a calibration the limits are measured too."""
+    graph, inputs = _product()
+    view, _ = view_of(graph, functools.partial(Device, "cpu"), CompileOptions(), inputs, {}, measured_ns=1.0)
     roof, [node] = view["roofline"], view["nodes"]
     assert (roof["rates"], roof["limits"]) == ("measured", "measured for this page")
     [[point]] = roof["kinds"].values()
     assert point.rate == pytest.approx(2 * 512**3 / node["measured_ns"])
     assert roof["peak"] >= point.rate
     assert roof["bandwidth"] > 0
+
+
+def test_rates_of_a_roofline_are_predicted_where_nodes_take_little_of_a_run() -> None:
+    """A profile may count launches only; such times say nothing of a node's rate."""
+    graph, inputs = _product()
+    view, _ = view_of(graph, functools.partial(Device, "cpu"), CompileOptions(), inputs, {}, measured_ns=1e15)
+    assert view["roofline"]["rates"] == "predicted"
 
 
 def test_a_document_names_the_machine_the_versions_and_the_date() -> None:
