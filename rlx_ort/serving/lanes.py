@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 import logging
@@ -26,14 +25,9 @@ Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Mapping[str, Array], Sequence[str] | None], dict[str, Array]]
 """Runs inputs on one device and returns the outputs with these names, or all."""
 Padding: TypeAlias = Literal["never", "joined", "always"]
-"""Which batches are padded to one of few sizes: none, those of several requests, or all of them.
+"""Which batches are padded to a power of two rows: none, those of several requests, or all of them."""
 
-The sizes are the powers of two, and for joined batches from 16 rows on also the middle between two of them. A device
-that pads all batches compiles each size, which takes seconds.
-"""
-
-_NEARLY = 1.02  # a smaller batch is taken if its rows cost this factor of the cheapest ones
-_LEAST_HALVED = 16  # smaller batches take nearly as long as the next power of two
+_NEARLY = 1.08  # a smaller batch is taken if its rows cost this factor of the cheapest ones
 _KEPT = 5  # times of each batch size, of which the least counts
 _JUDGED_EVERY = 16  # runs
 _FORGETTING = 0.15  # share by which higher ratios of other batch sizes fall, so that they are tried again
@@ -132,7 +126,7 @@ class Lane:
         self.failed = False
         self._predict = functools.lru_cache(maxsize=1024)(predict)
         self._most = most
-        self._learned: dict[int, float] = {}  # size -> measured over predicted time of batches that count as one of it
+        self._learned: dict[int, float] = {}  # power of two -> measured over predicted time of batches up to it
         self._measured: dict[int, deque[float]] = {}
         self._judged: dict[int, float] = {}  # those that the cap was found with
         self._cap = self._runs = 0
@@ -140,7 +134,7 @@ class Lane:
         self._inline_from_ns = 0
         self._row_joins_in_ns = 0.0
         self._rooms: tuple[Rooms, Rooms] = ({}, {})
-        self._prepared: dict[object, int] = {}  # inputs of a row -> the size up to which batches are prepared
+        self._prepared: dict[object, int] = {}  # inputs of a row -> the exponent up to which batches are prepared
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
         self.helper = Workers(2, f"rlx_ort-serve-{device.label}-copy", idle_s=10.0)  # one joins, one places
         self._opener = Workers(1, f"rlx_ort-serve-{device.label}-open", idle_s=10.0)
@@ -155,51 +149,45 @@ class Lane:
         self._rooms = self._rooms[::-1]
         return self._rooms[0]
 
-    @property
-    def _sizes(self) -> Sequence[int]:
-        return _sizes_to(self._most, self.padding == "joined")
-
-    def _size(self, rows: int) -> int:
-        """Return the size that a batch counts as, and is padded to."""
-        sizes = self._sizes
-        at = bisect.bisect_left(sizes, rows)
-        return sizes[at] if at < len(sizes) else rows
-
     def expected_ns(self, rows: int) -> float:
         """Return the time of a run with so many rows; infinity before anything is known of it."""
-        size = self._size(rows)
-        predicted = self._predict(rows if self.padding == "never" else size)
-        if not self._learned:
+        learned, octave = self._learned, octave_of(rows)
+        predicted = self._predict(rows if self.padding == "never" else self._padded(rows))
+        if not learned:
             return math.inf if predicted is None else predicted
-        return (1.0 if predicted is None else predicted) * self._ratio(size)
+        return (1.0 if predicted is None else predicted) * self._ratio(octave)
 
-    def _ratio(self, size: int) -> float:
+    def _ratio(self, octave: int) -> float:
         """Return the ratio of batches of about that size, or of those nearest to it that ran."""
         learned = self._learned
-        return learned[size if size in learned else min(learned, key=lambda known: abs(math.log(known / size)))]
+        return learned[octave if octave in learned else min(learned, key=lambda known: abs(known - octave))]
 
     def cap(self) -> int:
         """Return the size of the smallest batch whose rows are about the cheapest, or twice that to try it."""
         if not self._cap:
-            costs = [self.expected_ns(rows) / rows for rows in self._sizes]
+            sizes = [1 << exponent for exponent in range(self._most.bit_length())]
+            costs = [self.expected_ns(rows) / rows for rows in sizes]
             least = min(costs)
-            self._cap = next(rows for rows, cost in zip(self._sizes, costs, strict=True) if cost <= _NEARLY * least)
-            if 2 * self._cap <= self._most and max(self._learned, default=-1) == self._cap:
+            self._cap = next(rows for rows, cost in zip(sizes, costs, strict=True) if cost <= _NEARLY * least)
+            if 2 * self._cap <= self._most and max(self._learned, default=-1) == octave_of(self._cap):
                 self._cap *= 2
             self._judged = dict(self._learned)
         return self._cap
 
     def taken(self, rows: int) -> int:
         """Return how many of the rows that wait to run: all, padded, or fewer without padding if a row costs less."""
-        if self.padding == "never" or rows == (padded := self._size(rows)):
+        if self.padding == "never" or rows == (padded := self._padded(rows)):
             return rows
-        fewer = self._sizes[bisect.bisect_left(self._sizes, rows) - 1]
+        fewer = 1 << (octave_of(rows) - 1)
         return rows if fewer * self.expected_ns(padded) <= rows * self.expected_ns(fewer) else fewer
 
     def size_of(self, rows: int, requests: int) -> int:
         """Return the rows that a batch of so many rows and requests runs with."""
         padded = self.padding == "always" or (self.padding == "joined" and requests > 1)
-        return self._size(rows) if padded else rows
+        return self._padded(rows) if padded else rows
+
+    def _padded(self, rows: int) -> int:
+        return max(min(1 << octave_of(rows), self._most), rows)
 
     def learn(self, rows: int, took_ns: int) -> None:
         """Correct the predictions by a run; the quickest of the last five of its size counts.
@@ -209,12 +197,12 @@ class Lane:
         of other sizes does not count at all, so that a second one is tried.
         """
         self._backoff_s = _LEAST_BACKOFF_S
-        learned, size = self._learned, self._size(rows)
-        measured = self._measured.setdefault(size, deque(maxlen=_KEPT))
+        learned, octave = self._learned, octave_of(rows)
+        measured = self._measured.setdefault(octave, deque(maxlen=_KEPT))
         measured.append(took_ns / (self._predict(rows) or 1.0))
-        if len(measured) == 1 and learned and measured[0] > self._ratio(size):
+        if len(measured) == 1 and learned and measured[0] > self._ratio(octave):
             return
-        learned[size] = now = min(measured)
+        learned[octave] = now = min(measured)
         self._runs += 1
         if len(learned) != len(self._judged):
             self._cap = 0
@@ -242,16 +230,16 @@ class Lane:
         kind = tuple([(name, array.shape[1:], array.dtype) for name, array in inputs.items()])
         if kind not in self._prepared and len(self._prepared) >= _MOST_PREPARED:
             return
-        least, own = self._prepared.get(kind, 0), self._size(rows)
-        sizes = [size for size in self._sizes if least < size <= 2 * own]
-        if sizes:
-            self._prepared[kind] = sizes[-1]
+        least, own = self._prepared.get(kind, 0), octave_of(rows)
+        until = min(own + 2, self._most.bit_length())
+        if until > least:
+            self._prepared[kind] = until
             row = {name: array[:1].copy() for name, array in inputs.items()}
-            sizes.sort(key=lambda size: abs(math.log(size / own)))
-            self._opener.submit(functools.partial(self._prepare, row, sizes, schedule))
+            exponents = sorted(range(least, until), key=lambda exponent: abs(exponent - own))
+            self._opener.submit(functools.partial(self._prepare, row, exponents, schedule))
 
-    def _prepare(self, row: Mapping[str, Array], sizes: Sequence[int], schedule: Callable[..., object]) -> None:
-        for rows in sizes:
+    def _prepare(self, row: Mapping[str, Array], exponents: Sequence[int], schedule: Callable[..., object]) -> None:
+        for rows in (1 << exponent for exponent in exponents):
             inputs = {name: np.repeat(array, rows, axis=0) for name, array in row.items()}
             try:
                 if self.opens is not None:
@@ -275,7 +263,7 @@ class Lane:
 
     def runs_inline(self, rows: int, now_ns: int, gap_ns: float) -> bool:
         """Return whether a run is so short that the event loop may make it, with requests at such intervals."""
-        if self.device != Device.CPU or self._size(rows) not in self._learned or now_ns < self._inline_from_ns:
+        if self.device != Device.CPU or octave_of(rows) not in self._learned or now_ns < self._inline_from_ns:
             return False
         expected_ns = self.expected_ns(rows)
         return expected_ns < _INLINE_NS or (expected_ns < _ALONE_NS and expected_ns < gap_ns / 2)
@@ -290,14 +278,6 @@ class Lane:
         self.failed = True
         self.out_until_ns = now_ns + round(self._backoff_s * 1e9)
         self._backoff_s = min(2 * self._backoff_s, _MOST_BACKOFF_S)
-
-
-@functools.cache
-def _sizes_to(most: int, halved: bool) -> Sequence[int]:
-    """Return the sizes of batches up to one, in their order."""
-    powers = [1 << exponent for exponent in range(most.bit_length())]
-    middles = [power * 3 // 2 for power in powers if halved and power >= _LEAST_HALVED]
-    return sorted({*powers, *(size for size in middles if size <= most), most})
 
 
 def octave_of(rows: int) -> int:
