@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rlx_ort.numerics import agree, relative_error
 from rlx_ort.providers.engine.binding import Arrays
 from rlx_ort.providers.engine.values import OrtTensor
-from rlx_ort.providers.engine.workers import fill
+from rlx_ort.providers.workers import fill
 
 WORTH = 0.9  # the largest ratio of a replay's time to a plain run's; the minimum of five favours replays by up to 8 %
 WARM_RUNS = 3

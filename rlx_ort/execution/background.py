@@ -19,7 +19,7 @@ import numpy as np
 
 from rlx_ort.errors import CancelledRunError
 from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop, stoppable
-from rlx_ort.providers.engine.workers import Workers
+from rlx_ort.providers.workers import Workers
 
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]

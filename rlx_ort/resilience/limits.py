@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rlx_ort.errors import CancelledRunError, TimeLimitError
 from rlx_ort.execution.background import run_in_background
 from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop
-from rlx_ort.providers.engine.workers import Workers
+from rlx_ort.providers.workers import Workers
 from rlx_ort.resilience.options import check_timeout
 
 if TYPE_CHECKING:

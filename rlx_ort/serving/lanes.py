@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RlxError, ServingError
 from rlx_ort.faults import is_device_failure
-from rlx_ort.providers.engine.workers import Workers
+from rlx_ort.providers.workers import Workers
 from rlx_ort.timing import in_row
 
 Array: TypeAlias = npt.NDArray[Any]

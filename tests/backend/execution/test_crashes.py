@@ -16,6 +16,7 @@ from rlx_ort.errors import InputError
 from rlx_ort.providers.engine.recipe import check_config
 
 ROOT = Path(__file__).resolve().parents[3]
+LESS_THAN_THE_LONGEST_WAIT_S = 25.0  # for threads that are inside ONNX Runtime, which is 30 s
 
 HEAD = """
 import gc, os, sys, threading, time
@@ -56,7 +57,7 @@ def endless():
 """
 
 
-def _python(code: str) -> subprocess.CompletedProcess[str]:
+def _python(code: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter and return how it ended."""
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-P", "-c", HEAD + code],
@@ -64,7 +65,7 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -447,9 +448,27 @@ def test_the_interpreter_ends_cleanly_with_a_run_in_flight(start: str) -> None:
     The error of a daemon thread is not printed, by which Python itself ends badly if its own end comes in between.
     """
     quiet = "threading.excepthook = lambda error: None"
-    done = _python(f"{quiet}\ncompiled, inputs = endless()\n{start}\ntime.sleep(0.1)\nprint('fine', flush=True)\n")
+    code = f"{quiet}\ncompiled, inputs = endless()\n{start}\ntime.sleep(0.1)\nprint('fine', flush=True)\n"
+    done = _python(code, LESS_THAN_THE_LONGEST_WAIT_S)
     assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr
     assert "Fatal" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "import asyncio; asyncio.run(compiled.run_async(inputs))",
+        "compiled.commit_no_wait(inputs); compiled.sync_pending()",
+        "from rlx_ort.providers.workers import Workers; Workers(2, 'idle').submit(list).result()",
+    ],
+    ids=["async", "commit", "workers"],
+)
+def test_the_interpreter_does_not_wait_for_idle_threads(run: str) -> None:
+    """Threads that have run something in the background and wait for more are not inside ONNX Runtime."""
+    inputs = "inputs = {'x': np.ones((2, 64), np.float32)}"
+    code = f"compiled = Session('cpu').compile(matmul())\n{inputs}\n{run}\nprint('fine', flush=True)\n"
+    done = _python(code, LESS_THAN_THE_LONGEST_WAIT_S)
+    assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr
 
 
 def test_the_interpreter_ends_cleanly_in_the_middle_of_a_loop() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx_ort.providers.engine import workers
-from rlx_ort.providers.engine.workers import fill
+from rlx_ort.providers import workers
+from rlx_ort.providers.workers import fill
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 1_000_003), (2_500_000, 2), (0, 4)])

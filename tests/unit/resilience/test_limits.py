@@ -26,7 +26,7 @@ from rlx_ort.errors import (
     TimeLimitError,
 )
 from rlx_ort.providers import registry
-from rlx_ort.providers.engine.workers import Workers
+from rlx_ort.providers.workers import Workers
 from rlx_ort.resilience.limits import CancelToken, in_background, limited, limited_async
 
 X = np.arange(4, dtype=np.float32)
