@@ -16,6 +16,7 @@ from rlx_ort.errors import CalibrationError, RlxError
 
 _FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0
 _RESERVE = 0.93  # of the limit is for measuring, the rest for a last point that overruns
+_MOST_LOADING = 0.6  # of the time for measuring that loading libraries may take from it
 _POINT_S, _SOFTWARE_POINT_S = 0.004, 0.025
 
 
@@ -63,7 +64,7 @@ def _bench(device: Device, clock: Clock, begun_ns: int, *, quick: bool) -> Itera
     if "software" in key.hardware:
         limit_s, point_s = _SOFTWARE_S, _SOFTWARE_POINT_S
     bench = Bench(device, _RESERVE * limit_s, point_s, clock)
-    bench.spent_ns = min(max(clock() - begun_ns, 0), bench.limit_ns / 2)
+    bench.spent_ns = min(max(clock() - begun_ns, 0), _MOST_LOADING * bench.limit_ns)
     try:
         bench.begin(keep_open=key.threads == 1)  # idle worker threads of an open session would take a CPU's cores
         yield bench
