@@ -203,9 +203,10 @@ class _Plan:
         self.sizes = {**sizes, **dict.fromkeys(self.workload.assumed, DEFAULT_DIM)}
         self.facts = provider.session_memory
         self.nbytes = {**self.workload.inputs, **self.workload.nbytes}
-        self.types, self.outputs = {**outline.known_types()}, outline.output_types.keys()
+        # The session knows no sizes but those that its options bind: by them it folds nodes and shares memory.
+        self.types, self.outputs = {**draft.outline.known_types()}, outline.output_types.keys()
         self.cache = _cache_of(draft, outline.input_types)
-        folded = folded_nodes(outline, options)
+        folded = folded_nodes(draft.outline, options)
         nodes = [node for node in self.workload.nodes if node.name not in folded]
         self.relaid: set[str] = set()  # values in the layout of convolutions
         if self.facts.reorders and options.optimization is OptimizationLevel.ALL:

@@ -10,6 +10,7 @@ import pytest
 
 from rlx_ort import Device, DeviceCandidate, DType, Graph, rank
 from rlx_ort.errors import NoViableDeviceError
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import SessionMemory
 from rlx_ort.selection.arena import Arena, Pattern
@@ -112,17 +113,29 @@ def test_weights_take_whole_pages_of_a_device(machine: Any) -> None:
     assert need_of(graph, batch=4).weights == 4 * (200 << 10)
 
 
-def test_a_buffer_that_is_taken_again_is_held_until_then(machine: Any) -> None:
-    """As ONNX Runtime plans it: the first product's memory waits for the third one, which has the same shape."""
+def wide() -> Graph:
+    """Return a graph whose first product is narrow, the second wide, and the third one narrow again."""
     graph = Graph("wide")
-    x = graph.input("x", ("batch", 256))
-    narrow = x @ graph.param("a", (256, 256))
+    narrow = graph.matmul(graph.input("x", ("batch", 256)), graph.param("a", (256, 256)), name="narrow")
     wide = graph.tanh(narrow @ graph.param("b", (256, 512)))
     graph.outputs = [graph.tanh(wide @ graph.param("c", (512, 256)))]
+    return graph
+
+
+def test_a_buffer_that_is_taken_again_is_held_until_then(machine: Any) -> None:
+    """As ONNX Runtime plans it: the first product's memory waits for the third one, which has the same shape."""
     add(machine, "cuda", session_memory=SessionMemory(arena=False))
-    need = need_of(graph, batch=4)
+    need = need_of(wide(), batch=4)
     assert [node.live // ROW for node in need.nodes] == [1, 3, 5, 3, 2]
     assert need.activations == need.arena == 5 * ROW
+
+
+def test_sizes_that_only_the_caller_knows_change_no_plan_of_buffers(machine: Any) -> None:
+    """The session of a stage shares memory by the shapes of its graph, whatever sizes its inputs will have."""
+    add(machine, "cuda", session_memory=SessionMemory(arena=False))
+    graph = wide()
+    fed = {"narrow": TensorType(DType.F32, Shape((4, 256)))}
+    assert memory_need(graph, "cuda", None, {"batch": 4}, fed) == need_of(graph, batch=4)
 
 
 def test_memory_follows_the_sizes_of_the_inputs(machine: Any) -> None:
