@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -122,12 +123,60 @@ def flag(names: str, help: str) -> Any:
 
 def whole(names: str, help: str, least: int = 0, **settings: Any) -> Any:
     """Return the row of an option that is a whole number."""
-    return option(names, help, type=click.IntRange(min=least), **settings)
+    return option(names, help, type=Whole(least), **settings)
 
 
 def number(names: str, help: str, **settings: Any) -> Any:
     """Return the row of an option that is a number from 0."""
-    return option(names, help, type=click.FloatRange(min=0), **settings)
+    return option(names, help, type=_Number(min=0), **settings)
+
+
+def seconds(names: str, help: str, *, unit: str = "s", least: float = 0.0, **settings: Any) -> Any:
+    """Return the row of an option that is a time, in seconds or in another unit of `Duration`."""
+    return option(names, help, type=Duration(unit, least), **settings)
+
+
+class Whole(click.IntRange):
+    """The type of options that are a whole number within limits."""
+
+    name = "whole number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return how help names the value."""
+        return "NUMBER"
+
+
+class _Number(click.FloatRange):
+    """The type of options that are a finite number within limits."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or fail."""
+        if not math.isfinite(found := super().convert(value, param, ctx)):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return found
+
+
+class Duration(click.types.FloatParamType):
+    """The type of options that are a time: a number of the option's own unit, or one with a unit, as 60s or 2min."""
+
+    name = "time"
+    units: ClassVar[Mapping[str, float]] = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+    """The units and their seconds."""
+
+    def __init__(self, unit: str, least: float) -> None:
+        self._unit, self._least = unit, least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the time in the option's unit, or fail with the form of a time."""
+        match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(ms|s|min|h)?", str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is not a time such as 60, 60s, 500ms or 2min", param, ctx)
+        found = float(match[1]) * self.units[match[2] or self._unit] / self.units[self._unit]
+        if found < self._least:
+            self.fail(f"{value!r} is less than {self._least:g} {self._unit}", param, ctx)
+        return found
 
 
 def choice(names: str, help: str, values: str, **settings: Any) -> Any:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _OPEN_FILES = 8192
 _OF_HTTP, _OF_GRPC = ("uvicorn", "httptools", "prometheus_client"), ("google.protobuf", "grpc")
-_PORT = click.IntRange(-1, 65535)
+_PORT = options.Whole(-1, 65535)
 
 
 def _range_of(text: str) -> tuple[int, int]:
@@ -55,9 +55,9 @@ def command(
         multiple=True,
         metavar="NAME",
     ),
-    max_delay: float = options.number("--max-delay", "Milliseconds to wait for more rows.", default=0.0),
+    max_delay: float = options.seconds("--max-delay", "Milliseconds to wait for more rows.", unit="ms", default=0.0),
     queue: int = options.whole("--queue", "Requests that may wait.", least=1, default=1024),
-    timeout: float | None = options.number("--timeout", "Seconds that a request may wait."),
+    timeout: float | None = options.seconds("--timeout", "Seconds that a request may wait."),
     precision: str = options.choice(
         "--precision", "Compute the f32 parts of ONNX files in it.", options.PRECISIONS, default="f32"
     ),
@@ -78,11 +78,8 @@ def command(
         "--fronts",
         "Processes that read and answer HTTP beside the server's; by default one for 4 cores, from 8 cores on.",
     ),
-    load_limit: float = options.option(
-        "--load-limit",
-        "Seconds that a version of a model may take to open and run.",
-        default=600.0,
-        type=click.FloatRange(min=0, min_open=True),
+    load_limit: float = options.seconds(
+        "--load-limit", "Seconds that a version of a model may take to open and run.", least=0.001, default=600.0
     ),
     repository_control: bool = options.flag("--repository-control", "Let clients load and unload models."),
     access_log: bool = options.flag("--access-log", "Write a line of JSON on stderr for each request."),

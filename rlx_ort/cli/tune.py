@@ -24,7 +24,7 @@ def command(
     tolerance: float | None = options.number(
         "--tolerance", "The largest error of an output over its largest value. Default: by the precision."
     ),
-    budget_s: float = options.number("--budget", "Seconds to spend.", default=60.0),
+    budget_s: float = options.seconds("--budget", "Seconds to spend, or a time such as 2min.", default=60.0),
     policy: rlx_ort.DevicePolicy = options.policy(),
     dims: dict[str, int] = options.DIMS,
     as_json: bool = options.AS_JSON,

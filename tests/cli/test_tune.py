@@ -8,6 +8,7 @@ import pytest
 from command_line import Cli
 
 from rlx_ort import tuning
+from rlx_ort.cli.options import Duration
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +25,15 @@ def test_the_table_has_each_variant_with_its_outcome(cli: Cli, add_one: Path) ->
     assert "spinning=False" in outcome.out
     assert "not allowed" in outcome.out  # f16, to see what it would give
     assert "with the options as they are" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("60", 60.0), ("90s", 90.0), ("1.5 min", 90.0), ("500ms", 0.5), (".5h", 1800.0), ("0", 0.0)]
+)
+def test_times_take_units(text: str, seconds: float) -> None:
+    """A number alone is in the option's own unit."""
+    assert Duration("s", 0.0).convert(text, None, None) == seconds
+    assert Duration("ms", 0.0).convert("2s", None, None) == 2000.0
 
 
 def test_the_record_is_kept_and_packed(cli: Cli, add_one: Path, tmp_path: Path) -> None:
