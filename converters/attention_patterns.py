@@ -153,13 +153,15 @@ class Matcher:
     def _heads_of(self, ref: Ref | None, heads: int) -> Operand | None:
         """Return q, k or v of a value `(B, H, S, D)`, or `(B, S, H * D)` with a number of heads."""
         kind, shape = self.kind(ref), self.shape(ref)
-        found = self.operand(ref)
+        operand = self.operand(ref)
         if ref is not None and kind is not None and len(shape) == 3 and heads > 0:
             batch, length, width = shape
             if isinstance(width, int) and width % heads == 0:
-                found = Operand(ref, kind, batch, length, heads, width // heads)
-        known = found is not None and all(isinstance(each, int) and each > 0 for each in (found.heads, found.size))
-        return found if known else None
+                operand = Operand(ref, kind, batch, length, heads, width // heads)
+        known = operand is not None and all(
+            isinstance(each, int) and each > 0 for each in (operand.heads, operand.size)
+        )
+        return operand if known else None
 
     def _covers(self, mask: Ref, query: Operand, key: Operand, version: int) -> bool:
         """Return whether a mask has a place for each key, by broadcasting too: from opset 24 on the rest is hidden."""
@@ -210,14 +212,14 @@ class Matcher:
             return _Scores(node, 1.0)
         if operator_of(node) == "Add":
             for one, other in (node.inputs, node.inputs[::-1]):
-                found = self._scores(one)
+                scores = self._scores(one)
                 added = self.kind(other)
-                if found is not None and other is not None and added is not None and added.shape is not None:
-                    return found._replace(added=(*found.added, other)) if len(added.shape) <= 4 else None
+                if scores is not None and other is not None and added is not None and added.shape is not None:
+                    return scores._replace(added=(*scores.added, other)) if len(added.shape) <= 4 else None
             return None
         rest, factor = self._factor(node)
-        found = None if rest is None else self._scores(rest)
-        return None if found is None or found.added else found._replace(scale=found.scale * factor)
+        scores = None if rest is None else self._scores(rest)
+        return None if scores is None or scores.added else scores._replace(scale=scores.scale * factor)
 
     def _factor(self, node: Node | None) -> tuple[Ref | None, float]:
         """Return the value that a node multiplies by a number, and the number; None if the node does something else."""

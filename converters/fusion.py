@@ -44,20 +44,20 @@ def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorDa
     """
     if kernels is None:
         return graph, {}
-    found, origins = Matcher(graph, weights), dict[int, int]()
-    find = Rotations(found).rotation
+    matcher, origins = Matcher(graph, weights), dict[int, int]()
+    find = Rotations(matcher).rotation
     rotations = {node.id: turn for node in graph.nodes if (turn := find(node)) and _can_rotate(kernels, turn)}
     if rotations:
-        graph, origins = _Rewrite(graph, found, rotations, {}, {}).run()
-        found = Matcher(graph, weights)
-    matches = {node.id: match for node in graph.nodes if (match := found.attention(node)) is not None}
+        graph, origins = _Rewrite(graph, matcher, rotations, {}, {}).run()
+        matcher = Matcher(graph, weights)
+    matches = {node.id: match for node in graph.nodes if (match := matcher.attention(node)) is not None}
     matches = {at: match for at, match in matches.items() if _has_kernel(kernels, match)}
-    norms = {norm.last.id: norm for node in graph.nodes if (norm := group_norm(found, node)) is not None}
-    norms = {at: norm for at, norm in norms.items() if _has_norm(kernels, found.kind(norm.x))}
-    quotients = {node.id: pair for node in graph.nodes if (pair := over_root(found, node)) is not None}
+    norms = {norm.last.id: norm for node in graph.nodes if (norm := group_norm(matcher, node)) is not None}
+    norms = {at: norm for at, norm in norms.items() if _has_norm(kernels, matcher.kind(norm.x))}
+    quotients = {node.id: pair for node in graph.nodes if (pair := over_root(matcher, node)) is not None}
     if not matches and not norms and not quotients:
         return graph, origins
-    made, sources = _Rewrite(graph, found, matches, norms, quotients).run()
+    made, sources = _Rewrite(graph, matcher, matches, norms, quotients).run()
     return made, {new: origins.get(old, old) for new, old in sources.items()}
 
 
@@ -82,7 +82,7 @@ class _Rewrite:
     """Writes a graph again, with fused nodes in place of the last nodes of what was matched."""
 
     old: Graph
-    found: Matcher
+    matcher: Matcher
     matches: Mapping[int, Match | Rotation]
     norms: Mapping[int, GroupNorm]
     quotients: Mapping[int, tuple[Ref, Ref]]
@@ -138,7 +138,7 @@ class _Rewrite:
             sees = self.masks[mask.ref, "sees"]
             zero = self.new.constant(np.zeros((), np.float32), dtype)
             parted = self._op("Where", sees, parted, zero, shape=parted.shape)
-        if len(self.found.shape(Ref(node.id))) == 3:  # Attention of (B, S, H * D)
+        if len(self.matcher.shape(Ref(node.id))) == 3:  # Attention of (B, S, H * D)
             if match.guarded:
                 joined = self._op("Reshape", parted, self._ints(0, 0, heads * size), shape=joined.shape)
             self.values[Ref(node.id)] = joined
@@ -149,7 +149,7 @@ class _Rewrite:
     def _norm(self, norm: GroupNorm) -> None:
         """Write a norm in NHWC, between transpositions, which ONNX Runtime cancels against those of convolutions."""
         self.at = norm.node
-        batch, channels, height, width = self.found.shape(norm.x)
+        batch, channels, height, width = self.matcher.shape(norm.x)
         assert isinstance(channels, int)  # noqa: S101  # asked before it matched
         shape = (batch, height, width, channels)
         x = self._op("Transpose", self.values[norm.x], shape=shape, perm=_NHWC)
@@ -163,12 +163,12 @@ class _Rewrite:
         op = OnnxNode(_NORM[1], _NORM[0], 1, attributes=attributes, formal_inputs=3)
         (y,) = self.new.add_node(op, [x, gamma, beta], name=norm.last.name, types=[x.type])
         result = Ref(norm.last.id)
-        self.values[result] = self._op("Transpose", y, shape=self.found.shape(result) or None, perm=_NCHW)
+        self.values[result] = self._op("Transpose", y, shape=self.matcher.shape(result) or None, perm=_NCHW)
 
     def _by_channel(self, ref: Ref, channels: int, groups: int) -> Value:
         """Return gamma or beta as `(C,)` of f32, the only dtype of CUDA's kernel; ONNX Runtime folds what is added."""
         value, size = self._cast(self.values[ref], DType.F32), channels // groups
-        shape = tuple(self.found.shape(ref))
+        shape = tuple(self.matcher.shape(ref))
         if shape == (channels,):
             return value
         if shape == (groups,):  # of opset 18
@@ -179,18 +179,18 @@ class _Rewrite:
     def _give(self, node: Node, match: Match, parted: Value, turned: Value, joined: Value | None) -> None:
         """Give the results to those that read the product, without nodes that only undo each other."""
         (batch, length), size = match.q[2:4], match.v.size
-        own = [{size} for size in self.found.shape(Ref(node.id))]
+        own = [{size} for size in self.matcher.shape(Ref(node.id))]
         whole = [known | {size} for known, size in zip(own, (batch, match.heads, length, size), strict=True)]
         self.values[Ref(node.id)] = turned
-        readers = list(self.found.users.get(Ref(node.id), ()))
+        readers = list(self.matcher.users.get(Ref(node.id), ()))
         for each in readers:
-            if self.found.gives(each, whole):  # a Reshape to the shape that it has, as in traced models
+            if self.matcher.gives(each, whole):  # a Reshape to the shape that it has, as in traced models
                 self.values[Ref(each.id)] = turned
-                readers += self.found.users.get(Ref(each.id), ())
+                readers += self.matcher.users.get(Ref(each.id), ())
             elif operator_of(each) == "Transpose" and perm_of(each) == HEADS:
                 self.values[Ref(each.id)] = parted
-                for last in self.found.users.get(Ref(each.id), ()):
-                    if joined is not None and self.found.gives(last, [{batch}, {length}, {joined.shape[2]}]):
+                for last in self.matcher.users.get(Ref(each.id), ()):
+                    if joined is not None and self.matcher.gives(last, [{batch}, {length}, {joined.shape[2]}]):
                         self.values[Ref(last.id)] = joined
 
     def _joined(self, operand: Operand, heads: int) -> Value:
@@ -224,7 +224,7 @@ class _Rewrite:
         """Return half of the columns of cos or sin as `(S, D / 2)`, or `(B * S, D / 2)`, once for all layers."""
         dtype = match.x.kind.dtype
         if (ref, dtype) not in self.tables:
-            shape = self.found.shape(ref)
+            shape = self.matcher.shape(ref)
             bounds = [self._ints(each) for each in (0, match.half, len(shape) - 1)]
             part = self._op("Slice", self.values[ref], *bounds, shape=(*shape[:-1], match.half))
             rows = self._op(
@@ -244,7 +244,7 @@ class _Rewrite:
         return self.tables[key]
 
     def _new_places(self, match: Rotation) -> Value:
-        cos, rank = self.values[match.cos], len(self.found.shape(match.cos))
+        cos, rank = self.values[match.cos], len(self.matcher.shape(match.cos))
         batch, length = (
             self._op("Shape", cos, shape=(1,), dtype=DType.I64, start=at, end=at + 1) for at in (0, rank - 2)
         )
@@ -258,7 +258,7 @@ class _Rewrite:
         """Return what is added to the scores as `(1 or B, 1 or H, S, T)`, once for all layers that share it."""
         lengths = (match.q.length, match.k.length)
         places = lengths if None not in lengths else (*lengths, q.ref, k.ref)
-        key = (tuple(map(self.found.form, match.added)), places, match.q.kind.dtype, match.guarded)
+        key = (tuple(map(self.matcher.form, match.added)), places, match.q.kind.dtype, match.guarded)
         if key not in self.masks:
             self.masks[key] = self._new_mask(match, q, k)
         return self.masks[key]
@@ -268,7 +268,7 @@ class _Rewrite:
         mask = self.values[match.added[0]]
         if mask.dtype is DType.BOOL:
             seen, hidden = (self.new.constant(np.array(number, np.float32), dtype) for number in (0, -np.inf))
-            mask = self._op("Where", mask, seen, hidden, shape=self.found.shape(match.added[0]))
+            mask = self._op("Where", mask, seen, hidden, shape=self.matcher.shape(match.added[0]))
         mask = self._cast(mask, dtype)
         for ref in match.added[1:]:
             other = self._cast(self.values[ref], dtype)

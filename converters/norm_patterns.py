@@ -42,12 +42,12 @@ class GroupNorm(NamedTuple):
     epsilon: float
 
 
-def group_norm(found: Matcher, node: Node) -> GroupNorm | None:
+def group_norm(matcher: Matcher, node: Node) -> GroupNorm | None:
     """Return the GroupNorm that a node is or ends, None where the fused kernel may compute something else."""
-    norm = _standard(node) if operator_of(node) == "GroupNormalization" else _written(found, node)
+    norm = _standard(node) if operator_of(node) == "GroupNormalization" else _written(matcher, node)
     if norm is None:
         return None
-    shape = found.shape(norm.x)
+    shape = matcher.shape(norm.x)
     channels = shape[1] if len(shape) == 4 else None
     if not isinstance(channels, int) or norm.groups < 1 or norm.epsilon < 0 or channels % norm.groups:
         return None
@@ -58,17 +58,17 @@ def group_norm(found: Matcher, node: Node) -> GroupNorm | None:
     if operator_of(node) == "GroupNormalization":
         per_channel = isinstance(node.op, OnnxNode) and node.op.version >= _PER_CHANNEL
         fitting = [(channels if per_channel else norm.groups,)]
-    if any(tuple(found.shape(ref)) not in fitting for ref in (norm.gamma, norm.beta)):
+    if any(tuple(matcher.shape(ref)) not in fitting for ref in (norm.gamma, norm.beta)):
         return None
-    return norm._replace(last=_silu(found, node) or node)
+    return norm._replace(last=_silu(matcher, node) or node)
 
 
-def over_root(found: Matcher, node: Node) -> tuple[Ref, Ref] | None:
+def over_root(matcher: Matcher, node: Node) -> tuple[Ref, Ref] | None:
     """Return x and a root for a product of x and the reciprocal of the root, as in RMS norms."""
     for x, other in _operands(node, "Mul"):
-        inverse = found.maker(other)
+        inverse = matcher.maker(other)
         root = inverse.inputs[0] if inverse is not None and operator_of(inverse) == "Reciprocal" else None
-        if root is not None and operator_of(found.maker(root)) == "Sqrt":
+        if root is not None and operator_of(matcher.maker(root)) == "Sqrt":
             return x, root
     return None
 
@@ -82,30 +82,30 @@ def _standard(node: Node) -> GroupNorm | None:
     return GroupNorm(node, node, x, gamma, beta, node.op.integer("num_groups", 0), _epsilon(node.op))
 
 
-def _written(found: Matcher, node: Node) -> GroupNorm | None:
+def _written(matcher: Matcher, node: Node) -> GroupNorm | None:
     """Return a norm whose groups are channels of InstanceNormalization, times gamma, plus beta, its last node."""
     for product, beta in _operands(node, "Add"):
-        scaled = _inner(found, product, "Mul")
+        scaled = _inner(matcher, product, "Mul")
         for normal, gamma in _operands(scaled, "Mul"):
-            whole = _inner(found, normal, "Reshape")
-            norm = None if whole is None else _inner(found, whole.inputs[0], "InstanceNormalization")
-            parted = None if norm is None else _inner(found, norm.inputs[0], "Reshape")
+            whole = _inner(matcher, normal, "Reshape")
+            norm = None if whole is None else _inner(matcher, whole.inputs[0], "InstanceNormalization")
+            parted = None if norm is None else _inner(matcher, norm.inputs[0], "Reshape")
             x = None if parted is None else parted.inputs[0]
-            if whole is None or norm is None or parted is None or x is None or len(found.shape(x)) != 4:
+            if whole is None or norm is None or parted is None or x is None or len(matcher.shape(x)) != 4:
                 continue
-            ones, zeros = (_filled(found, ref, number) for ref, number in zip(norm.inputs[1:], (1, 0), strict=True))
-            batch, *rest = (found.place(x, axis) for axis in range(4))
-            is_parted = found.gives(parted, [{0, batch}, {ones}, ()])  # the last size can only be -1
-            is_whole = found.gives(whole, [{0, batch}, *({each} for each in rest)])
+            ones, zeros = (_filled(matcher, ref, number) for ref, number in zip(norm.inputs[1:], (1, 0), strict=True))
+            batch, *rest = (matcher.place(x, axis) for axis in range(4))
+            is_parted = matcher.gives(parted, [{0, batch}, {ones}, ()])  # the last size can only be -1
+            is_whole = matcher.gives(whole, [{0, batch}, *({each} for each in rest)])
             if ones and ones == zeros and is_parted and is_whole and isinstance(norm.op, OnnxNode):
                 return GroupNorm(node, node, x, gamma, beta, ones, _epsilon(norm.op))
     return None
 
 
-def _silu(found: Matcher, node: Node) -> Node | None:
+def _silu(matcher: Matcher, node: Node) -> Node | None:
     """Return the node whose result is SiLU of a node's result, if nothing else reads that."""
     y = Ref(node.id)
-    readers = [] if _is_output(found, y) else found.users.get(y, [])
+    readers = [] if _is_output(matcher, y) else matcher.users.get(y, [])
     if len(readers) == 1 and isinstance(readers[0].op, OnnxNode):
         op = readers[0].op
         alpha = op.attributes.get("alpha", _ALPHAS.get((op.domain, op.op_type)))
@@ -115,7 +115,7 @@ def _silu(found: Matcher, node: Node) -> Node | None:
     if len(readers) != 2 or not gates or not products:
         return None
     gate = Ref(gates[0].id)
-    return products[0] if _inner(found, gate, "Sigmoid") and {*products[0].inputs} == {y, gate} else None
+    return products[0] if _inner(matcher, gate, "Sigmoid") and {*products[0].inputs} == {y, gate} else None
 
 
 def _operands(node: Node | None, kind: str) -> Iterator[tuple[Ref, Ref]]:
@@ -126,24 +126,24 @@ def _operands(node: Node | None, kind: str) -> Iterator[tuple[Ref, Ref]]:
             yield from ((one, other), (other, one))
 
 
-def _inner(found: Matcher, ref: Ref | None, kind: str) -> Node | None:
+def _inner(matcher: Matcher, ref: Ref | None, kind: str) -> Node | None:
     """Return the node of a kind that gives a value which one node reads, and which is no output."""
-    node = found.maker(ref)
-    if ref is None or node is None or operator_of(node) != kind or _is_output(found, ref):
+    node = matcher.maker(ref)
+    if ref is None or node is None or operator_of(node) != kind or _is_output(matcher, ref):
         return None
-    return node if len(found.users.get(ref, ())) == 1 else None
+    return node if len(matcher.users.get(ref, ())) == 1 else None
 
 
-def _is_output(found: Matcher, ref: Ref) -> bool:
-    return any(value.ref == ref for value in found.graph.outputs)
+def _is_output(matcher: Matcher, ref: Ref) -> bool:
+    return any(value.ref == ref for value in matcher.graph.outputs)
 
 
-def _filled(found: Matcher, ref: Ref | None, number: float) -> int:
+def _filled(matcher: Matcher, ref: Ref | None, number: float) -> int:
     """Return how many elements a constant or a weight of one axis has if all are a number, 0 otherwise."""
-    node = found.maker(found.bare(ref))
+    node = matcher.maker(matcher.bare(ref))
     data = node.op.data if node is not None and isinstance(node.op, Constant) else None
     if node is not None and isinstance(node.op, Param) and not node.op.mutable:
-        data = found.weights.get(node.op.name)
+        data = matcher.weights.get(node.op.name)
     if data is None or len(data.shape) != 1:
         return 0
     return data.num_elements if bool((data.numpy() == number).all()) else 0

@@ -38,19 +38,19 @@ class Rotation(NamedTuple):
 class Rotations:
     """Recognises rotary embeddings in the graph of a matcher."""
 
-    found: Matcher
+    matcher: Matcher
     names: dict[str, Dim] = field(init=False)
 
     def __post_init__(self) -> None:
         """Find sizes that traced models name twice: that of `Range(0, n)`, where n is a size of a value."""
         self.names = {}
-        for node in self.found.graph.nodes:
-            (name, *more) = (*self.found.shape(Ref(node.id)), None)[:2]
+        for node in self.matcher.graph.nodes:
+            (name, *more) = (*self.matcher.shape(Ref(node.id)), None)[:2]
             if operator_of(node) != "Range" or not isinstance(name, str) or any(more):
                 continue
             start, limit, step = node.inputs
-            sizes = self.found.sizes(limit)
-            if self.found.number(start) == 0 and self.found.number(step) == 1 and sizes and len(sizes) == 1:
+            sizes = self.matcher.sizes(limit)
+            if self.matcher.number(start) == 0 and self.matcher.number(step) == 1 and sizes and len(sizes) == 1:
                 self.names[name] = sizes[0] if isinstance(sizes[0], (int, str)) else name
 
     def rotation(self, node: Node) -> Rotation | None:
@@ -66,7 +66,7 @@ class Rotations:
         return None
 
     def _factors(self, ref: Ref | None) -> Sequence[tuple[Ref, Ref]]:
-        node = self.found.maker(ref)
+        node = self.matcher.maker(ref)
         if node is None or operator_of(node) != "Mul":
             return ()
         first, second = node.inputs
@@ -74,7 +74,7 @@ class Rotations:
 
     def _match(self, x: Ref, cos: Ref, sin: Ref) -> Rotation | None:
         """Return the rotation of `(B, H, S, D)` by cos and sin `(1 or B, 1, S, D)`."""
-        kind, operand = self.found.kind(x), self.found.operand(x)
+        kind, operand = self.matcher.kind(x), self.matcher.operand(x)
         shape = self._shape(x)
         if kind is None or operand is None or len(shape) != 4:
             return None
@@ -97,39 +97,39 @@ class Rotations:
         return Rotation(x, operand, self._bare(cos), self._bare(sin), size // 2, by_row=tables[0][0] != 1)
 
     def _shape(self, ref: Ref) -> Sequence[Dim]:
-        return [self.names.get(size, size) if isinstance(size, str) else size for size in self.found.shape(ref)]
+        return [self.names.get(size, size) if isinstance(size, str) else size for size in self.matcher.shape(ref)]
 
     def _unturned(self, ref: Ref) -> Ref | None:
         """Return x of `Concat(-x[..., D/2:], x[..., :D/2])`."""
-        node = self.found.maker(ref)
+        node = self.matcher.maker(ref)
         if node is None or operator_of(node) != "Concat" or len(node.inputs) != 2:
             return None
         negated, first = node.inputs
-        minus = self.found.maker(negated)
+        minus = self.matcher.maker(negated)
         second = minus.inputs[0] if minus is not None and operator_of(minus) == "Neg" else None
         low, high = self._part(first), self._part(second)
         if low is None or high is None or low[0] != high[0]:
             return None
-        x, size = self._plain(low[0]), self.found.shape(low[0])[-1]
-        if not isinstance(size, int) or integer_of(node, "axis", 0) not in (-1, len(self.found.shape(x)) - 1):
+        x, size = self._plain(low[0]), self.matcher.shape(low[0])[-1]
+        if not isinstance(size, int) or integer_of(node, "axis", 0) not in (-1, len(self.matcher.shape(x)) - 1):
             return None
         return x if (low[1:], high[1:]) == ((0, size // 2), (size // 2, size)) else None
 
     def _part(self, ref: Ref | None) -> tuple[Ref, int, int] | None:
         """Return a value, and the start and the end of a part of its last axis."""
-        node = self.found.maker(ref)
+        node = self.matcher.maker(ref)
         source = node.inputs[0] if node is not None and node.inputs else None
-        shape = self.found.shape(source)
+        shape = self.matcher.shape(source)
         if node is None or ref is None or source is None or not shape or not isinstance(shape[-1], int):
             return None
         last, size = (-1, len(shape) - 1), shape[-1]
         if operator_of(node) == "Split" and integer_of(node, "axis", 0) in last:
-            widths = [self.found.shape(Ref(node.id, at))[-1:] for at in range(ref.output + 1)]
+            widths = [self.matcher.shape(Ref(node.id, at))[-1:] for at in range(ref.output + 1)]
             known = [width[0] for width in widths if width and isinstance(width[0], int)]
             return (source, sum(known[:-1]), sum(known)) if len(known) == len(widths) else None
         if operator_of(node) != "Slice" or len(node.inputs) < 4:
             return None
-        bounds = [self.found.sizes(each) for each in node.inputs[1:]]
+        bounds = [self.matcher.sizes(each) for each in node.inputs[1:]]
         start, end, axis, step = [each[0] if each and len(each) == 1 else None for each in (*bounds, [1])[:4]]
         if axis not in last or step != 1 or not isinstance(start, int) or not isinstance(end, int):
             return None
@@ -137,7 +137,7 @@ class Rotations:
 
     def _is_doubled(self, ref: Ref | None, size: int) -> bool:
         """Return whether the second half of the last axis, of a size, is the same computation as the first half."""
-        node, shape = self.found.maker(ref), self.found.shape(ref)
+        node, shape = self.matcher.maker(ref), self.matcher.shape(ref)
         if node is None or not shape or shape[-1] != size:
             return False
         if operator_of(node) == "Concat":
@@ -148,18 +148,18 @@ class Rotations:
             )
         if operator_of(node) in ("Mul", "Div"):
             first, second = node.inputs
-            if self.found.number(second) is not None:
+            if self.matcher.number(second) is not None:
                 return self._is_doubled(first, size)
-            return self.found.number(first) is not None and self._is_doubled(second, size)
+            return self.matcher.number(first) is not None and self._is_doubled(second, size)
         return operator_of(node) in _KEEPING and self._is_doubled(node.inputs[0], size)
 
     def _plain(self, ref: Ref) -> Ref:
         """Return a value before casts that lose nothing and end in its own type."""
-        own, inner = self.found.kind(ref), ref
-        node = self.found.maker(inner)
+        own, inner = self.matcher.kind(ref), ref
+        node = self.matcher.maker(inner)
         while node is not None and own is not None and operator_of(node) == "Cast" and node.inputs[0] is not None:
             inner = node.inputs[0]
-            kind, node = self.found.kind(inner), self.found.maker(inner)
+            kind, node = self.matcher.kind(inner), self.matcher.maker(inner)
             if kind is None or kind.dtype not in (own.dtype, DType.F32):
                 break
             ref = inner if kind.dtype is own.dtype else ref
@@ -167,13 +167,13 @@ class Rotations:
 
     def _bare(self, ref: Ref) -> Ref:
         """Return cos or sin before the axes and the casts that layers add to it."""
-        node = self.found.maker(ref)
+        node = self.matcher.maker(ref)
         while (
             node is not None and operator_of(node) in ("Cast", "Identity", "Unsqueeze") and node.inputs[0] is not None
         ):
-            kind = self.found.kind(node.inputs[0])
+            kind = self.matcher.kind(node.inputs[0])
             if kind is None or not kind.dtype.is_float:
                 break
             ref = node.inputs[0]
-            node = self.found.maker(ref)
+            node = self.matcher.maker(ref)
         return ref

@@ -65,8 +65,8 @@ class SessionSet:
 
     def find(self, place: Device | SplitPlan, rule: PlacementRule) -> CompiledGraph | None:
         """Return the compiled graph of a place under a rule, or None if it was closed or never made."""
-        found = self._lent.get((place, rule))
-        return None if found is None or found.closed else found
+        lent = self._lent.get((place, rule))
+        return None if lent is None or lent.closed else lent
 
     def compiled(
         self, graph: Graph, weights: WeightStore, place: Device | SplitPlan, rule: PlacementRule
@@ -81,10 +81,10 @@ class SessionSet:
         with self._lock:
             compiling = self._compiling.setdefault(place, Turns())
         with compiling:
-            known = {found.rule: found for each in PlacementRule if (found := self.find(place, each)) is not None}
+            known = {lent.rule: lent for each in PlacementRule if (lent := self.find(place, each)) is not None}
             if rule in known:
                 return known[rule]
-            made = next((found.held_to(rule) for found in known.values()), None)
+            made = next((other.held_to(rule) for other in known.values()), None)
             if made is None:
                 from rlx_ort.execution.compiled import CompiledGraph
                 from rlx_ort.execution.engine import open_slot
@@ -142,7 +142,7 @@ class SessionSet:
     def has_state(self, device: Device) -> bool:
         """Return whether a compiled graph of a device holds state that cannot move to another one."""
         lent = list(self._lent.items())
-        return any(found.has_state for (place, _), found in lent if device in _devices_of(place))
+        return any(graph.has_state for (place, _), graph in lent if device in _devices_of(place))
 
     def drop(self, device: Device) -> None:
         """Forget the session of a device without waiting for it, unless it holds state; the next use opens another."""
@@ -354,13 +354,13 @@ class DeviceSessions:
         """Return the devices that work here and that the policy allows, in its order; one of each hardware."""
         from rlx_ort.providers.registry import availability
 
-        found: list[Device] = []
+        usable: list[Device] = []
         for device in (row.device for row in self.candidates().report()):
-            same = (each for each in found if each.index == device.index)
+            same = (each for each in usable if each.index == device.index)
             known = any(device.kind in each.family.covers or each.kind in device.family.covers for each in same)
             if not known and self.policy.refusal(device) is None and availability(device).available:
-                found.append(device)
-        return found
+                usable.append(device)
+        return usable
 
     @property
     def measures(self) -> bool:
@@ -399,17 +399,17 @@ class DeviceSessions:
 
         candidates = self.candidates(inputs)
         if isinstance(pick, Adaptive):
-            found = choose(candidates, inputs, self.to_time, pick.runs)
-            self.last_choice = found
+            choice = choose(candidates, inputs, self.to_time, pick.runs)
+            self.last_choice = choice
         else:
             rows = self.benchmark(inputs, pick.runs)
             if not rows:
                 return Follower(self.graph, Choice(candidates.fastest(), "predicted"), ())
             if rows[0].median_exec_ns is None:
                 raise DeviceFallbackError((row.device, row.failure) for row in rows)
-            found = Choice(rows[0].device, "measured")
+            choice = Choice(rows[0].device, "measured")
         sizes = tuple(sorted(candidates.dims.items()))
-        winners[key] = follower = Follower(self.graph, found, sizes)
+        winners[key] = follower = Follower(self.graph, choice, sizes)
         return follower
 
     def benchmark(self, inputs: Mapping[str, Any], runs: int) -> list[DeviceBenchResult]:
@@ -441,9 +441,9 @@ class DeviceSessions:
         graph = self.follow_graph()
         rule = (self.by_name if named else self.by_choice).placement or PlacementRule.STRICT
         current = current or self.current
-        found = current.find(place, rule)
-        if found is not None:
-            return found
+        known = current.find(place, rule)
+        if known is not None:
+            return known
         for device in _devices_of(place):
             refusal = self.policy.refusal(device)
             if refusal is not None:
@@ -495,14 +495,14 @@ class DeviceSessions:
             _log.warning("%s is passed over: %s", pick.device.display, str(error))  # an error would keep the graph
 
         picks = iter(lambda: self.pick(goal, inputs), None)  # the next one is another device, which has not refused
-        found = first_that_works(picks, lambda pick: self.open(pick.place, pick.named), passed_over)
-        assert found is not None  # noqa: S101  # there is always another pick
-        return found
+        opened = first_that_works(picks, lambda pick: self.open(pick.place, pick.named), passed_over)
+        assert opened is not None  # noqa: S101  # there is always another pick
+        return opened
 
     def to_time(self, device: Device) -> CompiledGraph:
         """Return a graph whose runs do not change the handles of the compiled graph that callers have."""
-        found = self.open(device, named=False)
-        return found.clone() if found.has_handles else found
+        opened = self.open(device, named=False)
+        return opened.clone() if opened.has_handles else opened
 
     def _remembering(self, place: Device | SplitPlan, rule: PlacementRule) -> AbstractContextManager[None]:
         """Return a `with` block that remembers that a device refuses the graph."""

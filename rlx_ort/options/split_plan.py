@@ -85,12 +85,12 @@ class SplitPlan:
         Raises:
             InputError: it is no plan.
         """
-        found = parse(data, source, InputError) if isinstance(data, bytes) else Fields(dict(data), source, InputError)
-        found.only("schema", "budgets", "sizes", "streams", "run_ns", "stages")
-        if found.count("schema", _SCHEMA) != _SCHEMA:
-            found.fail(f"is of another version than {_SCHEMA}", "schema")
+        fields = parse(data, source, InputError) if isinstance(data, bytes) else Fields(dict(data), source, InputError)
+        fields.only("schema", "budgets", "sizes", "streams", "run_ns", "stages")
+        if fields.count("schema", _SCHEMA) != _SCHEMA:
+            fields.fail(f"is of another version than {_SCHEMA}", "schema")
         stages = []
-        for each in found.objects("stages"):
+        for each in fields.objects("stages"):
             each.only("device", "last", "memory_bytes", "run_ns", "moved_bytes")
             device, counts = (
                 each.parsed("device", Device),
@@ -98,15 +98,15 @@ class SplitPlan:
             )
             stages.append(Stage(device, each.name("last"), counts[0], _time(each), counts[1]))
         if not stages:
-            found.fail("has no stages", "stages")
-        budgets = found.fields("budgets").each(Fields.count)
+            fields.fail("has no stages", "stages")
+        budgets = fields.fields("budgets").each(Fields.count)
         try:
             limits = tuple((Device(name), nbytes) for name, nbytes in budgets.items())
         except ValueError as err:
-            raise InputError(f"{found.at('budgets')}: {err}") from err
-        sizes = found.fields("sizes").each(Fields.count)
-        return cls(tuple(stages), limits, tuple(sizes.items()), _time(found), found.flag("streams", False))
+            raise InputError(f"{fields.at('budgets')}: {err}") from err
+        sizes = fields.fields("sizes").each(Fields.count)
+        return cls(tuple(stages), limits, tuple(sizes.items()), _time(fields), fields.flag("streams", False))
 
 
-def _time(found: Fields) -> float | None:
-    return None if found.raw.get("run_ns") is None else found.number("run_ns")
+def _time(fields: Fields) -> float | None:
+    return None if fields.raw.get("run_ns") is None else fields.number("run_ns")

@@ -94,13 +94,13 @@ def cache_of(graph: Graph) -> GraphCache:
     """Return the cache of a graph in its present revision."""
     providers = registry.default_registry()
     state = (graph.revision, providers, providers.generation)
-    found = _caches.get(graph)
-    if found is None or found.state != state:
+    cache = _caches.get(graph)
+    if cache is None or cache.state != state:
         with _lock:
-            found = _caches.get(graph)
-            if found is None or found.state != state:
-                found = _caches[graph] = GraphCache(state)
-    return found
+            cache = _caches.get(graph)
+            if cache is None or cache.state != state:
+                cache = _caches[graph] = GraphCache(state)
+    return cache
 
 
 def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
@@ -110,13 +110,13 @@ def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
     """
     cache = cache_of(graph)
     if cache.open_dims is None:
-        found = []
+        dims = []
         for value in graph.inputs:
             shape = value.type.shape if isinstance(value.type, TensorType) else None
             if shape is not None and not shape.is_static:
                 names = [f"{value.name}[{axis}]" if dim is None else dim for axis, dim in enumerate(shape)]
-                found.append((value.name, Shape(names)))
-        cache.open_dims = found
+                dims.append((value.name, Shape(names)))
+        cache.open_dims = dims
     return cache.open_dims
 
 

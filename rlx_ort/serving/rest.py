@@ -108,17 +108,17 @@ def retry_after_s(error: Exception) -> int:
 
 def statistics_of(model: ServedModel) -> dict[str, Any]:
     """Return the statistics of a model in the form of Triton's extension."""
-    found = model.statistics
+    kept = model.statistics
     return {
         "name": model.name,
         "version": model.version,
-        "last_inference": found.last_ms,
-        "inference_count": found.inferences,
-        "execution_count": found.executions,
-        "inference_stats": {name: {"count": each.count, "ns": each.ns} for name, each in found.spans.items()},
+        "last_inference": kept.last_ms,
+        "inference_count": kept.inferences,
+        "execution_count": kept.executions,
+        "inference_stats": {name: {"count": each.count, "ns": each.ns} for name, each in kept.spans.items()},
         "batch_stats": [
             {"batch_size": rows, **{name: {"count": each.count, "ns": each.ns} for name, each in spans.items()}}
-            for rows, spans in sorted(found.batches.items())
+            for rows, spans in sorted(kept.batches.items())
         ],
     }
 
@@ -232,20 +232,20 @@ class Rest:
         Raises:
             ServingError: there is no such path (404).
         """
-        found = self._paths.get(path)
+        route = self._paths.get(path)
         _, *parts = path.split("/")
-        if found is None and parts[:2] == ["v2", "models"] and all(parts):
+        if route is None and parts[:2] == ["v2", "models"] and all(parts):
             request.model, *rest = parts[2:] or [""]
             if len(rest) > 1 and rest[0] == "versions":
                 request.version, *rest = rest[1:]
-            found = self._of_models.get("/".join(rest)) if request.model else None
-        elif found is None and parts[:3] == ["v2", "repository", "models"] and len(parts) == 5 and parts[3]:
+            route = self._of_models.get("/".join(rest)) if request.model else None
+        elif route is None and parts[:3] == ["v2", "repository", "models"] and len(parts) == 5 and parts[3]:
             request.model = parts[3]
-            found = self._of_repository.get(parts[4])
-        if found is None:
+            route = self._of_repository.get(parts[4])
+        if route is None:
             method = request.scope["method"]
             raise ServingError(f"{method} {path[:_LONGEST_ERROR]}: there is no such path", 404)
-        return found
+        return route
 
     def _check_caller(self, request: Request) -> None:
         hosts, headers = self._options.hosts, request.headers
@@ -269,12 +269,12 @@ class Rest:
             raise ServingError(f"{_HEADER} is {length!r}, not a number of bytes", 400)
         header_bytes = None if length is None else int(length)
         wanted = await self._parsed(request, await self._body(request, header_bytes or 0), header_bytes)
-        model, found = await self._watch.unless_gone(request, self._run(request, wanted))
-        outputs = sum(map(bytes_of_array, found.outputs.values()))
-        making = answer_bytes(wanted, found.outputs)
+        model, answered = await self._watch.unless_gone(request, self._run(request, wanted))
+        outputs = sum(map(bytes_of_array, answered.outputs.values()))
+        making = answer_bytes(wanted, answered.outputs)
         if large := making > INLINE_BYTES:
             request.share.keep(outputs + making)
-        make = functools.partial(_made, wanted, model, found)
+        make = functools.partial(_made, wanted, model, answered)
         slow = large and not (wanted.is_binary and "BYTES" not in model.output_types.values())
         head, parts = await self._repository.budget.decoded(make) if slow else make()
         request.share.keep(len(head) + sum(map(len, parts)))
@@ -298,9 +298,9 @@ class Rest:
             return parse_request(memoryview(body), header_bytes)
         share = request.share
         parse = functools.partial(parse_request, memoryview(body), header_bytes, share.take)
-        found = await self._repository.budget.decoded(parse)
-        share.keep(len(body) + sum(map(bytes_of_array, found.inputs.values())))
-        return found
+        parsed = await self._repository.budget.decoded(parse)
+        share.keep(len(body) + sum(map(bytes_of_array, parsed.inputs.values())))
+        return parsed
 
     async def _body(self, request: Request, header_bytes: int = 0) -> Buffer:
         """Read the body; until the request is answered, its bytes count against the limit of all requests.
@@ -428,11 +428,11 @@ class Rest:
         return Reply(text, 200, b"text/html; charset=utf-8", headers)
 
 
-def _made(wanted: InferRequest, model: ServedModel, found: Answer) -> tuple[bytes, list[bytes | memoryview]]:
+def _made(wanted: InferRequest, model: ServedModel, answered: Answer) -> tuple[bytes, list[bytes | memoryview]]:
     """Return an answer, and free its inputs and outputs; a million texts take a while, and this may be a thread."""
     wanted.inputs.clear()
-    made = answer(wanted, model.name, model.version, found.outputs, model.output_types)
-    found.outputs.clear()
+    made = answer(wanted, model.name, model.version, answered.outputs, model.output_types)
+    answered.outputs.clear()
     return made
 
 
@@ -446,7 +446,7 @@ def _name_of(host: str) -> str:
 
 
 def _inflated(body: Buffer, window: int, most: int, take: Callable[[int], object]) -> bytearray:
-    inflater, found = zlib.decompressobj(window), bytearray()
+    inflater, inflated = zlib.decompressobj(window), bytearray()
     for start in range(0, len(body), INLINE_BYTES):
         left, piece = bytes(body[start : start + INLINE_BYTES]), b""
         while left or len(piece) == _INFLATED_BYTES:
@@ -456,9 +456,9 @@ def _inflated(body: Buffer, window: int, most: int, take: Callable[[int], object
                 raise ServingError(f"the body cannot be decompressed: {err}", 400) from err
             left = inflater.unconsumed_tail
             take(len(piece))
-            found += piece
-            if len(found) > most:
+            inflated += piece
+            if len(inflated) > most:
                 raise ServingError(f"the body decompresses to more than the {most} bytes that are allowed", 413)
     if not inflater.eof or inflater.unused_data:
         raise ServingError("the compressed body is cut short, or has trailing bytes", 400)
-    return found
+    return inflated
