@@ -58,7 +58,7 @@ Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 BODY = bytes(range(256)) * 1000
 
 
-def read_into(read: Callable[[Any, memoryview], Awaitable[None]], client: Client) -> None:
+def read_into(read: Callable[[Any, memoryview], Awaitable[None]], client: Client, body_s: float = 10.0) -> None:
     """Serve requests whose bodies `read` reads into memory of their size, and run a client."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -69,7 +69,7 @@ def read_into(read: Callable[[Any, memoryview], Awaitable[None]], client: Client
         await send({"type": "http.response.body", "body": room})
 
     async def main() -> None:
-        server = LimitedServer(app, ConnectionLimits(body_s=0.3, body_rate=1 << 30), 1.0, host="127.0.0.1", port=0)
+        server = LimitedServer(app, ConnectionLimits(body_s=body_s, body_rate=1 << 30), 1.0, host="127.0.0.1", port=0)
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.001)
@@ -161,7 +161,7 @@ def test_a_body_that_does_not_end_is_not_waited_for(leaves: bool) -> None:
         except ClientGoneError as err:
             ended.append(err)
 
-    read_into(read, client)
+    read_into(read, client, body_s=0.3)
 
 
 def test_a_body_for_which_there_is_no_room_is_refused() -> None:
