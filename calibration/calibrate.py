@@ -14,7 +14,7 @@ from rlx_ort.calibration.profile import REQUIRED, CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 
-_FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0
+_FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0  # starting and ending a process takes another second
 _RESERVE = 0.93  # of the limit is for measuring, the rest for a last point that overruns
 _MOST_LOADING = 0.6  # of the time for measuring that loading libraries may take from it
 _POINT_S, _SOFTWARE_POINT_S = 0.004, 0.025
