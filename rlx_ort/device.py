@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias, TypeGuard
+from typing import ClassVar, Literal, TypeAlias, TypeGuard
 
 from rlx_ort.errors import DeviceParseError
 
@@ -19,34 +19,36 @@ class DeviceKind:
     """A family of devices: its label, the name people read, and the spellings that are understood.
 
     `covers` are other kinds that reach the same hardware through it or under another name: denying this kind in a
-    policy denies them as well.
+    policy denies them as well. `gpu` says which GPU it is: the one of its index, or any that the provider chooses,
+    which may be one that another kind runs on; empty for others than GPUs.
     """
 
     label: str
     display: str
     aliases: tuple[str, ...] = ()
     covers: tuple[str, ...] = ()
+    gpu: Literal["", "numbered", "any"] = ""
 
 
 # Order of `Device.all()`; the first twelve are the original runtime's enum, in its order.
 _BUILT_IN_KINDS = (
     DeviceKind("cpu", "CPU"),
-    DeviceKind("metal", "Metal", ("mtl", "mps")),
+    DeviceKind("metal", "Metal", ("mtl", "mps"), gpu="any"),
     DeviceKind("mlx", "MLX"),
     DeviceKind("ane", "ANE", ("neural-engine", "coreml")),
-    DeviceKind("cuda", "CUDA", ("nvidia",), covers=("tensorrt", "nv-tensorrt-rtx")),
-    DeviceKind("rocm", "ROCm", ("hip", "amd", "migraphx"), covers=("amdgpu",)),
+    DeviceKind("cuda", "CUDA", ("nvidia",), covers=("tensorrt", "nv-tensorrt-rtx"), gpu="numbered"),
+    DeviceKind("rocm", "ROCm", ("hip", "amd", "migraphx"), covers=("amdgpu",), gpu="numbered"),
     DeviceKind("tpu", "TPU"),
-    DeviceKind("gpu", "GPU (wgpu)", ("wgpu",), covers=("vulkan", "webgpu")),
-    DeviceKind("vulkan", "Vulkan", ("vk",), covers=("gpu", "webgpu")),
-    DeviceKind("opengl", "OpenGL", ("gl",)),
-    DeviceKind("directx", "DirectX 12", ("dx12", "d3d12", "directml", "dml")),
-    DeviceKind("webgpu", "WebGPU", covers=("gpu", "vulkan")),
+    DeviceKind("gpu", "GPU (wgpu)", ("wgpu",), covers=("vulkan", "webgpu"), gpu="any"),
+    DeviceKind("vulkan", "Vulkan", ("vk",), covers=("gpu", "webgpu"), gpu="any"),
+    DeviceKind("opengl", "OpenGL", ("gl",), gpu="any"),
+    DeviceKind("directx", "DirectX 12", ("dx12", "d3d12", "directml", "dml"), gpu="numbered"),
+    DeviceKind("webgpu", "WebGPU", covers=("gpu", "vulkan"), gpu="any"),
     DeviceKind("openvino", "OpenVINO"),
-    DeviceKind("tensorrt", "TensorRT", ("trt",)),
-    DeviceKind("nv-tensorrt-rtx", "TensorRT RTX", ("tensorrt-rtx", "trt-rtx")),
+    DeviceKind("tensorrt", "TensorRT", ("trt",), gpu="numbered"),
+    DeviceKind("nv-tensorrt-rtx", "TensorRT RTX", ("tensorrt-rtx", "trt-rtx"), gpu="numbered"),
     DeviceKind("qnn", "Qualcomm QNN", ("hexagon", "htp")),
-    DeviceKind("amdgpu", "AMD GPU", covers=("rocm",)),
+    DeviceKind("amdgpu", "AMD GPU", covers=("rocm",), gpu="numbered"),
 )
 
 # Platform priority, best first, before any cost model speaks. The compilers that share a GPU or NPU with a plainer

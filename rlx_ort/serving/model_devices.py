@@ -120,6 +120,10 @@ def _lanes(runner: GraphDevices, inputs: Mapping[str, ValueType], options: Serve
         if place in seen:  # gpu, vulkan and webgpu are one device
             devices.left_out.append((device, f"it is {SAME_DEVICE} {seen[place].label}"))
             continue
+        other = next((lane.device for lane in devices.lanes if lane.device.family.gpu), None)
+        if device.family.gpu == "any" and other is not None:
+            devices.left_out.append((device, f"it chooses the GPU itself, and may be {SAME_DEVICE} {other.label}"))
+            continue
         if len(devices.lanes) == options.devices:
             devices.left_out.append((device, f"{options.devices} devices run the model already"))
             continue

@@ -405,11 +405,11 @@ class Scheduler:
             usable = [lane for lane in self.lanes if not self._is_out(lane, now_ns) and lane.device not in first.tried]
             if not usable:
                 usable = [lane for lane in self.lanes if lane.device not in first.tried] or self.lanes
+        queued = max(queued, first.rows)
+        usable = self._worthwhile(usable, queued)
         if len(usable) == 1:
             (lane,) = usable
             return (lane, max(self._cap(lane), first.rows)) if lane.idle else None
-        queued = max(queued, first.rows)
-        usable = self._worthwhile(usable, queued)
         ends = {lane: self._end_ns(lane, queued, now_ns) for lane in usable}
         best = min(usable, key=lambda lane: ends[lane])
         if best.idle:
@@ -425,19 +425,21 @@ class Scheduler:
     def _lane_ahead(self, first: _Waiting, queued: int, now_ns: int) -> tuple[Lane, int] | None:
         """Return the busy device that ends next and the rows that it should run then, if they are known already.
 
-        They are if a whole batch waits. Those of the only device are also once all clients that have just been answered
-        are back, or once its run is over by the time that the batch is joined. It is joined then, so that the device
-        does not stand still meanwhile.
+        They are if a whole batch waits. Those of the only worthwhile device are also once all clients that have just
+        been answered are back, or once its run is over by the time that the batch is joined. It is joined then, so that
+        the device does not stand still meanwhile.
         """
         usable = [lane for lane in self.lanes if not lane.failed and lane.device not in first.tried]
-        if len(usable) > 1:
+        usable = self._worthwhile(usable, queued)
+        several = len(usable) > 1
+        if several:
             usable = [lane for lane in usable if lane.device != Device.CPU]  # which would join them itself
-        busy = [lane for lane in self._worthwhile(usable, queued) if lane.rows and not lane.rows_ahead]
+        busy = [lane for lane in usable if lane.rows and not lane.rows_ahead]
         if not busy or not self._batched:
             return None
         lane = min(busy, key=lambda lane: lane.busy_until_ns)
         cap = self._cap(lane)
-        if len(self.lanes) > 1:
+        if several:
             return (lane, max(cap, first.rows)) if queued >= cap else None
         if not self._in_halves(lane, queued + self._returning + lane.unsettled):
             return None
@@ -447,17 +449,21 @@ class Scheduler:
             return None
         return lane, max(cap, first.rows)
 
-    def _rate(self, lane: Lane, queued: int) -> float:
-        rows = max(min(self._cap(lane), queued), 1)
-        return rows / lane.expected_ns(rows)
-
-    def _worthwhile(self, lanes: Sequence[Lane], queued: int) -> list[Lane]:
+    def _worthwhile(self, lanes: Sequence[Lane], queued: int) -> Sequence[Lane]:
         """Return the devices without those that would add little: their runs take time of the host from the others.
 
-        A CPU that did 4 % of the rows of an H200 took a quarter of the server's rate away.
+        They are judged at the batches that all clients would make, those that run or are expected back included, and
+        not at what waits at the moment. A CPU that did 4 % of the rows of an H200 took a quarter of the server's rate
+        away.
         """
-        rates = {lane: self._rate(lane, queued) for lane in lanes}
-        least = _LEAST_SHARE * max(rates.values(), default=0.0)
+        if len(lanes) < 2:
+            return lanes
+        clients = queued + self._returning + sum(lane.unsettled for lane in lanes)
+        rates = {}
+        for lane in lanes:
+            rows = max(min(self._cap(lane), clients), 1)
+            rates[lane] = rows / lane.expected_ns(rows)
+        least = _LEAST_SHARE * max(rates.values())
         return [lane for lane in lanes if rates[lane] >= least]
 
     def _cap(self, lane: Lane) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,9 +15,13 @@ from fault_provider import LOST, FaultProvider
 from sample_packages.packages import make
 from served_models import ON_CPU, WEIGHT, save_product
 
-from rlx_ort import Device, DevicePolicy, Graph, HealthState, is_available
+from rlx_ort import Device, DevicePolicy, Graph, HealthState, is_available, register_provider
 from rlx_ort.deploy.create import Recipe, create_package
+from rlx_ort.device import DeviceKind, register_kind
 from rlx_ort.options.split_plan import SplitPlan, Stage
+from rlx_ort.providers.base import Availability
+from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.registry import default_registry
 from rlx_ort.serving.models import ServedModel, device_lines
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.protocol import InferRequest
@@ -105,6 +110,32 @@ async def test_devices_that_work_here_and_do_not_run_a_model_are_told_unasked(
         assert [device.label for device in found] == wanted
         assert LOST in found[Device("fault")]
         await repository.close()
+
+
+@pytest.fixture
+def cards() -> Iterator[list[str]]:
+    """Register two GPUs that are told apart by index, and one that its provider chooses; all compute on the CPU."""
+    kinds: dict[str, Literal["numbered", "any"]] = {"card": "numbered", "other-card": "numbered", "any-card": "any"}
+    for kind, gpu in kinds.items():
+        register_kind(DeviceKind(kind, kind, gpu=gpu))
+        provider = FaultProvider(CpuProvider())
+        provider.kinds = (kind,)
+        provider.probe = lambda device: Availability(True, hardware=device.label)  # type: ignore[method-assign]
+        register_provider(provider)
+    yield list(kinds)
+    for kind in kinds:
+        del default_registry()._by_kind[kind]
+
+
+async def test_a_gpu_that_its_provider_chooses_serves_no_model_beside_another(cards: list[str], tmp_path: Path) -> None:
+    """It may be the other's, and each would slow the other down."""
+    save_product(tmp_path / "product.onnx")
+    repository = Repository([tmp_path], ServeOptions(policy=DevicePolicy.only([*cards, "cpu"])))
+    await repository.load_all()
+    model = repository.find("product")
+    assert {lane.device.label for lane in model.scheduler.lanes} == {"card", "other-card", "cpu"}
+    assert "chooses the GPU itself" in dict(model.left_out)[Device("any-card")]
+    await repository.close()
 
 
 async def test_a_package_is_served_by_workers_that_do_not_spin(tmp_path: Path) -> None:

@@ -286,6 +286,16 @@ def test_a_device_that_would_add_little_is_left_alone(clock: Clock) -> None:
     assert fakes[CPU].rows > 50
 
 
+@pytest.mark.parametrize("clients", [16, 64])
+def test_a_device_is_judged_by_the_batches_of_all_clients(clock: Clock, clients: int) -> None:
+    """A CPU that takes twice a GPU's time for one row and 13 times for many runs nothing, however few rows wait."""
+    costs = {CUDA: gpu(2.1e6, 3.5e5), CPU: proportional(5e6)}
+    alone = served(clock, {CUDA: costs[CUDA]}, clients, host_ns=200_000, padding="joined")[0]
+    rate, fakes = served(clock, costs, clients, host_ns=200_000, padding="joined")
+    assert fakes[CPU].rows == 0
+    assert rate >= 0.99 * alone
+
+
 def test_a_device_that_comes_back_is_used_again(clock: Clock) -> None:
     """While it fails the other one answers everything; after its probe it answers most."""
     costs = {CUDA: gpu(1e6, 2e4), CPU: proportional(4e6)}
