@@ -449,7 +449,7 @@ class Scheduler:
             return None
         return lane, max(cap, first.rows)
 
-    def _worthwhile(self, lanes: Sequence[Lane], queued: int) -> Sequence[Lane]:
+    def _worthwhile(self, lanes: list[Lane], queued: int) -> list[Lane]:
         """Return the devices without those that would add little: their runs take time of the host from the others.
 
         They are judged at the batches that all clients would make, those that run or are expected back included, and
