@@ -113,6 +113,7 @@ class FaultProvider(Provider):
         self.fed: Mapping[str, Any] = {}
         self.inside = 0
         self.lock = threading.Lock()
+        self.looked = threading.Event()  # at the memory
 
     def recover(self) -> None:
         """Have no faults any more; runs that hang end."""
@@ -147,6 +148,7 @@ class FaultProvider(Provider):
         if not self.sizes:
             return None
         with self.lock:
+            self.looked.set()
             return MemoryReading(sum(self.taken.values()) + 1000 * (not self.whole), self.whole, "fault")
 
     def take(self, session: _FaultSession, nbytes: int) -> None:
@@ -159,10 +161,11 @@ class FaultProvider(Provider):
             self.peak = max(self.peak, used + nbytes)
 
     def take_for_a_moment(self, session: _FaultSession, nbytes: int) -> None:
-        """Give memory to a session and take it back, after long enough to be seen."""
+        """Give memory to a session and take it back once that was seen, or after a second in which nobody looked."""
         if nbytes:
             self.take(session, nbytes)
-            time.sleep(0.03)
+            self.looked.clear()
+            self.looked.wait(1.0)
             self.take(session, -nbytes)
 
     def default_profile(self, device: Device) -> CostProfile | None:
