@@ -114,7 +114,7 @@ async def test_devices_that_work_here_and_do_not_run_a_model_are_told_unasked(
 
 @pytest.fixture
 def cards() -> Iterator[list[str]]:
-    """Register two GPUs that are told apart by index, and one that its provider chooses; all compute on the CPU."""
+    """Register two numbered GPUs and one whose provider picks the card. All three compute on the CPU."""
     kinds: dict[str, Literal["numbered", "any"]] = {"card": "numbered", "other-card": "numbered", "any-card": "any"}
     for kind, gpu in kinds.items():
         register_kind(DeviceKind(kind, kind, gpu=gpu))
