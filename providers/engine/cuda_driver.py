@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from rlx_ort.providers.engine.replays import Copy, NotRecordedError, Recorder
 from rlx_ort.providers.hardware import nvml
+from rlx_ort.providers.workers import Workers
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32
@@ -295,6 +296,7 @@ class _CudaRecorder:
         with _entered(self._context):
             _call("cuStreamCreate", ctypes.byref(stream), flags)
         self.enter: Callable[[], object] = functools.partial(_driver().cuCtxSetCurrent, _P(self._context))
+        self.worker = Workers(1, "rlx_ort-record")
         self._stream = int(stream.value or 0)
         self._kept: dict[int, list[npt.NDArray[Any]]] = {}  # what recordings copy to the device, by recording
         self.lend = _lender(self._context).lend
@@ -373,6 +375,7 @@ class _CudaRecorder:
 
     def close(self) -> None:
         stream, self._stream = self._stream, 0
+        self.worker.close()
         _lender(self._context).free_idle()
         if stream:
             with _entered(self._context):

@@ -6,6 +6,8 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from rlx_ort.numerics import agree, relative_error
 from rlx_ort.providers.engine.binding import Arrays
 from rlx_ort.providers.engine.values import OrtTensor
-from rlx_ort.providers.workers import fill
+from rlx_ort.providers.workers import Workers, fill
 
 WORTH = 0.9  # the largest ratio of a replay's time to a plain run's; the minimum of five favours replays by up to 8 %
 WARM_RUNS = 3
@@ -37,10 +39,14 @@ class Recorder(Protocol):
 
     Its provider `options` make a session launch on the stream. ONNX Runtime (1.31) then leaves the thread on the GPU
     that another session has set, where its launches fail, so `enter` comes before each run: it sets the thread's GPU.
+
+    `worker` has the thread that records, which lives until `close`. Some kernels end with the thread that first ran
+    them: ONNX Runtime (1.31) keeps cuDNN's plans of attention, in f16 and bf16 on Hopper GPUs and newer, by thread.
     """
 
     options: Mapping[str, str]
     enter: Callable[[], object]
+    worker: Workers
 
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array like another one, in pinned host memory."""
@@ -167,6 +173,8 @@ class Replay:
     are; `outs` are arrays like the outputs. Large outputs of runs on arrays are copied into the array that the caller
     gets; a copy into a buffer of the recording and another one from there took 70 % of a replay of GPT-2 (12 MB). Large
     inputs in pinned memory are copied from where they are in the same way.
+
+    It is made in the thread of the driver: a recording launches kernels that may end with the thread that made it.
     """
 
     def __init__(
@@ -204,18 +212,18 @@ class Replay:
         self.views = [driver.host_buffer(outs[name]) for name in read]
         for view in self.views:
             view[...] = 1
+        copies_in = [
+            (to[name], here.ctypes.data, here.nbytes)
+            for (name, here), first in zip(self._given, self._first, strict=True)
+            if not first
+        ]
+        copies_out = [(back[name], here.ctypes.data, here.nbytes) for name, here in zip(read, self.views, strict=True)]
+        made = driver.worker.submit(partial(_recorded, driver, bound, copies_in, copies_out))
         try:
-            self.handle = driver.record(
-                [
-                    (to[name], here.ctypes.data, here.nbytes)
-                    for (name, here), first in zip(self._given, self._first, strict=True)
-                    if not first
-                ],
-                bound.launch,
-                [(back[name], here.ctypes.data, here.nbytes) for name, here in zip(read, self.views, strict=True)],
-            )
-        finally:
-            bound.settle()
+            self.handle = made.result()
+        except BaseException:  # an interrupt as well: nothing else may use the stream before the work has ended
+            wait([made])
+            raise
         self._play = driver.player(self.handle)
 
     @property
@@ -278,6 +286,17 @@ class Replay:
         """Drop the recording."""
         self.driver.drop(self.handle)
         del self.bound, self._play  # the session must end before its stream does
+
+
+def _recorded(driver: Recorder, bound: FixedRun, copies_in: Sequence[Copy], copies_out: Sequence[Copy]) -> Any:
+    """Return a recording made in this thread, after a run that loads the kernels for it."""
+    driver.enter()
+    bound.launch()
+    driver.wait()
+    try:
+        return driver.record(copies_in, bound.launch, copies_out)
+    finally:
+        bound.settle()
 
 
 def check_worth(plain_ns: int, replay_ns: int) -> None:

@@ -406,6 +406,27 @@ def test_cuda_records_a_launch_bound_graph_by_itself(cuda: Device) -> None:
     assert max(errors) < 1e-5
 
 
+def test_cuda_attention_recorded_in_threads_that_end_stays_right(cuda: Device) -> None:
+    """ONNX Runtime 1.31 keeps the kernels of f16 attention on Hopper GPUs by thread; others take their place."""
+    layers = "".join(
+        f"m{at} = com.microsoft.MultiHeadAttention<num_heads=12>(h{at}, h{at}, h{at}) h{at + 1} = Add(h{at}, m{at}) "
+        for at in range(4)
+    )
+    text = f"(float16[n, 128, 384] h0) => (float16[n, 128, 384] h4) {{ {layers}}}"
+    graph = from_onnx(parsed(text, imports='"com.microsoft": 1'))
+    recorded: list[tuple[CompiledGraph, dict[str, Any], np.ndarray[Any, Any]]] = []
+    for rows in range(1, 17):
+        compiled, plain = _pair(cuda, graph)
+        inputs = {"h0": RNG.standard_normal((rows, 128, 384)).astype(np.float16)}
+        thread = threading.Thread(target=lambda run=compiled.run, given=inputs: [run(given) for _ in range(3)])
+        thread.start()
+        thread.join()
+        assert compiled.device_graph_report().recorded
+        recorded.append((compiled, inputs, plain.run(inputs)[0]))
+        for other, given, want in recorded:
+            np.testing.assert_allclose(other.run(given)[0], want, atol=2e-3 * float(np.abs(want).max()))
+
+
 def test_cuda_runs_of_other_shapes_between_replays_are_right(cuda: Device) -> None:
     """Plain runs use the arena that a recording's intermediates lie in, in turn."""
     compiled, plain = _pair(cuda, _chain("n", count=12), "auto")

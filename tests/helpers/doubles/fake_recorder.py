@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx_ort.providers.engine.replays import Copy, NotRecordedError
+from rlx_ort.providers.workers import Workers
 
 
 class FakeRecorder:
@@ -25,6 +26,7 @@ class FakeRecorder:
         closed: whether the stream was freed.
         entered: how often a run has set the thread's GPU.
         pinned: the address of an array that counts as pinned memory.
+        worker: the thread that records.
     """
 
     options: Mapping[str, str] = {}
@@ -39,6 +41,7 @@ class FakeRecorder:
         self.sources: list[int] = []
         self.closed = False
         self.entered = self.pinned = 0
+        self.worker = Workers(1, "fake-record")
 
     def enter(self) -> None:
         """Count."""
@@ -98,5 +101,6 @@ class FakeRecorder:
         """Nothing runs by itself."""
 
     def close(self) -> None:
-        """Note that the stream was freed."""
+        """Note that the stream was freed, and end the thread."""
         self.closed = True
+        self.worker.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +48,7 @@ class Doubling:
         self.runs = 0
         self.broken = ""
         self.warm_ns = 1, 1  # to launch, and in all
+        self.kernels = threading.local()  # loaded by the first launch of a thread, gone with it
 
     def run(self, names: Any, feeds: Any, options: Any) -> list[Any]:
         """Run plainly."""
@@ -58,6 +61,8 @@ class Doubling:
         y = np.zeros(outs["y"].shape, outs["y"].dtype)
 
         def launch() -> None:
+            if not hasattr(self.kernels, "loaded"):
+                self.kernels.loaded = np.zeros(1)
             y[...] = x * 2
 
         def warm_up(wait: Any) -> tuple[int, int]:
@@ -590,3 +595,26 @@ def test_no_more_memory_is_pinned_than_the_limit(host_memory: dict[int, Any], mo
     held.clear()
     lender.free_idle()
     assert not host_memory
+
+
+def test_kernels_that_belong_to_a_thread_are_loaded_before_a_recording_and_last_as_long() -> None:
+    """The thread that runs ends here, as one of a user or of a server does; ONNX Runtime keeps some plans by thread."""
+    found, session, driver = made()
+    loaded: list[weakref.ref[Any]] = []
+    original = driver.record
+
+    def record(*arguments: Any) -> Any:
+        loaded.append(weakref.ref(session.kernels.loaded))
+        return original(*arguments)
+
+    driver.record = record  # type: ignore[method-assign]
+    thread = threading.Thread(target=lambda: [run(found, 4) for _ in range(3)])
+    thread.start()
+    thread.join()
+    assert driver.made == 1
+    assert loaded[0]() is not None
+    driver.close()
+    deadline = time.monotonic() + 10
+    while loaded[0]() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert loaded[0]() is None
