@@ -26,7 +26,7 @@ from rlx_ort.execution.session import working_provider
 from rlx_ort.faults import is_device_failure
 from rlx_ort.numerics import relative_error
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
-from rlx_ort.options.variant import ALLOWED, Variant, variants_of
+from rlx_ort.options.variant import ALLOWED, TOLERANCES, Variant, variants_of
 from rlx_ort.providers.engine.process import budget
 from rlx_ort.resilience.trial import disagreement
 from rlx_ort.selection.predict import dims_of
@@ -40,13 +40,6 @@ if TYPE_CHECKING:
 
 WORTH = 0.98
 """A variant wins if its run takes at most this share of the champion's."""
-TOLERANCES: Mapping[Precision, float] = {
-    Precision.F32: 1e-4,
-    Precision.TF32: 2e-3,
-    Precision.F16: 5e-3,
-    Precision.BF16: 2e-2,
-}
-"""The largest error of an output, over its largest value, in each precision that the caller allows."""
 
 _EXACT = Variant({"precision": "f32"})
 _WARM_RUNS, _WARM_S = 8, 1.0  # a recording is made in them; slow runs end earlier

@@ -38,7 +38,7 @@ from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import Shape, TensorType, ValueType
-from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.providers.base import input_dims, limited_nodes
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, Run
 from rlx_ort.providers.engine.ort_binding import binder_of
@@ -618,8 +618,19 @@ class EngineSlot:
                 (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
                 functools.partial(_in_use, self.provider, self.device),
                 self.device.label,
+                _tolerance(self.exported, self.options),
             )
             engine.run = engine.sized.run
+
+
+def _tolerance(model: ExportedModel, options: CompileOptions) -> float:
+    """Return how far two sessions of a model may be apart, over the largest value, for what each may be off by."""
+    from rlx_ort.options.variant import TOLERANCES  # not needed by a start from the compile cache
+
+    kinds = {kind for node in model.nodes for kind in node.pattern.outputs}
+    dtypes = {kind.dtype.value for kind in kinds if isinstance(kind, TensorType)}
+    lower = [each for each in TOLERANCES if each.value in dtypes or each is options.precision]
+    return max([TOLERANCES[each] * (1 if each is Precision.F32 else 2) for each in {Precision.F32, *lower}])
 
 
 def _in_use(provider: Provider, device: Device) -> int | None:

@@ -44,7 +44,6 @@ WARM_RUNS = 8  # before a session is timed; launches are recorded in them
 TIMED_PAIRS = 5
 TIMED_AGAIN = 15  # pairs before a session is refused: beside other runs on the device the first ones say little
 PLAIN_RUNS = 3  # of a size before `open_now` asks what there is to gain
-TOLERANCE = 1e-4  # of the largest element: other fusions round in another order
 
 _Key: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 _one_at_a_time: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by the device
@@ -78,6 +77,8 @@ class SizedSessions:
             the weights of each count. With its work space a session takes far more: 212 MB for a text recogniser of 21
             MB (H100, ONNX Runtime 1.31.1).
         device: the label of the device; one session is opened at a time on each.
+        tolerance: how far an output may be from the plain session's, over its largest value: other fusions round in
+            another order.
         later: runs a call in the background.
     """
 
@@ -92,6 +93,7 @@ class SizedSessions:
         most_bytes: int,
         in_use: Callable[[], int | None] = lambda: None,
         device: str = "",
+        tolerance: float = 1e-4,
         later: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._plain = plain
@@ -103,6 +105,7 @@ class SizedSessions:
         self._most_bytes = most_bytes
         self._in_use = in_use
         self._turn = _one_at_a_time[device]
+        self._tolerance = tolerance
         self._full = False  # no room for another
         self._later = later or _in_thread
         self._ready: OrderedDict[_Key, Slot] = OrderedDict()
@@ -205,7 +208,7 @@ class SizedSessions:
                     self._full = True
                     raise _NotKeptError(f"{taken >> 20} MB with it are more than {self._most_bytes >> 20} MB")
                 for name, want, got in zip(names, self._plain(names, feeds), outputs, strict=True):
-                    if not _same(got, want):
+                    if not _same(got, want, self._tolerance):
                         raise _NotKeptError(f"output {name!r} differs by {relative_error(got, want):.1e}")
                 calls = (lambda: self._plain(names, feeds), lambda: engine.run(names, feeds))
                 plain_ns, sized_ns = least_in_turns(*calls, rounds=TIMED_PAIRS if math.isfinite(worth) else 1)
@@ -239,8 +242,8 @@ def described(key: _Key) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in key)
 
 
-def _same(got: Any, want: Any) -> bool:
-    return isinstance(got, np.ndarray) and isinstance(want, np.ndarray) and agree(got, want, TOLERANCE, epsilons=32)
+def _same(got: Any, want: Any, tolerance: float) -> bool:
+    return isinstance(got, np.ndarray) and isinstance(want, np.ndarray) and agree(got, want, tolerance, epsilons=32)
 
 
 def _in_thread(call: Callable[[], None]) -> None:

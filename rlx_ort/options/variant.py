@@ -17,6 +17,13 @@ ALLOWED: Mapping[Precision, Sequence[Precision]] = {
     Precision.BF16: (Precision.TF32, Precision.BF16),
 }
 """The precision of options -> those below f32 that a variant of them may compute in."""
+TOLERANCES: Mapping[Precision, float] = {
+    Precision.F32: 1e-4,
+    Precision.TF32: 2e-3,
+    Precision.F16: 5e-3,
+    Precision.BF16: 2e-2,
+}
+"""The largest error of an output, over its largest value, in each precision that the caller allows."""
 _USUAL = CompileOptions(kernel_dispatch=KernelDispatch())
 
 

@@ -260,13 +260,40 @@ def test_a_wrong_session_is_refused_with_the_reason(
     """Runs go on in the plain session."""
     compiled = Session("cpu").compile(graph())
     run_often(compiled, 3)
-    monkeypatch.setattr(sized, "_same", lambda got, want: False)
+    monkeypatch.setattr(sized, "_same", lambda got, want, tolerance: False)
     jobs.pop()()
     (found,) = sizes_of(compiled)
     assert found.state == "refused"
     assert "differs by" in found.reason
     run_often(compiled, 3, 20)
     assert jobs == []
+
+
+def off_by(little: float, inside: str = "f32") -> Graph:
+    """Return `x * w + 1 + little`, a part of it by way of another dtype."""
+    made = graph()
+    made.outputs = [made.add(made.outputs[0].cast(inside).cast("f32"), little, name="y")]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("inside", "precision", "state"), [("f32", "f16", "used"), ("f16", "f32", "used"), ("f32", "f32", "refused")]
+)
+def test_a_session_may_differ_by_the_rounding_of_what_the_model_computes_in(
+    jobs: list[Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+    inside: str,
+    precision: str,
+    state: str,
+) -> None:
+    """The session of the size has the exact results here; the plain one is off by more than 1e-4."""
+    exact, original = Session("cpu").compile(off_by(0.0, "f64")), engine_module._sized_slot
+    monkeypatch.setattr(engine_module, "_sized_slot", lambda slot, key: original(exact._slot, key))
+    compiled = Session("cpu", CompileOptions(precision=precision)).compile(off_by(0.0005, inside))
+    for _ in range(sized.AFTER_RUNS):
+        compiled.run(rows(3, 0.1))
+    jobs.pop()()
+    assert [found.state for found in sizes_of(compiled)] == [state], sizes_of(compiled)
 
 
 def test_a_session_that_is_not_faster_is_refused(
