@@ -69,7 +69,7 @@ def stage_graphs(graph: Graph, cuts: Sequence[int]) -> list[Graph]:
     for begin, end in zip([0, *cuts], cuts, strict=False):
         key = (graph.revision, begin, end)
         if key not in known:
-            known[key] = section(graph, begin, end, _sizes(graph) if begin else ())
+            known[key] = section(graph, begin, end, _sizes(graph))
         found.append(known[key])
     return found
 

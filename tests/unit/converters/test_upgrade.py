@@ -15,6 +15,7 @@ from rlx_ort import Graph, from_onnx, to_onnx
 from rlx_ort.converters.to_onnx.dispatch import KernelSet
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.section import section
 
 X = "float[2,3] x"
 DATA = np.array([[-2.5, 0.5, 7.0], [3.0, -1.0, 2.0]], np.float32)
@@ -135,3 +136,16 @@ def test_a_shape_that_is_computed_may_have_zeros_unless_it_has_minus_one(last: s
     graph = from_onnx(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> g {text}'))
     kernels = KernelSet("some", trusted, lambda domain, op_type, *_: trusted or op_type != "Reshape")
     assert bool(export_model(graph, kernels=kernels).model.graph.node[-1].attribute) == kept
+
+
+def test_a_section_knows_the_constants_in_the_shapes_that_it_reads() -> None:
+    """The shape is joined before the cut; a stage that only reads it would not know of the -1."""
+    text = """(float[n,m] x) => (float[a,b] y) <int64[1] rest = {-1}> {
+      n = Shape <start = 0, end = 1> (x) s = Concat <axis = 0> (n, rest) z = Neg (x) y = Reshape <allowzero = 1> (z, s)
+    }"""
+    graph = from_onnx(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> g {text}'))
+    cut, end = len(graph.nodes) - 1, len(graph.nodes)
+    first, second = section(graph, 0, cut, {"n", "s"}), section(graph, cut, end, {"n", "s"})
+    kernels = KernelSet("some", False, lambda domain, op_type, *_: op_type != "Reshape")
+    assert not export_model(second, kernels=kernels).model.graph.node[-1].attribute
+    assert {"n", "z"} <= {*second.input_types} - {"x"} <= {value.name for value in first.outputs}
