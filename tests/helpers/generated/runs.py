@@ -12,7 +12,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = ["KNOWN", "Report", "chosen", "kept_seeds", "known_reason", "never_equ
 
 _DATA = Path(__file__).parents[2] / "data" / "generated"
 _HELPERS = Path(__file__).parents[1]
+_STACKS_CHARS = 6_000
 _BATCH = 400
 _CRASHES_SHRUNK = 3
 
@@ -174,8 +175,11 @@ def run_cases(
     while at < len(seeds) and time.monotonic() - begun < seconds:
         left = seconds - (time.monotonic() - begun)
         last: dict[str, Any] = {"seed": seeds[at]}
-        said = time.monotonic()
+        said, stacks = time.monotonic(), ""
         for event in _events([device, json.dumps([*seeds[at : at + _BATCH]]), str(left), *options]):
+            if "stacks" in event:
+                stacks = event["stacks"]
+                continue
             last, said = event, time.monotonic()
             if "failing" in event:
                 failing(_line(Failure(**event["failing"])))
@@ -200,7 +204,8 @@ def run_cases(
                 stuck = time.monotonic() - said > STUCK_S - 1
                 until = begun + seconds if report.counts["CRASH"] <= _CRASHES_SHRUNK else 0.0
                 failing(_line(Failure("CRASH", last["seed"], way, "stuck" if stuck else "the process died")))
-                _note(report, _crash(device, last["seed"], way, options, until=until, stuck=stuck))
+                failure = _crash(device, last["seed"], way, options, until=until, stuck=stuck)
+                _note(report, replace(failure, text=f"{failure.text}\n{stacks}".rstrip()))
     report.seconds = time.monotonic() - begun
     return report
 
@@ -235,13 +240,16 @@ def _crash(device: str, seed: int, way: str, options: Sequence[str], *, until: f
 
 
 def _events(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield what a child says; what it logs is dropped."""
-    with tempfile.TemporaryDirectory() as cache:
+    """Yield what a child says, last the stacks of its threads if it was stuck or died; what it logs is dropped."""
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+    ):
         path = os.pathsep.join([str(_HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUTF8": "1", "RLX_CACHE_DIR": cache}
         command = [sys.executable, "-P", "-m", "generated.child", *arguments]
         child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8", env=environment
+            command, stdout=subprocess.PIPE, stderr=log, text=True, encoding="utf-8", env=environment
         )
         assert child.stdout is not None
         try:
@@ -251,6 +259,12 @@ def _events(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
                     raise RuntimeError(f"the generator is at fault:\n{event['broken']}")
                 if event:
                     yield event
+            child.wait()
+            log.seek(0)
+            written = log.read()
+            at = max(map(written.rfind, ("Timeout (", "Fatal Python error")))
+            if at >= 0:
+                yield {"stacks": written[at : at + _STACKS_CHARS]}
         finally:
             child.stdout.close()
             child.kill()
