@@ -93,7 +93,9 @@ def _softmax(node: Node, op: norm.Softmax, x: Array) -> Array:
 def _cumsum(node: Node, op: norm.Cumsum, x: Array) -> Array:
     turned = np.flip(x, op.axis) if op.reverse else x
     total = np.cumsum(turned, op.axis, dtype=x.dtype)
-    total = total - turned if op.exclusive else total
+    if op.exclusive:  # each is the sum before it; taking the element off again would give NaN for one that is NaN
+        total = np.roll(total, 1, op.axis)
+        np.moveaxis(total, op.axis, 0)[:1] = 0
     return np.flip(total, op.axis) if op.reverse else total
 
 
