@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,11 @@ def test_the_model_script_writes_a_valid_file(tmp_path: Path) -> None:
 
 def _run_script(name: str, argument: str, cwd: Path) -> str:
     command = [sys.executable, str(EXAMPLES / name), argument]
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", check=False)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"
+    }  # imports its neighbour
+    result = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8", check=False
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
