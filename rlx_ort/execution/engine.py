@@ -599,18 +599,31 @@ class EngineSlot:
         return engine
 
     def _watch_sizes(self, engine: Engine, rule: PlacementRule) -> None:
-        """Let sizes that come back have sessions of their own, where such may be faster and there is no budget."""
+        """Let sizes that come back have sessions of their own, where such may be faster and there is no budget.
+
+        They may be where the session says so, or where `tune` found a faster variant for them.
+        """
         session = engine.session
         gains = getattr(session, "gains_from_fixed_sizes", None)
         plain = self.source is self.weights and not self.runs.hidden
         records = getattr(session, "records", False)
         if gains is None or not plain or not self.options.sized_sessions or not records:
             return
-        if _open_dims(self.input_types):
+        if places := _open_dims(self.input_types):
+            from rlx_ort.execution import tunings  # not needed by a start from the compile cache
+
             link, asked = weakref.ref(self), weakref.WeakMethod(gains)
+            tuned = tunings.sizes_of(self.graph, self.device) if self.options.tuned else []
+
+            def may_gain(names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
+                sizes = _sizes({name: array.shape for name, array in feeds.items()}, places) if tuned else {}
+                return any(sizes.items() <= each.items() for each in tuned) or bool(
+                    (gains := asked()) and gains(names, feeds)
+                )
+
             engine.sized = SizedSessions(
                 engine.run,
-                lambda names, feeds: bool((gains := asked()) and gains(names, feeds)),
+                may_gain,
                 getattr(session, "replans", False),
                 lambda key: _sized_slot(link(), key),
                 rule,
@@ -656,6 +669,11 @@ def _open_dims(types: Mapping[str, ValueType]) -> dict[str, list[tuple[str, int]
     return places
 
 
+def _sizes(shapes: Mapping[str, Sequence[int]], dims: Mapping[str, Sequence[tuple[str, int]]]) -> dict[str, int]:
+    """Return the sizes of open dims in inputs of these shapes."""
+    return {dim: shapes[name][axis] for dim, ((name, axis), *_) in dims.items()}
+
+
 def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> EngineSlot:
     """Return the slot of a session like that of another one, for inputs of these shapes; it is closed with that one.
 
@@ -664,8 +682,7 @@ def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, 
     """
     if slot is None or slot.closed:
         raise CancelledRunError("the compiled graph is closed")
-    given = dict(shapes)
-    sizes = {dim: given[places[0][0]][places[0][1]] for dim, places in _open_dims(slot.input_types).items()}
+    sizes = _sizes(dict(shapes), _open_dims(slot.input_types))
     options = slot.options.with_(dims={**slot.options.dims, **sizes}, sized_sessions=0)
     sized = open_slot(slot.provider, slot.device, slot.graph, slot.weights, options)
     slot.adopt(sized)

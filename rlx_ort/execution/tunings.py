@@ -72,6 +72,15 @@ def of_graph(graph: Graph) -> dict[str, Mapping[str, Any]]:
     return {key: record for key, record in records.items() if record.get("graph") == digest}
 
 
+def sizes_of(graph: Graph, device: Device) -> list[Mapping[str, int]]:
+    """Return the sizes for which a faster variant of a graph is kept or carried for a device, with any options."""
+    if not (_carried or (cache_root() / _FOLDER).is_dir()):
+        return []
+    digest, records = digest_of(graph), (*_carried.values(), *of_graph(graph).values())
+    mine = [each for each in records if (each.get("graph"), each.get("device")) == (digest, device.label)]
+    return [each["sizes"] for each in mine if each.get("variant") and isinstance(each.get("sizes"), Mapping)]
+
+
 def digest_of(graph: Graph) -> str:
     """Return the digest of a graph without the data of its weights."""
     from rlx_ort.ir.serde import to_json

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from rlx_ort import CompileOptions, EngineError, GraphDevices
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
 from rlx_ort.execution import engine as engine_module
-from rlx_ort.execution import sized
+from rlx_ort.execution import sized, tunings
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
@@ -101,6 +102,41 @@ def test_no_session_is_opened_for_a_size_that_gains_nothing_by_one(jobs: list[Ca
     assert not compiled.replans
     assert not compiled.open_sized(rows(3))
     assert not Session("cpu", CompileOptions(device_graph=False)).compile(graph()).open_sized(rows(3))
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch, jobs: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    """Let all sessions record, those of open sizes too, and keep tunings apart from those of other tests."""
+    original = CpuProvider.recipe
+    monkeypatch.setattr(
+        CpuProvider, "recipe", lambda self, device, options: original(self, device, options.with_(dims={"rows": 1}))
+    )
+    return jobs
+
+
+def test_a_size_has_a_session_where_a_faster_variant_was_found_for_it(
+    recording: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Though the session of open sizes is recorded and leaves nothing to gain otherwise; others have none."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sized, "WORTH", 1e9)
+    slot = Session("cpu", CompileOptions(dims={"rows": 3})).compile(graph())._slot
+    key = tunings.key_of(slot.provider, slot.device, slot.exported, slot.options)
+    assert key is not None
+    record = {
+        "device": "cpu",
+        "sizes": {"rows": 3},
+        "variant": {"spinning": False},
+        "graph": tunings.digest_of(graph()),
+    }
+    assert tunings.keep(key, record)
+    compiled = Session("cpu").compile(graph())
+    for count in (3, 5):
+        run_often(compiled, count, 20)
+        while recording:
+            recording.pop()()
+    assert compiled.device_graph_report().recorded
+    assert [(found.sizes, found.state) for found in sizes_of(compiled)] == [("x [3, 4]", "used")]
 
 
 def test_a_size_that_seldom_changes_has_no_session_that_is_not_faster(
