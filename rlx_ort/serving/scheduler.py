@@ -44,6 +44,7 @@ _GAPS = 3  # a free device waits for so many mean intervals without an arrival
 _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
 _LATE_NS = 1_000_000
 _CROWD_NS = 150_000  # requests within this time come from several clients: one waits for its answer for longer
+_ONE_MODEL_NS = 1_000_000_000  # all requests were for one model for so long: the event loop serves no other
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
 _LEAST_SHARE = 0.1  # a device with less than this share of the fastest one's rate answers where that one fails only
 _WORTH = 0.9  # two batches of half the clients must take less than this share of the time for one of all
@@ -126,6 +127,20 @@ class _Group:
 
     heap: list[tuple[int, int, _Waiting]] = field(default_factory=list)
     rows: int = 0
+
+
+class _Asked:
+    """The model that requests are for, and since when they are for no other; one for all schedulers of a process."""
+
+    scheduler, since_ns = 0, 0
+
+    def note(self, scheduler: Scheduler, now_ns: int) -> None:
+        """Note a request for the model of a scheduler."""
+        if self.scheduler != id(scheduler):
+            self.scheduler, self.since_ns = id(scheduler), now_ns
+
+
+_asked = _Asked()
 
 
 class Scheduler:
@@ -242,6 +257,7 @@ class Scheduler:
         request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), self, ended, place=place)
         alone = request.arrived_ns - self._arrived_ns > _CROWD_NS
         self._note_arrival(request.arrived_ns, rows)
+        _asked.note(self, request.arrived_ns)
         if timeout_s or self.options.timeout_s:
             limit_s = min(limit for limit in (timeout_s, self.options.timeout_s) if limit)
             request.deadline_ns = request.arrived_ns + limit_s * 1e9
@@ -249,7 +265,8 @@ class Scheduler:
         level = min(priority or _LAST_PRIORITY, _LAST_PRIORITY)
         self._push(request.arrived_ns + level * _AGE_NS, request)
         if place is None and alone and self._waiting == 1 and not (self._returning or self._running):
-            self._dispatch()  # nobody else is expected, so that a turn of the event loop would be lost
+            # Nobody else is expected, so that a turn of the event loop would be lost.
+            self._dispatch(nobody_else=request.arrived_ns - _asked.since_ns > _ONE_MODEL_NS)
         else:
             self._soon()
         return request
@@ -369,8 +386,8 @@ class Scheduler:
             self._dispatching = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
-    def _dispatch(self) -> None:
-        """Give free devices their next batches."""
+    def _dispatch(self, *, nobody_else: bool = False) -> None:
+        """Give free devices their next batches; the event loop may run one itself if it serves nobody else."""
         self._dispatching = False
         begun_ns = now_ns = time.perf_counter_ns()
         for group in self._heads(now_ns):
@@ -390,7 +407,7 @@ class Scheduler:
                         self._again_in(wait_ns)
                         break
                 most = lane.taken(min(rows, self._share(lane, queued)))
-                self._start(lane, self._pop(group, most, now_ns))
+                self._start(lane, self._pop(group, most, now_ns), nobody_else)
                 now_ns = time.perf_counter_ns()
                 if now_ns - begun_ns > _INLINE_TURN_NS:
                     self._soon()
@@ -577,12 +594,16 @@ class Scheduler:
 
     # --- running
 
-    def _start(self, lane: Lane, batch: list[_Waiting]) -> None:
+    def _start(self, lane: Lane, batch: list[_Waiting], nobody_else: bool) -> None:
         rows = sum(request.rows for request in batch)
         now_ns = time.perf_counter_ns()
-        if lane.runs_inline(rows, now_ns, self._gap_ns):
-            self._settle(lane, batch, executed(lane, batch))
+        if lane.runs_inline(rows, now_ns, self._gap_ns, nobody_else):
+            results = executed(lane, batch)
             lane.ran_inline(now_ns, time.perf_counter_ns())
+            if failed := self._end_all(batch, results):
+                self._note_batch(lane, batch, results, failed)
+            else:  # the answers are sent first
+                asyncio.get_running_loop().call_soon(self._note_batch, lane, batch, results, failed)
             return
         expected_ns = lane.expected_ns(rows)
         lane.busy_until_ns = max(lane.busy_until_ns if lane.rows else 0, now_ns)
@@ -630,17 +651,29 @@ class Scheduler:
             self._free(lane)
         self._running -= 1
         lane.unsettled -= sum(request.rows for request in batch)
-        self._settle(lane, batch, results)
+        self._note_batch(lane, batch, results, self._end_all(batch, results))
         self._dispatch()
 
-    def _settle(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception]) -> None:
-        """Give the requests of a batch their answers."""
+    def _end_all(
+        self, batch: Sequence[_Waiting], results: Sequence[Answer | Exception]
+    ) -> list[tuple[_Waiting, Exception]]:
+        """Give the requests of a batch their answers; return those at whose error the device is at fault."""
         failed = []
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, Exception) and is_device_failure(result):
                 failed.append((request, result))
             else:
                 self._end(request, result)
+        return failed
+
+    def _note_batch(
+        self,
+        lane: Lane,
+        batch: Sequence[_Waiting],
+        results: Sequence[Answer | Exception],
+        failed: Sequence[tuple[_Waiting, Exception]],
+    ) -> None:
+        """Learn from a batch that has run, and move the requests that another device is to answer."""
         done = [result for result in results if isinstance(result, Answer)]
         rows = sum(request.rows for request in batch)
         if done and len(done) == len(batch):

@@ -569,6 +569,34 @@ def test_a_batch_shorter_than_a_hand_over_runs_on_the_event_loop() -> None:
     assert not run(lambda: work(CUDA, 10_000))
 
 
+@pytest.mark.parametrize("models", [1, 2])
+def test_one_client_of_a_gpu_is_answered_without_a_thread_if_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch, models: int
+) -> None:
+    """Of this model or of another one; a run that may take long is left to the thread."""
+    monkeypatch.setattr(scheduling, "_ONE_MODEL_NS", 50_000_000)
+    threads: list[str] = []
+
+    class Named(Fake):
+        def __call__(self, inputs: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+            threads.append(threading.current_thread().name)
+            return super().__call__(inputs, wanted)
+
+    async def work(ns: int) -> bool:
+        one, other = (Scheduler([lane(Named(lambda rows: ns), CUDA)], batched=True) for _ in "12")
+        for each in (one, other):
+            each.lanes[0].learn(1, ns)
+        for turn in range(10):
+            await (one if turn % models == 0 else other).submit(rows(1))
+            await asyncio.sleep(0.01)
+        for each in (one, other):
+            await each.close()
+        return threads[-1] == "MainThread"
+
+    assert run(lambda: work(1_000_000)) is (models == 1)
+    assert not run(lambda: work(20_000_000))
+
+
 @pytest.mark.parametrize(("within_ns", "runs"), [(10_000_000_000, [1, 3]), (-1, [1, 1, 1, 1])])
 def test_requests_close_behind_each_other_have_one_run(
     monkeypatch: pytest.MonkeyPatch, within_ns: int, runs: list[int]
