@@ -41,6 +41,7 @@ from rlx_ort.serving.lanes import (
 
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
+_GONE = 16  # so many clients as were expected behind each of so many batches have gone
 _TIMER_NS = 2_000_000  # timers of event loops are a millisecond late; shorter waits poll
 _LATE_NS = 1_000_000
 _CROWD_NS = 150_000  # requests within this time come from several clients: one waits for its answer for longer
@@ -180,7 +181,7 @@ class Scheduler:
         self._arrived_ns = time.perf_counter_ns()
         self._answered_ns = 0
         self._gap_ns = self._return_ns = self._back_ns = math.inf
-        self._returning = self._returned = self._answered = 0
+        self._returning = self._returned = self._answered = self._batches = self._least_left = 0
 
     @property
     def depth(self) -> int:
@@ -687,8 +688,13 @@ class Scheduler:
             self._back_ns = _mean_of(self._back_ns, each_ns)
         self._answered_ns = time.perf_counter_ns()
         self._returned = 0
-        # Clients that have not come back while a batch ran are not expected any more.
-        self._returning = min(self._returning, self._answered) + rows
+        # Clients that have not come back while a batch ran are not expected any more, nor are those that never do.
+        left = min(self._returning, self._answered)
+        self._least_left = min(self._least_left, left)
+        self._batches += 1
+        if self._batches % _GONE == 0:
+            left, self._least_left = left - self._least_left, left
+        self._returning = left + rows
         self._answered = rows
 
     def _move(self, lane: Lane, failed: Sequence[tuple[_Waiting, Exception]]) -> None:

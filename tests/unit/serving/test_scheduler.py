@@ -597,6 +597,29 @@ def test_one_client_of_a_gpu_is_answered_without_a_thread_if_there_is_no_other(
     assert not run(lambda: work(20_000_000))
 
 
+def test_clients_that_have_gone_are_not_expected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is left is answered as an only client again."""
+    monkeypatch.setattr(scheduling, "_ONE_MODEL_NS", -1)
+    threads: list[str] = []
+
+    class Named(Fake):
+        def __call__(self, inputs: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+            threads.append(threading.current_thread().name)
+            return super().__call__(inputs, wanted)
+
+    async def work() -> None:
+        scheduler = Scheduler([lane(Named(lambda rows: 1e6 * rows), CUDA)], batched=True)
+        scheduler.lanes[0].learn(1, 1_000_000)
+        await asyncio.gather(*(scheduler.submit(rows(1)) for _ in range(4)))
+        for _ in range(40):
+            await scheduler.submit(rows(1))
+            await asyncio.sleep(0.001)
+        await scheduler.close()
+
+    run(work)
+    assert threads[-1] == "MainThread"
+
+
 @pytest.mark.parametrize(("within_ns", "runs"), [(10_000_000_000, [1, 3]), (-1, [1, 1, 1, 1])])
 def test_requests_close_behind_each_other_have_one_run(
     monkeypatch: pytest.MonkeyPatch, within_ns: int, runs: list[int]
