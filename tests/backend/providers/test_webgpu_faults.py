@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from rlx_ort import CompiledGraph, Device, EngineError, Graph, PlacementError, Session, from_onnx
+from rlx_ort import CompiledGraph, Device, EngineError, Graph, GraphDevices, PlacementError, Session, from_onnx
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.support import support_of
 
@@ -460,3 +460,26 @@ def test_a_handle_without_elements_is_refused_where_it_follows_others() -> None:
     compiled.bind_gpu_handle("x", np.zeros(0, np.float32))
     with pytest.raises(EngineError, match="a dim of 0"):
         compiled.run({})
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_part_without_elements_is_refused_where_the_sizes_of_inputs_tell(inside: bool) -> None:
+    """Softmax of nothing ends the process, inside a branch too; other sizes run before and after it."""
+    g = Graph("part")
+    x, condition = g.input("x", ["n"]), g.input("condition", [], "bool")
+    part = g.slice(x, [0], [3], [-5], [1])
+    body = Graph("then")
+    body.outputs = [body.softmax(body.input("part", [None]), 0)]
+    other = Graph("else")
+    other.outputs = [-other.input("part", [None])]
+    y = g.if_(condition, body, other, [part]) if inside else g.softmax(part, 0)
+    g.outputs = [y, condition]
+    runner = GraphDevices(g)
+    for size in (10, 4, 10, 8, 11):
+        feeds = {"x": np.zeros(size, np.float32), "condition": np.array(True)}
+        left = max(size - 8, 0)
+        if left:
+            np.testing.assert_allclose(runner.run(Device.WEBGPU, feeds)[0], np.full(left, 1 / left), rtol=1e-5)
+        else:
+            with pytest.raises(EngineError, match="a dim of 0"):
+                runner.run(Device.WEBGPU, feeds)
