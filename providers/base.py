@@ -118,13 +118,15 @@ class KernelLimit:
     """A form of an operator that a provider accepts when a session is opened and whose kernel fails or is wrong.
 
     `applies` decides by a node's types and a mapping of its attributes, as Python values, and of its constant inputs,
-    as `TensorData` by their place. `reason` is the limit of the kernel.
+    as `TensorData` by their place. `reason` is the limit of the kernel; `empty` says that it is one of tensors without
+    elements.
     """
 
     op_type: str
     applies: Callable[[ExportedNode, Mapping[Any, Any]], bool]
     reason: str
     domain: str = ""
+    empty: bool = False
 
 
 def reads_i64(node: ExportedNode, given: Mapping[Any, Any]) -> bool:

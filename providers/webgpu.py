@@ -60,6 +60,11 @@ def _is_empty(node: ExportedNode, given: Mapping[Any, Any], places: Sequence[int
     return any(0 in (input_dims(node, place) or ()) for place in places)
 
 
+def _is_empty_first(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether the first input has no elements."""
+    return _is_empty(node, given, (0,))
+
+
 def _sums_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     """Return whether a product is known to have an inner dim of 0."""
     left, right = input_dims(node, 0), input_dims(node, 1)
@@ -272,27 +277,20 @@ class WebGpuProvider(OrtProvider):
             lambda node, given: (dtype := element(node.inputs)) is not None and not dtype.is_float,
             "its sum of integers overflows",
         ),
-        KernelLimit(
-            "ReduceMean", lambda node, given: _is_empty(node, given, (0,)), "the mean of no elements is not NaN"
-        ),
-        KernelLimit("MatMul", _sums_nothing, "an inner dim of 0 ends the process"),
-        KernelLimit("Gather", _gathers_nothing, "reading from a tensor without elements ends the process"),
+        KernelLimit("ReduceMean", _is_empty_first, "the mean of no elements is not NaN", empty=True),
+        KernelLimit("MatMul", _sums_nothing, "an inner dim of 0 ends the process", empty=True),
+        KernelLimit("Gather", _gathers_nothing, "reading from a tensor without elements ends the process", empty=True),
         *(
-            KernelLimit(op_type, lambda node, given: _is_empty(node, given, (0,)), "a dim of 0 ends the process")
+            KernelLimit(op_type, _is_empty_first, "a dim of 0 ends the process", empty=True)
             for op_type in (
                 *("GatherElements", "GatherND", "ScatterElements", "ScatterND"),
                 *("Softmax", "LogSoftmax", "RotaryEmbedding"),
             )
         ),
-        KernelLimit(
-            "RotaryEmbedding",
-            lambda node, given: _is_empty(node, given, (0,)),
-            "a dim of 0 ends the process",
-            "com.microsoft",
-        ),
-        KernelLimit("Einsum", _is_empty, "a dim of 0 ends the process"),
+        KernelLimit("RotaryEmbedding", _is_empty_first, "a dim of 0 ends the process", "com.microsoft", empty=True),
+        KernelLimit("Einsum", _is_empty, "a dim of 0 ends the process", empty=True),
         *(
-            KernelLimit(op_type, lambda node, given: _is_empty(node, given, (0,)), "it does not take a dim of 0")
+            KernelLimit(op_type, _is_empty_first, "it does not take a dim of 0", empty=True)
             for op_type in (
                 *("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
                 *("InstanceNormalization", "TopK"),

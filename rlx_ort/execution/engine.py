@@ -333,7 +333,7 @@ class EngineSlot:
         self.named = outputs_class(self.output_types, self.device)
         self.added: Mapping[str, AddedNode] | None = None
         self.closed = False
-        self._judged: set[tuple[tuple[str, int], ...]] = set()
+        self._judged: set[frozenset[tuple[str, int]]] = set()
         self.owners: weakref.WeakSet[object] = weakref.WeakSet()
         self.users: weakref.WeakSet[User] = weakref.WeakSet()
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
@@ -371,8 +371,10 @@ class EngineSlot:
                     f"node {name!r} rotates {sizes[length]} places ({length!r}), and its table has {rows} rows; feed "
                     "fewer, or make the table longer"
                 )
-        given = (*sorted(sizes.items()),)
-        if not (empty or self._unsized) or given in self._judged:
+        if not (empty or self._unsized):
+            return
+        given = frozenset(sizes.items())
+        if given in self._judged:
             return
         model = self._bound_model(sizes) if self._unsized else self.exported
         nodes = [_sized(node, sizes) for node in model.nodes if not node.shape_only]
@@ -398,20 +400,25 @@ class EngineSlot:
     def _without_elements(self, model: ExportedModel) -> list[tuple[ExportedNode, str]]:
         """Return the nodes that the device cannot take if each dim that no input names is 0, and why."""
         named = dict.fromkeys(_open_dims(self.input_types), 1)
-        operators = {(limit.domain, limit.op_type) for limit in self.provider.limits}
+        limits = [limit for limit in self.provider.limits if limit.empty]
+        operators = {(limit.domain, limit.op_type) for limit in limits}
         nodes = [node for node in model.nodes if not node.shape_only]
         nodes = [node for node in nodes if (node.pattern.domain, node.pattern.op_type) in operators]
         hidden = [node for node in nodes if _sized(node, named, 0).inputs != _sized(node, named).inputs]
-        return limited_nodes([_sized(node, named, 0) for node in hidden], self.provider.limits, model.known)
+        return limited_nodes([_sized(node, named, 0) for node in hidden], limits, model.known)
 
     def _bound_model(self, sizes: Mapping[str, int]) -> ExportedModel:
         """Return the model with the types that it has with these sizes; takes 0.1 to 0.2 s for a thousand nodes."""
         from rlx_ort.converters.to_onnx.exporter import exported
         from rlx_ort.providers.claims import kernel_set
 
-        options = self.options.with_(dims={**self.options.dims, **sizes})
+        known = {dim: sizes[dim] for dim in _open_dims(self.input_types) if dim in sizes}
+        options = self.options.with_(dims={**self.options.dims, **known})
         graph = runnable(self.graph).graph
-        return exported(graph, options, kernel_set(self.provider, graph, options))
+        try:
+            return exported(graph, options, kernel_set(self.provider, graph, options))
+        except RlxError:  # the sizes do not fit the graph, which the run says better
+            return self.exported
 
     @functools.cached_property
     def _index_check(self) -> IndexCheck | None:
