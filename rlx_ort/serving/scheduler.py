@@ -3,7 +3,7 @@
 A device that becomes free takes what waits, up to the size at which a row is cheapest. A GPU leaves half of that for
 its next run if this keeps it busy while the clients of the other half are answered. A slower device takes requests only
 if it ends before the fastest one would. Times that runs took correct the predictions. Batches that take less time than
-handing them to a thread run on the event loop.
+handing them to a thread run on the event loop, and so do those of an only client that take a few ms.
 """
 
 from __future__ import annotations
