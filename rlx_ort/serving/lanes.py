@@ -34,9 +34,7 @@ _FORGETTING = 0.15  # share by which higher ratios of other batch sizes fall, so
 _MOVED = 1.05  # a ratio that changed by this factor changes the batch size
 _INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing it to a thread
 _ALONE_NS = 300_000  # the same where requests are so rare that the event loop has nothing else to do
-_NOBODY_ELSE_NS = (
-    5_000_000  # the same where the event loop has served nobody else for a while; other calls wait so long
-)
+_NOBODY_ELSE_NS = 5_000_000  # the same where the event loop serves nobody else; what comes meanwhile waits
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
 _COPYING = 4
