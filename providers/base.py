@@ -190,6 +190,27 @@ def input_dims(node: ExportedNode, place: int) -> tuple[Dim, ...] | None:
     return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
 
 
+def is_empty(node: ExportedNode, given: Mapping[Any, Any], places: Sequence[int] = ()) -> bool:
+    """Return whether an input at one of these places, by default at any, is known to have a dim of 0."""
+    return any(0 in (input_dims(node, place) or ()) for place in places or range(len(node.inputs)))
+
+
+def is_empty_first(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether the first input has no elements."""
+    return is_empty(node, given, (0,))
+
+
+def has_no_axes(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether the second input is known to have no elements."""
+    return is_empty(node, given, (1,))
+
+
+def sums_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether a product is known to have an inner dim of 0."""
+    left, right = input_dims(node, 0), input_dims(node, 1)
+    return bool((left and left[-1] == 0) or (right and right[-2:][0] == 0))
+
+
 def constant(given: Mapping[Any, Any], place: int) -> npt.NDArray[Any] | None:
     """Return a constant input of a node that a limit is asked about, None for any other."""
     data = given.get(place)

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.options.variant import Variant, variants_of
-from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, is_empty_first
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.process import budget
@@ -36,6 +37,11 @@ _PRECISIONS = {Precision.F16: "f16", Precision.BF16: "bf16"}
 _SPELLINGS = {"FP32": "f32", "FP16": "f16", "BF16": "bf16", "ACCURACY": "f32"}
 
 
+def _adds_to_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether nothing is multiplied, and what is added is fed or computed."""
+    return is_empty_first(node, given) and len(node.inputs) > 2 and 2 not in given
+
+
 class OpenVinoProvider(OrtProvider):
     """Intel hardware through OpenVINO; the index counts OpenVINO's devices, GPUs first, then NPUs, then the CPU."""
 
@@ -48,6 +54,16 @@ class OpenVinoProvider(OrtProvider):
     plugin: ClassVar[bool] = True
     precisions: ClassVar[Sequence[Precision]] = (Precision.F16, Precision.BF16)
     compiles: ClassVar[bool] = True
+    # On tensors without elements (`emptied.py` of the tests has the cases; onnxruntime-openvino 1.24.1).
+    limits: ClassVar[Sequence[KernelLimit]] = (
+        *(KernelLimit(op_type, is_empty_first, "a dim of 0 ends the process") for op_type in ("GRU", "LSTM", "RNN")),
+        *(
+            KernelLimit(op_type, is_empty_first, "the mean of no elements is not NaN")
+            for op_type in ("AveragePool", "GlobalAveragePool")
+        ),
+        KernelLimit("ReduceMax", is_empty_first, "the largest of no elements is not -inf"),
+        KernelLimit("Gemm", _adds_to_nothing, "after runs that failed it has rows of an earlier one"),
+    )
     # https://onnxruntime.ai/docs/execution-providers/OpenVINO-ExecutionProvider.html#configuration-options
     # Without device_type and device_id: the device's index chooses. Without layout and disable_dynamic_shapes: the
     # plugin does not know them.

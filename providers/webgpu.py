@@ -30,8 +30,12 @@ from rlx_ort.providers.base import (
     SessionMemory,
     constant,
     element,
+    has_no_axes,
     input_dims,
+    is_empty,
+    is_empty_first,
     rank,
+    sums_nothing,
 )
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import SPAWN_REMEDY
@@ -55,25 +59,23 @@ _SOFTWARE_DRIVERS = ("swiftshader", "lvp_icd", "lavapipe")
 _DRIVER_REMEDY = "install the GPU's Vulkan driver (NVIDIA's driver package, or mesa-vulkan-drivers for AMD and Intel)"
 
 
-def _is_empty(node: ExportedNode, given: Mapping[Any, Any], places: Sequence[int] = (0, 1, 2)) -> bool:
-    """Return whether an input at one of these places is known to have a dim of 0."""
-    return any(0 in (input_dims(node, place) or ()) for place in places)
+def _is_empty_beside(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    return is_empty(node, given, range(1, len(node.inputs)))
 
 
-def _is_empty_first(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether the first input has no elements."""
-    return _is_empty(node, given, (0,))
+def _gathers_at_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    return is_empty_first(node, given) or (input_dims(node, 1) or (1,))[-1] == 0
 
 
-def _sums_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether a product is known to have an inner dim of 0."""
-    left, right = input_dims(node, 0), input_dims(node, 1)
-    return bool((left and left[-1] == 0) or (right and right[-2:][0] == 0))
+def _scatters_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether nothing is written to, at places without coordinates, or at places without values."""
+    places = input_dims(node, 1) or (1,)
+    return is_empty_first(node, given) or places[-1] == 0 or (is_empty(node, given, (2,)) and 0 not in places)
 
 
 def _gathers_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     """Return whether elements of a tensor without elements are read."""
-    return _is_empty(node, given, (0,)) and not _is_empty(node, given, (1,))
+    return is_empty(node, given, (0,)) and not is_empty(node, given, (1,))
 
 
 def _starts_inside(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -277,20 +279,33 @@ class WebGpuProvider(OrtProvider):
             lambda node, given: (dtype := element(node.inputs)) is not None and not dtype.is_float,
             "its sum of integers overflows",
         ),
-        KernelLimit("ReduceMean", _is_empty_first, "the mean of no elements is not NaN", empty=True),
-        KernelLimit("MatMul", _sums_nothing, "an inner dim of 0 ends the process", empty=True),
-        KernelLimit("Gather", _gathers_nothing, "reading from a tensor without elements ends the process", empty=True),
-        *(
-            KernelLimit(op_type, _is_empty_first, "a dim of 0 ends the process", empty=True)
-            for op_type in (
-                *("GatherElements", "GatherND", "ScatterElements", "ScatterND"),
-                *("Softmax", "LogSoftmax", "RotaryEmbedding"),
-            )
+        KernelLimit("ReduceMean", is_empty_first, "the mean of no elements is not NaN", empty=True),
+        KernelLimit(
+            "LayerNormalization",
+            lambda node, given: is_empty_first(node, given) and len(node.output_names) > 1,
+            "the mean of no elements is not NaN",
         ),
-        KernelLimit("RotaryEmbedding", _is_empty_first, "a dim of 0 ends the process", "com.microsoft", empty=True),
-        KernelLimit("Einsum", _is_empty, "a dim of 0 ends the process", empty=True),
+        KernelLimit("MatMul", sums_nothing, "an inner dim of 0 ends the process", empty=True),
+        KernelLimit("Gather", _gathers_nothing, "reading from a tensor without elements ends the process", empty=True),
+        KernelLimit("GatherND", _gathers_at_nothing, "a dim of 0 ends the process", empty=True),
         *(
-            KernelLimit(op_type, _is_empty_first, "it does not take a dim of 0", empty=True)
+            KernelLimit(op_type, is_empty_first, "a dim of 0 ends the process", empty=True)
+            for op_type in ("GatherElements", "ScatterElements", "Softmax", "LogSoftmax")
+        ),
+        KernelLimit("ScatterND", _scatters_nothing, "a dim of 0 ends the process", empty=True),
+        KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
+        *(
+            KernelLimit(op_type, is_empty, "a dim of 0 ends the process", empty=True)
+            for op_type in ("Einsum", "GRU", "LSTM", "RNN", "RotaryEmbedding")
+        ),
+        KernelLimit("RotaryEmbedding", is_empty, "a dim of 0 ends the process", "com.microsoft", empty=True),
+        *(
+            KernelLimit(op_type, _is_empty_beside, "a dim of 0 beside its first input ends the process")
+            for op_type in ("Conv", "DequantizeLinear", "Gemm")
+        ),
+        KernelLimit("DFT", is_empty_first, "without elements it does not end", empty=True),
+        *(
+            KernelLimit(op_type, is_empty_first, "it does not take a dim of 0", empty=True)
             for op_type in (
                 *("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
                 *("InstanceNormalization", "TopK"),

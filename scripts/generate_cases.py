@@ -6,10 +6,12 @@
     python scripts/generate_cases.py --models a.onnx b.onnx --minutes 5
     python scripts/generate_cases.py --plant all
     python scripts/generate_cases.py --choose --minutes 5
+    python scripts/generate_cases.py --emptied --device webgpu
 
 A case is one graph in one way at one size. Each verdict is equal, refused (a typed error), unjudged (the reference has
 no answer), WRONG, UNTYPED (another error) or CRASH (the process died). Exits with 1 if any of the last three is not
-listed in `tests/data/generated/known.toml`. How to read a failure: `tests/generated/README.md`.
+listed in `tests/data/generated/known.toml`. With --emptied, the cases are those of ONNX's own suite with each dim of
+each input 0 in turn. How to read a failure: `tests/generated/README.md`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from generated.faults import FAULTS, found_at
 from generated.mutants import MODELS
 from generated.runs import Report, chosen, run_cases
+from onnx_suite.emptied import emptied_cases, verdicts
 
 _ROUND_S = 30.0
 _FAULT_S = 60.0
@@ -47,7 +50,12 @@ def main() -> int:
     parser.add_argument(
         "--one", type=json.loads, help="the steps, outputs and ways of one graph, as failures name them"
     )
+    parser.add_argument("--emptied", action="store_true", help="run ONNX's own cases on tensors without elements")
     given = parser.parse_args()
+    if given.emptied:
+        counts, failures = verdicts(given.device, emptied_cases(each=True))
+        print(*failures, dict(counts), sep="\n")
+        return 1 if failures else 0
     seed = int(time.time() * 1000) % 2**48 if given.first is None else given.first
     if given.plant:
         return _plant([*FAULTS] if given.plant == "all" else [given.plant], seed)

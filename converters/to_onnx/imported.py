@@ -26,6 +26,7 @@ _Form: TypeAlias = Callable[[Emitter, OnnxNode, _Reads], Any]
 """(emitter, op, values of the formal inputs) -> the results, or None to write the node as it is."""
 
 _REDUCTIONS = {op_type: function for function, op_type in REDUCE.items()}
+_REDUCING = ("ArgMax", "ArgMin", "Reduce")
 _SAFE_EPSILON = 1e-5
 """WebGPU's InstanceNormalization computes with the epsilon of an earlier node (plugin 0.4.0): all have to have one."""
 _BOOL_MOVES = frozenset({"GatherElements", "GatherND"})
@@ -61,8 +62,25 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
 @lowers(OnnxNode, asks=_asks)
 def _imported(emit: Emitter, op: OnnxNode, inputs: Sequence[Any]) -> Any:
     form = None if op.domain else _FORMS.get(op.op_type)
-    results = None if form is None else form(emit, op, trimmed(inputs[: op.formal_inputs]))
+    reads = trimmed(inputs[: op.formal_inputs])
+    results = None if form is None else form(emit, op, reads)
+    if results is None and not op.domain and op.op_type.startswith(_REDUCING):
+        results = _counted_from_first(emit, op, reads)
     return emit.imported(op, inputs) if results is None else results
+
+
+def _counted_from_first(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """Axes that are not negative: the CPU's kernels ignore negative ones without elements (ONNX Runtime 1.32.0)."""
+    shape = None if emit.known_dtype(0) is None else emit.input_type(0).shape
+    name = "axis" if "axis" in op.attributes else "axes"
+    data = emit.input_data(1) if len(reads) > 1 else None
+    axes = np.asarray(op.attributes.get(name, ()) if data is None else data.numpy(), np.int64)
+    if shape is None or axes.size == 0 or not -shape.rank <= axes.min() < 0:
+        return None
+    counted = np.where(axes < 0, axes + shape.rank, axes)
+    if data is None:
+        return emit.imported(op, reads, attributes={**op.attributes, name: counted.tolist()})
+    return emit.imported(op, [reads[0], emit.constant(counted)])
 
 
 def _division(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
@@ -121,6 +139,7 @@ def _reduction(op: OnnxNode, kind: TensorType, axes: TensorData | None) -> Reduc
         places = tuple(axes.numpy().reshape(-1).tolist())
         if not all(-rank <= place < rank for place in places):
             return None  # the engine says what is wrong
+        places = tuple(place % rank for place in places)
     elif op.formal_inputs > 1 or op.integer("noop_with_empty_axes", 0):
         return None
     else:

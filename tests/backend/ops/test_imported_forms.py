@@ -120,3 +120,22 @@ def test_gelus_run_on_the_device(approximate: str, device: Device) -> None:
     text = f'(float[n,3] x) => (float[n,3] y) {{ y = Gelu <approximate = "{approximate}"> (x) }}'
     wanted = np.reshape(exact if approximate == "none" else cubic, x.shape)
     np.testing.assert_allclose(run(device, text, x=x), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("opset", "form"),
+    [
+        (12, "ReduceSum <axes = [-1], keepdims = 0> (x)"),
+        (20, "ReduceSum <keepdims = 0> (x, last)"),
+        (20, "ReduceL2 <keepdims = 0> (x, last)"),
+        (20, "ReduceMean <keepdims = 0> (x, last)"),
+        (20, "ArgMax <axis = -1, keepdims = 0> (x)"),
+    ],
+)
+def test_a_negative_axis_is_reduced_where_there_are_no_rows(opset: int, form: str) -> None:
+    """The CPU's kernels return what they read, with its axes, unless the axis is counted from the first."""
+    kind = "int64" if "Arg" in form else "float"
+    text = f"(float[n,m] x) => ({kind}[n] y) <int64[1] last = {{-1}}> {{ y = {form} }}"
+    graph = from_onnx(parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}'))
+    for rows in (0, 2):
+        assert GraphDevices(graph).run("cpu", {"x": np.ones((rows, 4), np.float32)})[0].shape == (rows,)
