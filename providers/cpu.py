@@ -41,7 +41,6 @@ _BLOCK = 16  # channels or columns that MLAS packs together, 8 channels without 
 _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
 
 _HEADS_RANK, _VOLUME_RANK = 4, 5  # of inputs of Attention with an axis of heads, and of a convolution in 3 dims
-_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 _PACKED = {"Conv": (1,), "GRU": (1, 2), "Gemm": (1,), "LSTM": (1, 2), "MatMul": (1,)}
 _BLOCKED = {"Conv": (0, 1), "Gemm": (-1,), "MatMul": (-1,)}
 
@@ -81,11 +80,6 @@ def _scales_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return scaled and inner is not None and inner[-2 if given.get("transA") else -1] == 0
 
 
-def _reduces_unknown(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether a tensor without elements is reduced along axes that are computed, and may be negative."""
-    return is_empty_first(node, given) and len(node.input_names) > 1 and bool(node.input_names[1]) and 1 not in given
-
-
 def _has_no_window(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return 0 in (input_dims(node, 1) or ())[2:]
 
@@ -123,7 +117,7 @@ _EMPTY = (
         for op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
     ),
     *(
-        KernelLimit(op_type, is_empty_first, "a dim of 0 ends the process, or leaves states unwritten", empty=True)
+        KernelLimit(op_type, is_empty_first, "a dim of 0 ends the process or leaves states unwritten", empty=True)
         for op_type in ("GRU", "LSTM", "RNN")
     ),
     KernelLimit("MatMul", _leaves_rows, "it leaves rows unwritten where the inner dim is 0"),
@@ -132,10 +126,6 @@ _EMPTY = (
         for op_type in ("MatMulInteger", "QLinearMatMul")
     ),
     KernelLimit("Gemm", _scales_nothing, "it ignores beta where the inner dim is 0"),
-    *(
-        KernelLimit(f"Reduce{name}", _reduces_unknown, "it ignores negative axes where there are no elements")
-        for name in _REDUCTIONS
-    ),
     KernelLimit("Attention", _has_no_heads, "without heads it ends the process"),
     KernelLimit("Conv", _has_no_window, "with a window without elements it does not end"),
     KernelLimit("ConvTranspose", _spreads_nothing, "a volume without elements ends the process"),

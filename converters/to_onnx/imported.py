@@ -14,7 +14,7 @@ from rlx_ort.converters.to_onnx import kernel_dtypes as kernels
 from rlx_ort.converters.to_onnx.elementwise import activate, conjunction, other_gelu, power
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET, Emitter, lowers
 from rlx_ort.converters.to_onnx.model import ModelValue
-from rlx_ort.converters.to_onnx.norm import REDUCE, is_doubtful, reduced
+from rlx_ort.converters.to_onnx.norm import REDUCE, is_doubtful, known_size, reduced
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.norm import Reduce
 from rlx_ort.ir.ops.onnx import OnnxNode
@@ -53,6 +53,8 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
         return kind.dtype.is_float
     if op.op_type == "Reshape":
         return op.integer("allowzero", 0) == 1 and constants[1] is None
+    if op.op_type.startswith(_REDUCING) and constants[1:] == [None]:
+        return True
     if op.op_type in _REDUCTIONS:
         reduction = _reduction(op, kind, constants[1] if len(constants) > 1 else None)
         return reduction is not None and is_doubtful(reduction, kind)
@@ -72,15 +74,30 @@ def _imported(emit: Emitter, op: OnnxNode, inputs: Sequence[Any]) -> Any:
 def _counted_from_first(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """Axes that are not negative: the CPU's kernels ignore negative ones without elements (ONNX Runtime 1.32.0)."""
     shape = None if emit.known_dtype(0) is None else emit.input_type(0).shape
+    if shape is None:
+        return None
+    if len(reads) > 1 and reads[1] is not None and emit.input_data(1) is None:
+        return None if all(map(known_size, shape)) else _computed_axes(emit, op, reads, shape.rank)
     name = "axis" if "axis" in op.attributes else "axes"
     data = emit.input_data(1) if len(reads) > 1 else None
     axes = np.asarray(op.attributes.get(name, ()) if data is None else data.numpy(), np.int64)
-    if shape is None or axes.size == 0 or not -shape.rank <= axes.min() < 0:
+    if axes.size == 0 or not -shape.rank <= axes.min() < 0:
         return None
     counted = np.where(axes < 0, axes + shape.rank, axes)
     if data is None:
         return emit.imported(op, reads, attributes={**op.attributes, name: counted.tolist()})
     return emit.imported(op, [reads[0], emit.constant(counted)])
+
+
+def _computed_axes(emit: Emitter, op: OnnxNode, reads: _Reads, rank: int) -> Any:
+    """The same for axes that are fed or computed; those beyond the rank stay as they are, for the kernel to refuse."""
+    if not all(emit.has_kernel(each, TensorType(DType.I64)) for each in ("Add", "Less", "Where")):
+        return None
+    axes = reads[1]
+    beyond = emit.op("Less", axes, emit.i64([-rank]))
+    negative = emit.op("Less", axes, emit.i64([0]))
+    counted = emit.op("Where", negative, emit.op("Add", axes, emit.i64([rank])), axes)
+    return emit.imported(op, [reads[0], emit.op("Where", beyond, axes, counted)])
 
 
 def _division(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:

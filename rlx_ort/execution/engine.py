@@ -384,13 +384,17 @@ class EngineSlot:
             shapes = ", ".join(map(str, node.inputs))
             raise EngineError(
                 f"{self.device.display} {CANNOT_RUN} {node.name!r} ({node.pattern.op_type}) on {shapes}: {why}. "
-                "Run these inputs on another device, such as the CPU."
+                f"Run these inputs on {self._another}."
             )
         if self._unsized and len(self._without_elements(model)) == self._unsized:
             self._unsized = 0  # values decide, and not sizes
         if len(self._judged) == _MOST_JUDGED:
             self._judged.clear()
         self._judged.add(given)
+
+    @property
+    def _another(self) -> str:
+        return "another device" if self.device == Device.CPU else "another device, such as the CPU"
 
     @functools.cached_property
     def _unsized(self) -> int:
@@ -469,7 +473,7 @@ class EngineSlot:
             raise PlacementError(
                 f"{self.device.display} takes {len(limited)} node(s) that its kernels do not compute right:\n"
                 + "\n".join(lines)
-                + "\n  choose another device, such as the CPU",
+                + f"\n  choose {self._another}",
                 placement,
             )
 
