@@ -117,8 +117,8 @@ _EMPTY = (
         for op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
     ),
     *(
-        KernelLimit(op_type, is_empty_first, "a dim of 0 ends the process or leaves states unwritten", empty=True)
-        for op_type in ("GRU", "LSTM", "RNN")
+        KernelLimit(op_type, is_empty_first, "a dim of 0 ends the process or keeps old states", domain, empty=True)
+        for domain, op_type in (("", "GRU"), ("", "LSTM"), ("", "RNN"), ("com.microsoft", "DynamicQuantizeLSTM"))
     ),
     KernelLimit("MatMul", _leaves_rows, "it leaves rows unwritten where the inner dim is 0"),
     *(

@@ -130,7 +130,8 @@ def budgets_of(given: Mapping[DeviceLike, int | str] | str) -> dict[Device, int]
             sizes = {with_options(name)[0]: size for name, size in given.items()}
             budgets = {name: size if isinstance(size, int) else parse_bytes(size) for name, size in sizes.items()}
     except ValueError as err:
-        raise InputError(f"the budgets {given!r:.80} are not such as 'cuda=8GB,cpu=16GB': {err}") from err
+        reason = err.__cause__ or err  # without the name of the variable that has such budgets too
+        raise InputError(f"the budgets {given!r:.80} are not such as 'cuda=8GB,cpu=16GB': {reason}") from err
     if not budgets:
         raise InputError("a plan needs a budget of at least one device, such as 'cuda=8GB,cpu=16GB'")
     return budgets

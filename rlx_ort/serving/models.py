@@ -253,8 +253,10 @@ class ServedModel:
                 )
         if self.batched_along is not None:
             rows = {array.shape[0] for array in request.inputs.values()}
-            if len(rows) > 1 or rows == {0}:
+            if len(rows) > 1:
                 raise ServingError(f"the inputs have {sorted(rows)} rows; {self.name} takes as many of each", 400)
+            if rows == {0}:
+                raise ServingError(f"the inputs have no rows; {self.name} takes one or more", 400)
         for output in request.outputs or ():
             if output.name not in self.outputs:
                 raise ServingError(f"{self.name} has no output {output.name!r}; it has {', '.join(self.outputs)}", 400)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_suite.emptied import Emptied, verdicts
 from sample_models.bundles import convnet, cosine, decoder, images, run, tokens
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
@@ -187,3 +188,22 @@ def test_a_classifier_with_maps_is_quantised() -> None:
     for row, found in zip(x.astype(np.float64) @ weights, run(made, {"X": x})[0], strict=True):
         assert [*found] == [3, 5]
         np.testing.assert_allclose([*found.values()], row, atol=0.1)
+
+
+def test_a_quantised_recurrent_network_refuses_an_empty_batch() -> None:
+    """Its operator ended the process, as the one that it stands for."""
+    draw = np.random.default_rng(0)
+    weights = {"w": draw.standard_normal((1, 16, 4), np.float32), "r": draw.standard_normal((1, 16, 4), np.float32)}
+    kinds = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["steps", "rows", 4])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    node = helper.make_node("LSTM", ["x", *weights], ["y"], hidden_size=4)
+    initial = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(
+        helper.make_graph([node], "g", kinds, outputs, initial), opset_imports=opset, ir_version=8
+    )
+    made, _ = quantize(bundle_of(model), "int8-dynamic", quantization())
+    assert "DynamicQuantizeLSTM" in ops(made)
+    data = made.proto.SerializeToString()
+    cases = [Emptied(f"{rows} rows", data, {"x": np.ones((3, rows, 4), np.float32)}) for rows in (2, 0)]
+    assert verdicts("cpu", cases) == ({"unjudged": 1, "refused": 1}, [])

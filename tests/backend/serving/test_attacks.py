@@ -182,6 +182,14 @@ def test_pages_of_other_hosts_are_refused(served: Served) -> None:
     assert ask(served.http, own.replace(b"localhost", b"evil.example"))[0] == 421
 
 
+def test_a_request_without_rows_is_refused(served: Served) -> None:
+    """And the error says so; no batch is made of it."""
+    document = {"inputs": [{"name": "x", "shape": [0, 4], "datatype": "FP32", "data": []}]}
+    status, body = ask(served.http, request(json.dumps(document).encode(), path="/v2/models/versions/infer"))
+    assert status == 400
+    assert b"no rows" in body
+
+
 def test_requests_of_any_size_leave_nothing_behind(served: Served) -> None:
     """A client chooses the rows of its requests; the statistics count large batches by powers of two."""
     for rows in range(1000, 1100):
