@@ -30,7 +30,7 @@ from rlx_ort.providers.base import (
     sums_nothing,
 )
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
-from rlx_ort.providers.engine.runtime import Problem
+from rlx_ort.providers.engine.runtime import Problem, runtime_version
 from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes, private_bytes, swap_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 
@@ -40,6 +40,7 @@ _BYTES_PER_NS = (10.0, 1e9)  # inputs and outputs are handed over, not copied
 _BLOCK = 16  # channels or columns that MLAS packs together, 8 channels without AVX-512
 _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
 
+_CHECKED_CORE = (1, 31)  # 1.24.4 ends the process on more operators
 _HEADS_RANK, _VOLUME_RANK = 4, 5  # of inputs of Attention with an axis of heads, and of a convolution in 3 dims
 _PACKED = {"Conv": (1,), "GRU": (1, 2), "Gemm": (1,), "LSTM": (1, 2), "MatMul": (1,)}
 _BLOCKED = {"Conv": (0, 1), "Gemm": (-1,), "MatMul": (-1,)}
@@ -105,6 +106,11 @@ def _orders_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return "axis" in given and is_empty_first(node, given)
 
 
+def _is_empty_for_old_core(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether an input has no elements, and the core is one before 1.31, as DirectML's is."""
+    return is_empty(node, given) and (runtime_version() or _CHECKED_CORE) < _CHECKED_CORE
+
+
 def _averages_no_loss(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return given.get("reduction", "mean") == "mean" and is_empty(node, given, (1,))
 
@@ -133,6 +139,10 @@ _EMPTY = (
     KernelLimit("STFT", _has_no_frame, "a window without elements ends the process"),
     KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
     KernelLimit("SplitToSequence", has_no_axes, "without sizes it takes 1"),
+    *(
+        KernelLimit(op_type, _is_empty_for_old_core, "in this ONNX Runtime a dim of 0 ends the process, or is ignored")
+        for op_type in ("AffineGrid", "Col2Im", "DFT", "Einsum", "LRN", "LpNormalization", "TopK")
+    ),
     KernelLimit("Unique", _orders_nothing, "a dim of 0 ends the process"),
 )
 

@@ -12,6 +12,8 @@ from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.selection.cost import Term
 from rlx_ort.selection.predict import calibrate, explain, measure_unknown
 
+LONG_S = 10.0  # enough beside other work
+
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> CalibrationProfile:
@@ -55,7 +57,7 @@ def test_an_operator_outside_the_table_is_assumed_until_it_is_measured(profile: 
     """The row is in the file."""
     graph = determinants()
     assert part(graph).how == "assumed"
-    assert measure_unknown(graph, "cpu") == 1
+    assert measure_unknown(graph, "cpu", limit_s=LONG_S) == 1
     assert part(graph).how == "measured"
     store.forget()
     found = store.find(Device.CPU).profile
@@ -66,7 +68,7 @@ def test_an_operator_outside_the_table_is_assumed_until_it_is_measured(profile: 
 
 def test_what_is_known_is_not_measured_again(profile: CalibrationProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for the graph nor for another one with the same operator."""
-    measure_unknown(determinants(), "cpu")
+    measure_unknown(determinants(), "cpu", limit_s=LONG_S)
     monkeypatch.setattr(on_demand, "measure_nodes", lambda *given: pytest.fail("something was measured"))
     assert measure_unknown(determinants(), "cpu") == 0
     assert measure_unknown(determinants(500), "cpu") == 0
@@ -85,7 +87,7 @@ def test_a_table_that_has_everything_is_left_alone(
 def test_a_graph_with_a_named_dim_is_measured_at_two_sizes(profile: CalibrationProfile) -> None:
     """Between them times are interpolated."""
     graph = determinants("n")
-    assert measure_unknown(graph, "cpu", dims={"n": 400}) == 2
+    assert measure_unknown(graph, "cpu", dims={"n": 400}, limit_s=LONG_S) == 2
     assert [part(graph, {"n": rows}).how for rows in (100, 200, 400)] == ["measured"] * 3
     assert part(graph, {"n": 100}).ns < part(graph, {"n": 400}).ns
 
