@@ -115,8 +115,9 @@ def _averages_no_loss(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return given.get("reduction", "mean") == "mean" and is_empty(node, given, (1,))
 
 
-# Forms without elements on which ONNX Runtime 1.31.1 and 1.32.0 end the process, or answer otherwise than the reference
-# evaluator of `onnx` 1.23.2, often with what the memory held before; `emptied.py` of the tests has the cases.
+# Forms without elements on which ONNX Runtime 1.31.1 and, but for Attention, 1.32.0 end the process, or answer
+# otherwise than the reference evaluator of `onnx` 1.23.2, often with what the memory held. The cases are those of
+# `emptied.py` of the tests.
 _EMPTY = (
     *(
         KernelLimit(op_type, _averages_no_loss, "the mean of no elements is not NaN")
