@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doubles.fake_recorder import FakeRecorder
+from doubles.fake_recorder import FakeRecorder, record_whatever_the_clock_says
 from onnx_text import parsed
 from sample_models.decoders import DECODER, build
 from sample_models.step_graphs import assert_same, step_graph, step_inputs
@@ -41,7 +41,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[FakeRecorder]:
         return dataclasses.replace(original(self, device, options), recording=recording, ordered=opened)
 
     monkeypatch.setattr(CpuProvider, "recipe", recipe)
-    monkeypatch.setattr(replays, "WORTH", 1e9)
+    record_whatever_the_clock_says(monkeypatch)
     return made
 
 
@@ -308,8 +308,7 @@ def cuda(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """Return a CUDA device on which times do not decide, since other tests use it at the same time; others skip."""
     if device.kind != "cuda":
         pytest.skip("only CUDA records launches")
-    monkeypatch.setattr(recordings, "HOST_BOUND", 0.0)
-    monkeypatch.setattr(replays, "WORTH", 1e9)
+    record_whatever_the_clock_says(monkeypatch)
     return device
 
 

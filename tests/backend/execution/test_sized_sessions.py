@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from doubles.fake_recorder import FakeRecorder
+from doubles.fake_recorder import FakeRecorder, record_whatever_the_clock_says
 
 from rlx_ort import CompileOptions, EngineError, GraphDevices
 from rlx_ort.converters.from_onnx import from_onnx
@@ -24,7 +24,6 @@ from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.base import MemoryReading, SizedRun
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.engine import replays
 from rlx_ort.providers.engine.recipe import Recording
 from rlx_ort.providers.engine.replays import Copy, NotRecordedError
 
@@ -174,7 +173,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
 
     found: list[Callable[[], None]] = []
     monkeypatch.setattr(CpuProvider, "recipe", recipe)
-    monkeypatch.setattr(replays, "WORTH", 1e9)
+    record_whatever_the_clock_says(monkeypatch)
     monkeypatch.setattr(sized, "WORTH", 1e9)
     monkeypatch.setattr(sized, "_in_thread", found.append)
     yield found
