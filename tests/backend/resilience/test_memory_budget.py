@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 from developer_scripts import load_script
 
-from rlx_ort import CompileOptions, Graph, GraphDevices, memory_use
+from rlx_ort import CompileOptions, Device, Graph, GraphDevices, memory_use
 from rlx_ort.execution import residency
 from rlx_ort.execution.residency import Residency
 from rlx_ort.providers.hardware import private_bytes, release_free_heap
@@ -51,18 +49,9 @@ def product(name: str, width: int, rows: int | str = "n") -> GraphDevices:
 
 
 @pytest.mark.parametrize("cache", [None, "off"])
-def test_ten_models_are_served_within_a_third_of_the_memory_they_need(cache: str | None) -> None:
-    """All results are right. Sessions from the cache map their weights, so fewer have to be closed.
-
-    In a process of its own: where one has freed much before, pages of its heap are measured as a session's.
-    """
-    code = (
-        f"import json, sys; sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
-        "import memory_budget; from rlx_ort import Device\n"
-        f"print(json.dumps(memory_budget.serve(Device.CPU, 240, 4, 6.0, {cache!r})))"
-    )
-    done = subprocess.run([sys.executable, "-P", "-c", code], check=True, stdout=subprocess.PIPE, encoding="utf-8")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def test_ten_models_are_served_within_a_third_of_the_memory_they_need(script: ModuleType, cache: str | None) -> None:
+    """All results are right. Sessions from the cache map their weights, so fewer have to be closed."""
+    found: dict[str, Any] = script.serve(Device.CPU, 240, 4, 6.0, cache)
     assert found["first_wrong"] == []
     assert found["measured_bytes"] == pytest.approx(found["needed_bytes"], rel=0.1)
     assert found["evictions"] > (5 if cache is None else 80)
