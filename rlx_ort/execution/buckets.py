@@ -1,7 +1,7 @@
 """`BucketedCompileCache`: one compiled graph for each range of lengths, and inputs padded to the longest of the range.
 
 For providers that compile for each shape. Others run the true shape if the graph takes any number of rows. Inputs are
-padded only if rows are proved independent (`converters/row_independence.py`), or with `unproven`.
+padded only if rows are proved independent (`converters/row_independence`), or with `unproven`.
 
 `LayerKvCache` holds keys and values of the tokens so far, layer by layer, on the host, for decode loops over graphs of
 a few fixed lengths: a prefill graph makes the cache, the cache is padded to the length that the next graph was compiled

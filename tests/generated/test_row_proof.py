@@ -18,8 +18,7 @@ from generated.graphs import made_of, quiet
 from row_runs import difference, influence, opened
 
 from rlx_ort import RlxError, from_onnx, to_onnx
-from rlx_ort.converters import row_independence
-from rlx_ort.converters.row_independence import model_row_independence, padding_independence
+from rlx_ort.converters.row_independence import model_row_independence, operators, padding_independence
 
 DIM = "n"
 """The dim of rows in graphs that have rows."""
@@ -136,8 +135,7 @@ def test_fresh_models_that_are_proved_keep_their_rows_apart(
 
 def test_a_fault_of_the_proof_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that lets sums over the rows before pass: a model is proved and mixes rows."""
-    rules = row_independence._RULES
-    monkeypatch.setitem(rules, ("", "CumSum"), lambda proof, node: [node.need(0)] * len(node.proto.output))
+    monkeypatch.setitem(operators.RULES, ("", "CumSum"), lambda proof, node: [node.need(0)] * len(node.proto.output))
     end = time.monotonic() + FAULT_S
     with quiet():
         for seed, made in models(0):
