@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -19,7 +20,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.norm import Reduce
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import Shape, TensorType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 _Reads: TypeAlias = "list[ModelValue | None]"
 _Form: TypeAlias = Callable[[Emitter, OnnxNode, _Reads], Any]
@@ -64,11 +65,49 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
 @lowers(OnnxNode, asks=_asks)
 def _imported(emit: Emitter, op: OnnxNode, inputs: Sequence[Any]) -> Any:
     form = None if op.domain else _FORMS.get(op.op_type)
+    if op.op_type == "Scan" and not op.domain:
+        return _scanned_from_first(emit, op, inputs)
     reads = trimmed(inputs[: op.formal_inputs])
     results = None if form is None else form(emit, op, reads)
     if results is None and not op.domain and op.op_type.startswith(_REDUCING):
         results = _counted_from_first(emit, op, reads)
     return emit.imported(op, inputs) if results is None else results
+
+
+def _scanned_from_first(emit: Emitter, op: OnnxNode, inputs: Sequence[Any]) -> Any:
+    """Along first axes alone: a Scan that transposes ends the process without elements (ONNX Runtime 1.32.0)."""
+    begin = op.formal_inputs - op.integer("num_scan_inputs", 0)  # as many states are read as are written
+    attributes, given, types = dict(op.attributes), [*inputs], emit.node.types
+    reads = _first_axes(attributes, "scan_input_axes", [emit.known_type(at) for at in range(begin, op.formal_inputs)])
+    writes = _first_axes(attributes, "scan_output_axes", types[begin:])
+    for place, (order, kind) in reads.items():
+        given[begin + place] = emit.op("Transpose", given[begin + place], perm=order, types=[kind])
+    results = [*emit.imported(op, given, attributes=attributes)]
+    for place, (order, _) in writes.items():
+        at, back = begin + place, [order.index(axis) for axis in range(len(order))]
+        results[at] = emit.op("Transpose", results[at], perm=back, types=[types[at]])
+    return tuple(results)
+
+
+def _first_axes(
+    attributes: dict[str, Any], name: str, kinds: Sequence[ValueType | None]
+) -> dict[int, tuple[list[int], TensorType]]:
+    """Make the axes of an attribute the first, and return the order that puts each there, and the type in that order.
+
+    An axis of a value of open rank, or that it does not have, stays.
+    """
+    axes, orders = [*attributes.get(name, ())], {}
+    for place, (axis, kind) in enumerate(zip(axes, kinds, strict=False)):
+        shape = kind.shape if isinstance(kind, TensorType) else None
+        if not axis or shape is None or not -len(shape) <= axis < len(shape):
+            continue
+        order = [*range(len(shape))]
+        order.insert(0, order.pop(axis))
+        orders[place] = order, replace(kind, shape=Shape([shape[each] for each in order]))
+        axes[place] = 0
+    if orders:
+        attributes[name] = tuple(axes)
+    return orders
 
 
 def _counted_from_first(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -43,7 +43,7 @@ from rlx_ort.providers.base import input_dims, limited_nodes
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, Run
 from rlx_ort.providers.engine.ort_binding import binder_of
 from rlx_ort.providers.engine.stopping import Turns
-from rlx_ort.providers.registry import availability
+from rlx_ort.providers.registry import availability, provider_of
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
@@ -380,10 +380,10 @@ class EngineSlot:
         nodes = [_sized(node, sizes) for node in model.nodes if not node.shape_only]
         for node in nodes:
             _check_joined(node)
-        for node, why in limited_nodes(nodes, self.provider.limits, model.known):
+        for device, node, why in self._limited(nodes, model):
             shapes = ", ".join(map(str, node.inputs))
             raise EngineError(
-                f"{self.device.display} {CANNOT_RUN} {node.name!r} ({node.pattern.op_type}) on {shapes}: {why}. "
+                f"{device.display} {CANNOT_RUN} {node.name!r} ({node.pattern.op_type}) on {shapes}: {why}. "
                 f"Run these inputs on {self._another}."
             )
         if self._unsized and len(self._without_elements(model)) == self._unsized:
@@ -401,15 +401,37 @@ class EngineSlot:
         """How many nodes the device could not take without elements, which named dims alone do not rule out."""
         return len(self._without_elements(self.exported))
 
-    def _without_elements(self, model: ExportedModel) -> list[tuple[ExportedNode, str]]:
-        """Return the nodes that the device cannot take if each dim that no input names is 0, and why."""
+    def _without_elements(self, model: ExportedModel) -> list[tuple[Device, ExportedNode, str]]:
+        """Return the nodes that no kernel takes if each dim that no input names is 0, with their device and why."""
         named = dict.fromkeys(_open_dims(self.input_types), 1)
-        limits = [limit for limit in self.provider.limits if limit.empty]
+        limits = [limit for each in (self.provider, self._helper) for limit in each.limits if limit.empty]
         operators = {(limit.domain, limit.op_type) for limit in limits}
         nodes = [node for node in model.nodes if not node.shape_only]
         nodes = [node for node in nodes if (node.pattern.domain, node.pattern.op_type) in operators]
         hidden = [node for node in nodes if _sized(node, named, 0).inputs != _sized(node, named).inputs]
-        return limited_nodes([_sized(node, named, 0) for node in hidden], limits, model.known)
+        return [*self._limited([_sized(node, named, 0) for node in hidden], model, empty=True)]
+
+    @functools.cached_property
+    def _helper(self) -> Provider:
+        """The provider of the CPU, on which nodes run that the device does not take."""
+        found = provider_of(Device.CPU)
+        assert found is not None  # noqa: S101  # it is always there
+        return found
+
+    def _limited(
+        self, nodes: Sequence[ExportedNode], model: ExportedModel, *, empty: bool = False
+    ) -> Iterator[tuple[Device, ExportedNode, str]]:
+        """Yield the nodes that a kernel is known to fail on or to get wrong, with their device and the reason.
+
+        With `empty`, only the limits of tensors without elements count.
+        """
+        placement = self.placement
+        sites = {} if placement is None else placement.sites
+        beside = {name for name, ep in sites.items() if placement is not None and ep != placement.requested}
+        for device, provider, helps in ((self.device, self.provider, False), (Device.CPU, self._helper, True)):
+            limits = [limit for limit in provider.limits if limit.empty or not empty]
+            there = [node for node in nodes if (node.name in beside) == helps]
+            yield from ((device, *each) for each in limited_nodes(there, limits, model.known))
 
     def _bound_model(self, sizes: Mapping[str, int]) -> ExportedModel:
         """Return the model with the types that it has with these sizes; takes 0.1 to 0.2 s for a thousand nodes."""
@@ -450,28 +472,25 @@ class EngineSlot:
         return rotations
 
     def _refuse_limited(self, placement: Placement) -> None:
-        """Refuse nodes that the device has taken and whose kernel is known to fail or to be wrong on them.
+        """Refuse nodes whose kernel is known to fail or to be wrong on them, on the device or on the CPU beside it.
 
         Raises:
             PlacementError: there is one; nodes that ONNX Runtime computes beforehand do not count.
         """
-        elsewhere = {
-            node.name for ep, nodes in placement.nodes_by_ep.items() if ep != placement.requested for node in nodes
-        }
         known, nodes = {*self.exported.known}, []
         for node in self.exported.nodes:
             if all(name in known for name in node.input_names if name) and node.input_names:
                 known.update(node.output_names)
-            elif not node.shape_only and node.name not in elsewhere:
+            elif not node.shape_only:
                 nodes.append(node)
-        limited = limited_nodes(nodes, self.provider.limits, self.exported.known)
+        limited = [*self._limited(nodes, self.exported)]
         if limited:
             lines = [
                 f"  {self.exported.origin_names.get(node.origin, node.name)!r} ({node.pattern.op_type}): {why}"
-                for node, why in limited
+                for _, node, why in limited
             ]
             raise PlacementError(
-                f"{self.device.display} takes {len(limited)} node(s) that its kernels do not compute right:\n"
+                f"{limited[0][0].display} takes {len(limited)} node(s) that its kernels do not compute right:\n"
                 + "\n".join(lines)
                 + f"\n  choose {self._another}",
                 placement,

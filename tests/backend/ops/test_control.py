@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from op_tests.harness import check, run
 
-from rlx_ort import Device, DType, Graph, Session, Value
+from rlx_ort import CompileOptions, Device, DType, Graph, Session, Value, from_onnx
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.ir.ops.control import Scan
 from rlx_ort.ir.ops.leaf import Capture
@@ -186,3 +187,26 @@ def test_a_function_may_be_used_for_two_sizes_of_a_named_dimension(device: Devic
     first, second = Session(device).compile(g).run({"x": data.reshape(2, 3, 2), "y": data.reshape(3, 2, 2)})
     assert first == pytest.approx(np.tile(data.reshape(1, 2, 6), (2, 1, 1)))
     assert second == pytest.approx(np.tile(data.reshape(1, 3, 4), (2, 1, 1)))
+
+
+@pytest.mark.parametrize(("reads", "writes"), [(1, 0), (-1, 1), (2, -1), (0, 2), (-3, -2)])
+def test_an_imported_scan_goes_along_any_axis(device: Device, reads: int, writes: int) -> None:
+    """Its steps are put together along another one; the body reads a value of the graph around it."""
+    dims = ["n", "3"]
+    dims.insert(reads % 3, "l")
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n,3] s, float[{",".join(dims)}] x, float[3] k) => (t, y) {{
+          t, y = Scan <num_scan_inputs = 1, scan_input_axes = [{reads}], scan_output_axes = [{writes}],
+            body = b (float[n,3] p, float[n,3] c) => (float[n,3] q, float[n,3] f) {{ q = Add(p, c) f = Mul(q, k) }}
+          > (s, x)
+        }}"""
+    )
+    draw = np.random.default_rng(3)
+    start, steps = draw.standard_normal((2, 3), np.float32), draw.standard_normal((5, 2, 3), np.float32)
+    feeds = {"s": start, "x": np.moveaxis(steps, 0, reads), "k": np.asarray([1, 2, 3], np.float32)}
+    totals = start + np.cumsum(steps, axis=0, dtype=np.float64)
+    options = CompileOptions(placement="assisted")
+    last, parts = Session(device, options).compile(from_onnx(model)).run(feeds)
+    np.testing.assert_allclose(last, totals[-1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(parts, np.moveaxis(totals * [1, 2, 3], 0, writes), rtol=1e-5, atol=1e-6)

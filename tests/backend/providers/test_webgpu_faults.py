@@ -483,3 +483,14 @@ def test_a_part_without_elements_is_refused_where_the_sizes_of_inputs_tell(insid
         else:
             with pytest.raises(EngineError, match="a dim of 0"):
                 runner.run(Device.WEBGPU, feeds)
+
+
+def test_nodes_that_the_cpu_runs_beside_it_have_the_cpu_s_limits() -> None:
+    """Unique of nothing may end the process there, and WebGPU has no kernel for it."""
+    text = "(float[n,3] x) => (y) { z = Relu(x) y = Unique<axis=0>(z) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    compiled = Session("webgpu", CompileOptions(placement=PlacementRule.ASSISTED)).compile(from_onnx(model))
+    x = np.abs(floats(2, 3))
+    np.testing.assert_array_equal(compiled.run({"x": x})[0], np.unique(x, axis=0))
+    with pytest.raises(EngineError, match="CPU cannot run node 'y'"):
+        compiled.run({"x": floats(0, 3)})

@@ -24,6 +24,10 @@ from rlx_ort import GraphDevices, RlxError, from_onnx
 
 __all__ = ["Emptied", "emptied_cases", "verdicts"]
 
+_SCAN = """<ir_version: 8, opset_import: ["": 17]> g (float[n,3] s, float[n,l,3] x) => (t, y) {
+  t, y = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1], body = b (float[n,3] p, float[n,3] c)
+    => (float[n,3] q, float[n,3] f) { q = Add(p, c) f = Neg(q) }> (s, x)
+}"""
 _RANDOM_OR_TEXT = ("bernoulli", "dropout", "multinomial", "random", "regex", "string", "strnorm")
 _TOLERANCE = 1e-2
 _STUCK_S = 60.0
@@ -38,7 +42,14 @@ class Emptied(NamedTuple):
 
 
 def emptied_cases(*, each: bool = False) -> Iterator[Emptied]:
-    """Yield the cases of numbers: one for each operator and place without elements, or every one."""
+    """Yield the cases of numbers: one for each operator and place without elements, or every one.
+
+    No case of the suite scans along another axis than the first.
+    """
+    for place, emptied in _emptied({"s": np.ones((2, 3), np.float32), "x": np.ones((2, 4, 3), np.float32)}):
+        yield Emptied(
+            f"scan along the second axis, {place}", onnx.parser.parse_model(_SCAN).SerializeToString(), emptied
+        )
     seen = set()
     for case in all_cases():
         if case.kind != "node" or any(word in case.name for word in _RANDOM_OR_TEXT):
