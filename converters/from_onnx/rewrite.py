@@ -18,7 +18,8 @@ from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
 from rlx_ort.converters.to_onnx.opset import NodeForm, obsolete_attributes, obstacle
 from rlx_ort.errors import ConversionError, GraphVerifyError
-from rlx_ort.ir.core import Node, Ref
+from rlx_ort.ir.core import Node, Ref, Value
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.ops.onnx import OnnxNode, convolution_problem
@@ -53,10 +54,14 @@ _POSITIVE = {("STFT", 1), ("STFT", 3), ("SplitToSequence", 1)}
 
 @dataclass(frozen=True, slots=True)
 class _Upgrade:
-    """What a node becomes: an operator of opset 21, and inputs after its first, None where absent."""
+    """What a node becomes: an operator of opset 21, and inputs after its first, None where absent.
+
+    With `flattens` it reads two dims, those before that axis and those from it on, and its result gets its dims back.
+    """
 
     op: OnnxNode
     added: Sequence[TensorData | None] = ()
+    flattens: int | None = None
 
 
 def fill_types(graph: Graph) -> None:
@@ -111,6 +116,9 @@ def _upgrade(graph: Graph, node: Node, op: OnnxNode) -> _Upgrade | None:
     since, added = op.version, list[TensorData | None]()
     if op.op_type in _FLATTENING and op.version < 13 and rank and attributes.get("axis", 1) % rank == rank - 1:
         attributes["axis"], since = -1, 13  # where nothing is flattened
+    elif op.op_type in _FLATTENING and op.version < 13 and isinstance(first, TensorType):
+        flat = replace(op, attributes={"axis": 1}, version=DEFAULT_OPSET)
+        return _Upgrade(flat, flattens=op.integer("axis", 1))
     if op.op_type in _INPUTS and op.version < _INPUTS[op.op_type][0]:
         since, names = _INPUTS[op.op_type]
         if len(form.inputs) != 1 or not isinstance(first, TensorType):
@@ -156,12 +164,32 @@ def _apply(graph: Graph, upgrades: Mapping[int, _Upgrade]) -> None:
             node.output_names = node.output_names[: upgrade.op.output_count]
             if not upgrade.op.bodies():
                 inputs = inputs[: upgrade.op.formal_inputs]
+            if upgrade.flattens is not None and inputs[0] is not None:
+                inputs = [*_flatten(graph, node, inputs[0], upgrade.flattens)]
         places[node.id] = len(graph.nodes)
         node.id = len(graph.nodes)
         node.inputs = tuple(inputs)
         graph.nodes.append(node)
     outputs = [graph.value(Ref(places[value.ref.node], value.ref.output)) for value in graph.outputs]
     graph.set_outputs(outputs, graph.output_names)
+
+
+def _flatten(graph: Graph, node: Node, source: Ref, axis: int) -> list[Ref]:
+    """Let a node give a result its dims back, that of its operator on two dims, and return what it reads then."""
+    read = graph.value(source)
+    kind = read.type
+    assert isinstance(kind, TensorType)  # noqa: S101  # else it has no such form
+
+    def made(op_type: str, value: Value, dims: Sequence[int | None], attributes: Mapping[str, Any]) -> Value:
+        op = OnnxNode(op_type, attributes=attributes, formal_inputs=1)
+        dtype = DType.I64 if op_type == "Shape" else kind.dtype
+        return graph.add_node(op, [value], name=f"{node.name}/{op_type}", types=[TensorType(dtype, Shape(dims))])[0]
+
+    shape = made("Shape", read, [None if kind.shape is None else kind.shape.rank], {})
+    flat = made("Flatten", read, [None, None], {"axis": axis})
+    result = made(node.op.op_type, flat, [None, None], node.op.attributes)
+    node.op = OnnxNode("Reshape", attributes={"allowzero": 1}, formal_inputs=2)
+    return [result.ref, shape.ref]
 
 
 def _form(graph: Graph, node: Node, op: OnnxNode) -> NodeForm:

@@ -199,10 +199,12 @@ class Emitter:
         inputs: Sequence[ModelValue | None],
         op_type: str = "",
         attributes: Mapping[str, Any] | None = None,
+        types: Mapping[int, ValueType] = _NOTHING,
     ) -> tuple[ModelValue, ...]:
         """Append a node in the form of the model it came from; an absent result is a value without a name.
 
-        `op_type` and `attributes` stand for those of the op. Inputs after the formal ones are captured by bodies.
+        `op_type` and `attributes` stand for those of the op, `types` has those of results that are not the op's.
+        Inputs after the formal ones are captured by bodies.
         """
         given = {
             name: attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: self.subgraph(body, inputs))
@@ -214,6 +216,7 @@ class Emitter:
         reads = trimmed(inputs if op_type else inputs[: op.formal_inputs])
         node = ModelNode(op.domain, op_type or op.op_type, reads, given, results[:present], op.overload)
         self.append(node, op.version, imported=True)
+        self._writer.types.update((results[place], kind) for place, kind in types.items())
         return results
 
     def maker(self, value: ModelValue) -> str:

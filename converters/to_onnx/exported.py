@@ -187,8 +187,8 @@ class Outline:
         if writer.sizes or any(map(_reads_shape, patterns)):
             constants = [(name, writer.types[value]) for name, value in writer.initializers.items()]
             small = {name for name, kind in constants if may_hold_sizes(kind)}
-            small |= {value.name for value in graph.inputs if value.name and is_shape_type(writer.types.get(value))}
-            nodes = shape_only_nodes(nodes, small, writer.sizes)
+            fed = {value.name for value in graph.inputs if value.name and is_shape_type(writer.types.get(value))}
+            nodes = shape_only_nodes(nodes, small, fed, writer.sizes)
 
         def interface(values: Sequence[ModelValue]) -> dict[str, ValueType]:
             kinds = {value.name or "": writer.types.get(value, _UNKNOWN) for value in values}
@@ -234,25 +234,25 @@ def _retyped(nodes: Sequence[ExportedNode], types: Mapping[str, ValueType]) -> l
 
 
 def shape_only_nodes(
-    nodes: Sequence[ExportedNode], small_constants: Collection[str], sizes: Collection[str] = ()
+    nodes: Sequence[ExportedNode], constants: Collection[str], fed: Collection[str], sizes: Collection[str] = ()
 ) -> list[ExportedNode]:
     """Return the nodes with `shape_only` set on those that only compute shapes.
 
-    A node only computes shapes when it reads a shape, or nothing but results of such nodes and `small_constants`, which
-    are integer graph inputs of rank 0 or 1 and constants that `may_hold_sizes`, and so may its results, unless it is a
-    Cast. `sizes` are inputs that such nodes of another graph have computed. Exporters compute positions in this way,
-    and from them masks and the places to gather from.
+    A node only computes shapes when it reads a shape, or nothing but results of such nodes, `fed`, which are integer
+    graph inputs of rank 0 or 1, `constants` that `may_hold_sizes`, and results of these alone, which ONNX Runtime
+    computes beforehand; and so may its results, unless it is a Cast. `sizes` are inputs that such nodes of another
+    graph have computed. Exporters compute positions in this way, and from them masks and the places to gather from.
     ONNX Runtime pins what of this has rank 0 or 1, and the rest where the device has no kernel:
     https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/fallback_cpu_capability.cc
     """
-    from_shapes = {*sizes}
+    from_shapes, known = {*sizes}, {*constants}
     marked: dict[ModelNode, ModelNode] = {}
     names = []
     for node in nodes:
         pattern = node.pattern
         read = [name for name in node.input_names if name]
         follows = not from_shapes.isdisjoint(read) and all(
-            name in from_shapes or name in small_constants for name in read
+            name in from_shapes or name in known or name in fed for name in read
         )
         fits = pattern.op_type == "Cast" or all(may_hold_sizes(kind) for kind in pattern.outputs if kind)
         if fits and (follows or _reads_shape(pattern)):
@@ -260,8 +260,14 @@ def shape_only_nodes(
             if pattern not in marked:
                 marked[pattern] = pattern.alike(pattern.inputs, pattern.outputs, shape_only=True)
             node = node._replace(pattern=marked[pattern])
+        elif fits and known.issuperset(read) and (read or pattern.op_type == "Constant") and not _has_body(pattern):
+            known.update(name for name in node.output_names if name)
         names.append(node)
     return names
+
+
+def _has_body(pattern: ModelNode) -> bool:
+    return any(each.kind.startswith("GRAPH") for each in pattern.attributes.values())
 
 
 def is_shape_type(kind: ValueType | None) -> bool:

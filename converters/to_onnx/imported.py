@@ -82,7 +82,8 @@ def _scanned_from_first(emit: Emitter, op: OnnxNode, inputs: Sequence[Any]) -> A
     writes = _first_axes(attributes, "scan_output_axes", types[begin:])
     for place, (order, kind) in reads.items():
         given[begin + place] = emit.op("Transpose", given[begin + place], perm=order, types=[kind])
-    results = [*emit.imported(op, given, attributes=attributes)]
+    kinds = {begin + place: kind for place, (_, kind) in writes.items()}
+    results = [*emit.imported(op, given, attributes=attributes, types=kinds)]
     for place, (order, _) in writes.items():
         at, back = begin + place, [order.index(axis) for axis in range(len(order))]
         results[at] = emit.op("Transpose", results[at], perm=back, types=[types[at]])

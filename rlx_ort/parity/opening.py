@@ -160,10 +160,10 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     names = UniqueNames(node.name for node in nodes_of(proto, functions=False))
     nodes: list[ExportedNode] = []
-    small = set()
+    small, fed = set(), set()
     for graph in graphs_of(proto, functions=False):
         small |= {tensor.name for tensor in graph.initializer if may_hold_sizes(tensor_type(tensor))}
-        small |= {value.name for value in graph.input if is_shape_type(types.get(value.name))}
+        fed |= {value.name for value in graph.input if is_shape_type(types.get(value.name))}
         for node in graph.node:
             if not node.name:
                 node.name = names.unique(node.op_type)
@@ -172,7 +172,7 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
             version, body = versions.get(node.domain, 1), graph is not proto.graph
             made = (node.name, node.domain, node.op_type, version, len(nodes), *kinds, reads, writes)
             nodes.append(ExportedNode.of(*made, body=body))
-    return tuple(shape_only_nodes(nodes, small))
+    return tuple(shape_only_nodes(nodes, small, fed))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from rlx_ort import Device, GraphDevices, RlxError, Session, from_onnx, supports_graph
+from rlx_ort import CompileOptions, Device, GraphDevices, RlxError, Session, from_onnx, supports_graph, to_onnx
 
 LOWEST = np.finfo(np.float32).min
 
@@ -139,3 +139,23 @@ def test_a_negative_axis_is_reduced_where_there_are_no_rows(opset: int, form: st
     graph = from_onnx(parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}'))
     for rows in (0, 2):
         assert GraphDevices(graph).run("cpu", {"x": np.ones((rows, 4), np.float32)})[0].shape == (rows,)
+
+
+@pytest.mark.parametrize("ranked", [True, False])
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_an_old_softmax_is_taken_over_its_axis_and_those_behind_it(
+    op_type: str, axis: int, ranked: bool, device: Device
+) -> None:
+    """Before opset 13; the model is exported at 21 also where the rank of what it reads is open."""
+    nodes = f"r = Reshape (x, s) y = {op_type} <axis = {axis}> (r)"
+    text = f"(float[n,3,4] x, int64[{3 if ranked else 'k'}] s) => (y) {{ {nodes} }}"
+    graph = from_onnx(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 11]> g {text}'))
+    assert to_onnx(graph).opset_import[0].version == 21
+    x = np.random.default_rng(axis + 9).standard_normal((2, 3, 4)).astype(np.float32)
+    rows = x.reshape(math.prod(x.shape[: axis % 3]), -1).astype(np.float64)
+    shares = np.exp(rows) / np.exp(rows).sum(-1, keepdims=True)
+    wanted = {"Softmax": shares, "LogSoftmax": np.log(shares), "Hardmax": rows == rows.max(-1, keepdims=True)}[op_type]
+    options = CompileOptions(placement="assisted")
+    (found,) = Session(device, options).compile(graph).run({"x": x, "s": np.array([2, 3, 4])})
+    np.testing.assert_allclose(found, wanted.reshape(x.shape), rtol=1e-4, atol=1e-6)

@@ -389,6 +389,22 @@ def test_nodes_that_only_compute_shapes_are_marked() -> None:
     assert marked == {"s", "n", "u", "h", "t"}
 
 
+def test_sizes_that_are_joined_with_what_is_computed_beforehand_are_marked() -> None:
+    """As Paddle's exports do, which cast constants; the sum of two constants is another constant."""
+    text = """(float[N,4] x) => (float[a,b] y)
+    <int32[1] zero = {0}, int32[1] one = {1}, int32[1] first = {0}> {
+      s = Shape (x)
+      narrow = Cast <to = 6> (s)
+      part = Slice (narrow, zero, one)
+      n = Cast <to = 7> (part)
+      c = Cast <to = 7> (one)
+      d = Add (c, c)
+      t = Concat <axis = 0> (n, d, d)
+      y = Reshape (x, t)
+    }"""
+    assert {node.name for node in imported(text).nodes if node.shape_only} == {"s", "narrow", "part", "n", "t"}
+
+
 def test_a_scale_that_follows_from_a_size_is_marked_and_what_it_scales_is_not() -> None:
     """The square root of a head's size, as DeBERTa divides by it."""
     text = """(float[N,4] x) => (float[N,4] y)
