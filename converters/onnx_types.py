@@ -26,6 +26,8 @@ _TEXT: dict[DType, str] = {
 }  # fmt: skip
 _DTYPES = dict(enumerate(_TEXT, 1))
 _ELEM_TYPES = {dtype: number for number, dtype in _DTYPES.items()}
+NO_NAME = "?"
+"""What Paddle's exports call every dim of unknown size; two of them need not be equal."""
 
 
 def elem_type(dtype: DType) -> int:
@@ -170,4 +172,4 @@ def _dim_of(dim: onnx.TensorShapeProto.Dimension) -> Dim:
         return dim.dim_value if dim.dim_value >= 0 else None
     if not isinstance(dim.dim_param, str):  # protobuf gives bytes where a text is damaged
         raise ConversionError(f"a dimension is named {dim.dim_param!r}, which is not UTF-8 text: the model is damaged")
-    return dim.dim_param or None
+    return None if dim.dim_param in ("", NO_NAME) else dim.dim_param

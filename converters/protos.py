@@ -11,7 +11,7 @@ import gc
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlx_ort.converters.onnx_types import known_type_of
+from rlx_ort.converters.onnx_types import NO_NAME, known_type_of
 from rlx_ort.ir.types import UnknownType, ValueType
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.name = source.name
     for name in ("node", "input", "output", "value_info"):
         getattr(graph, name).extend(getattr(source, name))
+    name_open_dims(graph)
     inputs = {value.name for value in source.input}
     for tensor in source.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < _SMALL_BYTES:
@@ -155,19 +156,40 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     for part in graphs_of(light, functions=False):
         for info in (*part.input, *part.output, *part.value_info):
             for dim in info.type.tensor_type.shape.dim:
-                if dim.dim_value < 0:  # some exporters write -1 for any size; inference of Slice aborts the process
-                    dim.ClearField("dim_value")
+                # Some exporters write -1 for any size, with which inference of Slice aborts the process.
+                if dim.dim_value < 0 or dim.dim_param == NO_NAME:
+                    dim.Clear()
     return light
+
+
+def has_open_dims(graph: onnx.GraphProto) -> bool:
+    """Return whether an input has a dim with neither a size nor a name."""
+    return any(True for _ in _open_dims(graph))
+
+
+def name_open_dims(graph: onnx.GraphProto) -> None:
+    """Name each dim of an input that has neither a size nor a name by its place, as `x[0]`."""
+    for name, dim in _open_dims(graph):
+        dim.dim_param = name
+
+
+def _open_dims(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorShapeProto.Dimension]]:
+    for value in graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.dim_value < 0 or (not dim.HasField("dim_value") and dim.dim_param in ("", NO_NAME)):
+                yield f"{value.name}[{axis}]", dim
 
 
 def declared_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose `value_info` has the type of each value: the declared ones, with those that ONNX infers.
 
+    Each open dim of its inputs has a name.
+
     PyTorch's exporter (2.13) declares the example's length for the outputs of an LSTM whose length is open. So where a
     named dim of the inputs is in no output, sizes are inferred without the declared ones, and replace them if they
     differ.
     """
-    typed = model if is_fully_typed(model) else with_types(skeleton(model))
+    typed = model if is_fully_typed(model) and not has_open_dims(model.graph) else with_types(skeleton(model))
     named = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim} - {""}
     outputs = [dim for value in model.graph.output for dim in value.type.tensor_type.shape.dim]
     if named <= {dim.dim_param for dim in outputs} or not any(dim.dim_value > 1 for dim in outputs):

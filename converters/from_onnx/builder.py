@@ -133,7 +133,7 @@ class GraphBuilder:
         weights = self._initializers(source)
         for value in source.input:
             if value.name not in weights:
-                self._named_leaf(scope, value.name, Input(value.name, type_of(value.type)))
+                self._named_leaf(scope, value.name, Input(value.name, scope.type_of(value.name)))
         overridable = {value.name: type_of(value.type) for value in source.input}
         for name, data in weights.items():
             declared = overridable.get(name)
@@ -305,4 +305,4 @@ def _all_names(graph: onnx.GraphProto) -> Iterable[str]:
 
 def _types(graph: onnx.GraphProto) -> Mapping[str, ValueType]:
     """Return the declared type of each value of one graph, its bodies left out."""
-    return {info.name: known_type_of(info.type) for info in (*graph.value_info, *graph.input, *graph.output)}
+    return {info.name: known_type_of(info.type) for info in (*graph.value_info, *graph.output, *graph.input)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx
 
 from rlx_ort.converters.bundle import ModelBundle
-from rlx_ort.converters.protos import copied, graphs_of, set_items, skeleton
+from rlx_ort.converters.protos import copied, graphs_of, name_open_dims, set_items, skeleton
 from rlx_ort.converters.transforms.scope import typed_model
 from rlx_ort.errors import ConversionError, near_names
 
@@ -37,6 +37,7 @@ def set_dims(bundle: ModelBundle, sizes: Mapping[str, int]) -> tuple[ModelBundle
             these sizes.
     """
     proto = copied(bundle.proto)
+    name_open_dims(proto.graph)
     named = {dim.dim_param for dim in _all_dims(proto.graph.input) if dim.dim_param}
     for key, size in sizes.items():
         if size < 1:

@@ -198,6 +198,19 @@ def test_a_default_of_another_type_than_its_input_is_refused() -> None:
     refused(proto, "'w' is i64, its default f32")
 
 
+def test_dims_called_by_a_question_mark_need_not_be_equal() -> None:
+    """Paddle's exports call every dim of unknown size so; the graph calls each by its place."""
+    proto = model("(float[h, w, 3] x) => (y) { y = Neg (x) }")
+    for dim in proto.graph.input[0].type.tensor_type.shape.dim[:2]:
+        dim.dim_param = "?"
+    graph = from_onnx(proto)
+    kind = graph.inputs[0].type
+    assert isinstance(kind, TensorType)
+    assert kind.shape == ("x[0]", "x[1]", 3)
+    assert [dim.dim_param for dim in proto.graph.input[0].type.tensor_type.shape.dim] == ["?", "?", ""]
+    assert graph.bind({"x[1]": 5}).outputs[0].shape == ("x[0]", 5, 3)
+
+
 def test_negative_sizes_of_an_input_are_open() -> None:
     """Exporters write -1; shape inference of a Slice would end the process."""
     proto = model(
@@ -206,7 +219,7 @@ def test_negative_sizes_of_an_input_are_open() -> None:
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -(2**63)
     kind = from_onnx(proto).inputs[0].type
     assert isinstance(kind, TensorType)
-    assert kind.shape == (None, 4)
+    assert kind.shape == ("x[0]", 4)
 
 
 @pytest.mark.parametrize("sizes", [[2**40], [3_000_000]])
