@@ -24,7 +24,7 @@ from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter
 from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph, live_nodes, require_graph
+from rlx_ort.ir.graph import Graph, live_nodes, name_open_dims, require_graph
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.types import UnknownType
 from rlx_ort.ir.verify import verify
@@ -102,7 +102,8 @@ def export_model(
 ) -> ExportedModel:
     """Return the graph as an ONNX model in normal form; the data of its weights stays outside.
 
-    Named dims that `options.dims` knows are bound first, then the precision policy is applied. Ops with a fused and a
+    Dims of inputs without a name get one, named dims that `options.dims` knows are bound, then the precision policy is
+    applied. Ops with a fused and a
     basic form get the one that `options.kernel_dispatch` and `kernels`, those of the provider the model is for, decide
     on; without kernels that is the basic one, which every provider takes. Nodes that no output needs are left out. An
     output that is an input, a parameter or another output gets its own value, with a free name, through an Identity,
@@ -119,7 +120,7 @@ def export_model(
 def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> Draft:
     """Return the graph checked and lowered, as far as choosing a device needs it; raises as `export_model` does."""
     require_graph(graph)
-    options, sizes = options or CompileOptions(), graph.size_inputs
+    options, sizes, graph = options or CompileOptions(), graph.size_inputs, name_open_dims(graph)
     if options.dims:
         graph = graph.bind(options.dims)
     if problems := verify(graph):

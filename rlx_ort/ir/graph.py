@@ -26,12 +26,12 @@ from rlx_ort.ir.ops import (  # noqa: F401  # each brings its ops and builders
 )
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.ops.shape import Expand, Reshape
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType, refined
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, ValueType, refined
 
 __all__ = [
     "BATCH", "PAST_SEQ", "ROWS", "SEQ", "DimBinding", "Graph", "Node", "Ref", "Value", "bind_dims",
     "dynamic_symbols", "eliminate_dead_code", "empty_like", "has_dynamic_dims", "infer_bindings_from_inputs",
-    "live_nodes", "op_kinds",
+    "live_nodes", "name_open_dims", "op_kinds",
 ]  # fmt: skip
 
 
@@ -71,6 +71,29 @@ def bind_dims(graph: Graph, sizes: Mapping[str, int]) -> Graph:
         result.nodes.append(Node(node.id, op, node.inputs, types, node.name, node.output_names))
     result._outputs = list(graph._outputs)
     return result
+
+
+def name_open_dims(graph: Graph) -> Graph:
+    """Return a copy in which a dim of an input with neither a size nor a name is called by its place, as `x[0]`.
+
+    Types are inferred again, so that what follows from such a dim is known by it. A graph without one is returned
+    itself.
+    """
+    named = {node.id: _named_places(node.op) for node in graph.nodes if isinstance(node.op, Input)}
+    if all(op is graph.nodes[place].op for place, op in named.items()):
+        return graph
+    result = empty_like(graph)
+    result.nodes = [replace(node, op=named.get(node.id, node.op)) for node in graph.nodes]
+    result._outputs = list(graph._outputs)
+    return bind_dims(result, {})
+
+
+def _named_places(op: Input) -> Input:
+    kind = op.type
+    if not isinstance(kind, TensorType) or kind.shape is None or None not in kind.shape:
+        return op
+    dims = [f"{op.name}[{axis}]" if dim is None else dim for axis, dim in enumerate(kind.shape)]
+    return replace(op, type=TensorType(kind.dtype, Shape(dims)))
 
 
 def live_nodes(graph: Graph) -> set[int]:

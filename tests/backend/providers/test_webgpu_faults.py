@@ -376,11 +376,12 @@ def test_the_first_axis_with_infinities_is_sorted() -> None:
     np.testing.assert_array_equal(best, np.argsort(-data, -1, kind="stable")[:, :3])
 
 
+@pytest.mark.parametrize("dim", ["k", None])
 @pytest.mark.parametrize("way", ["run", "run_slots"])
-def test_a_named_dim_of_0_is_refused_in_the_run(way: str) -> None:
-    """The inner dim of a product is known when the inputs come; other sizes go on as before."""
+def test_an_open_dim_of_0_is_refused_in_the_run(way: str, dim: str | None) -> None:
+    """The inner dim of a product is known when the inputs come, named or not; other sizes go on as before."""
     graph = Graph("product")
-    graph.outputs = [graph.input("x", [2, "k"]) @ graph.input("y", ["k", 3])]
+    graph.outputs = [graph.input("x", [2, dim]) @ graph.input("y", [dim, 3])]
     compiled = Session("webgpu").compile(graph)
 
     def product(width: int) -> Any:
