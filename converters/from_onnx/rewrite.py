@@ -165,7 +165,7 @@ def _apply(graph: Graph, upgrades: Mapping[int, _Upgrade]) -> None:
             if not upgrade.op.bodies():
                 inputs = inputs[: upgrade.op.formal_inputs]
             if upgrade.flattens is not None and inputs[0] is not None:
-                inputs = [*_flatten(graph, node, inputs[0], upgrade.flattens)]
+                inputs = [*_flatten(graph, node, upgrade.op, inputs[0], upgrade.flattens)]
         places[node.id] = len(graph.nodes)
         node.id = len(graph.nodes)
         node.inputs = tuple(inputs)
@@ -174,20 +174,20 @@ def _apply(graph: Graph, upgrades: Mapping[int, _Upgrade]) -> None:
     graph.set_outputs(outputs, graph.output_names)
 
 
-def _flatten(graph: Graph, node: Node, source: Ref, axis: int) -> list[Ref]:
+def _flatten(graph: Graph, node: Node, op: OnnxNode, source: Ref, axis: int) -> list[Ref]:
     """Let a node give a result its dims back, that of its operator on two dims, and return what it reads then."""
     read = graph.value(source)
     kind = read.type
     assert isinstance(kind, TensorType)  # noqa: S101  # else it has no such form
 
-    def made(op_type: str, value: Value, dims: Sequence[int | None], attributes: Mapping[str, Any]) -> Value:
-        op = OnnxNode(op_type, attributes=attributes, formal_inputs=1)
+    def added(op_type: str, value: Value, dims: Sequence[int | None], attributes: Mapping[str, Any]) -> Value:
+        made = OnnxNode(op_type, attributes=attributes, formal_inputs=1)
         dtype = DType.I64 if op_type == "Shape" else kind.dtype
-        return graph.add_node(op, [value], name=f"{node.name}/{op_type}", types=[TensorType(dtype, Shape(dims))])[0]
+        return graph.add_node(made, [value], name=f"{node.name}/{op_type}", types=[TensorType(dtype, Shape(dims))])[0]
 
-    shape = made("Shape", read, [None if kind.shape is None else kind.shape.rank], {})
-    flat = made("Flatten", read, [None, None], {"axis": axis})
-    result = made(node.op.op_type, flat, [None, None], node.op.attributes)
+    shape = added("Shape", read, [None if kind.shape is None else kind.shape.rank], {})
+    flat = added("Flatten", read, [None, None], {"axis": axis})
+    result = added(op.op_type, flat, [None, None], op.attributes)
     node.op = OnnxNode("Reshape", attributes={"allowzero": 1}, formal_inputs=2)
     return [result.ref, shape.ref]
 

@@ -76,6 +76,8 @@ class Emitter:
         self._writer = writer
         self._parent = parent
         self._depth: int = 0 if parent is None else parent._depth + 1
+        self._body = 0 if parent is None else writer.body()
+        self.initializers: dict[str, TensorData] = {}  # of a body; those of the main graph are the writer's
         self._repeats = Repeats(writer, self.nodes)
         self._constants: list[ModelValue] = []  # that the node being lowered has asked for
         self._frame: _Frame
@@ -240,9 +242,12 @@ class Emitter:
         """Return a constant (an initializer), one for equal data; Python floats are f32 by default."""
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             dtype = DType.F32 if np.asarray(data).dtype == np.float64 else None
-        value = self._writer.constant(TensorData.from_array(data, dtype), f"{self._node.name}/constant")
+        value = self._own_constant(TensorData.from_array(data, dtype), f"{self._node.name}/constant")
         self._constants.append(value)
         return value
+
+    def _own_constant(self, data: TensorData, name: str) -> ModelValue:
+        return self._writer.constant(data, name, self._body, self.initializers)
 
     def i64(self, values: Sequence[int]) -> ModelValue:
         """Return a constant int64 vector, as axes and static shapes are."""
@@ -312,7 +317,7 @@ class Emitter:
         inputs = [self._writer.value(leaf.output_names[0], leaf.types[0]) for leaf in leaves]
         results = inner.lower(body, inputs, node_inputs)
         outputs = [inner.output(value, name) for value, name in zip(results, body.output_names, strict=True)]
-        return ModelGraph(inputs, outputs, nodes=inner.nodes, name=body.name or "body")
+        return ModelGraph(inputs, outputs, inner.nodes, body.name or "body", inner.initializers)
 
     def block(
         self,
@@ -331,7 +336,7 @@ class Emitter:
         formal = [self._writer.value(f"{self._node.name}/{label}", kind) for label, kind in inputs]
         results = [inner.output(value, f"{self._node.name}/{name}") for value in build(inner, formal)]
         inner._name_results(0)
-        return ModelGraph(formal, results, nodes=inner.nodes, name=name)
+        return ModelGraph(formal, results, inner.nodes, name, inner.initializers)
 
     def lower(
         self,
@@ -446,12 +451,13 @@ class Emitter:
     def _results(self, node: Node, captured: Sequence[ModelValue | None]) -> Sequence[ModelValue]:
         op = node.op
         if isinstance(op, Constant):
-            return (self._writer.constant(op.data, node.output_names[0]),)
+            return (self._own_constant(op.data, node.output_names[0]),)
         if isinstance(op, Capture):
             value = captured[op.index]
             if value is None:
                 raise ConversionError(f"{node} captures input {op.index} of the node around it, which is absent")
-            return (value,)
+            data = self._writer.small(value)
+            return (value if data is None else self._own_constant(data, f"{value.name}"),)
         values = self._frame.values
         current = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
         self._frame.current = current

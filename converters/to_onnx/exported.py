@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
+from rlx_ort.converters.protos import graphs_of
 from rlx_ort.converters.to_onnx.model import (
     INLINE_BYTES,
     ExternalWeight,
@@ -25,7 +26,7 @@ from rlx_ort.converters.to_onnx.model import ExportedNode as ExportedNode
 from rlx_ort.errors import ParamError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
@@ -70,7 +71,8 @@ class ExportedModel:
         import onnx
         from onnx import numpy_helper
 
-        inside = [each for each in self.model.graph.initializer if each.data_location != onnx.TensorProto.EXTERNAL]
+        tensors = (tensor for graph in graphs_of(self.model) for tensor in graph.initializer)
+        inside = [each for each in tensors if each.data_location != onnx.TensorProto.EXTERNAL]
         return {each.name: TensorData.from_array(numpy_helper.to_array(each)) for each in inside} | dict(self.constants)
 
     @cached_property
@@ -186,6 +188,7 @@ class Outline:
             patterns = {node.pattern for node in nodes}
         if writer.sizes or any(map(_reads_shape, patterns)):
             constants = [(name, writer.types[value]) for name, value in writer.initializers.items()]
+            constants += [(name, TensorType(data.dtype, Shape(data.shape))) for name, data in writer.inside.items()]
             small = {name for name, kind in constants if may_hold_sizes(kind)}
             fed = {value.name for value in graph.inputs if value.name and is_shape_type(writer.types.get(value))}
             nodes = shape_only_nodes(nodes, small, fed, writer.sizes)
@@ -195,7 +198,8 @@ class Outline:
             return {name: (inferred or {}).get(name, kind) for name, kind in kinds.items()}
 
         types = {value.name: kind for value, kind in writer.types.items() if value.name} | dict(inferred or {})
-        return cls(nodes, interface(graph.inputs), interface(graph.outputs), constants=writer.tensors, types=types)
+        known = {**writer.tensors, **writer.inside}
+        return cls(nodes, interface(graph.inputs), interface(graph.outputs), constants=known, types=types)
 
     def known_types(self) -> dict[str, ValueType]:
         """Return `types`, with those of the nodes' patterns for values that it lacks."""

@@ -99,13 +99,13 @@ def _first_axes(
     """
     axes, orders = [*attributes.get(name, ())], {}
     for place, (axis, kind) in enumerate(zip(axes, kinds, strict=False)):
-        shape = kind.shape if isinstance(kind, TensorType) else None
-        if not axis or shape is None or not -len(shape) <= axis < len(shape):
+        if not axis or not isinstance(kind, TensorType) or kind.shape is None:
             continue
-        order = [*range(len(shape))]
-        order.insert(0, order.pop(axis))
-        orders[place] = order, replace(kind, shape=Shape([shape[each] for each in order]))
-        axes[place] = 0
+        order = [*range(len(kind.shape))]
+        if -len(order) <= axis < len(order):
+            order.insert(0, order.pop(axis))
+            orders[place] = order, replace(kind, shape=Shape([kind.shape[each] for each in order]))
+            axes[place] = 0
     if orders:
         attributes[name] = tuple(axes)
     return orders

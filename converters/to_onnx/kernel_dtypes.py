@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.types import Dim, TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter
@@ -179,8 +180,15 @@ def channels_apart(emit: Emitter, inputs: Sequence[Any], groups: int) -> Sequenc
     if not isinstance(channels, int) or channels <= 3 or channels % 3 or channels % 4 == 0 or set(kernel) == {1}:
         return ()  # the limits of the provider refuse what is unknown
     x, w, *bias = inputs
-    sizes = emit.i64([channels - channels % 4, channels % 4])
-    fours, rest = zip(*(emit.op("Split", each, sizes, outputs=2, axis=1) for each in (x, w)), strict=True)
+    counts = channels - channels % 4, channels % 4
+
+    def halves(value: ModelValue, kind: TensorType) -> Any:
+        types = [kind] * 2
+        if kind.shape is not None:
+            types = [replace(kind, shape=Shape([kind.shape[0], count, *kind.shape[2:]])) for count in counts]
+        return emit.op("Split", value, emit.i64(counts), outputs=2, axis=1, types=types)
+
+    fours, rest = zip(halves(x, kinds[0]), halves(w, kinds[1]), strict=True)
     return [*fours, *bias], rest
 
 

@@ -256,7 +256,7 @@ class ExternalWeight:
 
 @dataclass(slots=True, eq=False)
 class ModelGraph:
-    """A graph or a body. Initializers, which only the main graph has, hold small data or point outside."""
+    """A graph or a body. Initializers hold small data; only those of the main graph may point outside."""
 
     inputs: Sequence[ModelValue]
     outputs: Sequence[ModelValue]
@@ -292,9 +292,11 @@ class UniqueNames:
 class ModelWriter:
     """The state that the emitters of a model and its bodies share.
 
-    Names of values and nodes are unique over all graphs of the model, and all initializers are in the main graph.
+    Names of values and nodes are unique over all graphs of the model. `initializers` are those of the main graph;
     `tensors` has the data of the small ones, or where the data of the others is; `params` names the parameters in use,
-    and `constants` has the data that stays outside the model. `records` has the nodes in the order they were finished.
+    and `constants` has the data that stays outside the model. `inside` has small constants of bodies, each of which has
+    its own: WebGPU refuses one that nodes of a body read on the CPU and on the device (ONNX Runtime 1.31.1, plugin
+    0.4.0). `records` has the nodes in the order they were finished.
 
     `source` is the node that is being lowered, `origin` the id of the user's top-level node. `origins` maps the id of a
     node of the graph that is written to that of the user's node, where they differ. `sizes` has the inputs that hold
@@ -307,6 +309,7 @@ class ModelWriter:
     tensors: dict[str, TensorData | ExternalWeight] = field(default_factory=dict)
     params: list[str] = field(default_factory=list)
     constants: dict[str, TensorData] = field(default_factory=dict)
+    inside: dict[str, TensorData] = field(default_factory=dict)
     records: list[ExportedNode] = field(default_factory=list)
     types: dict[ModelValue, ValueType] = field(default_factory=dict)
     origin: int = 0
@@ -314,9 +317,10 @@ class ModelWriter:
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     origins: Mapping[int, int] = field(default_factory=dict)
     sizes: frozenset[str] = frozenset()
-    _by_content: dict[tuple[DType, tuple[int, ...], int], list[tuple[TensorData, ModelValue]]] = field(
+    _by_content: dict[tuple[int, DType, tuple[int, ...], int], list[tuple[TensorData, ModelValue]]] = field(
         default_factory=dict
     )
+    _bodies: int = 0
 
     def value(self, name: str, kind: ValueType) -> ModelValue:
         """Return a new value of a known type."""
@@ -332,22 +336,38 @@ class ModelWriter:
             value = self._declare(op.name, op.type, ExternalWeight(op.type))
         return value
 
-    def constant(self, data: TensorData, name: str) -> ModelValue:
-        """Return the initializer of a constant, one for equal data."""
+    def body(self) -> int:
+        """Return the number of a new body; that of the main graph is 0."""
+        self._bodies += 1
+        return self._bodies
+
+    def constant(self, data: TensorData, name: str, body: int, own: dict[str, TensorData]) -> ModelValue:
+        """Return the initializer of a constant, one for equal data; small ones of a body are added to its `own`."""
         content = "\0".join(map(str, data.buffer)).encode() if data.dtype is DType.STRING else data.buffer.data
+        small = data.nbytes < INLINE_BYTES
         # A checksum finds the candidates; a hash that needs no comparison would load OpenSSL, 3.5 MB.
-        alike = self._by_content.setdefault((data.dtype, data.shape, zlib.crc32(content)), [])
+        key = (body if small else 0, data.dtype, data.shape, zlib.crc32(content))
+        alike = self._by_content.setdefault(key, [])
         for known, value in alike:
             if known == data:
                 return value
         kind = TensorType(data.dtype, Shape(data.shape))
         name = self.value_names.unique(name or "constant")
-        small = data.nbytes < INLINE_BYTES
-        if not small:
-            self.constants[name] = data
-        value = self._declare(name, kind, data if small else ExternalWeight(kind))
+        if small and body:
+            value = ModelValue(name)
+            self.types[value] = kind
+            self.inside[name] = own[name] = data
+        else:
+            if not small:
+                self.constants[name] = data
+            value = self._declare(name, kind, data if small else ExternalWeight(kind))
         alike.append((data, value))
         return value
+
+    def small(self, value: ModelValue) -> TensorData | None:
+        """Return the data of a small constant, None for any other value."""
+        data = self.inside.get(value.name or "") or self.tensors.get(value.name or "")
+        return data if isinstance(data, TensorData) and value.node is None else None
 
     def _declare(self, name: str, kind: TensorType, tensor: TensorData | ExternalWeight) -> ModelValue:
         value = ModelValue(name)

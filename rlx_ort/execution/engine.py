@@ -458,17 +458,14 @@ class EngineSlot:
         nodes = [node for node in nodes if node.pattern.domain]  # that of ai.onnx takes tables of the places themselves
         if not nodes:
             return []
-        import onnx.numpy_helper
-
-        known = {tensor.name: tensor for tensor in self.exported.model.graph.initializer}
-        rotations = []
+        known, rotations = self.exported.known, []
         for node in nodes:
             x, table, first = input_dims(node, 0), input_dims(node, 2), known.get(node.input_names[1])
-            if x is None or table is None or first is None or first.data_location or math.prod(first.dims) != 1:
+            if x is None or table is None or first is None or math.prod(first.shape) != 1:
                 continue  # places that are fed or computed are not known
             length, rows = x[-2], table[0]
             if isinstance(length, str) and isinstance(rows, int):
-                rotations.append((node.name, length, rows - int(onnx.numpy_helper.to_array(first).item())))
+                rotations.append((node.name, length, rows - int(first.numpy().item())))
         return rotations
 
     def _refuse_limited(self, placement: Placement) -> None:

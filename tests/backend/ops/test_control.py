@@ -210,3 +210,20 @@ def test_an_imported_scan_goes_along_any_axis(device: Device, reads: int, writes
     last, parts = Session(device, options).compile(from_onnx(model)).run(feeds)
     np.testing.assert_allclose(last, totals[-1], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(parts, np.moveaxis(totals * [1, 2, 3], 0, writes), rtol=1e-5, atol=1e-6)
+
+
+def test_one_body_reads_a_constant_on_the_device_and_the_other_computes_sizes_with_it(device: Device) -> None:
+    """Bodies that shared it had it in one place, where one of them cannot read it."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 16]> g (float[n,3] x, bool c) => (float[m] y) {
+          y = If (c) <
+            then_branch = t () => (float[m] a) <int64 zero = {0}> { part = Gather (x, zero) a = Mul (part, part) },
+            else_branch = e () => (float[m] b) <int64 zero = {0}, int64[1] axis = {0}, int64[1] one = {1}> {
+              s = Shape (x) n = Gather (s, zero) u = Unsqueeze (n, axis) p = Concat <axis = 0> (u, one)
+              k = Expand (x, p) b = ReduceSum <keepdims = 0> (k, axis) }>
+        }"""
+    )
+    compiled = Session(device, CompileOptions(placement="assisted")).compile(from_onnx(model))
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for choice, wanted in ((True, x[0] ** 2), (False, x.sum(0))):
+        np.testing.assert_allclose(compiled.run({"x": x, "c": np.array(choice)})[0], wanted)

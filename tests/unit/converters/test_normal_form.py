@@ -71,13 +71,22 @@ def test_empty_names_at_the_end_are_stripped(text: str, inputs: list[str], outpu
     assert (list(node.input), list(node.output)) == (inputs, outputs)
 
 
-def test_weights_of_bodies_stand_in_the_main_graph() -> None:
-    """External weights inside a body are not found by ONNX Runtime."""
-    graph = proto(imported(BRANCHES)).graph
-    bodies = [attribute.g for attribute in graph.node[0].attribute]
-    assert all(not body.initializer for body in bodies)
-    (weight,) = graph.initializer
-    assert weight.name in bodies[1 if bodies[0].name == "e" else 0].node[0].input
+def test_large_weights_of_bodies_stand_in_the_main_graph_and_small_ones_in_each_body() -> None:
+    """External weights inside a body are not found by ONNX Runtime, and it does not move what bodies share."""
+    text = """(float[n,32] x, bool c) => (float[m] y) <int64 zero = {0}> {
+      z = Gather (x, zero)
+      y = If (c) <
+        then_branch = t () => (float[m] r) { s = Add (x, w) r = Gather (s, zero) },
+        else_branch = e () => (float[m] r) { p = Gather (x, zero) r = Mul (p, z) }>
+    }"""
+    made = parsed(text)
+    body = next(each.g for each in made.graph.node[1].attribute if each.name == "then_branch")
+    body.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 32), np.float32), "w"))
+    graph = proto(export_model(from_onnx(made))).graph
+    bodies = [attribute.g for attribute in graph.node[1].attribute]
+    assert sorted(tuple(tensor.dims) for tensor in graph.initializer) == [(), (1, 32)]
+    assert [[tuple(tensor.dims) for tensor in each.initializer] for each in bodies] == [[()], [()]]
+    assert len({tensor.name for each in (graph, *bodies) for tensor in each.initializer}) == 4
 
 
 def test_nodes_no_output_needs_are_left_out_and_inputs_stay() -> None:
