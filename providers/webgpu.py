@@ -88,15 +88,15 @@ def _starts_inside(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     if not (steps < 0).any():
         return False
     dims = input_dims(node, 0)
-    if starts is None or dims is None or (axes is None and node.inputs[3] is not None):
+    if starts is None:
         return True
-    along = range(len(starts)) if axes is None else axes.tolist()
-    for start, axis, step in zip(starts.tolist(), along, steps.tolist(), strict=True):
-        size = dims[axis]
-        last = start == -1 or start >= (size - 1 if isinstance(size, int) else _LAST_AXIS_END)
-        if step < 0 and not last:
-            return True
-    return False
+    inside = [place for place, start in enumerate(starts) if steps[place] < 0 and -1 != start < _LAST_AXIS_END]
+    if not inside or dims is None or (axes is None and node.inputs[3] is not None):
+        return bool(inside)
+    sizes = [dims[place if axes is None else axes[place]] for place in inside]
+    return not all(
+        isinstance(size, int) and starts[place] >= size - 1 for place, size in zip(inside, sizes, strict=True)
+    )
 
 
 def _has_single_channel_groups(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -145,7 +145,7 @@ class WebGpuProvider(OrtProvider):
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {
             ("com.microsoft", "MultiHeadAttention"),
-            *(("", op_type) for op_type in ("And", "Conv", "InstanceNormalization", "Pow", "TopK")),
+            *(("", op_type) for op_type in ("And", "Conv", "InstanceNormalization", "Pow", "Slice", "TopK")),
         }
     )
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/webgpu/webgpu_provider_options.h

@@ -30,6 +30,7 @@ _REDUCTIONS = {op_type: function for function, op_type in REDUCE.items()}
 _REDUCING = ("ArgMax", "ArgMin", "Reduce")
 _SAFE_EPSILON = 1e-5
 """WebGPU's InstanceNormalization computes with the epsilon of an earlier node (plugin 0.4.0): all have to have one."""
+_FAR = 2**31 - 1  # a bound of a Slice from here on means the end of its axis
 _BOOL_MOVES = frozenset({"GatherElements", "GatherND"})
 """Operators that move bools as they move numbers; WebGPU has kernels for numbers alone."""
 _ASKING: Mapping[DType, Collection[str]] = {
@@ -52,6 +53,8 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
         return True
     if op.op_type == "Pow":
         return kind.dtype.is_float
+    if op.op_type == "Slice":
+        return len(constants) > 4 and constants[4] is not None and bool((constants[4].numpy() < 0).any())
     if op.op_type == "Reshape":
         return op.integer("allowzero", 0) == 1 and constants[1] is None
     if op.op_type.startswith(_REDUCING) and constants[1:] == [None]:
@@ -221,6 +224,29 @@ def _convolved(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return emit.op("Add", *(emit.op("Conv", *part, **attributes) for part in parts)) if parts else None
 
 
+def _backwards(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """From the last element, after another Slice has left none behind the start; WebGPU begins right nowhere else."""
+    dtype = emit.known_dtype(0)
+    given = [emit.input_data(place) for place in range(1, len(reads))]
+    if len(given) < 4 or reads[0] is None or dtype is None or emit.has_kernel("Slice", TensorType(dtype)):
+        return None
+    starts, ends, axes, steps = (None if each is None else each.numpy().tolist() for each in given)
+    if starts is None or ends is None or steps is None or (axes is None and reads[3] is not None):
+        return None
+    inside = [
+        place
+        for place, (start, end, step) in enumerate(zip(starts, ends, steps, strict=True))
+        if step < 0 and 0 <= start < _FAR and (end >= 0 or end <= -_FAR)
+    ]
+    if not inside:
+        return None
+    along = [place if axes is None else axes[place] for place in inside]
+    cuts = [starts[place] + 1 for place in inside]
+    cut = emit.op("Slice", reads[0], emit.i64([0] * len(cuts)), emit.i64(cuts), emit.i64(along))
+    begins = [_FAR if place in inside else start for place, start in enumerate(starts)]
+    return emit.imported(op, [cut, emit.constant(np.asarray(begins), emit.known_dtype(1)), *reads[2:]])
+
+
 def _top(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     dtype = emit.known_dtype(0)
     if dtype not in kernels.FILLED_TOPK or reads[0] is None:
@@ -357,6 +383,7 @@ _FORMS: dict[str, _Form] = {
     "Range": _range,
     "Reshape": _reshaped,
     "Sigmoid": _sigmoid,
+    "Slice": _backwards,
     "TopK": _top,
     **dict.fromkeys(_BOOL_MOVES, _moved_bools),
     **dict.fromkeys(kernels.MISORDERING, _ordering),

@@ -159,3 +159,27 @@ def test_an_old_softmax_is_taken_over_its_axis_and_those_behind_it(
     options = CompileOptions(placement="assisted")
     (found,) = Session(device, options).compile(graph).run({"x": x, "s": np.array([2, 3, 4])})
     np.testing.assert_allclose(found, wanted.reshape(x.shape), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "axes", "steps"),
+    [
+        ([2], [-(2**63)], [1], [-1]),
+        ([3], [0], [1], [-2]),
+        ([1, 9], [-(2**63), 1], [0, -1], [-1, -2]),
+        ([0, 2], [2, -(2**31)], [0, 1], [1, -1]),
+        ([-1], [-(2**63)], [1], [-1]),
+    ],
+)
+def test_a_slice_walks_backwards_from_any_element(
+    starts: list[int], ends: list[int], axes: list[int], steps: list[int], device: Device
+) -> None:
+    """WebGPU's kernel is right from the last element alone."""
+    bounds = {"a": starts, "b": ends, "c": axes, "d": steps}
+    listed = ", ".join(f"int64[{len(each)}] {name} = {{{', '.join(map(str, each))}}}" for name, each in bounds.items())
+    x = np.arange(40, dtype=np.float32).reshape(2, 5, 4)
+    wanted = x
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        wanted = np.moveaxis(np.moveaxis(wanted, axis, 0)[start : None if end < -100 else end : step], 0, axis)
+    found = run(device, f"(float[n,m,4] x) => (y) <{listed}> {{ y = Slice (x, a, b, c, d) }}", x=x)
+    np.testing.assert_array_equal(found, wanted)
