@@ -116,7 +116,7 @@ def _upgrade(graph: Graph, node: Node, op: OnnxNode) -> _Upgrade | None:
     since, added = op.version, list[TensorData | None]()
     if op.op_type in _FLATTENING and op.version < 13 and rank and attributes.get("axis", 1) % rank == rank - 1:
         attributes["axis"], since = -1, 13  # where nothing is flattened
-    elif op.op_type in _FLATTENING and op.version < 13 and isinstance(first, TensorType):
+    elif op.op_type in _FLATTENING and op.version < 13 and isinstance(first, TensorType) and first.shape is None:
         flat = replace(op, attributes={"axis": 1}, version=DEFAULT_OPSET)
         return _Upgrade(flat, flattens=op.integer("axis", 1))
     if op.op_type in _INPUTS and op.version < _INPUTS[op.op_type][0]:
@@ -185,7 +185,7 @@ def _flatten(graph: Graph, node: Node, op: OnnxNode, source: Ref, axis: int) -> 
         dtype = DType.I64 if op_type == "Shape" else kind.dtype
         return graph.add_node(made, [value], name=f"{node.name}/{op_type}", types=[TensorType(dtype, Shape(dims))])[0]
 
-    shape = added("Shape", read, [None if kind.shape is None else kind.shape.rank], {})
+    shape = added("Shape", read, [None], {})
     flat = added("Flatten", read, [None, None], {"axis": axis})
     result = added(op.op_type, flat, [None, None], op.attributes)
     node.op = OnnxNode("Reshape", attributes={"allowzero": 1}, formal_inputs=2)

@@ -37,8 +37,9 @@ def test_a_plain_model_of_any_opset_is_exported_at_21(version: int) -> None:
         (17, "y = ReduceL2 <axes = [1]> (x)", "(float[2,3] x) => (float[2,1] y)", 21),
         (11, "y = Squeeze <axes = [0]> (x)", "(float[1,3] x) => (float[3] y)", 21),
         (11, "y = Squeeze (x)", "(float[1,3] x) => (float[3] y)", 21),
-        # Softmax flattened before 13, as nodes of its own do.
-        (11, "y = Softmax <axis = 0> (x)", "(float[2,3] x) => (float[2,3] y)", 21),
+        # Softmax flattened before 13, as nodes of its own do where a rank is open; else its sizes would not be known.
+        (11, "y = Softmax <axis = 0> (x)", "(float[2,3] x) => (float[2,3] y)", 11),
+        (11, "r = Reshape (x, s) y = Softmax <axis = 0> (r)", "(float[2,3] x, int64[k] s) => (float[2,3] y)", 21),
         (13, "y = Softmax <axis = 1> (x)", "(float[2,3] x) => (float[2,3] y)", 21),
         # Upsample is gone from 10 on.
         (7, 'y = Upsample <mode = "nearest", scales = [1.0, 2.0]> (x)', "(float[2,3] x) => (float[2,6] y)", 7),
