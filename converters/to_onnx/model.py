@@ -295,7 +295,7 @@ class ModelWriter:
     Names of values and nodes are unique over all graphs of the model. `initializers` are those of the main graph;
     `tensors` has the data of the small ones, or where the data of the others is; `params` names the parameters in use,
     and `constants` has the data that stays outside the model. `inside` has small constants of bodies, each of which has
-    its own: WebGPU refuses one that nodes of a body read on the CPU and on the device (ONNX Runtime 1.31.1, plugin
+    its own: WebGPU fails on one that a branch reads on the CPU and the other on the device (ONNX Runtime 1.31.1, plugin
     0.4.0). `records` has the nodes in the order they were finished.
 
     `source` is the node that is being lowered, `origin` the id of the user's top-level node. `origins` maps the id of a
