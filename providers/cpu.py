@@ -11,15 +11,16 @@ from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.options.variant import Variant, variants_of
-from rlx_ort.providers.base import (
-    PRIVATE_MEMORY,
+from rlx_ort.providers.base import PRIVATE_MEMORY, Availability, CostProfile, MemoryReading, SessionMemory
+from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
+from rlx_ort.providers.engine.runtime import Problem, runtime_version
+from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes, private_bytes, swap_bytes
+from rlx_ort.providers.kernel_limits import (
     REDUCED_IN_F64,
-    Availability,
-    CostProfile,
     KernelLimit,
-    MemoryReading,
-    SessionMemory,
     has_no_axes,
+    has_no_heads,
+    has_no_number,
     input_dims,
     is_empty,
     is_empty_first,
@@ -27,11 +28,10 @@ from rlx_ort.providers.base import (
     rank,
     reads_i64,
     reads_integers,
+    reduces_nothing,
+    sums_no_codes,
     sums_nothing,
 )
-from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
-from rlx_ort.providers.engine.runtime import Problem, runtime_version
-from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes, private_bytes, swap_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 
 # Per core of an AVX2 server at about 3 GHz: half of 2 FMA units x 8 lanes x 2 FLOP x 3 GHz, which MLAS reaches.
@@ -41,7 +41,7 @@ _BLOCK = 16  # channels or columns that MLAS packs together, 8 channels without 
 _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
 
 _CHECKED_CORE = (1, 31)  # 1.24.4 ends the process on more operators
-_HEADS_RANK, _VOLUME_RANK = 4, 5  # of inputs of Attention with an axis of heads, and of a convolution in 3 dims
+_VOLUME_RANK = 5  # of a convolution in 3 dims
 _PACKED = {"Conv": (1,), "GRU": (1, 2), "Gemm": (1,), "LSTM": (1, 2), "MatMul": (1,)}
 _BLOCKED = {"Conv": (0, 1), "Gemm": (-1,), "MatMul": (-1,)}
 
@@ -57,7 +57,8 @@ def _sums_integers_alone(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
 
 
 def _averages_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    return node.pattern.imported and 0 in (input_dims(node, 0) or ())
+    """Return whether an imported node, for which no other form is written, may have means of no elements."""
+    return node.pattern.imported and reduces_nothing(node, given)
 
 
 def _leaves_rows(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -68,10 +69,6 @@ def _leaves_rows(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     own, batch = left[:-2], right[:-2]
     fits = all(dim in (1, other) for dim, other in zip(batch[::-1], own[::-1], strict=False))
     return len(right) == 1 or not fits or any(dim != 1 for dim in batch[: -len(own) or None])
-
-
-def _sums_no_codes(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    return (input_dims(node, 0) or (1,))[-1] == 0
 
 
 def _scales_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -90,16 +87,8 @@ def _spreads_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return 0 in (input_dims(node, 0) or ())[2:] and rank(node) == _VOLUME_RANK
 
 
-def _has_no_heads(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    return rank(node) == _HEADS_RANK and any(0 in (input_dims(node, place) or ())[1:2] for place in range(3))
-
-
 def _has_no_frame(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return is_empty(node, given, (2,))
-
-
-def _has_no_number(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    return is_empty(node, given, (2, 3, 4))
 
 
 def _orders_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -129,14 +118,14 @@ _EMPTY = (
     ),
     KernelLimit("MatMul", _leaves_rows, "it leaves rows unwritten where the inner dim is 0"),
     *(
-        KernelLimit(op_type, _sums_no_codes, "it leaves its result unwritten where the inner dim is 0")
+        KernelLimit(op_type, sums_no_codes, "it leaves its result unwritten where the inner dim is 0")
         for op_type in ("MatMulInteger", "QLinearMatMul")
     ),
     KernelLimit("Gemm", _scales_nothing, "it ignores beta where the inner dim is 0"),
-    KernelLimit("Attention", _has_no_heads, "without heads it ends the process"),
+    KernelLimit("Attention", has_no_heads, "without heads it ends the process"),
     KernelLimit("Conv", _has_no_window, "with a window without elements it does not end"),
     KernelLimit("ConvTranspose", _spreads_nothing, "a volume without elements ends the process"),
-    KernelLimit("NonMaxSuppression", _has_no_number, "it reads a number that is not there"),
+    KernelLimit("NonMaxSuppression", has_no_number, "it reads a number that is not there"),
     KernelLimit("STFT", _has_no_frame, "a window without elements ends the process"),
     KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
     KernelLimit("SplitToSequence", has_no_axes, "without sizes it takes 1"),

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -14,26 +14,19 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.options.variant import Variant, variants_of
 from rlx_ort.providers.base import (
-    INDEX_LIMITS,
-    REDUCED_IN_F64,
     Availability,
     CostProfile,
     EngineSession,
-    KernelLimit,
     MemoryReading,
     SessionMemory,
     SessionRequest,
-    element,
-    is_float_remainder,
-    reads_i64,
-    reads_integers,
 )
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
@@ -42,6 +35,24 @@ from rlx_ort.providers.engine.recipe import Keeps, Recording, SessionRecipe, nam
 from rlx_ort.providers.engine.replays import NotRecordedError
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import engine_library, missing_libraries, nvidia_gpus
+from rlx_ort.providers.kernel_limits import (
+    INDEX_LIMITS,
+    REDUCED_IN_F64,
+    KernelLimit,
+    element,
+    has_no_axes,
+    has_no_heads,
+    has_no_number,
+    input_dims,
+    is_empty,
+    is_empty_beside,
+    is_empty_first,
+    is_float_remainder,
+    reads_i64,
+    reads_integers,
+    reduces_nothing,
+    sums_nothing,
+)
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_devices
 
@@ -54,10 +65,51 @@ _STREAM_OPTIONS = names(
 _WINDOWS_DLLS = ("cublasLt64_13.dll", "cublas64_13.dll", "cufft64_12.dll", "cudart64_13.dll", "cudnn64_9.dll")
 _SCATTERS = (DType.F32, DType.F16, DType.BF16)
 _PACKED = (DType.I4, DType.U4)
+_MATRIX_RANK = 2
 _DRIVER = ("libcuda.so.1", "nvcuda.dll")
 _NO_GPU_REMEDY = "check with nvidia-smi that the driver sees a GPU"
 _SEARCH = "cudnn_conv_algo_search"
 _MOST_PINNED_BYTES = 256 << 20
+
+
+def _multiplies_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether a product sums nothing, or is one of many with a dim of 0; a matrix with no rows is none."""
+    batches = [dims is not None and len(dims) > _MATRIX_RANK for dims in (input_dims(node, 0), input_dims(node, 1))]
+    return sums_nothing(node, given) or (all(batches) and is_empty(node, given))
+
+
+# Forms without elements on which kernels end the process, cost it the device, refuse, or answer otherwise than the
+# reference evaluator of `onnx` 1.23.2, on an H200 with ONNX Runtime 1.31.1. The cases are those of `emptied.py` of the
+# tests.
+_EMPTY = (
+    KernelLimit("Attention", has_no_heads, "without heads it ends the process"),
+    *(
+        KernelLimit(op_type, is_empty, "a dim of 0 ends the process", empty=True)
+        for op_type in ("GRU", "LSTM", "RNN", "RoiAlign")
+    ),
+    *(
+        KernelLimit(op_type, _multiplies_nothing, "a dim of 0 ends the process")
+        for op_type in ("MatMul", "MatMulInteger")
+    ),
+    *(
+        KernelLimit(op_type, is_empty, "it does not take a dim of 0")
+        for op_type in ("Compress", "Max", "Min", "RotaryEmbedding", "Sum")
+    ),
+    KernelLimit("RotaryEmbedding", is_empty, "it does not take a dim of 0", "com.microsoft"),
+    *(
+        KernelLimit(op_type, is_empty_first, "it does not take a dim of 0")
+        for op_type in ("BatchNormalization", "EyeLike", "LRN", "ReverseSequence", "Shrink", "Trilu")
+    ),
+    KernelLimit("Softmax", is_empty_first, "fused with a sum before it, it does not take a dim of 0"),
+    KernelLimit("Conv", is_empty_beside, "it does not take a dim of 0 beside its first input"),
+    KernelLimit("NonMaxSuppression", has_no_number, "it reads a number that is not there"),
+    KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
+    KernelLimit("ReduceMean", reduces_nothing, "the mean of no elements is not NaN"),
+    *(
+        KernelLimit(op_type, reduces_nothing, "the logarithm of no sum is not -inf")
+        for op_type in ("ReduceLogSum", "ReduceLogSumExp")
+    ),
+)
 
 
 class CudaProvider(OrtProvider):
@@ -271,6 +323,7 @@ class CudaProvider(OrtProvider):
             lambda node, given: bool(given.get("block_size")) and element(node.outputs) not in _PACKED,
             "blocks of this element type are an unsupported quantization type",
         ),
+        *_EMPTY,
     )
 
     # Dispatch, round trip and transfers: H200, ONNX Runtime 1.31.1, CUDA 13, 2026-10 (a chain of Sin; Identity of

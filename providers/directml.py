@@ -14,11 +14,12 @@ from rlx_ort.device import Device
 from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.options.variant import Variant, variants_of
-from rlx_ort.providers.base import Availability, CostProfile, KernelLimit
+from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem, reinstall_command, runtime_packages
 from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import engine_library, file_version, loads
+from rlx_ort.providers.kernel_limits import KernelLimit
 from rlx_ort.providers.ort_provider import OrtProvider
 
 

@@ -12,12 +12,13 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.options.variant import Variant, variants_of
-from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, is_empty_first
+from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
 from rlx_ort.providers.hardware import cpu_name
+from rlx_ort.providers.kernel_limits import KernelLimit, is_empty_first
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
 from rlx_ort.storage import parse_json

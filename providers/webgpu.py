@@ -20,29 +20,27 @@ from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.options.variant import Variant, variants_of
-from rlx_ort.providers.base import (
-    INDEX_LIMITS,
-    PRIVATE_MEMORY,
-    Availability,
-    CostProfile,
-    KernelLimit,
-    MemoryReading,
-    SessionMemory,
-    constant,
-    element,
-    has_no_axes,
-    input_dims,
-    is_empty,
-    is_empty_first,
-    rank,
-    sums_nothing,
-)
+from rlx_ort.providers.base import PRIVATE_MEMORY, Availability, CostProfile, MemoryReading, SessionMemory
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import SPAWN_REMEDY
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import loads, private_bytes
+from rlx_ort.providers.kernel_limits import (
+    INDEX_LIMITS,
+    KernelLimit,
+    constant,
+    element,
+    has_no_axes,
+    input_dims,
+    is_empty,
+    is_empty_beside,
+    is_empty_first,
+    rank,
+    reduces_nothing,
+    sums_nothing,
+)
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
 
@@ -57,10 +55,6 @@ _LAST_AXIS_END = 2**31 - 1
 _LOADER = "libvulkan.so.1"
 _SOFTWARE_DRIVERS = ("swiftshader", "lvp_icd", "lavapipe")
 _DRIVER_REMEDY = "install the GPU's Vulkan driver (NVIDIA's driver package, or mesa-vulkan-drivers for AMD and Intel)"
-
-
-def _is_empty_beside(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    return is_empty(node, given, range(1, len(node.inputs)))
 
 
 def _gathers_at_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -279,7 +273,7 @@ class WebGpuProvider(OrtProvider):
             lambda node, given: (dtype := element(node.inputs)) is not None and not dtype.is_float,
             "its sum of integers overflows",
         ),
-        KernelLimit("ReduceMean", is_empty_first, "the mean of no elements is not NaN", empty=True),
+        KernelLimit("ReduceMean", reduces_nothing, "the mean of no elements is not NaN", empty=True),
         KernelLimit(
             "LayerNormalization",
             lambda node, given: is_empty_first(node, given) and len(node.output_names) > 1,
@@ -300,7 +294,7 @@ class WebGpuProvider(OrtProvider):
         ),
         KernelLimit("RotaryEmbedding", is_empty, "a dim of 0 ends the process", "com.microsoft", empty=True),
         *(
-            KernelLimit(op_type, _is_empty_beside, "a dim of 0 beside its first input ends the process")
+            KernelLimit(op_type, is_empty_beside, "a dim of 0 beside its first input ends the process")
             for op_type in ("Conv", "DequantizeLinear", "Gemm")
         ),
         KernelLimit("DFT", is_empty_first, "without elements it does not end", empty=True),

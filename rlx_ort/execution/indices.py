@@ -19,8 +19,8 @@ from rlx_ort.errors import EngineError
 from rlx_ort.faults import OUT_OF_RANGE
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType, ValueType
-from rlx_ort.providers.base import element, input_dims
 from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, DeviceTensor, Loop, Slots
+from rlx_ort.providers.kernel_limits import element, input_dims
 
 IndexCheck: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Raises an EngineError if an array among the inputs of a run has an index out of range."""

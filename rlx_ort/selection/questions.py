@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.device import Device
     from rlx_ort.providers.asking import Question
-    from rlx_ort.providers.base import KernelLimit, Provider
+    from rlx_ort.providers.base import Provider
+    from rlx_ort.providers.kernel_limits import KernelLimit
 
 _log = logging.getLogger(__name__)
 _BUDGET_S = 10.0
@@ -63,7 +64,7 @@ class NodeGroup:
 
         Limits may depend on sizes and on the data of `constants`, in which nodes of a group differ.
         """
-        from rlx_ort.providers.base import limited_nodes
+        from rlx_ort.providers.kernel_limits import limited_nodes
 
         return limited_nodes(self.nodes, limits, constants)
 

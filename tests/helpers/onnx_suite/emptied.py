@@ -21,12 +21,18 @@ from onnx.reference import ReferenceEvaluator
 from onnx_suite.cases import all_cases
 from onnx_suite.compare import assert_similar
 from rlx_ort import GraphDevices, RlxError, from_onnx
+from rlx_ort.faults import Fault, fault_of
 
 __all__ = ["Emptied", "emptied_cases", "verdicts"]
 
 _SCAN = """<ir_version: 8, opset_import: ["": 17]> g (float[n,3] s, float[n,l,3] x) => (t, y) {
   t, y = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1], body = b (float[n,3] p, float[n,3] c)
     => (float[n,3] q, float[n,3] f) { q = Add(p, c) f = Neg(q) }> (s, x)
+}"""
+_JOIN = """<ir_version: 8, opset_import: ["": 17]> g (float[b,h,p,d] past, float[n,s,w] x) => (y) {
+  sizes = Constant <value_ints = [0, 0, 3, 2]> ()
+  split = Reshape(x, sizes) heads = Transpose <perm = [0, 2, 1, 3]> (split)
+  joined = Concat <axis = 2> (past, heads) y = Neg(joined)
 }"""
 _RANDOM_OR_TEXT = ("bernoulli", "dropout", "multinomial", "random", "regex", "string", "strnorm")
 _TOLERANCE = 1e-2
@@ -44,12 +50,13 @@ class Emptied(NamedTuple):
 def emptied_cases(*, each: bool = False) -> Iterator[Emptied]:
     """Yield the cases of numbers: one for each operator and place without elements, or every one.
 
-    No case of the suite scans along another axis than the first.
+    No case of the suite scans along another axis than the first, and none of one operator joins computed dims.
     """
-    for place, emptied in _emptied({"s": np.ones((2, 3), np.float32), "x": np.ones((2, 4, 3), np.float32)}):
-        yield Emptied(
-            f"scan along the second axis, {place}", onnx.parser.parse_model(_SCAN).SerializeToString(), emptied
-        )
+    scanned = {"s": np.ones((2, 3), np.float32), "x": np.ones((2, 4, 3), np.float32)}
+    joined = {"past": np.ones((2, 3, 4, 2), np.float32), "x": np.ones((2, 5, 6), np.float32)}
+    for name, text, whole in (("scan along the second axis", _SCAN, scanned), ("join of split heads", _JOIN, joined)):
+        model = onnx.parser.parse_model(text).SerializeToString()
+        yield from (Emptied(f"{name}, {place}", model, emptied) for place, emptied in _emptied(whole))
     seen = set()
     for case in all_cases():
         if case.kind != "node" or any(word in case.name for word in _RANDOM_OR_TEXT):
@@ -90,8 +97,8 @@ def verdicts(device: str, cases: Iterable[Emptied]) -> tuple[collections.Counter
     """Run cases on a device in a process beside this one, and return how many ended how, and the failures.
 
     A case is `equal` to the result of the reference evaluator of `onnx`, `unjudged` where that has none, or `refused`
-    by a typed error. It failed if it is `WRONG`, if the error has no type of ours (`UNTYPED`), or if the process died
-    or did not answer (`ENDED`).
+    by a typed error. It failed if it is `WRONG`, if the error has no type of ours (`UNTYPED`) or puts the device at
+    fault (`LOST`), or if the process died or did not answer (`ENDED`).
     """
     counts, failures = collections.Counter[str](), []
     started = functools.partial(ProcessPoolExecutor, 1, mp_context=multiprocessing.get_context("spawn"))
@@ -100,7 +107,10 @@ def verdicts(device: str, cases: Iterable[Emptied]) -> tuple[collections.Counter
         try:
             verdict, text = pool.submit(_verdict, device, case).result()
         except BrokenProcessPool:
-            pool, verdict, text = started(), "ENDED", ""
+            verdict, text = "ENDED", ""
+        if verdict in ("ENDED", "LOST"):
+            pool.shutdown()
+            pool = started()
         counts[verdict] += 1
         if verdict.isupper():
             failures.append(f"{verdict}: {case.name} on {device}: {text}")
@@ -112,8 +122,9 @@ def _verdict(device: str, case: Emptied) -> tuple[str, str]:
     faulthandler.dump_traceback_later(_STUCK_S, exit=True)
     try:
         results = [*_runner(case.model).run(device, case.feeds)]
-    except RlxError:
-        return "refused", ""
+    except RlxError as err:
+        lost = fault_of(err)[0] is Fault.DEVICE
+        return ("LOST", str(err)[:300]) if lost else ("refused", "")
     except Exception as err:
         return "UNTYPED", f"{type(err).__name__}: {err}"
     finally:

@@ -15,8 +15,9 @@ from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.ir.types import Shape, TensorType, UnknownType
 from rlx_ort.providers import asking_child, registry
 from rlx_ort.providers.asking import ask, asking_options
-from rlx_ort.providers.base import EngineSession, KernelLimit, Provider, SessionRequest
+from rlx_ort.providers.base import EngineSession, Provider, SessionRequest
 from rlx_ort.providers.cuda import CudaProvider
+from rlx_ort.providers.kernel_limits import KernelLimit
 from rlx_ort.providers.null import NullProvider
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of, questions_of
 from rlx_ort.selection.support import support_of
