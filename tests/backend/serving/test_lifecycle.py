@@ -227,7 +227,7 @@ def test_a_warmed_package_answers_before_it_is_opened_in_full(warmed: Path, monk
         return run(self, inputs)
 
     def held(*args: Any, **expected: Any) -> Any:
-        assert opening.wait(20)
+        assert opening.wait(60)  # as the request for the config, which waits for it
         return package(*args, **expected)
 
     monkeypatch.setattr(SavedSession, "run", watched)
@@ -244,7 +244,8 @@ def test_a_warmed_package_answers_before_it_is_opened_in_full(warmed: Path, monk
             result = np.reshape(output["data"], output["shape"])
             np.testing.assert_allclose(result, reference(X), rtol=1e-3, atol=1e-3)
             opening.set()
-            _, config = ask(served.http, request(b"", method="GET", path="/v2/models/small/config", length=None))
+            asked = request(b"", method="GET", path="/v2/models/small/config", length=None)
+            _, config = ask(served.http, asked, timeout_s=60)
             assert json.loads(config)["max_batch_size"] == 256
     assert len(runs) == 2
 
