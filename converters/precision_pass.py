@@ -23,7 +23,7 @@ from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.elementwise import Cast
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.tensor import narrowed
+from rlx_ort.ir.tensor import narrowed, overflows
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.precision import OpClass, PrecisionPolicy
 
@@ -135,6 +135,7 @@ class _Pass:
         self.new = Graph(self.old.name, metadata=dict(self.old.metadata), doc=self.old.doc)
         kept = dict.fromkeys(_angles(self.old), "it computes sines of positions")
         kept |= dict.fromkeys(_mean_squares(self.old), "it is a part of an RMS norm")
+        kept |= dict.fromkeys(_beyond(self.old, self.policy), "a vector that it reads has numbers beyond the type")
         self.keep = kept | dict.fromkeys(_from_sizes(self.old), "it computes sizes or scales") | dict(self.keep)
         self.plans = [self._plan(node) for node in self.old.nodes]
         self._store_params()
@@ -291,6 +292,26 @@ def _angles(graph: Graph) -> set[int]:
         if starts or node.id in found:
             found.add(node.id)
             found.update(ref.node for ref in node.inputs if ref is not None and not graph.nodes[ref.node].op.is_leaf)
+    return found
+
+
+def _beyond(graph: Graph, policy: PrecisionPolicy) -> set[int]:
+    """Return the products and reductions that read a known vector with finite numbers beyond their type.
+
+    Such are variances of batch norms: 9.8e7 in the text detector of PP-OCRv4, which is no f16. Numbers beside tensors
+    of elements are masks, which are clamped. Matrices are not looked at: that would read every weight.
+    """
+    found: set[int] = set()
+    for node in graph.nodes:
+        op_class = class_of(node.op)
+        dtype = DType.F32 if op_class is None else policy.of(op_class)
+        if dtype is DType.F32 or op_class not in (OpClass.COMPUTE, OpClass.REDUCTION):
+            continue
+        leaves = [graph.nodes[ref.node].op for ref in node.inputs if ref is not None]
+        known = [op.data for op in leaves if isinstance(op, Constant)]
+        known += [graph.weights[op.name] for op in leaves if isinstance(op, Param) and op.name in graph.weights]
+        if any(len(data.shape) == 1 and data.dtype is DType.F32 and overflows(data, dtype) for data in known):
+            found.add(node.id)
     return found
 
 

@@ -239,6 +239,12 @@ def narrowed(data: TensorData, dtype: DType) -> TensorData:
     return data if data.dtype is dtype else TensorData.from_array(_rounded(data.numpy(), dtype), dtype)
 
 
+def overflows(data: TensorData, dtype: DType) -> bool:
+    """Return whether a tensor of floats has finite numbers that `narrowed` would clamp; reads it."""
+    wide = np.abs(data.numpy())
+    return bool(((wide > _LARGEST[dtype]) & (wide < np.inf)).any())
+
+
 def narrowed_later(data: TensorData, dtype: DType) -> TensorData:
     """Return the result of `narrowed`; a large tensor is rounded when it is read."""
     if data.dtype is dtype or dtype.nbytes(data.num_elements) < _SMALL_BYTES:

@@ -178,6 +178,19 @@ def test_masks_become_numbers_that_the_type_can_hold(dtype: DType, largest: floa
     np.testing.assert_array_equal(found, [-np.inf, -largest, 0, 1.5, np.inf])
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_batch_norm_with_a_variance_beyond_the_type_stays_f32(known: bool) -> None:
+    """Clamped to 65504, it would scale a channel 39 times too much."""
+    g = Graph()
+    x = g.input("x", [1, 2, 3, 3])
+    variance = np.array([1, 1e8], np.float32)
+    scale, bias, mean = (g.param(name, [2], data=np.ones(2, np.float32)) for name in ("scale", "bias", "mean"))
+    spread = g.param("variance", [2], data=variance if known else None)
+    g.outputs = [g.batch_norm_inference(g.relu(x), scale, bias, mean, spread, name="norm")]
+    found = dtypes(apply_precision(g, F16).graph)
+    assert (found["norm"], found["relu"]) == (DType.F32 if known else DType.F16, DType.F16)
+
+
 def test_constants_are_rounded_when_the_model_is_written() -> None:
     """A mask constant of -1e9 takes part as -65504, without a cast at run time."""
     g = Graph()
