@@ -49,16 +49,22 @@ def set_dims(bundle: ModelBundle, sizes: Mapping[str, int]) -> tuple[ModelBundle
     for graph in graphs_of(proto):  # an old guess would hide the types that follow from the sizes
         kept = [info for info in graph.value_info if all(dim.HasField("dim_value") for dim in _dims(info.type))]
         set_items(graph.value_info, kept)
-    made = bundle.with_proto(proto)
-    try:
-        typed = _strictly_typed(made)
-    except onnx.shape_inference.InferenceError as err:
+    error: Exception | None = None
+    for made in (bundle.with_proto(proto), bundle.with_proto(_undeclared(proto))):
+        try:
+            typed = _strictly_typed(made)
+            break
+        except onnx.shape_inference.InferenceError as err:
+            error = error or err
+    else:
         with contextlib.suppress(onnx.shape_inference.InferenceError):
             _strictly_typed(bundle)  # the given model passes, so the error is due to the sizes
             given = ", ".join(f"{key}={size}" for key, size in sizes.items())
-            reason = next(filter(None, map(str.strip, reversed(str(err).splitlines()))), type(err).__name__)
-            raise ConversionError(f"{bundle.origin} does not take {given}: {reason}") from err
+            reason = next(filter(None, map(str.strip, reversed(str(error).splitlines()))), type(error).__name__)
+            raise ConversionError(f"{bundle.origin} does not take {given}: {reason}") from error
+        made = bundle.with_proto(proto)
         typed = typed_model(made)
+    proto = made.proto
     for graph, twin in zip(graphs_of(proto, functions=False), graphs_of(typed, functions=False), strict=True):
         set_items(graph.value_info, twin.value_info)
         inferred = {value.name: value.type for value in twin.output}
@@ -106,11 +112,7 @@ def free_dims(
         if len(sizes) != 1:
             listed = ", ".join(f"{place} is {size}" for size, place in sizes.items()) or "it has no inputs with dims"
             raise ConversionError(f"{name!r} cannot be one dim of {bundle.origin}: {listed}; name its places")
-    for graph in graphs_of(proto):
-        set_items(graph.value_info, [])
-    for value in proto.graph.output:
-        for dim in _dims(value.type):
-            dim.Clear()
+    proto = _undeclared(proto)
     made = bundle.with_proto(proto)
     try:
         typed = _strictly_typed(made)
@@ -119,6 +121,16 @@ def free_dims(
     for value, twin in zip(proto.graph.output, typed.graph.output, strict=True):
         value.type.CopyFrom(twin.type)
     return bundle.with_proto(proto), opened
+
+
+def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy without declared sizes but those of inputs; some files declare those that they were traced with."""
+    made = copied(proto)
+    for graph in graphs_of(made):
+        set_items(graph.value_info, [])
+    for dim in _all_dims(made.graph.output):
+        dim.Clear()
+    return made
 
 
 def _strictly_typed(bundle: ModelBundle) -> onnx.ModelProto:

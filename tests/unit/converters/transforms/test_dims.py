@@ -61,3 +61,9 @@ def test_sizes_that_the_model_does_not_take_are_refused() -> None:
     assert shapes(set_dims(source, {"k": 3, "j": 3})[0])["a"] == ["n", 3]
     with pytest.raises(ConversionError, match=r"the model does not take k=3, j=4: .*MatMul"):
         set_dims(source, {"k": 3, "j": 4})
+
+
+def test_sizes_that_a_file_declares_for_others_are_inferred_anew() -> None:
+    """The text recogniser of PP-OCRv2 declares the 25 places of pictures that are 100 wide."""
+    source = bundle_of(parsed("(float[n, k] a) => (float[n, 25] y) { y = Concat <axis = 1> (a, a) }"))
+    assert shapes(set_dims(source, {"n": 2, "k": 20})[0])["y"] == [2, 40]
