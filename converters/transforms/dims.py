@@ -69,6 +69,8 @@ def set_dims(bundle: ModelBundle, sizes: Mapping[str, int]) -> tuple[ModelBundle
         set_items(graph.value_info, twin.value_info)
         inferred = {value.name: value.type for value in twin.output}
         for value in graph.output:
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+                value.type.CopyFrom(inferred[value.name])
             for dim, sharper in zip(_dims(value.type), _dims(inferred[value.name]), strict=False):
                 if sharper.HasField("dim_value") and not dim.HasField("dim_value"):
                     dim.dim_value = sharper.dim_value
@@ -124,12 +126,15 @@ def free_dims(
 
 
 def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy without declared sizes but those of inputs; some files declare those that they were traced with."""
+    """Return a copy without declared shapes but those of inputs; in some files they are of the sizes of a trace."""
     made = copied(proto)
     for graph in graphs_of(made):
         set_items(graph.value_info, [])
-    for dim in _all_dims(made.graph.output):
-        dim.Clear()
+    for value in made.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+        for dim in _dims(value.type):
+            dim.Clear()
     return made
 
 

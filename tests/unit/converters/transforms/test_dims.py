@@ -63,7 +63,8 @@ def test_sizes_that_the_model_does_not_take_are_refused() -> None:
         set_dims(source, {"k": 3, "j": 4})
 
 
-def test_sizes_that_a_file_declares_for_others_are_inferred_anew() -> None:
-    """The text recogniser of PP-OCRv2 declares the 25 places of pictures that are 100 wide."""
-    source = bundle_of(parsed("(float[n, k] a) => (float[n, 25] y) { y = Concat <axis = 1> (a, a) }"))
+@pytest.mark.parametrize("declared", ["n, 25", ""])
+def test_shapes_that_a_file_declares_for_other_sizes_are_inferred_anew(declared: str) -> None:
+    """The text recogniser of PP-OCRv2 declares the 25 places of pictures that are 100 wide, PLCMOS a scalar."""
+    source = bundle_of(parsed(f"(float[n, k] a) => (float[{declared}] y) {{ y = Concat <axis = 1> (a, a) }}"))
     assert shapes(set_dims(source, {"n": 2, "k": 20})[0])["y"] == [2, 40]
