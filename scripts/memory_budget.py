@@ -107,8 +107,7 @@ def serve(device: Device, requests: int, threads: int, megabytes: float, cache: 
     for runner in runners:
         runner.run(device, inputs_of(runner, 0))
     needed = read() - outside
-    uses = [each for use in memory_use() if use.device == device for each in use.models]
-    measured = sum(each.nbytes or 0 for each in uses if each.sessions)  # without those that were closed above
+    measured = sum(each.nbytes or 0 for use in memory_use() if use.device == device for each in use.models)
     _close(runners)
     left = read()  # whatever the first runs load for good: kernels, handles
     budget = (left if whole else 0) + (needed - (left - outside)) // 3

@@ -567,7 +567,7 @@ class EngineSlot:
             self.owners.discard(owner)
         if self.owners:
             return
-        self.closed = True
+        self.closed = self.resident.closed = True
         self.let_go()
         for child in list(self._children):
             child.close()

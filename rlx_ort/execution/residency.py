@@ -140,9 +140,13 @@ class Residency:
         self._sweeper: threading.Thread | None = None
 
     def residents(self, device: Device | None = None) -> list[Resident]:
-        """Return the graphs that had a session, on a device or on all, the one used longest ago first."""
+        """Return the graphs that had a session and may have one again, the one used longest ago first.
+
+        A closed graph counts while something, such as a device tensor, still refers to its session.
+        """
         with self._table:
             residents = [each for each in self._residents if device is None or each.device == device]
+            residents = [each for each in residents if each.sessions or not each.closed]
         return sorted(residents, key=lambda each: each.used_s)
 
     def used(self, device: Device) -> int:

@@ -57,6 +57,7 @@ class Resident:
         used_s: when it was used last, on the monotonic clock.
         governed: whether its device had a budget when the session was opened.
         cached: whether its session was opened from the compile cache because it had been closed to make room.
+        closed: whether the graph is closed for good, and has no session again.
         engine: a weak reference to the engine that was opened last.
     """
 
@@ -69,7 +70,7 @@ class Resident:
         self.weights = self.at_opening = self.in_runs = self.most = self.most_in_runs = 0
         self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
-        self.sure = self.governed = self.cached = False
+        self.sure = self.governed = self.cached = self.closed = False
         self.engine: Callable[[], Any] = _no_engine
         self._provider = provider
         self._sizes, self._openings = _sizes.setdefault(graph, {}), _openings.setdefault(graph, {})

@@ -78,6 +78,15 @@ def test_results_outlive_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere freed memory is not returned at once")
+def test_a_closed_graph_is_listed_no_more() -> None:
+    """Nothing has to collect it before."""
+    compiled = product("closed", 64).compile("cpu")
+    compiled.run({"x": np.ones((2, 64), np.float32)})
+    assert [each.model for memory in memory_use() for each in memory.models] == ["closed"]
+    compiled.close()
+    assert memory_use() == []
+
+
 def test_a_shrunk_arena_is_given_back(monkeypatch: pytest.MonkeyPatch, sessions: Residency) -> None:
     """By a run that ends before its first node; the next run grows the arena again."""
     monkeypatch.setenv("RLX_DEVICE_MEMORY", "cpu=4GB")
