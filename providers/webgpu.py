@@ -139,7 +139,7 @@ class WebGpuProvider(OrtProvider):
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {
             ("com.microsoft", "MultiHeadAttention"),
-            *(("", op_type) for op_type in ("And", "Conv", "InstanceNormalization", "Pow", "Slice", "TopK")),
+            *(("", op_type) for op_type in ("And", "Conv", "InstanceNormalization", "PRelu", "Pow", "Slice", "TopK")),
         }
     )
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/webgpu/webgpu_provider_options.h

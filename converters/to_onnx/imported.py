@@ -53,6 +53,8 @@ def _asks(op: OnnxNode, kind: TensorType, constants: Sequence[TensorData | None]
         return True
     if op.op_type == "Pow":
         return kind.dtype.is_float
+    if op.op_type == "PRelu":
+        return kind.dtype.is_float and (constants[1] is None or constants[1].num_elements > 1)
     if op.op_type == "Slice":
         return len(constants) > 4 and constants[4] is not None and bool((constants[4].numpy() < 0).any())
     if op.op_type == "Reshape":
@@ -308,6 +310,15 @@ def _is_nan(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return emit.imported(op, [masked, emit.op("Shape", reads[0])], "Expand")
 
 
+def _leaking(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+    """A product where x is negative; WebGPU's kernel (plugin 0.4.0) does not repeat slopes along the last axis."""
+    dtype = emit.known_dtype(0)
+    if None in reads or dtype is None or emit.has_kernel(op.op_type, TensorType(dtype)):
+        return None
+    negative = emit.op("Less", reads[0], emit.constant(0, dtype), types=[TensorType(DType.BOOL)])
+    return emit.imported(op, [negative, emit.op("Mul", *reads), reads[0]], "Where", {})
+
+
 def _log_softmax(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     """Differences from the largest value and the logarithm of their sum, where the provider has no `LogSoftmax`."""
     dtype = emit.known_dtype(0)
@@ -379,6 +390,7 @@ _FORMS: dict[str, _Form] = {
     "IsNaN": _is_nan,
     "LogSoftmax": _log_softmax,
     "Mod": _division,
+    "PRelu": _leaking,
     "Pow": _power,
     "Range": _range,
     "Reshape": _reshaped,

@@ -183,3 +183,17 @@ def test_a_slice_walks_backwards_from_any_element(
         wanted = np.moveaxis(np.moveaxis(wanted, axis, 0)[start : None if end < -100 else end : step], 0, axis)
     found = run(device, f"(float[n,m,4] x) => (y) <{listed}> {{ y = Slice (x, a, b, c, d) }}", x=x)
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (1, 4, 1), (5,), (1,), (3, 4, 5)])
+@pytest.mark.parametrize("known", [True, False])
+def test_slopes_of_prelu_are_repeated_along_any_axis(shape: tuple[int, ...], known: bool, device: Device) -> None:
+    """A slope a channel is the usual form; WebGPU's kernel does not repeat it along the last axis."""
+    rng = np.random.default_rng(0)
+    x, slope = (rng.standard_normal(each).astype(np.float32) for each in ((2, 3, 4, 5), shape))
+    listed = ", ".join(map(repr, slope.ravel().tolist()))
+    dims = ",".join(map(str, shape))
+    head = f"(float[n,3,4,5] x) => (y) <float[{dims}] s = {{{listed}}}>"
+    text = head if known else f"(float[n,3,4,5] x, float[{dims}] s) => (y)"
+    found = run(device, f"{text} {{ y = PRelu (x, s) }}", **({"x": x} if known else {"x": x, "s": slope}))
+    np.testing.assert_allclose(found, np.where(x < 0, x * slope, x), rtol=1e-6)
