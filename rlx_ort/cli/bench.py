@@ -25,6 +25,7 @@ def command(
         "--device --devices --only", "Devices to run on. Default: every device that can run the model."
     ),
     runs: int = options.whole("--runs", "Timed runs on each device.", least=1, default=30),
+    inputs: Path | None = options.inputs("random inputs are generated"),
     shapes: dict[str, tuple[int, ...]] = options.mapping(
         *("--shape", "An input's sizes.", "NAME=SIZES", "(.+)=([0-9x, ]*)", "image=1,3,224,224"),
         read=lambda sizes: tuple(map(int, re.findall("[0-9]+", sizes))),
@@ -40,8 +41,8 @@ def command(
     """Time a model on each device.
 
     Shows the median, 90th and 99th percentile of a run, the first run, opening the session, and the memory of this
-    process it took, beside the predicted time. Inputs are made up. A device of --device must take every node; on the
-    others the CPU may help.
+    process it took, beside the predicted time. A device of --device must take every node; on the others the CPU may
+    help.
 
     With --faults a driver error, out of memory and a run that hangs are made up on each device in turn, and the other
     devices answer.
@@ -51,6 +52,8 @@ def command(
 
     if faults and (plot or html or trace):
         raise click.UsageError("--faults excludes --plot, --html and --trace")
+    if inputs and (dims or shapes):
+        raise click.UsageError("--inputs excludes --dim and --shape: its arrays have sizes")
     rule = rlx_ort.PlacementRule.STRICT if names else rlx_ort.PlacementRule.ASSISTED
     policy, compile_options = options.policy_of(names), rlx_ort.CompileOptions(placement=rule)
     rows = []
@@ -58,7 +61,7 @@ def command(
         graph = runner.graph
         check_dims(graph, dims)
         sizes = {**runner.options.dims, **dims, **_sizes(graph, shapes)}
-        feeds, assumed = options.random_inputs(graph, sizes)
+        feeds, assumed = options.feeds(inputs, runner) if inputs else options.random_inputs(graph, sizes)
         devices = [*(options.each_once(policy.allow or ()) if names else runner.devices())]
         with bar("running", len(devices)) as shown:
             for done, device in enumerate(devices):

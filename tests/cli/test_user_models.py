@@ -70,6 +70,15 @@ def test_bench_times_made_up_inputs(cli: Cli, path: Path) -> None:
     assert row["p50_ns"] > 0
 
 
+def test_bench_times_the_inputs_of_a_file(cli: Cli, path: Path, inputs: Path) -> None:
+    """Some models take no random ones; the file has the sizes, so that none is assumed."""
+    outcome = cli("bench", path, "--device", "cpu", "--runs", 3, "--inputs", inputs, "--json")
+    assert outcome.code == 0
+    assert outcome.document["devices"][0]["p50_ns"] > 0
+    assert "give sizes with --dim" not in outcome.err
+    assert cli("bench", path, "--inputs", inputs, "--dim", "batch=2").code == 2
+
+
 def test_a_model_in_f16_is_near_the_framework(cli: Cli, model: UserModel, path: Path, inputs: Path) -> None:
     """`convert` writes it, `compare` finds it equal within f16, and its outputs are the framework's within 1 %."""
     half, outputs = path.with_name("half.onnx"), path.with_name("outputs.npz")
