@@ -375,7 +375,7 @@ class _Reader:
             kernel = kernel_of(
                 kind.op_type, inputs, kind.outputs, shared=shared, variant=_variant(kind.pattern, shared, small)
             )
-            if kind.pattern.body:
+            if kind.pattern.loops:
                 kernel = kernel._replace(times=_TRIPS)
             if any(fact.guessed for fact in (*inputs, *kind.outputs)):
                 kernel = kernel._replace(guessed=True)

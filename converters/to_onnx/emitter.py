@@ -76,6 +76,7 @@ class Emitter:
         self._writer = writer
         self._parent = parent
         self._depth: int = 0 if parent is None else parent._depth + 1
+        self._loops: int = 0 if parent is None else parent._loops
         self._body = 0 if parent is None else writer.body()
         self.initializers: dict[str, TensorData] = {}  # of a body; those of the main graph are the writer's
         self._repeats = Repeats(writer, self.nodes)
@@ -233,7 +234,7 @@ class Emitter:
             name = f"{self._node.name}/{node.op_type}" if self._frame.named else self._node.name
             self._frame.named = True
         node.name = writer.node_names.unique(name + self._mark())
-        node.written, node.imported, node.depth = written, imported, self._depth
+        node.written, node.imported, node.depth, node.loops = written, imported, self._depth, self._loops
         record = ExportedNode(node, writer.origin, writer.source)
         self.nodes.append(record)
         writer.records.append(record)
@@ -314,6 +315,7 @@ class Emitter:
         self._asks_around = True
         inner = Emitter(self._writer, parent=self)
         leaves = [node for node in body.nodes if isinstance(node.op, Input)]
+        inner._loops += bool(leaves)  # branches of an If have no inputs
         inputs = [self._writer.value(leaf.output_names[0], leaf.types[0]) for leaf in leaves]
         results = inner.lower(body, inputs, node_inputs)
         outputs = [inner.output(value, name) for value, name in zip(results, body.output_names, strict=True)]

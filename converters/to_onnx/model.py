@@ -122,7 +122,8 @@ class ModelNode:
     Models repeat their layers, so nodes are few and `ExportedNode`s, which add names, are many. Compared by identity.
 
     `reads` and `writes` are the values of the first such node, None for absent inputs. Its form belongs to opset
-    version `written`, and to exactly that one if it was `imported` from a model. `depth` counts the bodies around it.
+    version `written`, and to exactly that one if it was `imported` from a model. `depth` counts the bodies around it,
+    `loops` those among them that may run several times.
     An `Outline` sets `version`, the opset version of the domain in the model, `shape_only`, whether the node only
     computes shapes, and the types `inputs` and `outputs`, None for absent ones.
     """
@@ -137,6 +138,7 @@ class ModelNode:
     written: int = 0
     version: int = 0
     depth: int = 0
+    loops: int = 0
     imported: bool = False
     shape_only: bool = False
     inputs: tuple[ValueType | None, ...] = ()
@@ -158,7 +160,8 @@ class ModelNode:
         node = object.__new__(ModelNode)
         node.domain, node.op_type, node.overload, node.name = self.domain, self.op_type, self.overload, self.name
         node.attributes, node.reads, node.writes = self.attributes, self.reads, self.writes
-        node.written, node.version, node.imported, node.depth = self.written, self.version, self.imported, self.depth
+        node.written, node.version, node.imported = self.written, self.version, self.imported
+        node.depth, node.loops = self.depth, self.loops
         node.inputs, node.outputs, node.shape_only = inputs, outputs, shape_only
         return node
 

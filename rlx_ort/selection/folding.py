@@ -48,8 +48,8 @@ _plans: weakref.WeakKeyDictionary[Draft, _Plan] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, ExportedNode]:
-    """Return the nodes whose results are constant, by name; bodies are left out.
+def folded_nodes(outline: Outline, options: CompileOptions, *, bodies: bool = False) -> dict[str, ExportedNode]:
+    """Return the nodes whose results are constant, by name; those in bodies on request.
 
     Without optimisation there are none.
     """
@@ -63,7 +63,7 @@ def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, Exporte
             pattern.op_type in _OF_SHAPE and _static(outline.types.get(input_names[0]), options.dims) is not None
         ):
             continue
-        if pattern.body or pattern.op_type in _NOT_FOLDED:
+        if (pattern.body and not bodies) or pattern.op_type in _NOT_FOLDED:
             continue
         if any(attribute.kind.startswith("GRAPH") for attribute in pattern.attributes.values()):
             continue
@@ -109,24 +109,28 @@ def as_compiled(
         data = weights.get(name) if isinstance(tensor, ExternalWeight) else None
         if data is not None and data.nbytes < INLINE_BYTES:  # sessions have those in the model, too
             constants[name] = data
-    proto = None
+    proto, untaken = None, set[str]()
     if options.dims and not plan.read <= settled:  # the sizes alone may settle it, without computing any value
         proto = plan.bound(draft, options.dims)
-        learn(_refined(proto, types, settled, {}, {}))
+        learn(_refined(proto, types, settled, {}, {}, untaken))
+    branches = only_sizes and plan.branches
     for _ in range(_ROUNDS):
-        if only_sizes and plan.read <= settled:
+        if only_sizes and plan.read <= settled and not branches:
             break
-        folded = folded_nodes(outline, options)
+        folded = folded_nodes(outline, options, bodies=only_sizes)
         values = _folded_values(draft, outline, folded, constants, options)
         constants.update(values)
-        if plan.read <= settled or not any(values.values()):
+        if (plan.read <= settled and not branches) or not any(values.values()):
             break
         proto = proto or plan.bound(draft, options.dims)
-        refined = _refined(proto, types, settled, folded, values)
+        refined = _refined(proto, types, settled, folded, values, untaken)
         if not refined:
             break
         learn(refined)
-    return draft.outline.retyped(types), constants
+    outline = draft.outline.retyped(types)
+    if only_sizes:
+        outline = replace(outline, nodes=[node for node in outline.nodes if node.name not in untaken])
+    return outline, constants
 
 
 @dataclass
@@ -138,6 +142,7 @@ class _Plan:
         settled: the values whose sizes are fixed, or that have none.
         open: the types of the other values, as far as the outline has them.
         read: the values that nodes read.
+        branches: whether some nodes run under a condition, which sizes may decide.
         sessions: those that compute shapes, by the nodes and what they are given.
     """
 
@@ -145,6 +150,7 @@ class _Plan:
     settled: frozenset[str]
     open: Mapping[str, ValueType]
     read: frozenset[str]
+    branches: bool
     sessions: dict[object, EngineSession] = field(default_factory=dict)
     _skeleton: onnx.ModelProto | None = None
 
@@ -176,25 +182,30 @@ def _plan_of(draft: Draft) -> _Plan:
         settled = frozenset(name for name, kind in types.items() if _is_static(kind))
         still = {name: kind for name, kind in outline.types.items() if name not in settled}
         read = frozenset(name for node in outline.nodes for name in node.input_names if name)
+        branches = any(node.op_type == "If" for node in outline.nodes)
         with _lock:
-            plan = _plans.setdefault(draft, _Plan(types, settled, still, read))
+            plan = _plans.setdefault(draft, _Plan(types, settled, still, read, branches))
     return plan
 
 
 def sized_outline(draft: Draft, weights: Mapping[str, TensorData], sizes: Mapping[str, int]) -> Outline:
-    """Return the nodes of a model with the sizes that follow from those of the inputs, shape computations included.
+    """Return the nodes that a run computes, with the sizes that follow from those of the inputs.
 
-    Dims that depend on data stay open. Where every dim is fixed or that of an input, nothing is computed and the
-    outline comes back as it is; else it takes some 10 ms for 100 nodes (two cores, onnx 1.23).
+    Constants that ONNX Runtime folds are left out, and branches that these sizes rule out. Dims that depend on data
+    stay open. Where every dim is fixed or that of an input, and no node runs under a condition, nothing is computed;
+    else it takes some 10 ms for 100 nodes (two cores, onnx 1.23).
 
     Args:
         draft: the model.
         weights: the data of the parameters, as far as it is known.
         sizes: the size of each dim of the inputs that has none: its name, or `input[axis]` where it is nameless.
     """
-    if not _has_open_dims(draft.outline):
-        return draft.outline
-    outline, _ = as_compiled(draft, weights, CompileOptions(dims=sizes), only_sizes=True)
+    options = CompileOptions(dims=sizes)
+    outline = draft.outline
+    if _has_open_dims(outline) or _plan_of(draft).branches:
+        outline, _ = as_compiled(draft, weights, options, only_sizes=True)
+    folded = folded_nodes(outline, options, bodies=True)
+    outline = replace(outline, nodes=[node for node in outline.nodes if node.name not in folded])
     inputs, outputs = (
         {name: outline.types.get(name, kind) for name, kind in types.items()}
         for types in (outline.input_types, outline.output_types)
@@ -265,16 +276,23 @@ def _refined(
     settled: Collection[str],
     folded: Mapping[str, ExportedNode],
     values: Mapping[str, TensorData | None],
+    untaken: set[str],
 ) -> dict[str, ValueType]:
-    """Return the types that are known better once the folded values replace their nodes, as they do in `proto` now."""
-    from rlx_ort.converters.protos import LONGEST_VECTOR, infer_proto
+    """Return the types that are known better once the folded values replace their nodes, as they do in `proto` now.
+
+    Adds the nodes of branches that are not taken to `untaken`.
+    """
+    from rlx_ort.converters.protos import LONGEST_VECTOR, graphs_of, infer_proto
 
     there = {name: data for name, data in values.items() if data is not None}
     gone = {name for name, node in folded.items() if there.keys() >= {each for each in node.output_names if each}}
-    for place in [at for at, node in enumerate(proto.graph.node) if node.name in gone][::-1]:
-        del proto.graph.node[place]
-    known = {tensor.name for tensor in proto.graph.initializer}
-    proto.graph.initializer.extend(tensor_proto(data, name) for name, data in there.items() if name not in known)
+    for graph in graphs_of(proto, functions=False):  # inference reads the data of a graph's own constants alone
+        places = [at for at, node in enumerate(graph.node) if node.name in gone]
+        made = [name for at in places for name in graph.node[at].output if name]
+        for place in places[::-1]:
+            del graph.node[place]
+        graph.initializer.extend(tensor_proto(there[name], name) for name in made)
+    untaken |= _inline_taken(proto.graph, there)
     # The first inference, which has no values yet, looks for long vectors.
     few = bool(values) and all(_elements(types[name]) <= LONGEST_VECTOR for name in settled)
     found: dict[str, ValueType] = {
@@ -282,6 +300,38 @@ def _refined(
     }
     found |= infer_proto(proto, settled, few_elements=few)
     return {name: kind for name, kind in found.items() if _is_static(kind)}
+
+
+def _inline_taken(graph: onnx.GraphProto, values: Mapping[str, TensorData]) -> set[str]:
+    """Put the nodes of each branch that is sure to be taken in place of its `If`, whose type ONNX then infers.
+
+    Returns the names of the nodes in the other branches.
+    """
+    import onnx
+
+    from rlx_ort.converters.protos import bodies_of, graphs_below, set_items
+
+    nodes, untaken, known = list[onnx.NodeProto](), set[str](), 0
+    for node in graph.node:
+        bodies = [*bodies_of(node)]
+        untaken.update(name for body in bodies for name in _inline_taken(body, values))
+        condition = values.get(node.input[0]) if node.op_type == "If" and not node.domain else None
+        if condition is None:
+            nodes.append(node)
+            continue
+        branches = {attribute.name: attribute.g for attribute in node.attribute}
+        taken = branches.pop("then_branch" if condition.numpy().item() else "else_branch")
+        untaken.update(each.name for other in graphs_below(*branches.values()) for each in other.node)
+        results = zip(taken.output, node.output, strict=True)
+        nodes += [
+            *taken.node,
+            *(onnx.helper.make_node("Identity", [had.name], [gives]) for had, gives in results if gives),
+        ]
+        graph.initializer.extend(taken.initializer)
+        known += 1
+    if known:
+        set_items(graph.node, nodes)
+    return untaken
 
 
 def _computed(
@@ -324,6 +374,7 @@ def _session(
     """Return a session of some nodes of a model with fixed and given inputs, or None if there is no CPU provider."""
     import onnx
 
+    from rlx_ort.converters.protos import nodes_of
     from rlx_ort.providers.base import SessionRequest
     from rlx_ort.providers.registry import provider_of
 
@@ -335,7 +386,7 @@ def _session(
     part.opset_import.extend(model.opset_import)
     part.functions.extend(model.functions)
     part.graph.name = "folded"
-    part.graph.node.extend(node for node in model.graph.node if node.name in names)
+    part.graph.node.extend(node for node in nodes_of(model, functions=False) if node.name in names)
     part.graph.initializer.extend(tensor_proto(data, name) for name, data in fixed.items())
     kinds = {name: TensorType(data.dtype, Shape([None] * len(data.shape))) for name, data in given.items()}
     part.graph.input.extend(onnx.ValueInfoProto(name=name, type=type_proto(kind)) for name, kind in kinds.items())

@@ -158,3 +158,46 @@ def test_a_loaded_model_is_predicted_for_the_inputs_that_it_gets(tmp_path: Any) 
     runner = load(tmp_path / "m.onnx")
     inputs = {"x": np.zeros((3, 5, 8), np.float32)}
     assert runner.run_fastest(inputs)[0].shape == (3, 4, 5, 2)
+
+
+def branched(condition: str) -> Any:
+    """Return a graph of an If of 2 x 8 or 1 x 8 elements: a product with a part of a weight, or a view and a Tanh."""
+    weight = ", ".join(["0.5"] * 128)
+    return from_onnx(
+        onnx.parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["": 17]> g (float[n,8] x, bool given) => (y) <
+              float[16,8] w = {{{weight}}}, int64[1] zero = {{0}}, int64[1] eight = {{8}}
+            > {{
+              rows = Shape <start = 0, end = 1> (x)
+              one = Constant <value_ints = [1]> ()
+              single = Equal (rows, one)
+              alone = Squeeze (single)
+              y = If ({condition}) <
+                then_branch = a () => (p) {{ kept = Slice (w, zero, eight) p = MatMul (x, kept) }},
+                else_branch = b () => (q) {{
+                  sizes = Constant <value_ints = [-1, 8]> ()
+                  back = Slice (sizes, zero, eight)
+                  wide = Reshape (x, back)
+                  q = Tanh (wide)
+                }}
+              >
+            }}"""
+        )
+    )
+
+
+@pytest.mark.parametrize(("rows", "run"), [(1, {"MatMul"}), (2, {"Tanh"})])
+def test_a_branch_that_sizes_rule_out_costs_nothing(rows: int, run: set[str]) -> None:
+    """Nor do the constants in a branch, which are computed once, when the session is opened."""
+    estimate = explain(branched("alone"), "cpu", dims={"n": rows})
+    assert {term.kind for term in estimate.terms} & {"MatMul", "Slice", "Tanh"} == run
+
+
+def test_branches_of_a_fed_condition_count_once_each_with_their_sizes() -> None:
+    """Only loops repeat what is in them."""
+    for rows in (2, 3):
+        work = workload_on(branched("given"), Device.CPU, CompileOptions(), {"n": rows})
+        assert work is not None
+        kernels = {kernel.op_type: kernel for kernel in work.kernels if kernel is not None}
+        assert kernels["Tanh"].nbytes == 2 * rows * 8 * 4
+        assert {kernel.times for kernel in kernels.values()} == {1}
