@@ -300,8 +300,10 @@ class _Reader:
         kinds = [kind for kind in outline.input_types.values() if isinstance(kind, TensorType)]
         self.given = {dim for kind in kinds for dim in kind.shape or () if isinstance(dim, str)}
         nodes = outline.nodes
-        # Values that are not known when the session is opened.
+        # Values that are not known when the session is opened; what nothing else makes is an input of a loop's body.
         self.run_time = {*outline.input_types, *chain.from_iterable([node.output_names for node in nodes])}
+        inside = chain.from_iterable([node.input_names for node in nodes if node.body])
+        self.run_time.update(name for name in inside if name and name not in outline.constants)
         self._facts: dict[object, Fact] = {}  # equal types have one
         self._fact_of: dict[int, Fact] = {}  # by identity: the model keeps its types alive
 
@@ -362,7 +364,7 @@ class _Reader:
     def _kernel(self, node: ExportedNode, kind: _Kind) -> Kernel | None:
         """Return the kernel of a node, or None when it costs nothing."""
         names = node.input_names
-        if self.run_time.isdisjoint(names) and any(names) and not kind.pattern.body and kind.op_type not in RANDOM_OPS:
+        if self.run_time.isdisjoint(names) and any(names) and kind.op_type not in RANDOM_OPS:
             self.run_time.difference_update(node.output_names)  # computed once, when the session is opened
             return None
         inputs = kind.inputs

@@ -201,3 +201,20 @@ def test_branches_of_a_fed_condition_count_once_each_with_their_sizes() -> None:
         kernels = {kernel.op_type: kernel for kernel in work.kernels if kernel is not None}
         assert kernels["Tanh"].nbytes == 2 * rows * 8 * 4
         assert {kernel.times for kernel in kernels.values()} == {1}
+
+
+def test_what_a_loop_carries_is_computed_in_every_trip() -> None:
+    """Its body reads no constants alone; a loop of unknown length is taken to run eight times."""
+    looped = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[2,8] x, int64 trips) => (y) {
+          y = Loop (trips, , x) <
+            body = b (int64 trip, bool again, float[2,8] carried) => (bool on, float[2,8] next) {
+              on = Identity (again)
+              next = Tanh (carried)
+            }
+          >
+        }"""
+    )
+    work = workload_on(from_onnx(looped), Device.CPU, CompileOptions(), {})
+    assert work is not None
+    assert [kernel.times for kernel in work.kernels if kernel is not None and kernel.op_type == "Tanh"] == [8]
