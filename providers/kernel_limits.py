@@ -128,8 +128,10 @@ def has_no_number(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
 def reduces_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     """Return whether a reduction may have results of no elements; one without results has none."""
     dims, axes = input_dims(node, 0), given.get("axes", constant(given, 1))
-    if dims is None or 0 not in dims or (axes is None and len(node.inputs) > 1 and node.inputs[1] is not None):
-        return dims is not None and 0 in dims
+    if dims is None or 0 not in dims:
+        return False
+    if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+        return True  # the axes come with the run
     if axes is None or not len(axes):
         axes = () if given.get("noop_with_empty_axes") else range(len(dims))
     reduced = {int(axis) % len(dims) for axis in axes}
