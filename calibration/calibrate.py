@@ -75,7 +75,7 @@ def _bench(device: Device, clock: Clock, begun_ns: int, *, quick: bool) -> Itera
 def _kept(bench: Bench, *, quick: bool) -> CalibrationProfile | CalibrationError:
     """Keep the measurements of a device and return them, or the reason why nothing follows from it."""
     rows = tuple(bench.rows.values())
-    missing = sorted(set(REQUIRED) - {row.kernel for row in rows if row.ns > 0 or row.kernel == "launch"})
+    missing = sorted(set(REQUIRED) - {row.kernel for row in rows})
     if missing:
         why = "".join(f"\n  {kernel}: {reason}" for kernel, reason in bench.skipped.items() if kernel in missing)
         return CalibrationError(

@@ -145,16 +145,17 @@ class Bench:
             takes_ns = self.point_ns + (statistics.median(self._extra_ns) if self._extra_ns else 0.0)
             ends_ns = self.spent_ns + max(self._clock() - begun, 0) + max(takes_ns, _LEAST_RUNS * run_ns)
             must = needed or (label in REQUIRED and not any(key[0] == kernel.name for key in self.rows))
-            if not must and (run_ns > _PATIENCE * self.point_ns or ends_ns > self.limit_ns):
-                if self._key(kernel, point) not in self.rows:
-                    self.skipped.setdefault(label, f"no time for size {kernel.size(point)}")
-                continue
-            try:
-                self._measure(kernel, point, expected_ns)
-            except FAILURES as err:
-                self.skipped[label] = str(err).splitlines()[0]
-                self._failed.add(label)
-                break
+            reason = "no time"
+            if must or (run_ns <= _PATIENCE * self.point_ns and ends_ns <= self.limit_ns):
+                reason = "nothing above the noise"
+                try:
+                    self._measure(kernel, point, expected_ns)
+                except FAILURES as err:
+                    self.skipped[label] = str(err).splitlines()[0]
+                    self._failed.add(label)
+                    break
+            if self._key(kernel, point) not in self.rows:
+                self.skipped.setdefault(label, f"{reason} for size {kernel.size(point)}")
         self.point_ns = usual_ns
         self.spent_ns += max(self._clock() - begun, 0)
 
@@ -176,6 +177,8 @@ class Bench:
         if not kernel.copies and better >= 2 * copies and timed.ns < 2 * base.ns:
             copies, timed = better, self._timed(self._graph(kernel, point, better), kernel) or timed
         copy_ns = max(timed.ns - base.ns, 0.0) / copies
+        if copy_ns == 0 and kernel.size(point):  # below the noise: nothing to keep, or to hold against a later visit
+            return
         whole_ns = timed.ns / copies if kernel.base else copy_ns  # of a link, where only its last nodes count
         works, work = self._works.setdefault((kernel.name, kernel.dtype), {}), kernel.work(point)
         works[work] = min(whole_ns, works.get(work, math.inf))

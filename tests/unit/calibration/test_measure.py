@@ -124,6 +124,16 @@ def test_the_quicker_visit_counts_and_their_difference_is_the_spread(machine: Ar
     assert row.noisy
 
 
+def test_a_kernel_that_every_model_needs_is_measured_until_it_has_a_time(machine: Arithmetic) -> None:
+    """Its first size did not stand out of the noise, and no time is left: it is measured again, and no size more."""
+    bench, sizes = machine.bench(limit_s=0.0), ((1 << 10, 256), (1 << 14, 256))
+    for ns in (0.0, 700.0):
+        machine.node_ns["Add"] = ns
+        bench.visit(_named("Add"), sizes[:1])
+    bench.visit(_named("Add"), sizes[1:])
+    assert {row.size: row.ns for row in bench.rows.values()} == {(1 << 10,): pytest.approx(700)}
+
+
 @pytest.mark.parametrize(("records", "names"), [(False, {"run"}), (True, {"run", "run:recorded"})])
 def test_recorded_runs_are_measured_where_the_device_records(
     records: bool, names: set[str], machine: Arithmetic
