@@ -34,11 +34,14 @@ from rlx_ort.providers.kernel_limits import (
 )
 from rlx_ort.providers.ort_provider import OrtProvider
 
-# Per core of an AVX2 server at about 3 GHz: half of 2 FMA units x 8 lanes x 2 FLOP x 3 GHz, which MLAS reaches.
-_GEMM_GFLOPS_PER_CORE = 50.0
-_BYTES_PER_NS = (10.0, 1e9)  # inputs and outputs are handed over, not copied
+# Per core of a server of 2.5 to 3 GHz: what kept calibrations of two kinds of machines found (two cores of an AMD EPYC,
+# 16 of an Intel Xeon, 2026-11), rounded to what a core without AVX-512 reaches too (docs/results, cpu-2026-11-27).
+# Best product and best convolution: 55 to 115 GFLOP/s a core. One more tiny node: 174 to 457 ns. A run of one: 3.4 to
+# 7.6 us. Memory is mostly a cache's, since a node reads what the one before it has written: 100 to 620 bytes per ns.
+_GFLOPS_PER_CORE = 60.0
+_BYTES_PER_NS = (100.0, 1e9)  # inputs and outputs are handed over, not copied
 _BLOCK = 16  # channels or columns that MLAS packs together, 8 channels without AVX-512
-_NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
+_NS = (400.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
 
 _CHECKED_CORE = (1, 31)  # 1.24.4 ends the process on more operators
 _VOLUME_RANK = 5  # of a convolution in 3 dims
@@ -260,8 +263,8 @@ class CpuProvider(OrtProvider):
         """Return the profile of a common server core times the cores this process may use."""
         threads = core_share().threads
         return CostProfile.shipped(
-            f"AVX2 server cores x {threads}, ONNX Runtime 1.31.1, 2026-10",
-            gflops=(_GEMM_GFLOPS_PER_CORE * threads, 0.7 * _GEMM_GFLOPS_PER_CORE * threads),
+            f"server cores x {threads}, ONNX Runtime 1.31.1, 2026-11",
+            gflops=(_GFLOPS_PER_CORE * threads, _GFLOPS_PER_CORE * threads),
             bytes_per_ns=_BYTES_PER_NS,
             ns=_NS,
         )

@@ -10,10 +10,12 @@ import functools
 import gzip
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rlx_ort import CompileOptions, Device, Graph
 from rlx_ort.calibration.features import Workload, workload_of
@@ -23,7 +25,7 @@ from rlx_ort.ir.serde import from_json
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.hardware import core_share
 from rlx_ort.providers.registry import provider_of
-from rlx_ort.selection.cost import total_ns
+from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, total_ns
 from rlx_ort.selection.support import model_for
 
 KEPT = Path(__file__).parents[2] / "data" / "replay"
@@ -56,13 +58,25 @@ def shipped(label: str) -> CostProfile:
     return replace(profile, gemm_gflops=more * profile.gemm_gflops, conv_gflops=more * profile.conv_gflops)
 
 
-def predictions(run: Mapping[str, Any]) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """Return, for each graph of a run, the predicted and the measured nanoseconds by device."""
-    costs: dict[str, Any] = {}
+def measured_costs(run: Mapping[str, Any]) -> dict[str, BackendCostModel]:
+    """Return the cost model of each device after a run's calibration."""
+    costs: dict[str, BackendCostModel] = {}
     for label, rows in run["rows"].items():
         kept = tuple(Row(name, tuple(size), ns, dtype) for name, size, dtype, ns in rows)
         profile = CalibrationProfile(ProfileKey(label, f"{label}EP", "kept"), kept)
         costs[label] = MeasuredCostModel(Device(label), profile, shipped=shipped(label))
+    return costs
+
+
+def shipped_costs(run: Mapping[str, Any]) -> dict[str, BackendCostModel]:
+    """Return the cost model of each device without a calibration."""
+    return {label: ProfileCostModel(Device(label), shipped(label)) for label in run["rows"]}
+
+
+def predictions(
+    costs: Mapping[str, BackendCostModel], run: Mapping[str, Any]
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Return, for each graph of a run, the predicted and the measured nanoseconds by device."""
     made = []
     for case in run["cases"]:
         predicted = {
@@ -74,16 +88,29 @@ def predictions(run: Mapping[str, Any]) -> list[tuple[dict[str, float], dict[str
     return made
 
 
-def test_the_model_chooses_for_the_kept_runs_within_the_limits() -> None:
-    """The limits are the figures with which the model was merged, and what they vary between runs."""
+@pytest.mark.parametrize(
+    ("costs", "regret", "error", "largest"), [(measured_costs, 1.023, 0.125, 0.44), (shipped_costs, 1.09, 0.35, 1.0)]
+)
+def test_the_model_chooses_for_the_kept_runs_within_the_limits(
+    costs: Callable[[Mapping[str, Any]], dict[str, BackendCostModel]], regret: float, error: float, largest: float
+) -> None:
+    """The limits are the figures with which the model was merged, and what they vary between runs.
+
+    The errors leave out what is shipped for WebGPU: it depends on the adapter of the test's machine.
+    """
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(KEPT.glob("*.json"))]
-    pairs = [pair for run in runs for pair in predictions(run)]
-    errors = sorted(abs(predicted[label] / ns - 1) for predicted, measured in pairs for label, ns in measured.items())
+    pairs = [pair for run in runs for pair in predictions(costs(run), run)]
+    errors = sorted(
+        abs(predicted[label] / ns - 1)
+        for predicted, measured in pairs
+        for label, ns in measured.items()
+        if costs is measured_costs or label != "webgpu"
+    )
     regrets = []
     for predicted, measured in (pair for pair in pairs if len(pair[1]) > 1):
         chosen = min(predicted, key=lambda label: predicted[label])
         regrets.append(measured.get(chosen, max(measured.values())) / min(measured.values()))
     assert len(regrets) == 422
-    assert statistics.geometric_mean(regrets) <= 1.023
-    assert statistics.median(errors) <= 0.125
-    assert errors[int(0.9 * (len(errors) - 1))] <= 0.44
+    assert statistics.geometric_mean(regrets) <= regret
+    assert statistics.median(errors) <= error
+    assert errors[int(0.9 * (len(errors) - 1))] <= largest
