@@ -59,7 +59,7 @@ _SAME: Mapping[str, str] = {
 }
 """Operator -> another one whose kernels do the same work, so that one measurement stands for both."""
 
-_TABLE = _words(
+TABLE = _words(
     "Add Tanh Softmax LayerNormalization Gather TransposeRows ReduceMean Concat AddRow Transpose Relu Mul Sigmoid Gelu "
     "Erf Exp Sin Pow Where Cast Div Sqrt ReduceRows"
 )
@@ -198,7 +198,7 @@ def _by_elements(op_type: str, inputs: Sequence[Fact], outputs: Sequence[Fact], 
         name = "AddRow" if 1 < small < elements else name
     elif name == "ReduceMean" and inputs and _keeps_last(inputs[0].shape, out.shape):
         name = "ReduceRows"
-    if name not in _TABLE:
+    if name not in TABLE:
         name = f"{op_type}{variant}"
     width = out.nbytes / out.elements if out.elements else 4.0  # bytes of an element
     count = max(round(elements * width / 4), 1)
@@ -371,7 +371,7 @@ class _Reader:
         if inputs is None:
             inputs = kind.inputs = self.facts(kind.pattern.inputs)
         shared = len(names) > 1 and names[1] not in self.run_time
-        small = self._small(names) if kind.op_type not in _TABLE else ()
+        small = self._small(names) if kind.op_type not in TABLE else ()
         kernel = kind.plain.get((shared, small))
         if kernel is None:
             kernel = kernel_of(
