@@ -34,14 +34,13 @@ from rlx_ort.providers.kernel_limits import (
 )
 from rlx_ort.providers.ort_provider import OrtProvider
 
-# Per core of a server of 2.5 to 3 GHz: what kept calibrations of two kinds of machines found (two cores of an AMD EPYC,
-# 16 of an Intel Xeon, 2026-11), rounded to what a core without AVX-512 reaches too (docs/results, cpu-2026-11-27).
-# Best product and best convolution: 55 to 115 GFLOP/s a core. One more tiny node: 174 to 457 ns. A run of one: 3.4 to
-# 7.6 us. Memory is mostly a cache's, since a node reads what the one before it has written: 100 to 620 bytes per ns.
+# Kept calibrations of two cores of an AMD EPYC and 16 of an Intel Xeon have 55 to 115 GFLOP/s a core in products and in
+# convolutions, and 100 to 620 bytes per ns, since a node finds in the cache what the one before it wrote. Cores without
+# AVX-512 have half of it. A node of a users' model takes 1 us, with its memory. See NOTES.md of calibration, 2026-11.
 _GFLOPS_PER_CORE = 60.0
-_BYTES_PER_NS = (100.0, 1e9)  # inputs and outputs are handed over, not copied
+_BYTES_PER_NS = (60.0, 1e9)  # inputs and outputs are handed over, not copied
 _BLOCK = 16  # channels or columns that MLAS packs together, 8 channels without AVX-512
-_NS = (400.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
+_NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
 
 _CHECKED_CORE = (1, 31)  # 1.24.4 ends the process on more operators
 _VOLUME_RANK = 5  # of a convolution in 3 dims
