@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_text import parsed
 
 from rlx_ort import CompileOptions, ConversionError, DType, Graph, GraphVerifyError, ParamError, Value, from_onnx
+from rlx_ort.converters.onnx_types import known_type_of
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.exporter import export_model, exported
 from rlx_ort.ir.ops.leaf import Capture, Input
@@ -265,6 +266,19 @@ def test_small_parameters_are_put_inside_for_a_session() -> None:
     outside = {t.name: t.data_location == onnx.TensorProto.EXTERNAL for t in model.graph.initializer}
     assert outside["large"]
     assert not outside["small"]
+
+
+def test_a_session_gets_no_shapes_with_open_dims_between_nodes() -> None:
+    """The file has them for its readers; a session infers them, and moves more transpositions then."""
+    graph = Graph()
+    x, fixed = graph.input("x", ["n", 4]), graph.input("fixed", [2, 4])
+    graph.set_outputs([graph.exp(graph.neg(x, name="open")), graph.exp(graph.neg(fixed, name="known"))], ["a", "b"])
+    exported = export_model(graph)
+    model = onnx.ModelProto.FromString(exported.model_bytes({}))
+    for proto_of, open_dims in ((exported.model, ["n", 4]), (model, None)):
+        inferred = {kind.name: known_type_of(kind.type) for kind in proto_of.graph.value_info}
+        assert inferred["known"] == TensorType(DType.F32, Shape([2, 4]))
+        assert inferred["open"] == TensorType(DType.F32, None if open_dims is None else Shape(open_dims))
 
 
 @pytest.mark.parametrize(
