@@ -46,8 +46,12 @@ def _range_of(text: str) -> tuple[int, int]:
 def command(
     models: tuple[Path, ...] = options.argument(nargs=-1, required=True, type=options.PACKAGE),
     host: str = options.option("--host", "The address to listen on.", default="127.0.0.1"),
-    http_port: int = options.option("--http", "For REST; -1: none, 0: any free port.", default=8000, type=_PORT),
-    grpc_port: int = options.option("--grpc", "For gRPC; -1: none, 0: any free port.", default=8001, type=_PORT),
+    http_port: int = options.option(
+        "--http --http-port", "For REST; -1: none, 0: any free port.", default=8000, type=_PORT
+    ),
+    grpc_port: int = options.option(
+        "--grpc --grpc-port", "For gRPC; -1: none, 0: any free port.", default=8001, type=_PORT
+    ),
     max_batch: int = options.whole("--max-batch", "Rows that run together.", least=1, default=256),
     batch_unproven: tuple[str, ...] = options.option(
         "--batch-unproven",

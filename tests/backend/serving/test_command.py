@@ -217,6 +217,8 @@ def test_files_are_compiled_in_the_precision_that_is_asked_for(models: Path) -> 
         (["--tls-cert", "MODEL", "--tls-key", "MODEL"], "not a certificate"),
         (["--http", "-1", "--grpc", "-1"], "neither"),
         (["--http", "99999"], "99999 is not in the range"),
+        (["--http-port", "99999"], "99999 is not in the range"),  # as Triton calls it
+        (["--port", "8000"], "--http-port"),
         (["--host", "192.0.2.1"], "192.0.2.1"),
     ],
 )
