@@ -35,7 +35,7 @@ from rlx_ort.providers.kernel_limits import (
 from rlx_ort.providers.ort_provider import OrtProvider
 
 # Kept calibrations of two cores of an AMD EPYC and 16 of an Intel Xeon have 55 to 115 GFLOP/s a core in products and in
-# convolutions, and 100 to 620 bytes per ns, since a node finds in the cache what the one before it wrote. Of the figures
+# convolutions, and 100 to 620 bytes per ns, since a node finds in the cache what the one before it wrote. Of those
 # tried, these predict kept runs, published models and users' models best taken together: NOTES.md of calibration.
 _GFLOPS_PER_CORE = 60.0
 _BYTES_PER_NS = (60.0, 1e9)  # inputs and outputs are handed over, not copied
