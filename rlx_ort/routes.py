@@ -6,6 +6,7 @@ choice. Whatever way a run is asked for, its steady state is a lookup here and t
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -87,7 +88,6 @@ class Route:
         compiled: the compiled graph there.
         attempts: the devices that refuse the graph, with the reasons, for `last_attempts`; None for a named device.
         follower: follows a choice that later runs may change.
-        since: from before the choice.
         watches: whether variables of the environment decide.
     """
 
@@ -103,7 +103,6 @@ class Route:
         "named",
         "revision",
         "run",
-        "since",
         "watches",
     )
 
@@ -119,7 +118,7 @@ class Route:
     ) -> None:
         self.is_like, self.run, self.watches = is_like, run, watches
         self.device, self.follower = pick.device, pick.follower
-        self.compiled, self.since, self.attempts = compiled, since, attempts
+        self.compiled, self.attempts = compiled, attempts
         _, self.graph, self.revision, self.epoch, self.named, self.chain = since  # which takes longer to look at
 
 
@@ -208,9 +207,8 @@ class RouteTable:
         compiled = route.compiled
         kind = compiled.kind_of(inputs)
         if kind is not None:
-            pick = Pick(route.device, named=False)
-            route = Route(kind, compiled.run_checked, pick, compiled, route.since, route.attempts, route.watches)
-            self._latest[goal] = route
+            self._latest[goal] = route = copy.copy(route)
+            route.is_like, route.run = kind, compiled.run_checked
         return route
 
     def _sizes(self, goal: Key, inputs: Mapping[str, Any]) -> Any:

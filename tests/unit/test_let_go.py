@@ -16,18 +16,20 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from sample_models.source_files import SOURCES, damaged, write_source
 from sample_packages.packages import flip, make
 
-from rlx_ort import CancelToken, CompileOptions, limited, load, open_package, start_package
+from rlx_ort import CancelToken, CompileOptions, Graph, GraphDevices, limited, load, open_package, start_package
 from rlx_ort.converters.bundle import graph_from_bundle
 from rlx_ort.converters.onnx_ir_bridge import foreign_errors
 from rlx_ort.converters.sources import open_source, read_weights
 from rlx_ort.deploy.package import Package
 from rlx_ort.errors import ConversionError, IntegrityError, RlxError, let_go
 from rlx_ort.execution import background
+from rlx_ort.providers.engine.process import budget
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +124,22 @@ def test_a_foreign_error_lets_go_of_what_its_package_had() -> None:
         link = link.tb_next
     assert names[-1] == "_failing"
     assert "foreign_errors" not in names
+
+
+@pytest.mark.parametrize("way", ["run", "run_fastest", "run_resolved"])
+def test_a_runner_that_is_dropped_gives_its_threads_and_its_memory_back(way: str) -> None:
+    """Else the next session would run on one thread until the garbage collector comes."""
+    graph = Graph()
+    graph.outputs = [graph.exp(graph.input("x", ("n", 4)))]
+    held, runner = budget().granted, GraphDevices(graph)
+    for rows in (1, 2, 2, 2):  # the second time and later, a route answers
+        inputs = {"x": np.ones((rows, 4), np.float32)}
+        runner.run("cpu", inputs) if way == "run" else getattr(runner, way)(inputs)
+    kept = weakref.ref(runner.compile("cpu"))
+    assert kept() is not None
+    del runner
+    assert kept() is None
+    assert budget().granted == held
 
 
 def _in_use(folder: Path) -> set[str]:
