@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rlx_ort.calibration.features import DEFAULT_DIM, workload_of
-from rlx_ort.converters.to_onnx.exported import ExportedNode
+from rlx_ort.converters.to_onnx.exported import SCORED, ExportedNode
 from rlx_ort.converters.to_onnx.model import ExternalWeight
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError
@@ -205,6 +205,12 @@ class _Plan:
         self.nbytes = {**self.workload.inputs, **self.workload.nbytes}
         # The session knows no sizes but those that its options bind: by them it folds nodes and shares memory.
         self.types, self.outputs = {**draft.outline.known_types()}, outline.output_types.keys()
+        self.scores = {
+            name
+            for node in draft.outline.nodes
+            if node.op_type in SCORED
+            for name in (*node.input_names, *node.output_names)
+        }
         self.cache = _cache_of(draft, outline.input_types)
         folded = folded_nodes(draft.outline, options)
         nodes = [node for node in self.workload.nodes if node.name not in folded]
@@ -224,6 +230,7 @@ class _Plan:
         self.owned = {name: self.nbytes.get(name, 0) for node in folded.values() for name in node.output_names if name}
         self.repacked: set[str] = set()
         self.packed = [self._packed(node) for node in self.nodes]
+        self.in_gelu = self._gelus()  # value -> the argument of the function of which it is a part
         self.buffer: dict[str, str] = {}  # value -> the one whose memory it has
         self.first: dict[str, int] = {}  # the nodes between which a memory is taken
         self.last: dict[str, int] = {}
@@ -365,6 +372,8 @@ class _Plan:
 
         An activation becomes a part of the convolution before it, and so does a sum, which writes over its other input.
         """
+        if name in self.in_gelu:
+            return self.in_gelu[name]
         readers = self.readers[name]
         if len(readers) == 1 and readers[0].op_type == "Mul" and _is_gate(node, readers[0].input_names):
             return node.input_names[0]
@@ -399,13 +408,30 @@ class _Plan:
             free.remove(found)
         return found
 
+    def _gelus(self) -> dict[str, str]:
+        """Return the values within each Gelu that is written with Erf, with its argument: it becomes one node."""
+        within: dict[str, str] = {}
+        for erf in (node for node in self.nodes if node.op_type == "Erf"):
+            scaled = self.nodes[self.made[erf.input_names[0]]] if erf.input_names[0] in self.made else None
+            argument = next((name for name in scaled.input_names if name in self.made), None) if scaled else None
+            if scaled is None or argument is None:
+                continue
+            steps = [scaled, erf]
+            while len(readers := self.readers[steps[-1].output_names[0]]) == 1 and readers[0].op_type in ("Add", "Mul"):
+                steps.append(readers[0])
+            if [step.op_type for step in steps[2:4]] == ["Add", "Mul"]:
+                within.update((step.output_names[0], argument) for step in steps[:3])
+        return within
+
     def _size(self, name: str) -> tuple[int, tuple[int | str, ...]] | None:
         """Return the size of a value as the session knows it when it is opened, None if it does not."""
         kind = self.types.get(name)
         if name in self.relaid or not isinstance(kind, TensorType) or kind.shape is None:
             return None
-        dims = tuple(dim for dim in kind.shape.bind(self.options.dims) if dim is not None)
-        return (kind.dtype.nbytes(1), dims) if len(dims) == len(kind.shape) else None
+        shape = kind.shape.bind(self.options.dims)
+        dims = tuple(dim for dim in shape if dim is not None)
+        known = len(dims) == len(shape) and (shape.is_static or name in self.scores)
+        return (kind.dtype.nbytes(1), dims) if known else None
 
     # --- the runs
 

@@ -269,15 +269,21 @@ def test_small_parameters_are_put_inside_for_a_session() -> None:
 
 
 def test_a_session_gets_no_shapes_with_open_dims_between_nodes() -> None:
-    """The file has them for its readers; a session infers them, and moves more transpositions then."""
+    """The file has them for its readers; a session infers them, and moves more transpositions then.
+
+    It has those of the scores of attention, which it writes over where it knows that two shapes are one.
+    """
     graph = Graph()
     x, fixed = graph.input("x", ["n", 4]), graph.input("fixed", [2, 4])
-    graph.set_outputs([graph.exp(graph.neg(x, name="open")), graph.exp(graph.neg(fixed, name="known"))], ["a", "b"])
+    weighted = graph.exp(graph.softmax(graph.abs(x, name="scores"), name="shares"))
+    others = [graph.exp(graph.neg(x, name="open")), graph.exp(graph.neg(fixed, name="known"))]
+    graph.set_outputs([weighted, *others], ["a", "b", "c"])
     exported = export_model(graph)
     model = onnx.ModelProto.FromString(exported.model_bytes({}))
     for proto_of, open_dims in ((exported.model, ["n", 4]), (model, None)):
         inferred = {kind.name: known_type_of(kind.type) for kind in proto_of.graph.value_info}
         assert inferred["known"] == TensorType(DType.F32, Shape([2, 4]))
+        assert inferred["scores"] == inferred["shares"] == TensorType(DType.F32, Shape(["n", 4]))
         assert inferred["open"] == TensorType(DType.F32, None if open_dims is None else Shape(open_dims))
 
 

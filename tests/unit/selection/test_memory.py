@@ -78,7 +78,7 @@ def product(layers: int = 3) -> Graph:
 
 def add(machine: Any, kind: str, limit: int | None = None, **given: Any) -> None:
     """Add a device that takes the graphs of these tests and has a limit."""
-    taken = machine.kernels("MatMul", "Tanh", "Erf", "Concat", "Add")
+    taken = machine.kernels("MatMul", "Tanh", "Erf", "Concat", "Add", "Mul", "Softmax")
     profile = machine.profile(roundtrip_ns=1.0 if kind == "cuda" else 2.0)
     machine.add(kind, kernels=taken, profile=profile, memory_limit=lambda *_: limit, **given)
 
@@ -113,10 +113,10 @@ def test_weights_take_whole_pages_of_a_device(machine: Any) -> None:
     assert need_of(graph, batch=4).weights == 4 * (200 << 10)
 
 
-def wide() -> Graph:
+def wide(batch: int | str = "batch") -> Graph:
     """Return a graph whose first product is narrow, the second wide, and the third one narrow again."""
     graph = Graph("wide")
-    narrow = graph.matmul(graph.input("x", ("batch", 256)), graph.param("a", (256, 256)), name="narrow")
+    narrow = graph.matmul(graph.input("x", (batch, 256)), graph.param("a", (256, 256)), name="narrow")
     wide = graph.tanh(narrow @ graph.param("b", (256, 512)))
     graph.outputs = [graph.tanh(wide @ graph.param("c", (512, 256)))]
     return graph
@@ -125,9 +125,34 @@ def wide() -> Graph:
 def test_a_buffer_that_is_taken_again_is_held_until_then(machine: Any) -> None:
     """As ONNX Runtime plans it: the first product's memory waits for the third one, which has the same shape."""
     add(machine, "cuda", session_memory=SessionMemory(arena=False))
-    need = need_of(wide(), batch=4)
+    need = need_of(wide(batch=4))
     assert [node.live // ROW for node in need.nodes] == [1, 3, 5, 3, 2]
     assert need.activations == need.arena == 5 * ROW
+
+
+def test_memory_of_an_open_size_is_not_taken_again(machine: Any) -> None:
+    """The session is told no shape with an open dim, so that the first product's memory is free for the wide ones."""
+    add(machine, "cuda", session_memory=SessionMemory(arena=False))
+    assert [node.live // ROW for node in need_of(wide(), batch=4).nodes] == [1, 3, 4, 3, 2]
+
+
+def test_scores_of_an_open_size_are_written_over(machine: Any) -> None:
+    """The session is told the shapes around a Softmax, whose kernel may then write where it reads."""
+    graph = Graph("scores")
+    scores = graph.input("x", ("batch", 256)) @ graph.param("w", (256, 256))
+    graph.outputs = [graph.tanh(graph.softmax(scores))]
+    add(machine, "cuda", session_memory=SessionMemory(in_place=frozenset({"Softmax"})))
+    assert [node.live // ROW for node in need_of(graph, batch=4).nodes] == [1, 1, 2]
+
+
+def test_a_gelu_in_basic_operators_takes_the_memory_of_one_node(machine: Any) -> None:
+    """ONNX Runtime makes one node of it: x / 2 * (erf(x * 0.707) + 1), as PyTorch's exporters write it."""
+    graph = Graph("gelu")
+    value = graph.input("x", ("batch", 256)) @ graph.param("w", (256, 256))
+    erf = graph.activation("erf", value * 0.70710678)
+    graph.outputs = [graph.tanh(value * (erf + 1.0) * 0.5)]
+    add(machine, "cuda", session_memory=SessionMemory(arena=False))
+    assert need_of(graph, batch=4).activations == 2 * ROW
 
 
 def test_sizes_that_only_the_caller_knows_change_no_plan_of_buffers(machine: Any) -> None:
