@@ -45,7 +45,6 @@ from rlx_ort.providers.kernel_limits import (
     has_no_number,
     input_dims,
     is_empty,
-    is_empty_beside,
     is_empty_first,
     is_float_remainder,
     reads_i64,
@@ -101,7 +100,7 @@ _EMPTY = (
         for op_type in ("BatchNormalization", "EyeLike", "LRN", "ReverseSequence", "Shrink", "Trilu")
     ),
     KernelLimit("Softmax", is_empty_first, "fused with a sum before it, it does not take a dim of 0"),
-    KernelLimit("Conv", is_empty_beside, "it does not take a dim of 0 beside its first input"),
+    KernelLimit("Conv", is_empty, "without elements it answers in the shape of an earlier run"),
     KernelLimit("NonMaxSuppression", has_no_number, "it reads a number that is not there"),
     KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
     KernelLimit("ReduceMean", reduces_nothing, "the mean of no elements is not NaN"),
