@@ -120,7 +120,7 @@ class ExportedModel:
             for info in graph.value_info:
                 kind = info.type.tensor_type
                 if info.name not in scores and not all(dim.HasField("dim_value") for dim in kind.shape.dim):
-                    info.type.tensor_type.ClearField("shape")
+                    kind.ClearField("shape")
         serialized: bytes = model.SerializeToString(deterministic=True)
         return serialized
 
