@@ -119,23 +119,26 @@ async def test_cancelling_the_task_stops_the_run() -> None:
     """The run in the thread ends early, and the graph runs on afterwards."""
     compiled = _endless()
     inputs = {"x": np.zeros((256, 256), np.float32)}
-    ended = threading.Event()
+    begun, ended, whole = threading.Event(), threading.Event(), []
     engine = compiled._slot.current
     original = engine.run
 
     def watched(*args: Any) -> Any:
+        begun.set()
         try:
-            return original(*args)
+            whole.append(original(*args))
+            return whole[-1]
         finally:
             ended.set()
 
     engine.run = watched
     task = asyncio.create_task(compiled.run_async(inputs))
-    await asyncio.sleep(0.1)
+    assert await asyncio.to_thread(begun.wait, 60.0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ended.wait(1.0), "the run went on after it was cancelled"
+    assert ended.wait(60.0)
+    assert not whole, "the run went on after it was cancelled"
 
 
 @pytest.mark.parametrize("on_device", [False, True])
