@@ -269,9 +269,9 @@ def test_small_parameters_are_put_inside_for_a_session() -> None:
 
 
 def test_a_session_gets_no_shapes_with_open_dims_between_nodes() -> None:
-    """The file has them for its readers; a session infers them, and moves more transpositions then.
+    """The exported file declares them all; a session's model only those that Softmax reads and writes.
 
-    It has those of the scores of attention, which it writes over where it knows that two shapes are one.
+    Without them ONNX Runtime moves more transpositions; with those of Softmax it overwrites attention scores in place.
     """
     graph = Graph()
     x, fixed = graph.input("x", ["n", 4]), graph.input("fixed", [2, 4])

@@ -131,13 +131,13 @@ def test_a_buffer_that_is_taken_again_is_held_until_then(machine: Any) -> None:
 
 
 def test_memory_of_an_open_size_is_not_taken_again(machine: Any) -> None:
-    """The session is told no shape with an open dim, so that the first product's memory is free for the wide ones."""
+    """ONNX Runtime reuses a buffer for a value of the same shape; the model leaves out shapes with open dims."""
     add(machine, "cuda", session_memory=SessionMemory(arena=False))
     assert [node.live // ROW for node in need_of(wide(), batch=4).nodes] == [1, 3, 4, 3, 2]
 
 
 def test_scores_of_an_open_size_are_written_over(machine: Any) -> None:
-    """The session is told the shapes around a Softmax, whose kernel may then write where it reads."""
+    """The model declares the shapes of Softmax's input and output, so the kernel may overwrite its input."""
     graph = Graph("scores")
     scores = graph.input("x", ("batch", 256)) @ graph.param("w", (256, 256))
     graph.outputs = [graph.tanh(graph.softmax(scores))]
