@@ -251,20 +251,22 @@ class Matcher:
             if perm_of(node) == (0, 1, 3, 2):
                 inner, scale = self._scaled(node.inputs[0])
                 return self.operand(inner), scale
-        # The exporter of torch 2.5 and later joins batch and heads for the transposition.
-        swap = self.maker(node.inputs[0]) if operator_of(node) == "Reshape" and node is not None else None
+        return None, 1.0
+
+    def swapped(self, node: Node) -> Ref | None:
+        """Return the value whose last two axes a Reshape swaps, with all others joined for the transposition.
+
+        PyTorch's exporter of 2.5 and later writes the keys of attention so.
+        """
+        swap = self.maker(node.inputs[0]) if operator_of(node) == "Reshape" else None
         joined = self.maker(swap.inputs[0]) if operator_of(swap) == "Transpose" and swap is not None else None
-        if node is None or swap is None or joined is None:
-            return None, 1.0
-        if operator_of(joined) != "Reshape" or perm_of(swap) != (0, 2, 1):
-            return None, 1.0
+        if swap is None or joined is None or operator_of(joined) != "Reshape" or perm_of(swap) != (0, 2, 1):
+            return None
         whole = joined.inputs[0]
-        flat, parted = self.sizes(joined.inputs[1]), self.sizes(node.inputs[1])
-        places = [self.place(whole, axis) for axis in range(4)]
-        if whole is None or flat != [-1, *places[2:]] or parted != [*places[:2], places[3], places[2]]:
-            return None, 1.0
-        inner, scale = self._scaled(whole)
-        return self.operand(inner), scale
+        places = [self.place(whole, axis) for axis in range(len(self.shape(whole)))]
+        if len(places) < 3 or self.sizes(joined.inputs[1]) != [-1, *places[-2:]]:
+            return None
+        return whole if self.sizes(node.inputs[1]) == [*places[:-2], places[-1], places[-2]] else None
 
     def operand(self, ref: Ref | None) -> Operand | None:
         """Return q, k or v of a value `(B, H, S, D)`."""

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from model_corpus import user_model
 
+import rlx_ort
 from rlx_ort import CompileOptions
 from rlx_ort.converters.bundle import bundle_of
 from rlx_ort.converters.from_onnx import from_onnx
@@ -137,6 +138,40 @@ def test_a_scale_of_the_size_of_heads_counts_as_a_number() -> None:
     (attention,) = [node for node in nodes if node.op_type == "MultiHeadAttention"]
     (scale,) = [each.f for each in attention.attribute if each.name == "scale"]
     assert scale == pytest.approx(4**-0.25)
+
+
+JOINED = """
+<ir_version: 9, opset_import: ["": 20]>
+keys (float[b, 2, s, 8] x, float[b, 2, t, 8] q) => (float[b, 2, t, s] y)
+<int64[1] rest = {{-1}}, int64[2] ends = {{{ends}}}, int64[4] order = {{{order}}}> {{
+    sizes = Shape (x)
+    kept = Gather (sizes, ends)
+    flat = Concat <axis = 0> (rest, kept)
+    joined = Reshape (x, flat)
+    turned = Transpose <perm = [0, 2, 1]> (joined)
+    parted = Gather (sizes, order)
+    k = Reshape (turned, parted)
+    y = MatMul (q, k)
+}}
+"""
+
+
+def test_keys_whose_heads_are_joined_to_be_transposed_are_transposed_at_once() -> None:
+    """As PyTorch's newer exporter writes attention; ONNX Runtime makes this form a part of the product."""
+    model = export_model(from_onnx(onnx.parser.parse_model(JOINED.format(ends="2, 3", order="0, 1, 3, 2"))))
+    assert [node.op_type for node in model.nodes] == ["Transpose", "MatMul"]
+    rng = np.random.default_rng(0)
+    x, q = (rng.standard_normal((3, 2, length, 8)).astype(np.float32) for length in (5, 4))
+    with rlx_ort.load(model.model.SerializeToString()) as runner:
+        (y,) = runner.run("cpu", {"x": x, "q": q})
+    np.testing.assert_allclose(y, np.einsum("bhtd,bhsd->bhts", q, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("ends", "order"), [("3, 2", "0, 1, 3, 2"), ("2, 3", "1, 0, 3, 2"), ("2, 3", "0, 1, 2, 3")])
+def test_other_shapes_around_a_transposition_stay(ends: str, order: str) -> None:
+    """Rows that are cut elsewhere, other heads first, or elements in their old places."""
+    model = export_model(from_onnx(onnx.parser.parse_model(JOINED.format(ends=ends, order=order))))
+    assert [node.op_type for node in model.nodes].count("Reshape") == 2
 
 
 def test_a_provider_without_a_kernel_gets_the_same_model() -> None:
