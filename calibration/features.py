@@ -50,6 +50,7 @@ _SAME: Mapping[str, str] = {
     **dict.fromkeys(_words("MultiHeadAttention GroupQueryAttention"), "Attention"),
     **dict.fromkeys(_words("Sub And Or Xor"), "Add"),
     **dict.fromkeys(_words("Slice Split Expand Tile Pad"), "Concat"),
+    **dict.fromkeys(_words("GRU RNN"), "LSTM"),
     "LogSoftmax": "Softmax",
     "ReduceSum": "ReduceMean",
     "GlobalAveragePool": "ReduceMean",
@@ -65,7 +66,7 @@ TABLE = _words(
 )
 """Operators priced by their elements that every full calibration measures."""
 
-BY_WIDTH = _words("Softmax LayerNormalization ReduceMean Gather Concat ReduceRows")
+BY_WIDTH = _words("Softmax LayerNormalization ReduceMean Gather Concat ReduceRows AddRow TransposeRows")
 """Those whose time depends on the length of a row as well."""
 
 
@@ -182,7 +183,8 @@ def _recurrent(op_type: str, shapes: list[tuple[int, ...]]) -> tuple[str, tuple[
     steps, batch, width = shapes[0]
     directions, gates, hidden = shapes[2]  # the recurrent weights, all gates in one
     flops = 2.0 * steps * batch * directions * gates * (width + hidden)
-    return op_type, (steps, batch, width, hidden, directions), flops
+    like_lstm = max(gates // 4, 1)  # a GRU has three gates, and takes the time of a narrower LSTM
+    return _SAME.get(op_type, op_type), (steps, batch, width, like_lstm, directions), flops
 
 
 def _by_elements(op_type: str, inputs: Sequence[Fact], outputs: Sequence[Fact], moved: float, variant: str) -> Kernel:
@@ -204,7 +206,7 @@ def _by_elements(op_type: str, inputs: Sequence[Fact], outputs: Sequence[Fact], 
     count = max(round(elements * width / 4), 1)
     size: tuple[int, ...] = (count,)
     if name in BY_WIDTH:
-        row = round(_row_length(op_type, name, inputs, out) * width / 4)
+        row = round(_row_length(name, inputs, out) * width / 4)
         size = (count, min(max(row, 1), count))
     return Kernel(name, size, out.dtype, float(elements), moved, 1, op_type)
 
@@ -216,8 +218,8 @@ def _keeps_last(data: tuple[int, ...], out: tuple[int, ...]) -> bool:
     return len(out) == len(data) or out != data[: len(out)]
 
 
-def _row_length(op_type: str, name: str, inputs: Sequence[Fact], out: Fact) -> int:
-    """Return the elements that are normalised or reduced together, copied in one piece, or kept by a reduction.
+def _row_length(name: str, inputs: Sequence[Fact], out: Fact) -> int:
+    """Return the elements that are normalised, reduced or added together, copied in one piece, or kept by a reduction.
 
     The axis is not known here: normalisations are taken to be over the last one.
     """
@@ -228,9 +230,14 @@ def _row_length(op_type: str, name: str, inputs: Sequence[Fact], out: Fact) -> i
         return data[-1]
     if name == "ReduceMean":
         return max(inputs[0].elements // out.elements, 1)
-    pairs = zip(reversed(data), reversed(out.shape), strict=False)
+    if name == "AddRow":
+        small = min(inputs, key=lambda fact: fact.elements)
+        pairs = list(zip(reversed(small.shape), reversed(out.shape), strict=False))
+        repeated = bool(pairs) and pairs[0][0] != pairs[0][1]  # a number for a whole row, as for a channel
+        return math.prod(dim for _, dim in takewhile(lambda pair: (pair[0] != pair[1]) == repeated, pairs))
+    pairs = list(zip(reversed(data), reversed(out.shape), strict=False))
     kept = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))  # axes that are the same before and after
-    whole = kept if op_type == "Gather" or name == "ReduceRows" else kept + 1
+    whole = kept if name in ("Gather", "ReduceRows", "TransposeRows") else kept + 1
     return math.prod(out.shape[-whole:]) if whole else 1
 
 

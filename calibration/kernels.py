@@ -270,11 +270,11 @@ def _depthwise(graph: KernelGraph, count: int, pixels: int, channels: int) -> Li
 def _operator(graph: KernelGraph, elements: int, width: int, *, name: str) -> Link:
     """Return an operator over rows of a width by the name of its rows; it is unary unless it is listed here."""
     g, rows = graph, max(elements // width, 1)
-    heads = max(elements // (8 * 64), 1)
+    heads = max(rows // 8, 1)
     first: Sequence[int] = {
         "Gather": (_TABLE_ROWS, width),
         "Concat": (rows, width // 2),
-        "TransposeRows": (8, heads, 64),
+        "TransposeRows": (8, heads, width),
     }.get(name, (rows, width))
     # Built when they are called, since each needs its own weights and constants.
     nodes: Mapping[str, Callable[[Value], Value]] = {
@@ -289,7 +289,7 @@ def _operator(graph: KernelGraph, elements: int, width: int, *, name: str) -> Li
         "ReduceMean": lambda x: g.op("ReduceMean", [x, g.constant(1)], rows, 1),
         "ReduceRows": lambda x: g.op("ReduceSum", [x, g.constant(0)], 1, width),
         "Transpose": lambda x: g.op("Transpose", [x], width, rows, perm=(1, 0)),
-        "TransposeRows": lambda x: g.op("Transpose", [x], heads, 8, 64, perm=(1, 0, 2)),
+        "TransposeRows": lambda x: g.op("Transpose", [x], heads, 8, width, perm=(1, 0, 2)),
         "Concat": lambda x: g.op("Concat", [x, x], rows, width, axis=1),
         "Reshape": lambda x: g.op("Reshape", [x, g.constant(-1, width)], rows, width),
     }
@@ -297,11 +297,12 @@ def _operator(graph: KernelGraph, elements: int, width: int, *, name: str) -> Li
 
 
 _TABLE_ROWS = 4096
-_QUICK = ("Tanh", "Softmax", "LayerNormalization", "Gather", "TransposeRows")
-_CORE = (*_QUICK, "ReduceMean", "Concat", "AddRow", "Transpose")
+_QUICK = ("Tanh", "Softmax", "LayerNormalization", "Gather", "TransposeRows", "AddRow")
+_CORE = (*_QUICK, "ReduceMean", "Concat", "Transpose")
 _MORE = ("Relu", "Mul", "Sigmoid", "Gelu", "Erf", "Exp", "Sin", "Pow", "Where", "Cast", "Div", "Sqrt", "Reshape")
-_WIDTHS = {**dict.fromkeys(("Softmax", "LayerNormalization", "ReduceMean"), (1024, 64))}
-_WIDTHS |= dict.fromkeys(("Gather", "Concat", "ReduceRows"), (2048, 16))
+_NARROW, _USUAL = 16, {"TransposeRows": 64}  # elements of a row; of others 256
+_WIDTHS = {**dict.fromkeys(("Softmax", "LayerNormalization"), (16, 1024, 64)), "ReduceMean": (1024, 64)}
+_WIDTHS |= {**dict.fromkeys(("Gather", "Concat", "ReduceRows"), (2048, 16)), "AddRow": (16,), "TransposeRows": (16,)}
 """Operators whose time depends on the length of a row -> further lengths, the more important one first."""
 
 
@@ -394,11 +395,17 @@ def _products() -> list[Kernel]:
 
 def _operators() -> list[Kernel]:
     quick: dict[str, Groups] = {"Add": ((1, _elements(10, 18, 22, 24)), (3, _elements(14, 16, 20)))}
-    quick |= {name: ((2, _elements(10, 18)), (3, _elements(14, 22))) for name in _QUICK}
+    for name in _QUICK:
+        usual = partial(_elements, width=_USUAL.get(name, 256))
+        quick[name] = ((2, usual(10, 18)), (3, usual(14, 22)))
     kernels = []
     for name in ("Add", *_CORE, "ReduceRows", *_MORE):
         plain = ((3, _elements(10, 14, 18, 22)),) if name in _CORE else ((4, _elements(14, 20)),)
-        widths = tuple((4 + at, _elements(14, 20, width=width)) for at, width in enumerate(_WIDTHS.get(name, ())))
+        widths: Groups = tuple(
+            (2 if name in _QUICK and (width, exponent) == (_NARROW, 14) else 4 + at, _elements(exponent, width=width))
+            for at, width in enumerate(_WIDTHS.get(name, ()))
+            for exponent in (14, 20)
+        )
         size: Callable[[Point], Point] = tuple if widths else _count(lambda point: point[0])
         build, groups = _nodes(partial(_operator, name=name)), (*quick.get(name, plain), *widths)
         kernels.append(Kernel(name, build, groups, size, lambda point: point[0], "elements"))

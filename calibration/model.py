@@ -69,7 +69,8 @@ class Grid:
     """Time over the sizes of a kernel: logarithms, linear along each axis.
 
     Above the grid the time grows half as between the two largest sizes and half with the work: a time held up by
-    launches may be by its work there. Below, it falls as between the two smallest, but never faster than the work.
+    launches may be by its work there. Below, a part of it stays and the rest falls with the work, as between the two
+    smallest.
     At points of the grid that were not measured, the time changes along an axis as on the nearest line where it was.
     A point was disturbed if it takes over three times as long as more of the same work, or as its share of less work.
     It then counts as three times that.
@@ -131,7 +132,9 @@ class Grid:
         if x > axis[-1]:
             return high + (min(max(slope, 0.0), power) + power) / 2 * (x - axis[-1])
         if x < axis[0]:
-            slope = min(max(slope, 0.0), power)
+            more, less = power * (axis[at] - axis[0]), power * (x - axis[0])
+            share = min(max(math.expm1(high - low), 0.0) / math.expm1(more), 1.0) if more else 0.0  # the work's
+            return low + math.log1p(share * math.expm1(less))
         return low + slope * (x - axis[at - 1])
 
 
@@ -297,7 +300,8 @@ class MeasuredCostModel:
             near = grid.covers(axes)
             ns = grid(axes) if near or len(axes) > 1 else self._beyond(grid, axes)
             return Price(max(ns, self._floor(grid)), "measured" if near else "extrapolated")
-        name = _INSTEAD.get(name, name) if (name, "f32") not in self._rows else name
+        if name in _INSTEAD and (name, "f32") not in self._rows:
+            name, axes = _INSTEAD[name], axes[:1]
         if (name, "f32") not in self._rows:
             return self._assumed(kernel)
         own = dtype if (name, dtype) in self._rows else "f32"
@@ -314,14 +318,17 @@ class MeasuredCostModel:
         return Price(max(ns, self._floor(grid)), "interpolated" if grid.covers(axes) else "extrapolated")
 
     def _beyond(self, grid: Grid, axes: tuple[float, ...]) -> float:
-        """Return the time of an operator on so many elements, which beyond its sizes goes as the addition does."""
+        """Return the time of an operator on so many elements, which above and below its sizes goes as the addition's.
+
+        The addition is measured where a device begins to share a node among its cores, below which it takes less.
+        """
         elements, add = axes[0], self._grid("Add")
         low, high = grid.reach
         inside = min(max(elements, low), high)
-        ns = grid((inside, *axes[1:]))
-        if grid is add or inside == elements or (elements < low and low < high):
+        if grid is add or inside == elements:
             return grid(axes)
-        return ns * min(add((elements,)) / add((inside,)), max(elements / inside, 1.0))
+        least, most = sorted((1.0, elements / inside))
+        return grid((inside, *axes[1:])) * min(max(add((elements,)) / add((inside,)), least), most)
 
     def _above(self, grid: Grid, kernel: Kernel, axes: tuple[float, ...]) -> float | None:
         """Return the time beyond rows that do not saturate the device: theirs, and that of the work that they lack.

@@ -26,7 +26,7 @@ from rlx_ort.storage import parse_json
 T = TypeVar("T")
 
 _LARGEST_SIZE = 1 << 63
-SCHEMA = 4
+SCHEMA = 5
 """The version of the file's form and of the kernels' measurements; files of other versions are measured again."""
 
 NOISY = 0.25

@@ -35,10 +35,13 @@ from rlx_ort.providers.kernel_limits import (
 from rlx_ort.providers.ort_provider import OrtProvider
 
 # Kept calibrations of two cores of an AMD EPYC and 16 of an Intel Xeon have 55 to 115 GFLOP/s a core in products and in
-# convolutions, and 100 to 620 bytes per ns, since a node finds in the cache what the one before it wrote. Of those
-# tried, these predict kept runs, published models and users' models best taken together: NOTES.md of calibration.
+# convolutions, and 100 to 620 bytes per ns, since a node finds in the cache what the one before it wrote. A node of
+# users' models takes longer the more threads have to be started and awaited. Of the figures tried, these choose best
+# for the kept runs and for users' models together: NOTES.md of calibration.
 _GFLOPS_PER_CORE = 60.0
-_BYTES_PER_NS = (60.0, 1e9)  # inputs and outputs are handed over, not copied
+_BYTES_PER_NS = (150.0, 1e9)  # inputs and outputs are handed over, not copied
+_NODE_NS = (2_000.0, 250.0)  # of a chain on one thread, and more for each doubling of the threads
+_RUN_NS = 4_000.0  # a graph of one node from numpy to numpy
 _BLOCK = 16  # channels or columns that MLAS packs together, 8 channels without AVX-512
 _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
 
@@ -265,5 +268,5 @@ class CpuProvider(OrtProvider):
             f"server cores x {threads}, ONNX Runtime 1.31.1, 2026-11",
             gflops=(_GFLOPS_PER_CORE * threads, _GFLOPS_PER_CORE * threads),
             bytes_per_ns=_BYTES_PER_NS,
-            ns=_NS,
+            ns=(_NODE_NS[0] + _NODE_NS[1] * math.log2(threads), _RUN_NS),
         )

@@ -11,9 +11,9 @@ import gzip
 import json
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -22,14 +22,16 @@ from rlx_ort.calibration.features import Workload, workload_of
 from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.ir.serde import from_json
+from rlx_ort.providers import cpu
 from rlx_ort.providers.base import CostProfile
-from rlx_ort.providers.hardware import core_share
+from rlx_ort.providers.hardware import CoreShare
 from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, total_ns
 from rlx_ort.selection.support import model_for
 
 KEPT = Path(__file__).parents[2] / "data" / "replay"
 CORES = 16  # of the machines of the kept runs
+WIDTHS = {"AddRow": (256,), "TransposeRows": (64,)}  # of their rows, which are kept without one
 
 
 @functools.cache
@@ -50,19 +52,17 @@ def workload(name: str, label: str) -> Workload | None:
 def shipped(label: str) -> CostProfile:
     """Return a device's figures without a calibration; those of the CPU for the machine of the runs."""
     provider = provider_of(Device(label))
-    profile = None if provider is None else provider.default_profile(Device(label))
+    with mock.patch.object(cpu, "core_share", return_value=CoreShare(CORES, CORES, CORES, None)):
+        profile = None if provider is None else provider.default_profile(Device(label))
     assert profile is not None  # the devices of the kept runs have one
-    if label != "cpu":
-        return profile
-    more = CORES / core_share().threads
-    return replace(profile, gemm_gflops=more * profile.gemm_gflops, conv_gflops=more * profile.conv_gflops)
+    return profile
 
 
 def measured_costs(run: Mapping[str, Any]) -> dict[str, BackendCostModel]:
     """Return the cost model of each device after a run's calibration."""
     costs: dict[str, BackendCostModel] = {}
     for label, rows in run["rows"].items():
-        kept = tuple(Row(name, tuple(size), ns, dtype) for name, size, dtype, ns in rows)
+        kept = tuple(Row(name, (*size, *WIDTHS.get(name, ())), ns, dtype) for name, size, dtype, ns in rows)
         profile = CalibrationProfile(ProfileKey(label, f"{label}EP", "kept"), kept)
         costs[label] = MeasuredCostModel(Device(label), profile, shipped=shipped(label))
     return costs
@@ -89,7 +89,7 @@ def predictions(
 
 
 @pytest.mark.parametrize(
-    ("costs", "regret", "error", "largest"), [(measured_costs, 1.023, 0.125, 0.44), (shipped_costs, 1.08, 0.38, 1.6)]
+    ("costs", "regret", "error", "largest"), [(measured_costs, 1.023, 0.125, 0.44), (shipped_costs, 1.11, 0.34, 1.6)]
 )
 def test_the_model_chooses_for_the_kept_runs_within_the_limits(
     costs: Callable[[Mapping[str, Any]], dict[str, BackendCostModel]], regret: float, error: float, largest: float

@@ -100,6 +100,16 @@ def test_an_lstm_written_as_a_raw_node_has_steps_and_sizes() -> None:
     assert kernels(graph) == [("LSTM", (12, 3, 20, 40, 1))]
 
 
+def test_a_gru_counts_as_a_narrower_lstm() -> None:
+    """It has three gates where an LSTM has four."""
+    graph = Graph("gru")
+    x = graph.input("x", [12, 3, 20])
+    weights = [graph.param("w", [1, 120, 20]), graph.param("r", [1, 120, 40])]
+    kind = TensorType(DType.F32, Shape([12, 1, 3, 40]))
+    graph.outputs = list(graph.onnx_node("GRU", [x, *weights], {"hidden_size": 40}, types=[kind]))
+    assert kernels(graph) == [("LSTM", (12, 3, 20, 30, 1))]
+
+
 def test_equal_work_is_counted_once() -> None:
     """A graph that repeats itself is priced by its different parts."""
     graph = Graph("repeats")
@@ -122,10 +132,15 @@ def test_equal_work_is_counted_once() -> None:
         (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 1), "Gather", 6),
         (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 0), "Gather", 30),
         (lambda g, x: g.concat([x, g.input("y", [4, 2, 6])], 1), "Concat", 42),
+        (lambda g, x: x + g.param("b", [6]), "AddRow", 6),
+        (lambda g, x: x + g.param("b", [5, 6]), "AddRow", 30),
+        (lambda g, x: x + g.param("b", [5, 1]), "AddRow", 6),
+        (lambda g, x: x + g.param("b", [4, 1, 1]), "AddRow", 30),
+        (lambda g, x: g.transpose(x, [1, 0, 2]), "TransposeRows", 6),
     ],
 )
 def test_work_over_rows_says_how_long_they_are(build: Callable[[Graph, Value], Value], name: str, row: int) -> None:
-    """What is normalised, reduced, kept or copied together; rows that are reduced to one have kernels of their own."""
+    """Elements that are normalised, reduced, kept, added or copied together; reduced rows have their own kernel."""
     graph = Graph("rows")
     graph.outputs = [build(graph, graph.input("x", [4, 5, 6]))]
     ((found, size),) = kernels(graph)

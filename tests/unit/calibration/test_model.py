@@ -50,6 +50,18 @@ PRICES: dict[str, tuple[tuple[Row, ...], Kernel, float, str]] = {
         60_000.0,
         "extrapolated",
     ),
+    "below its smallest size it gets quicker as the addition does": (
+        (Row("Exp", (100_000,), 8000.0),),
+        Kernel("Exp", (1000,)),
+        80.0,
+        "extrapolated",
+    ),
+    "below two sizes, all of an operator but its work stays": (
+        (Row("LSTM", (1, 1, 10), 5000.0), Row("LSTM", (1, 1, 20), 8000.0)),
+        Kernel("LSTM", (1, 1, 5, 5, 1)),
+        4250.0,
+        "interpolated",
+    ),
     "nothing takes less than most of a launch": ((), add(1), 80.0, "extrapolated"),
     "but views, which need none": ((Row("Reshape", (1024,), 20.0),), Kernel("View"), 20.0, "interpolated"),
     "what the table lacks goes by its bytes": ((), NOVEL, (20_000.0 - 100.0) / 10, "assumed"),

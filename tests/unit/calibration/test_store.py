@@ -142,7 +142,7 @@ def test_rows_for_a_device_without_a_profile_are_not_kept(here: Any) -> None:
 def test_another_schema_is_measured_again(here: Any) -> None:
     """The message names both."""
     document = json.loads(here.profile().to_json()) | {"schema": 3}
-    with pytest.raises(CalibrationError, match="schema 3, this version reads 4"):
+    with pytest.raises(CalibrationError, match="schema 3, this version reads 5"):
         CalibrationProfile.from_json(json.dumps(document))
 
 
