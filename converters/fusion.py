@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -23,35 +23,13 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.elementwise import Cast
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _FUSED = ("com.microsoft", "MultiHeadAttention")
 _NORM = ("com.microsoft", "GroupNorm")
 _NHWC, _NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 _ROTARY = ("com.microsoft", "RotaryEmbedding")
-_Other: TypeAlias = tuple[OnnxNode, Sequence[Ref], Sequence[ValueType]]
-"""An operator to write in place of a node's, the values that it reads, and the types that it gives."""
 _LOWEST = {DType.F16: -65504.0, DType.BF16: -3.3895314e38, DType.F32: -3.4028235e38}
-
-
-def unjoined(graph: Graph, weights: Mapping[str, TensorData]) -> tuple[Graph, Mapping[int, int]]:
-    """Return the graph with one Transpose where batch and heads are joined for it, and new id -> old id.
-
-    ONNX Runtime makes that Transpose a part of the product that reads it. By itself, of joined heads, it is slow on the
-    CPU: all threads are started and awaited for each head (1.31.1; docs/results, h200-2026-11-27-fifth).
-    """
-    if not any(operator_of(node) == "Transpose" and perm_of(node) == (0, 2, 1) for node in graph.nodes):
-        return graph, {}
-    matcher, others = Matcher(graph, weights), dict[int, _Other]()
-    for node in graph.nodes:
-        whole = matcher.swapped(node)
-        kind = matcher.kind(whole)
-        if whole is not None and kind is not None and isinstance(node.op, OnnxNode):
-            *lead, height, width = matcher.shape(whole)
-            perm = (*range(len(lead)), len(lead) + 1, len(lead))
-            op = OnnxNode("Transpose", "", node.op.version, attributes={"perm": perm}, formal_inputs=1)
-            others[node.id] = op, (whole,), (TensorType(kind.dtype, Shape((*lead, width, height))),)
-    return _Rewrite(graph, matcher, {}, {}, others).run() if others else (graph, {})
 
 
 def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorData]) -> tuple[Graph, Mapping[int, int]]:
@@ -76,11 +54,7 @@ def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorDa
     matches = {at: match for at, match in matches.items() if _has_kernel(kernels, match)}
     norms = {norm.last.id: norm for node in graph.nodes if (norm := group_norm(matcher, node)) is not None}
     norms = {at: norm for at, norm in norms.items() if _has_norm(kernels, matcher.kind(norm.x))}
-    quotients: dict[int, _Other] = {
-        node.id: (replace(node.op, op_type="Div"), pair, node.types)
-        for node in graph.nodes
-        if (pair := over_root(matcher, node)) is not None and isinstance(node.op, OnnxNode)
-    }
+    quotients = {node.id: pair for node in graph.nodes if (pair := over_root(matcher, node)) is not None}
     if not matches and not norms and not quotients:
         return graph, origins
     made, sources = _Rewrite(graph, matcher, matches, norms, quotients).run()
@@ -111,7 +85,7 @@ class _Rewrite:
     matcher: Matcher
     matches: Mapping[int, Match | Rotation]
     norms: Mapping[int, GroupNorm]
-    others: Mapping[int, _Other]
+    quotients: Mapping[int, tuple[Ref, Ref]]
     new: Graph = field(init=False)
     values: dict[Ref, Value] = field(default_factory=dict)
     origins: dict[int, int] = field(default_factory=dict)
@@ -132,9 +106,11 @@ class _Rewrite:
             elif node.id in self.norms:
                 self._norm(self.norms[node.id])
             elif Ref(node.id) not in self.values:  # a fused node gives it already
-                op, refs, types = self.others.get(node.id, (node.op, node.inputs, node.types))
+                op, refs = node.op, node.inputs
+                if node.id in self.quotients and isinstance(op, OnnxNode):
+                    op, refs = replace(op, op_type="Div"), self.quotients[node.id]
                 inputs = [None if ref is None else self.values[ref] for ref in refs]
-                made = self.new.add_node(op, inputs, name=node.name, types=types, output_names=node.output_names)
+                made = self.new.add_node(op, inputs, name=node.name, types=node.types, output_names=node.output_names)
                 self.values.update((Ref(node.id, place), value) for place, value in enumerate(made))
             self.origins.update(dict.fromkeys(range(start, len(self.new.nodes)), node.id))
         self.new.set_outputs([self.values[value.ref] for value in self.old.outputs], self.old.output_names)

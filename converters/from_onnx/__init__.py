@@ -76,7 +76,7 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         ConversionError: the model breaks a rule of ONNX that its meaning depends on, or data cannot be had.
     """
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
-    from rlx_ort.converters.from_onnx.rewrite import check_operands, fill_types, upgraded
+    from rlx_ort.converters.from_onnx.rewrite import check_operands, fill_types, transpose_at_once, upgraded
     from rlx_ort.converters.from_onnx.structure import check_model
     from rlx_ort.converters.protos import declared_types
 
@@ -86,7 +86,9 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         if model.functions:
             fill_types(graph)
         check_operands(graph)
-        return upgraded(graph)
+        graph = upgraded(graph)
+        transpose_at_once(graph)
+        return graph
     except UnicodeDecodeError as err:
         # Protobuf decodes a text when it is looked at, so this may come from anywhere.
         raise ConversionError(f"the model is damaged: a name in it is not UTF-8 text: {err}") from err

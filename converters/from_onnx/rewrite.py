@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.attention_patterns import Matcher, operator_of, perm_of
 from rlx_ort.converters.protos import trimmed
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
 from rlx_ort.converters.to_onnx.opset import NodeForm, obsolete_attributes, obstacle
@@ -205,6 +206,26 @@ def _results(node: Node) -> list[tuple[ValueType, str]]:
 
 def _is_missing(kind: ValueType, name: str) -> bool:
     return bool(name) and isinstance(kind, UnknownType)
+
+
+def transpose_at_once(graph: Graph) -> None:
+    """Let one Transpose swap the last two axes of a value where all others are joined for it.
+
+    PyTorch's exporter of 2.5 and later writes the keys of attention so. ONNX Runtime makes the one Transpose a part of
+    the product that reads it. Of joined heads it is slow on the CPU: all threads are started and awaited for each head
+    (1.31.1; docs/results, h200-2026-11-27-fifth).
+    """
+    if not any(operator_of(node) == "Transpose" and perm_of(node) == (0, 2, 1) for node in graph.nodes):
+        return
+    matcher = Matcher(graph, graph.weights)
+    for node in graph.nodes:
+        whole = matcher.swapped(node)
+        kind = matcher.kind(whole)
+        if whole is not None and kind is not None and isinstance(node.op, OnnxNode):
+            *lead, height, width = matcher.shape(whole)
+            perm = (*range(len(lead)), len(lead) + 1, len(lead))
+            node.op = OnnxNode("Transpose", "", node.op.version, attributes={"perm": perm}, formal_inputs=1)
+            node.inputs, node.types = (whole,), (TensorType(kind.dtype, Shape((*lead, width, height))),)
 
 
 def check_operands(graph: Graph) -> None:

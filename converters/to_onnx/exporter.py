@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx_ort.converters.fusion import fuse, unjoined
+from rlx_ort.converters.fusion import fuse
 from rlx_ort.converters.precision_pass import apply_precision
 from rlx_ort.converters.protos import infer_proto, paused_collector
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choice
@@ -128,8 +128,6 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
         raise GraphVerifyError(f"graph {graph.name!r} cannot be exported:\n{listed}")
     user = graph
     graph, origins, stored_as, _ = apply_precision(graph, options.effective_precision)
-    graph, sources = unjoined(graph, user.weights)
-    origins = {new: origins.get(old, old) for new, old in sources.items()} or origins
     if options.fusion:
         graph, sources = fuse(graph, kernels, user.weights)
         origins = {new: origins.get(old, old) for new, old in sources.items()} or origins

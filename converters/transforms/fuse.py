@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from_bundle
-from rlx_ort.converters.fusion import fuse, unjoined
+from rlx_ort.converters.fusion import fuse
 from rlx_ort.converters.to_onnx.dispatch import KernelSet
 
 _ANY = KernelSet("ONNX Runtime", None, lambda _, op_type, *__: op_type == "MultiHeadAttention")  # GroupNorm: CUDA alone
@@ -27,7 +27,6 @@ def fused(bundle: ModelBundle) -> tuple[ModelBundle, FusionReport]:
         ConversionError: the model cannot be imported or written again.
     """
     graph = graph_from_bundle(bundle)
-    graph, _ = unjoined(graph, graph.weights)
     made, origins = fuse(graph, _ANY, graph.weights)
     names = [made.nodes[new].name for new in origins if made.nodes[new].op.describe().endswith("MultiHeadAttention-1")]
     before = {node.name for node in graph.nodes if node.op.describe().endswith("MultiHeadAttention-1")}
