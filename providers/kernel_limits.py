@@ -23,7 +23,7 @@ class KernelLimit:
 
     `applies` decides by a node's types and a mapping of its attributes, as Python values, and of its constant inputs,
     as `TensorData` by their place. `reason` is the limit of the kernel; `empty` says that it is one of tensors without
-    elements.
+    elements, and `small` that it is one of small sizes: where some fit, larger ones do.
     """
 
     op_type: str
@@ -31,6 +31,7 @@ class KernelLimit:
     reason: str
     domain: str = ""
     empty: bool = False
+    small: bool = False
 
 
 def reads_i64(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -108,6 +109,20 @@ def is_empty_beside(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
 def is_empty_first(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     """Return whether the first input has no elements."""
     return is_empty(node, given, (0,))
+
+
+def is_below_window(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether the window of a convolution is known to be larger than its input with its padding."""
+    sizes, window = ((input_dims(node, place) or ())[2:] for place in range(2))
+    if len(sizes) != len(window) or given.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return False
+    steps = given.get("dilations") or (1,) * len(sizes)
+    pads = given.get("pads") or (0,) * 2 * len(sizes)
+    rows = zip(sizes, window, steps, pads, pads[len(sizes) :], strict=False)
+    return any(
+        isinstance(size, int) and isinstance(places, int) and size + before + after < (places - 1) * step + 1
+        for size, places, step, before, after in rows
+    )
 
 
 def has_no_axes(node: ExportedNode, given: Mapping[Any, Any]) -> bool:

@@ -58,6 +58,7 @@ WeightSource: TypeAlias = WeightStore | ExpertWeights
 
 _OVERLAPPING = 2
 _MOST_JUDGED = 1024  # sizes that are known to fit
+_MOST_ROOMY = 16  # of these, those that no others are as large as
 _SIZED_SHARE, _USUAL_BYTES = 16, 8 << 30  # sessions with fixed sizes may take a 16th of the device's memory
 _LAYERS = "session.name_based_layer_assignment"
 
@@ -269,6 +270,11 @@ def _sized(node: ExportedNode, sizes: Mapping[str, int], other: int | None = Non
     return node._replace(pattern=pattern)
 
 
+def _as_large(sizes: Mapping[str, int], least: Mapping[str, int]) -> bool:
+    """Return whether no size is below another one of the same dim."""
+    return all(sizes.get(dim, 0) >= size for dim, size in least.items())
+
+
 def _check_joined(node: ExportedNode) -> None:
     """Refuse a `Concat` of sizes that do not fit.
 
@@ -334,6 +340,7 @@ class EngineSlot:
         self.added: Mapping[str, AddedNode] | None = None
         self.closed = False
         self._judged: set[frozenset[tuple[str, int]]] = set()
+        self._roomy: list[Mapping[str, int]] = []  # sizes that had room for every node, none as large as another
         self.owners: weakref.WeakSet[object] = weakref.WeakSet()
         self.users: weakref.WeakSet[User] = weakref.WeakSet()
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
@@ -358,8 +365,9 @@ class EngineSlot:
     def check_sizes(self, sizes: Mapping[str, int], empty: bool) -> None:
         """Refuse a run whose sizes do not fit, or which a kernel of the device cannot take, judged by named dims.
 
-        These are checks that kernels lack: rows of a table of rotations, and tensors without elements, which inputs
-        without elements have (`empty`), and nodes that cut a part out. Dims that values decide are not judged.
+        These are checks that kernels lack: rows of a table of rotations, tensors without elements, which inputs without
+        elements have (`empty`), and nodes that cut a part out, and windows that do not fit into their inputs. Dims that
+        values decide are not judged.
 
         Raises:
             InputError: the sizes do not fit.
@@ -371,7 +379,8 @@ class EngineSlot:
                     f"node {name!r} rotates {sizes[length]} places ({length!r}), and its table has {rows} rows; feed "
                     "fewer, or make the table longer"
                 )
-        if not (empty or self._unsized):
+        small = self._has_least and not self._are_roomy(sizes)
+        if not (empty or self._unsized or small):
             return
         given = frozenset(sizes.items())
         if given in self._judged:
@@ -388,6 +397,9 @@ class EngineSlot:
             )
         if self._unsized and len(self._without_elements(model)) == self._unsized:
             self._unsized = 0  # values decide, and not sizes
+        if small:
+            self._roomy = [known for known in self._roomy if not _as_large(known, sizes)][: _MOST_ROOMY - 1]
+            self._roomy.append(dict(sizes))
         if len(self._judged) == _MOST_JUDGED:
             self._judged.clear()
         self._judged.add(given)
@@ -401,15 +413,30 @@ class EngineSlot:
         """How many nodes the device could not take without elements, which named dims alone do not rule out."""
         return len(self._without_elements(self.exported))
 
+    @functools.cached_property
+    def _has_least(self) -> bool:
+        """Whether a node of the device may lack room at some sizes: it does where all open dims are 1."""
+        named = dict.fromkeys(_open_dims(self.input_types), 1)
+        nodes = [_sized(node, named, 1) for node in self._nodes_under(self.exported, "small")]
+        return any(True for _ in self._limited(nodes, self.exported, only="small"))
+
+    def _are_roomy(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether smaller sizes were judged, and had room for every node."""
+        return any(_as_large(sizes, known) for known in self._roomy)
+
+    def _nodes_under(self, model: ExportedModel, kind: str) -> list[ExportedNode]:
+        """Return the nodes of operators that have limits of a kind."""
+        limits = [limit for each in (self.provider, self._helper) for limit in each.limits if getattr(limit, kind)]
+        operators = {(limit.domain, limit.op_type) for limit in limits}
+        nodes = [node for node in model.nodes if not node.shape_only] if operators else []
+        return [node for node in nodes if (node.pattern.domain, node.pattern.op_type) in operators]
+
     def _without_elements(self, model: ExportedModel) -> list[tuple[Device, ExportedNode, str]]:
         """Return the nodes that no kernel takes if each dim that no input names is 0, with their device and why."""
         named = dict.fromkeys(_open_dims(self.input_types), 1)
-        limits = [limit for each in (self.provider, self._helper) for limit in each.limits if limit.empty]
-        operators = {(limit.domain, limit.op_type) for limit in limits}
-        nodes = [node for node in model.nodes if not node.shape_only]
-        nodes = [node for node in nodes if (node.pattern.domain, node.pattern.op_type) in operators]
+        nodes = self._nodes_under(model, "empty")
         hidden = [node for node in nodes if _sized(node, named, 0).inputs != _sized(node, named).inputs]
-        return [*self._limited([_sized(node, named, 0) for node in hidden], model, empty=True)]
+        return [*self._limited([_sized(node, named, 0) for node in hidden], model, only="empty")]
 
     @functools.cached_property
     def _helper(self) -> Provider:
@@ -419,17 +446,17 @@ class EngineSlot:
         return found
 
     def _limited(
-        self, nodes: Sequence[ExportedNode], model: ExportedModel, *, empty: bool = False
+        self, nodes: Sequence[ExportedNode], model: ExportedModel, *, only: str = ""
     ) -> Iterator[tuple[Device, ExportedNode, str]]:
         """Yield the nodes that a kernel is known to fail on or to get wrong, with their device and the reason.
 
-        With `empty`, only the limits of tensors without elements count.
+        With `only`, `empty` or `small`, other limits do not count.
         """
         placement = self.placement
         sites = {} if placement is None else placement.sites
         beside = {name for name, ep in sites.items() if placement is not None and ep != placement.requested}
         for device, provider, helps in ((self.device, self.provider, False), (Device.CPU, self._helper, True)):
-            limits = [limit for limit in provider.limits if limit.empty or not empty]
+            limits = [limit for limit in provider.limits if not only or getattr(limit, only)]
             there = [node for node in nodes if (node.name in beside) == helps]
             yield from ((device, *each) for each in limited_nodes(there, limits, model.known))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rlx_ort.device import Device
 from rlx_ort.errors import InputError
 from rlx_ort.providers.engine.recipe import check_config
 
@@ -120,6 +121,21 @@ def _ended() -> Iterator[None]:
         with _interpreters.pop() as child:
             assert child.stdin is not None
             child.stdin.close()
+
+
+def test_an_input_below_a_window_is_an_error_each_time(device: Device) -> None:
+    """On CUDA the second one ended the process, or had the results of the run before."""
+    _fine(f"""
+text = "(float[n,1,length] x) => (y) <float[1,1,4] w = {{1, 2, 3, 4}}> {{ y = Conv (x, w) }}"
+compiled = Session({device.label!r}).compile(imported(text))
+lengths = []
+for length in (3, 3, 9, 3, 1, 1, 4):
+    try:
+        lengths.append(compiled.run({{"x": np.ones((1, 1, length), np.float32)}})[0].shape[2])
+    except RlxError:
+        lengths.append(None)
+print("fine" if lengths == [None, None, 6, None, None, None, 1] else lengths)
+""")
 
 
 @pytest.mark.parametrize("sharing", ["PRIVATE", "RAW"])

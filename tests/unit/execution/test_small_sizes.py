@@ -1,0 +1,47 @@
+"""Sizes at which a kernel of a device has no room are refused before they reach it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from rlx_ort import EngineError, Session
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.cuda import CudaProvider
+
+TEXT = """
+<ir_version: 9, opset_import: ["": 20]> g (float[n, 1, length] x) => (y)
+<float[1, 1, 4] w = {{1, 2, 3, 4}}> {{ y = Conv {attributes} (x, w) }}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _limits_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the CPU the limits of small sizes that CUDA has."""
+    small = [limit for limit in CudaProvider.limits if limit.small]
+    monkeypatch.setattr(CpuProvider, "limits", (*CpuProvider.limits, *small))
+
+
+def convolution(attributes: str = "") -> CompiledGraph:
+    """Return a convolution with a window of four, of inputs of any length."""
+    return Session("cpu").compile(from_onnx(onnx.parser.parse_model(TEXT.format(attributes=attributes))))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "least"), [("", 4), ("<pads = [1, 0]>", 3), ("<dilations = [2]>", 7), ('<auto_pad = "VALID">', 4)]
+)
+def test_a_window_beyond_its_input_is_refused_each_time(attributes: str, least: int) -> None:
+    """Whatever ran before; an input of its length has one result."""
+    compiled = convolution(attributes)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="window beyond its input"):
+            compiled.run({"x": np.ones((2, 1, least - 1), np.float32)})
+        assert compiled.run({"x": np.ones((2, 1, least), np.float32)})[0].shape == (2, 1, 1)
+
+
+def test_padding_that_leaves_room_at_any_size_asks_nothing() -> None:
+    """One element has room."""
+    assert convolution("<pads = [2, 1]>").run({"x": np.ones((1, 1, 1), np.float32)})[0].shape == (1, 1, 1)
