@@ -140,7 +140,9 @@ for length in (3, 3, 9, 3, 1, 1, 4):
         lengths.append(0)
 print("fine" if lengths == [0, 0, 6, 0, 0, 0, 1] else lengths)
 """)
-    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["fine"]), f"{done.returncode}: {done.stdout}{done.stderr}"
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["fine"]), (
+        f"{done.returncode}: {done.stdout}{done.stderr}"
+    )
 
 
 @pytest.mark.parametrize("sharing", ["PRIVATE", "RAW"])
