@@ -102,7 +102,7 @@ _EMPTY = (
     ),
     KernelLimit("Softmax", is_empty_first, "fused with a sum before it, it does not take a dim of 0"),
     KernelLimit("Conv", is_empty, "without elements it answers in the shape of an earlier run"),
-    # The first time it is an error. After that, the kernel takes the sizes for planned (ONNX Runtime 1.31.1, H100).
+    # The first time it is an error, but the kernel keeps the sizes and does not check them again (1.31.1, H100).
     KernelLimit("Conv", is_below_window, "a window beyond its input ends the process the second time", small=True),
     KernelLimit("NonMaxSuppression", has_no_number, "it reads a number that is not there"),
     KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),

@@ -365,9 +365,9 @@ class EngineSlot:
     def check_sizes(self, sizes: Mapping[str, int], empty: bool) -> None:
         """Refuse a run whose sizes do not fit, or which a kernel of the device cannot take, judged by named dims.
 
-        These are checks that kernels lack: rows of a table of rotations, tensors without elements, which inputs without
-        elements have (`empty`), and nodes that cut a part out, and windows that do not fit into their inputs. Dims that
-        values decide are not judged.
+        These are checks that kernels lack: rows of a table of rotations; tensors without elements, which come of inputs
+        without elements (`empty`) and of nodes that cut a part out; windows that do not fit into their inputs. Dims
+        that values decide are not judged.
 
         Raises:
             InputError: the sizes do not fit.
@@ -415,14 +415,23 @@ class EngineSlot:
 
     @functools.cached_property
     def _has_least(self) -> bool:
-        """Whether a node of the device may lack room at some sizes: it does where all open dims are 1."""
+        """Whether a node of the device may lack room at some sizes: its window is open, or does not fit into ones."""
         named = dict.fromkeys(_open_dims(self.input_types), 1)
         nodes = [_sized(node, named, 1) for node in self._nodes_under(self.exported, "small")]
-        return any(True for _ in self._limited(nodes, self.exported, only="small"))
+        return self._windows_vary or any(True for _ in self._limited(nodes, self.exported, only="small"))
+
+    @functools.cached_property
+    def _windows_vary(self) -> bool:
+        """Whether a window has no size of its own, so that larger sizes do not say that it fits."""
+        return any(
+            not isinstance(kind, TensorType) or kind.shape is None or not kind.shape.is_static
+            for node in self._nodes_under(self.exported, "small")
+            for kind in node.inputs[1:2]
+        )
 
     def _are_roomy(self, sizes: Mapping[str, int]) -> bool:
         """Return whether smaller sizes were judged, and had room for every node."""
-        return any(_as_large(sizes, known) for known in self._roomy)
+        return not self._windows_vary and any(_as_large(sizes, known) for known in self._roomy)
 
     def _nodes_under(self, model: ExportedModel, kind: str) -> list[ExportedNode]:
         """Return the nodes of operators that have limits of a kind."""

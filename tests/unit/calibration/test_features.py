@@ -90,24 +90,15 @@ def test_half_the_bytes_count_as_half_the_elements() -> None:
     assert sizes == [(1000,), (500,)]
 
 
-def test_an_lstm_written_as_a_raw_node_has_steps_and_sizes() -> None:
+@pytest.mark.parametrize(("op_type", "gates", "hidden"), [("LSTM", 4, 40), ("GRU", 3, 30), ("RNN", 1, 10)])
+def test_a_recurrent_node_counts_as_an_lstm_of_as_many_gates(op_type: str, gates: int, hidden: int) -> None:
     """Steps, batch, width of the input, hidden size and directions."""
-    graph = Graph("lstm")
+    graph = Graph("recurrent")
     x = graph.input("x", [12, 3, 20])
-    weights = [graph.param("w", [1, 160, 20]), graph.param("r", [1, 160, 40])]
+    weights = [graph.param("w", [1, gates * 40, 20]), graph.param("r", [1, gates * 40, 40])]
     kind = TensorType(DType.F32, Shape([12, 1, 3, 40]))
-    graph.outputs = list(graph.onnx_node("LSTM", [x, *weights], {"hidden_size": 40}, types=[kind]))
-    assert kernels(graph) == [("LSTM", (12, 3, 20, 40, 1))]
-
-
-def test_a_gru_counts_as_a_narrower_lstm() -> None:
-    """It has three gates where an LSTM has four."""
-    graph = Graph("gru")
-    x = graph.input("x", [12, 3, 20])
-    weights = [graph.param("w", [1, 120, 20]), graph.param("r", [1, 120, 40])]
-    kind = TensorType(DType.F32, Shape([12, 1, 3, 40]))
-    graph.outputs = list(graph.onnx_node("GRU", [x, *weights], {"hidden_size": 40}, types=[kind]))
-    assert kernels(graph) == [("LSTM", (12, 3, 20, 30, 1))]
+    graph.outputs = list(graph.onnx_node(op_type, [x, *weights], {"hidden_size": 40}, types=[kind]))
+    assert kernels(graph) == [("LSTM", (12, 3, 20, hidden, 1))]
 
 
 def test_equal_work_is_counted_once() -> None:

@@ -45,3 +45,13 @@ def test_a_window_beyond_its_input_is_refused_each_time(attributes: str, least: 
 def test_padding_that_leaves_room_at_any_size_asks_nothing() -> None:
     """One element has room."""
     assert convolution("<pads = [2, 1]>").run({"x": np.ones((1, 1, 1), np.float32)})[0].shape == (1, 1, 1)
+
+
+def test_a_window_that_is_fed_is_judged_with_each_of_its_sizes() -> None:
+    """One that fitted says nothing of a longer one."""
+    text = '<ir_version: 9, opset_import: ["": 20]> g (float[1,1,n] x, float[1,1,k] w) => (y) { y = Conv (x, w) }'
+    compiled = Session("cpu").compile(from_onnx(onnx.parser.parse_model(text)))
+    x = np.ones((1, 1, 3), np.float32)
+    assert compiled.run({"x": x, "w": np.ones((1, 1, 3), np.float32)})[0].shape == (1, 1, 1)
+    with pytest.raises(EngineError, match="window beyond its input"):
+        compiled.run({"x": x, "w": np.ones((1, 1, 4), np.float32)})
