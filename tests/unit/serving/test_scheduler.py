@@ -392,10 +392,10 @@ async def test_the_last_device_raises_its_error() -> None:
 
 
 def test_a_slow_device_takes_only_what_it_ends_sooner() -> None:
-    """With the fast device busy for 40 ms, one that needs 1 s leaves the request to it; one of 42 ms takes it."""
+    """With the fast device busy for 0.4 s, one that needs 2 s leaves the request to it; one of 0.42 s takes it."""
 
     async def work(slow_ns: float) -> list[int]:
-        fast, slow = Fake(lambda rows: 40e6), Fake(lambda rows: slow_ns)
+        fast, slow = Fake(lambda rows: 400e6), Fake(lambda rows: slow_ns)
         scheduler = Scheduler([lane(fast, CUDA, most=1), lane(slow, most=1)], batched=True)
         first = asyncio.create_task(scheduler.submit(rows(1)))
         await asyncio.sleep(0)
@@ -404,8 +404,8 @@ def test_a_slow_device_takes_only_what_it_ends_sooner() -> None:
         await scheduler.close()
         return slow.runs
 
-    assert run(lambda: work(1e9)) == []
-    assert run(lambda: work(42e6)) == [1]
+    assert run(lambda: work(2e9)) == []
+    assert run(lambda: work(420e6)) == [1]
 
 
 async def test_a_request_that_waits_too_long_or_is_cancelled_never_runs() -> None:
