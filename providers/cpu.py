@@ -16,6 +16,7 @@ from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem, runtime_version
 from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes, private_bytes, swap_bytes
 from rlx_ort.providers.kernel_limits import (
+    POOL_LIMITS,
     REDUCED_IN_F64,
     KernelLimit,
     has_no_axes,
@@ -244,6 +245,7 @@ class CpuProvider(OrtProvider):
         ),
         KernelLimit("ReduceMean", _averages_nothing, "the mean of no elements is not NaN"),
         *_EMPTY,
+        *POOL_LIMITS,
     )
 
     def variants(self, device: Device, options: CompileOptions) -> Sequence[Variant]:

@@ -37,6 +37,7 @@ from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import engine_library, missing_libraries, nvidia_gpus
 from rlx_ort.providers.kernel_limits import (
     INDEX_LIMITS,
+    POOL_LIMITS,
     REDUCED_IN_F64,
     KernelLimit,
     element,
@@ -294,6 +295,7 @@ class CudaProvider(OrtProvider):
         # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cuda/tensor/gather_impl.cu
         # (0 for an index out of range; the others clamp it, or assert in debug builds)
         *INDEX_LIMITS,
+        *POOL_LIMITS,
         KernelLimit(
             "ScatterND",
             lambda node, given: given.get("reduction", "none") != "none" and element(node.inputs) not in _SCATTERS,

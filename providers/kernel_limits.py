@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,10 +58,7 @@ def limited_nodes(
         pattern = node.pattern
         if (pattern.domain, pattern.op_type) not in operators:
             continue
-        given: dict[Any, Any] = {
-            name: each.value.decode(errors="replace") if isinstance(each.value, bytes) else each.value
-            for name, each in pattern.attributes.items()
-        }
+        given: dict[Any, Any] = attributes_of(node)
         read = [(place, constants.get(name)) for place, name in enumerate(node.input_names)]
         given.update((place, data) for place, data in read if isinstance(data, TensorData))
         known = [each for each in limits if (each.domain, each.op_type) == (pattern.domain, pattern.op_type)]
@@ -69,6 +66,14 @@ def limited_nodes(
         if why:
             limited.append((node, why))
     return limited
+
+
+def attributes_of(node: ExportedNode) -> dict[str, object]:
+    """Return the attributes of a node by name, as Python values."""
+    return {
+        name: each.value.decode(errors="replace") if isinstance(each.value, bytes) else each.value
+        for name, each in node.pattern.attributes.items()
+    }
 
 
 def element(kinds: Sequence[ValueType | None]) -> DType | None:
@@ -111,18 +116,31 @@ def is_empty_first(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return is_empty(node, given, (0,))
 
 
-def is_below_window(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether the window of a convolution is known to be larger than its input with its padding."""
-    sizes, window = ((input_dims(node, place) or ())[2:] for place in range(2))
+def is_below_window(node: ExportedNode, given: Mapping[Any, Any], sizes: Mapping[str, int] | None = None) -> bool:
+    """Return whether a window is known to be longer than its input with its padding, given sizes of named dims."""
+    return any(room < 0 for room, _ in _rooms(node, given, sizes or {}))
+
+
+def is_below_pool(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether the window of a pool is known to be longer than its input, which it may read once all the same."""
+    return not given.get("ceil_mode") and any(room < 0 and stride > 1 for room, stride in _rooms(node, given, {}))
+
+
+def _rooms(node: ExportedNode, given: Mapping[Any, Any], named: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """Yield how far a window can move along each known dim, below 0 where it does not fit, and its stride."""
+    dims = input_dims(node, 0) or ()
+    sizes = dims[1:-1] if given.get("channels_last") or node.pattern.op_type == "NhwcMaxPool" else dims[2:]
+    window = given.get("kernel_shape") or (input_dims(node, 1) or ())[2:]
     if len(sizes) != len(window) or given.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        return False
-    steps = given.get("dilations") or (1,) * len(sizes)
+        return
+    ones = (1,) * len(sizes)
+    spacings, strides = given.get("dilations") or ones, given.get("strides") or ones
     pads = given.get("pads") or (0,) * 2 * len(sizes)
-    rows = zip(sizes, window, steps, pads, pads[len(sizes) :], strict=False)
-    return any(
-        isinstance(size, int) and isinstance(places, int) and size + before + after < (places - 1) * step + 1
-        for size, places, step, before, after in rows
-    )
+    rows = zip(sizes, window, spacings, strides, pads, pads[len(sizes) :], strict=False)
+    for dim, places, spacing, stride, before, after in rows:
+        size = named.get(dim) if isinstance(dim, str) else dim
+        if isinstance(size, int) and isinstance(places, int):
+            yield size + before + after - ((places - 1) * spacing + 1), stride
 
 
 def has_no_axes(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -200,3 +218,13 @@ INDEX_LIMITS = (
     ),
 )
 """What kernels that do not check their indices compute wrongly, as far as it is known before a run."""
+
+# Pools divide the room for their windows by the stride towards 0 and not down, so that -1 gives a result (1.31.1):
+# https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cpu/nn/pool_attributes.h
+POOL_LIMITS = tuple(
+    KernelLimit(op_type, is_below_pool, "a window beyond its input has a result", domain, small=True)
+    for domain, op_type in (
+        *(("", op_type) for op_type in ("AveragePool", "DeformConv", "LpPool", "MaxPool")),
+        *(("com.microsoft", op_type) for op_type in ("NhwcMaxPool", "QLinearAveragePool")),
+    )
+)

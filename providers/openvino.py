@@ -18,7 +18,7 @@ from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
 from rlx_ort.providers.hardware import cpu_name
-from rlx_ort.providers.kernel_limits import KernelLimit, is_empty_first
+from rlx_ort.providers.kernel_limits import KernelLimit, is_below_window, is_empty_first
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
 from rlx_ort.storage import parse_json
@@ -63,6 +63,7 @@ class OpenVinoProvider(OrtProvider):
             for op_type in ("AveragePool", "GlobalAveragePool")
         ),
         KernelLimit("ReduceMax", is_empty_first, "the largest of no elements is not -inf"),
+        KernelLimit("Conv", is_below_window, "after a window beyond its input, runs that fit fail", small=True),
         KernelLimit("Gemm", _adds_to_nothing, "after runs that failed it has rows of an earlier one"),
     )
     # https://onnxruntime.ai/docs/execution-providers/OpenVINO-ExecutionProvider.html#configuration-options

@@ -29,6 +29,7 @@ from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import loads, private_bytes
 from rlx_ort.providers.kernel_limits import (
     INDEX_LIMITS,
+    POOL_LIMITS,
     KernelLimit,
     constant,
     element,
@@ -307,6 +308,7 @@ class WebGpuProvider(OrtProvider):
         ),
         # Out of range, the kernels read 0 or memory that is not theirs.
         *INDEX_LIMITS,
+        *POOL_LIMITS,
     )
     # f16 nodes are assigned even where the adapter has no shader-f16, and fail at the first run:
     # https://github.com/microsoft/onnxruntime/issues?q=webgpu+shader-f16. So questions about f16 are run.

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from rlx_ort import made_up
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.errors import InputError, RlxError
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.kernel_limits import attributes_of, is_below_window
 from rlx_ort.selection.folding import sized_outline
 from rlx_ort.selection.predict import dims_of
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.exported import ExportedNode
 
 _WINDOWS = frozenset({"AveragePool", "Conv", "LpPool", "MaxPool"})
 _SCALES = tuple(2**power for power in range(14))
@@ -46,7 +42,7 @@ def fitting_sizes(graph: Graph, given: Mapping[str, int]) -> tuple[int, int, int
 
 
 def _outgrown_window(graph: Graph, dims: Mapping[str, int]) -> str:
-    """Return the first convolution or pooling whose window is larger than its input; empty if there is none.
+    """Return the first convolution or pooling whose window is longer than its input; empty if there is none.
 
     ONNX's inference rounds the negative number of steps to 0, so that the size of the result does not show it.
     """
@@ -57,20 +53,5 @@ def _outgrown_window(graph: Graph, dims: Mapping[str, int]) -> str:
         nodes = sized_outline(draft, graph.weights, dims).nodes
     except RlxError:
         return ""  # whoever runs the graph raises the error
-    return next((node.name for node in nodes if node.op_type in _WINDOWS and _is_outgrown(node, dims)), "")
-
-
-def _is_outgrown(node: ExportedNode, dims: Mapping[str, int]) -> bool:
-    attributes = {name: attribute.value for name, attribute in node.pattern.attributes.items()}
-    if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        return False
-    x, *weight = (kind.shape or () for kind in node.inputs if isinstance(kind, TensorType))
-    sizes = [dims.get(dim) if isinstance(dim, str) else dim for dim in x[2:]]
-    window = attributes.get("kernel_shape") or (weight[0][2:] if weight else [])
-    steps = attributes.get("dilations") or [1] * len(sizes)
-    pads = attributes.get("pads") or [0] * 2 * len(sizes)
-    along = zip(sizes, window, steps, pads, pads[len(sizes) :], strict=False)
-    return any(
-        isinstance(size, int) and isinstance(extent, int) and size + before + after < (extent - 1) * step + 1
-        for size, extent, step, before, after in along
-    )
+    windows = (node for node in nodes if node.op_type in _WINDOWS)
+    return next((node.name for node in windows if is_below_window(node, attributes_of(node), dims)), "")

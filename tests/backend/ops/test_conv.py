@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
+from onnx_text import parsed
 from op_tests.harness import Array, check, rand
 
-from rlx_ort import Device, Graph, GraphVerifyError
+from rlx_ort import Device, Graph, GraphVerifyError, RlxError, Session, from_onnx, supports_graph
 
 Pair = tuple[int, int]
 
@@ -92,6 +94,31 @@ def test_transposed_convolutions_of_f64_have_the_precision_of_f64(dims: list[Any
 def test_pool(name: str, pad: int, device: Device) -> None:
     """Padding never wins in max and min, and counts as zeros in mean and sum."""
     check(device, lambda g, x: g.pool(name, x, 3, 2, pad), rand(2, 2, 7, 7) - 3, shapes=[["n", 2, 7, 7]])
+
+
+FORMS = ("", ", ceil_mode = 1", ", pads = [0, 1, 0, 0]", ', auto_pad = "SAME_UPPER"')
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes"), [*itertools.product(("AveragePool", "MaxPool"), FORMS), ("LpPool", "")]
+)
+def test_a_pool_beyond_its_input_has_no_result(op_type: str, attributes: str, device: Device) -> None:
+    """It is refused or has what the evaluator of `onnx` has; ONNX Runtime rounded the room for a window up."""
+    pool = f"{op_type} <kernel_shape = [1, 3], strides = [1, 2]{attributes}> (x)"
+    model = parsed(f"(float[n, 1, 1, width] x) => (float[n, 1, 1, w] y) {{ y = {pool} }}")
+    graph = from_onnx(model)
+    if not supports_graph(device, graph):
+        pytest.skip(f"{device.label} has no such pool")
+    compiled = Session(device).compile(graph)
+    for width in (5, 2, 1, 2, 3):
+        x = np.arange(1, width + 1, dtype=np.float32).reshape(1, 1, 1, width)
+        wanted = cast("list[Array]", ReferenceEvaluator(model).run(None, {"x": x}))[0]
+        try:
+            found = compiled.run({"x": x})[0]
+        except RlxError:
+            assert width < 3, f"{width} elements are enough for a window of 3"
+            continue
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 def test_resize_nearest_2x(device: Device) -> None:
