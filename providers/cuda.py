@@ -44,8 +44,8 @@ from rlx_ort.providers.kernel_limits import (
     has_no_axes,
     has_no_heads,
     has_no_number,
+    has_other_operands,
     input_dims,
-    is_below_window,
     is_empty,
     is_empty_first,
     is_float_remainder,
@@ -103,8 +103,11 @@ _EMPTY = (
     ),
     KernelLimit("Softmax", is_empty_first, "fused with a sum before it, it does not take a dim of 0"),
     KernelLimit("Conv", is_empty, "without elements it answers in the shape of an earlier run"),
-    # The first time it is an error, but the kernel keeps the sizes and does not check them again (1.31.1, H100).
-    KernelLimit("Conv", is_below_window, "a window beyond its input ends the process the second time", small=True),
+    # The first time it is an error, but the kernel keeps the sizes and does not check them again (1.31.1, H100, H200).
+    *(
+        KernelLimit(op_type, has_other_operands, "operands that do not fit end the process the second time", small=True)
+        for op_type in ("Conv", "ConvTranspose")
+    ),
     KernelLimit("NonMaxSuppression", has_no_number, "it reads a number that is not there"),
     KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
     KernelLimit("ReduceMean", reduces_nothing, "the mean of no elements is not NaN"),

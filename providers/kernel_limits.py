@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.ops.onnx import convolution_problem, window_rooms
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType, ValueType
 
@@ -116,9 +117,14 @@ def is_empty_first(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return is_empty(node, given, (0,))
 
 
-def is_below_window(node: ExportedNode, given: Mapping[Any, Any], sizes: Mapping[str, int] | None = None) -> bool:
+def has_other_operands(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
+    """Return whether the operands of a convolution are known not to fit each other, its window and input included."""
+    return bool(convolution_problem(node.pattern.op_type, given, node.inputs))
+
+
+def is_below_window(node: ExportedNode, given: Mapping[Any, Any], named: Mapping[str, int] | None = None) -> bool:
     """Return whether a window is known to be longer than its input with its padding, given sizes of named dims."""
-    return any(room < 0 for room, _ in _rooms(node, given, sizes or {}))
+    return any(room < 0 for room, _ in _rooms(node, given, named or {}))
 
 
 def is_below_pool(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -127,20 +133,10 @@ def is_below_pool(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
 
 
 def _rooms(node: ExportedNode, given: Mapping[Any, Any], named: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    """Yield how far a window can move along each known dim, below 0 where it does not fit, and its stride."""
     dims = input_dims(node, 0) or ()
     sizes = dims[1:-1] if given.get("channels_last") or node.pattern.op_type == "NhwcMaxPool" else dims[2:]
     window = given.get("kernel_shape") or (input_dims(node, 1) or ())[2:]
-    if len(sizes) != len(window) or given.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        return
-    ones = (1,) * len(sizes)
-    spacings, strides = given.get("dilations") or ones, given.get("strides") or ones
-    pads = given.get("pads") or (0,) * 2 * len(sizes)
-    rows = zip(sizes, window, spacings, strides, pads, pads[len(sizes) :], strict=False)
-    for dim, places, spacing, stride, before, after in rows:
-        size = named.get(dim) if isinstance(dim, str) else dim
-        if isinstance(size, int) and isinstance(places, int):
-            yield size + before + after - ((places - 1) * spacing + 1), stride
+    return window_rooms(given, [named.get(dim) if isinstance(dim, str) else dim for dim in sizes], window)
 
 
 def has_no_axes(node: ExportedNode, given: Mapping[Any, Any]) -> bool:

@@ -241,7 +241,7 @@ def check_operands(graph: Graph) -> None:
         if op.op_type in _CHECKED:
             _check(owner, node, op.op_type, op.formal_inputs)
         kinds = [None if ref is None else owner.nodes[ref.node].types[ref.output] for ref in node.inputs]
-        if problem := convolution_problem(op, kinds):
+        if problem := convolution_problem(op.op_type, op.attributes, kinds):
             raise ConversionError(f"node {node.name!r} ({op.op_type}) {problem}")
         if op.op_type == "TfIdfVectorizer" and not _grams_fit(op):
             raise ConversionError(

@@ -427,12 +427,10 @@ class EngineSlot:
 
     @functools.cached_property
     def _windows_vary(self) -> bool:
-        """Whether a window has no size of its own, so that larger sizes do not say that it fits."""
-        return any(
-            not isinstance(kind, TensorType) or kind.shape is None or not kind.shape.is_static
-            for node in self._nodes_under(self.exported.nodes, "small")
-            for kind in node.inputs[1:2]
-        )
+        """Whether a window or its channels have no size of their own, so that larger sizes do not say that it fits."""
+        windowed = [node for node in self._nodes_under(self.exported.nodes, "small") if len(node.inputs) > 1]
+        shapes = [(input_dims(node, 0), input_dims(node, 1)) for node in windowed]
+        return any(x is None or window is None or not Shape((*x[1:2], *window)).is_static for x, window in shapes)
 
     def _are_roomy(self, sizes: Mapping[str, int]) -> bool:
         """Return whether smaller sizes were judged, and had room for every node."""

@@ -6,7 +6,7 @@ with them can be read, shown and cut; `verify` reports each with its node, the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar, TypeAlias
 
@@ -50,7 +50,7 @@ class OnnxNode(Op):
         Raises:
             GraphVerifyError: the operands of a convolution do not fit each other.
         """
-        if problem := convolution_problem(self, inputs):
+        if not self.domain and (problem := convolution_problem(self.op_type, self.attributes, inputs)):
             raise GraphVerifyError(f"{self.op_type} {problem}")
         return (UnknownType(),) * self.output_count
 
@@ -71,18 +71,23 @@ class OnnxNode(Op):
         return f"{self.domain or 'ai.onnx'}::{self.op_type}-{self.version}"
 
 
-def convolution_problem(op: OnnxNode, inputs: Sequence[ValueType | None]) -> str:
-    """Return what is wrong with the operands of a convolution, if anything; CUDA's kernel (1.31) ends the process."""
-    if op.domain or op.op_type not in ("Conv", "ConvTranspose"):
+def convolution_problem(op_type: str, attributes: Mapping[Any, Any], inputs: Sequence[ValueType | None]) -> str:
+    """Return what is wrong with the operands of a convolution, if anything; CUDA's kernel (1.31) ends the process.
+
+    `op_type` is an operator of ai.onnx. What is not known is not judged.
+    """
+    if op_type not in ("Conv", "ConvTranspose"):
         return ""
     kinds = (*inputs, None, None, None)[:3]
     x, weight, bias = (kind.shape if isinstance(kind, TensorType) else None for kind in kinds)
     if weight is None or len(weight) < 2:
         return ""
-    taps, transposed = weight[2:], op.op_type == "ConvTranspose"
-    if not _may_equal(kernel := _numbers(op, "kernel_shape", taps), taps):
+    taps, transposed = weight[2:], op_type == "ConvTranspose"
+    if not _may_equal(kernel := _numbers(attributes, "kernel_shape", taps), taps):
         return f"has a kernel_shape of {list(kernel)}; its weights, {list(weight)}, have another one"
-    groups = op.integer("group", 1)
+    groups = attributes.get("group", 1)
+    if not isinstance(groups, int) or groups < 1:
+        return f"has {groups} groups"
     channels, read = (weight[1], weight[0]) if transposed else (weight[0], weight[1])
     if transposed and isinstance(channels, int):
         channels *= groups
@@ -90,32 +95,43 @@ def convolution_problem(op: OnnxNode, inputs: Sequence[ValueType | None]) -> str
         read *= groups
     if x is not None and len(x) > 1 and not _may_equal(x[1:2], (read,)):
         return f"has an input of {x[1]} channels, {list(x)}; its weights, {list(weight)}, read {read}"
-    if isinstance(channels, int) and channels % groups:
-        return f"has {channels} output channels in {groups} groups"
+    for what, number in (("input", read), ("output", channels)):
+        if isinstance(number, int) and number % groups:
+            return f"has {number} {what} channels in {groups} groups"
     if bias is not None and not _may_equal(bias, (channels,)):
         return (
             f"has a bias of shape {list(bias)}; its weights, {list(weight)}, need one element for each output channel"
         )
     if transposed:
         ones = (1,) * len(taps)
-        steps, holes = _numbers(op, "strides", ones), _numbers(op, "dilations", ones)
-        more = _numbers(op, "output_padding", (0,) * len(taps))
+        steps, holes = _numbers(attributes, "strides", ones), _numbers(attributes, "dilations", ones)
+        more = _numbers(attributes, "output_padding", (0,) * len(taps))
         if any(extra >= max(pair) for extra, *pair in zip(more, steps, holes, strict=True)):
             return f"has an output_padding of {list(more)}, which its strides or dilations must exceed"
         return ""
-    if x is None or op.attributes.get("auto_pad", "NOTSET") != "NOTSET":
-        return ""
-    pads, steps = _numbers(op, "pads", (0,) * 2 * len(taps)), _numbers(op, "dilations", (1,) * len(taps))
-    for axis, (size, count) in enumerate(zip(x[2:], taps, strict=False)):
-        if isinstance(size, int) and isinstance(count, int) and size:
-            padded = size + pads[axis] + pads[axis + len(taps)]
-            if (window := (count - 1) * steps[axis] + 1) > padded:
-                return f"has a window of {window} elements, and its input, {list(x)}, has {padded} with padding"
-    return ""
+    rooms = () if x is None or 0 in x[2:] else window_rooms(attributes, x[2:], taps)
+    least = min((room for room, _ in rooms), default=0)
+    return f"has a window that exceeds its padded input, {list(x or ())}, by {-least}" if least < 0 else ""
 
 
-def _numbers(op: OnnxNode, name: str, default: Sequence[Dim]) -> Sequence[Any]:
-    value = op.attributes.get(name, tuple(default))
+def window_rooms(attributes: Mapping[Any, Any], sizes: Sequence[Dim], taps: Sequence[Dim]) -> Iterator[tuple[int, int]]:
+    """Yield by how far the window of a convolution or pool can move along each known dim, and its stride.
+
+    Below 0 it is longer than its input with the padding. Yields nothing where padding follows from the sizes.
+    """
+    if len(sizes) != len(taps) or attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return
+    ones = (1,) * len(sizes)
+    spacings, strides = _numbers(attributes, "dilations", ones), _numbers(attributes, "strides", ones)
+    pads = _numbers(attributes, "pads", (0,) * 2 * len(sizes))
+    rows = zip(sizes, taps, spacings, strides, pads, pads[len(sizes) :], strict=False)
+    for size, count, spacing, stride, before, after in rows:
+        if isinstance(size, int) and isinstance(count, int):
+            yield size + before + after - ((count - 1) * spacing + 1), stride
+
+
+def _numbers(attributes: Mapping[Any, Any], name: str, default: Sequence[Dim]) -> Sequence[Any]:
+    value = attributes.get(name, tuple(default))
     return value if isinstance(value, tuple) and len(value) == len(default) else default
 
 

@@ -247,7 +247,7 @@ def _events(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     ):
         path = os.pathsep.join([str(_HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUTF8": "1", "RLX_CACHE_DIR": cache}
-        command = [sys.executable, "-P", "-m", "generated.child", *arguments]
+        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "generated.child", *arguments]
         child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, encoding="utf-8", env=environment
         )
@@ -264,7 +264,9 @@ def _events(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
             written = log.read()
             at = max(map(written.rfind, ("Timeout (", "Fatal Python error")))
             if at >= 0:
-                yield {"stacks": written[at : at + _STACKS_CHARS]}
+                yield {"stacks": written[max(0, at - _STACKS_CHARS // 4) : at + _STACKS_CHARS]}
+            elif child.returncode:
+                yield {"stacks": f"exit status {child.returncode}: {written[-_STACKS_CHARS:]}"}
         finally:
             child.stdout.close()
             child.kill()

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rlx_ort import EngineError, Session
+from rlx_ort import ConversionError, EngineError, Session
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.providers.cpu import CpuProvider
@@ -37,7 +37,7 @@ def test_a_window_beyond_its_input_is_refused_each_time(attributes: str, least: 
     """Whatever ran before; an input of its length has one result."""
     compiled = convolution(attributes)
     for _ in range(2):
-        with pytest.raises(EngineError, match="window beyond its input"):
+        with pytest.raises(EngineError, match="operands that do not fit"):
             compiled.run({"x": np.ones((2, 1, least - 1), np.float32)})
         assert compiled.run({"x": np.ones((2, 1, least), np.float32)})[0].shape == (2, 1, 1)
 
@@ -53,5 +53,29 @@ def test_a_window_that_is_fed_is_judged_with_each_of_its_sizes() -> None:
     compiled = Session("cpu").compile(from_onnx(onnx.parser.parse_model(text)))
     x = np.ones((1, 1, 3), np.float32)
     assert compiled.run({"x": x, "w": np.ones((1, 1, 3), np.float32)})[0].shape == (1, 1, 1)
-    with pytest.raises(EngineError, match="window beyond its input"):
+    with pytest.raises(EngineError, match="operands that do not fit"):
         compiled.run({"x": x, "w": np.ones((1, 1, 4), np.float32)})
+
+
+@pytest.mark.parametrize(("form", "fitting"), [("Conv", 4), ("Conv <group = 2>", 8), ("ConvTranspose", 2)])
+def test_other_channels_than_a_window_has_are_refused_each_time(form: str, fitting: int) -> None:
+    """Fewer and more, whatever ran before."""
+    text = (
+        '<ir_version: 9, opset_import: ["": 20]> g (float[1, channels, 3] x) => (y) '
+        f"<float[2, 4, 1] w = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{ y = {form} (x, w) }}"
+    )
+    compiled = Session("cpu").compile(from_onnx(onnx.parser.parse_model(text)))
+    for channels in (fitting - 1, fitting + 1, fitting - 1, fitting + 1):
+        with pytest.raises(EngineError, match="operands that do not fit"):
+            compiled.run({"x": np.ones((1, channels, 3), np.float32)})
+        assert compiled.run({"x": np.ones((1, fitting, 3), np.float32)})[0].shape[0] == 1
+
+
+def test_groups_that_do_not_divide_the_channels_are_no_model() -> None:
+    """A kernel of CUDA would end the process."""
+    text = (
+        '<ir_version: 9, opset_import: ["": 20]> g (float[1, 3, 3] x) => (y) '
+        "<float[3, 1, 1] w = {1, 2, 3}> { y = ConvTranspose <group = 2> (x, w) }"
+    )
+    with pytest.raises(ConversionError, match="3 input channels in 2 groups"):
+        from_onnx(onnx.parser.parse_model(text))
