@@ -29,7 +29,14 @@ from rlx_ort.providers.base import (
     SessionRequest,
 )
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
+from rlx_ort.providers.engine.cuda_driver import (
+    cuda_gpus,
+    open_recorder,
+    pinned_like,
+    process_bytes,
+    same_bus,
+    wait_for,
+)
 from rlx_ort.providers.engine.opening import open_session
 from rlx_ort.providers.engine.recipe import Keeps, Recording, SessionRecipe, names
 from rlx_ort.providers.engine.replays import NotRecordedError
@@ -234,6 +241,10 @@ class CudaProvider(OrtProvider):
             # waits for neither: results were read before they were there.
             ordered=None if obstacle else partial(open_recorder, device.index, ordered=True),
             pinned=None if obstacle else partial(pinned_like, device.index),
+            # At the end of a run ONNX Runtime (1.31.1) frees pinned buffers, as of Split and of products that broadcast
+            # batches, in a callback of the driver. If that outlives the session, it frees their arena too, which CUDA
+            # does not permit there (cudaFreeHost: 800), and the process ends (H200).
+            wait=partial(wait_for, device.index),
             # A wait would end the recording. Plain runs do wait: otherwise the session keeps pinned buffers, and
             # closing it may free their arena in a callback of the driver, which CUDA does not permit (cudaFreeHost:
             # 800) and which ends the process. See docs/results/h200-2026-11-22-slots.txt.

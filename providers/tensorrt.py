@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from rlx_ort.device import Device
@@ -11,6 +12,7 @@ from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile, MemoryReading
 from rlx_ort.providers.cuda import CudaProvider, cuda_libraries_problem, cuda_options
+from rlx_ort.providers.engine.cuda_driver import wait_for
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import nvidia_gpus
@@ -82,6 +84,7 @@ class TensorRtProvider(_NvidiaCompiler):
         return replace(
             super().recipe(device, options),
             helpers=helpers,
+            wait=partial(wait_for, device.index),
             cache_options=lambda folder: {"trt_engine_cache_enable": "1", "trt_engine_cache_path": folder},
         )
 

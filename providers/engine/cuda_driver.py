@@ -41,6 +41,8 @@ _NODE_NAMES = {3: "a host function", 4: "a child graph", 6: "an event wait", 7: 
 _ALLOCATE_WORDS, _ALLOCATE_SIZE, _ALLOCATE_ADDRESS = 32, 13, 14  # CUDA_MEM_ALLOC_NODE_PARAMS in words of 8 bytes
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 _POINTER_MEMORY_TYPE = 2
+_LONGEST_CAPTURE_S = 1.0
+_capturing = threading.Lock()  # while launches are recorded
 MOST_LENT_BYTES = 512 << 20  # of pinned memory for the outputs of recorded runs, for each GPU
 
 _P, _N, _U = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
@@ -50,6 +52,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuCtxSetCurrent": [_P],
     "cuCtxPushCurrent_v2": [_P],
     "cuCtxPopCurrent_v2": [_P],
+    "cuCtxSynchronize": [],
     "cuStreamCreate": [_P, _U],
     "cuStreamDestroy_v2": [_P],
     "cuStreamSynchronize": [_P],
@@ -201,6 +204,20 @@ _MOST_PROCESSES, _UNKNOWN_BYTES = 256, 2**64 - 1
 _used_before: dict[int, int] = {}
 
 
+def wait_for(index: int) -> None:
+    """Wait for all that this process has launched on a GPU, if there is a driver.
+
+    No launches may be recorded meanwhile: CUDA permits no waiting for a context while a stream of it is captured, and
+    the capture would be lost. If they still are after a second, it does not wait.
+    """
+    with contextlib.suppress(NotRecordedError), _entered(_context(index)):
+        if _capturing.acquire(timeout=_LONGEST_CAPTURE_S):
+            try:
+                _driver().cuCtxSynchronize()
+            finally:
+                _capturing.release()
+
+
 def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return an array like another one in pinned host memory, which is freed with its last view."""
     return _pinned(_context(index), like)
@@ -312,19 +329,20 @@ class _CudaRecorder:
         """Return an executable graph of the copies and the run, if it holds nothing that must not be replayed."""
         stream, graph = self._stream, _P()
         _call("cuStreamSynchronize", stream)
-        _call("cuStreamBeginCapture_v2", stream, _RELAXED)
         recorded = False
-        try:
-            for device, host, size in copies_in:
-                _call("cuMemcpyHtoDAsync_v2", device, host, size, stream)
-            run()
-            for device, host, size in copies_out:
-                _call("cuMemcpyDtoHAsync_v2", host, device, size, stream)
-            recorded = True
-        finally:
-            code = _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
-            if graph.value and (code or not recorded):
-                _driver().cuGraphDestroy(graph)
+        with _capturing:
+            _call("cuStreamBeginCapture_v2", stream, _RELAXED)
+            try:
+                for device, host, size in copies_in:
+                    _call("cuMemcpyHtoDAsync_v2", device, host, size, stream)
+                run()
+                for device, host, size in copies_out:
+                    _call("cuMemcpyDtoHAsync_v2", host, device, size, stream)
+                recorded = True
+            finally:
+                code = _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
+                if graph.value and (code or not recorded):
+                    _driver().cuGraphDestroy(graph)
         if code:
             raise NotRecordedError(f"the run was not recorded to its end: CUDA error {code}")
         try:

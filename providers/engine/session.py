@@ -47,15 +47,23 @@ class SessionCore:
     run, and destroys the session before it releases the memory.
     """
 
-    __slots__ = ("call", "graph", "memory", "recorder", "recordings", "session", "shared")
+    __slots__ = ("call", "graph", "memory", "recorder", "recordings", "session", "shared", "wait")
 
-    def __init__(self, session: Any, memory: Sequence[Any], options: Any, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        session: Any,
+        memory: Sequence[Any],
+        options: Any,
+        recorder: Recorder | None = None,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
         self.session = session
         # One for all runs, so that they can be stopped at exit; one per run would cost a microsecond each.
         self.shared = options
         self.graph: GraphRuns | None = None
         self.recordings: Recordings | None = None
         self.recorder = recorder
+        self.wait = wait if recorder is None else recorder.wait
         self.call = _fast_run(session)
         self.memory = memory
 
@@ -74,8 +82,8 @@ class SessionCore:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object((self.session, self.memory)))
                 return
         self.recordings = None
-        if self.recorder is not None:
-            self.recorder.wait()  # for the launches of the last run
+        if self.wait is not None:
+            self.wait()  # for what the last run has left on the device
         self.session = None
         if self.recorder is not None:
             self.recorder.close()  # the session launched on its stream
@@ -114,7 +122,7 @@ class OrtEngineSession:
         self.errors = errors
         self._options = engine.RunOptions()
         self._reason = reason  # why launches are not recorded
-        core = SessionCore(session, memory, self._options, recorder)
+        core = SessionCore(session, memory, self._options, recorder, recipe.wait)
         self._core: SessionCore | None = core
         self.input_types = _types(session.get_inputs(), declared[0])
         self.output_types = _types(session.get_outputs(), declared[1])
