@@ -218,7 +218,7 @@ INDEX_LIMITS = (
 # Pools divide the room for their windows by the stride towards 0 and not down, so that -1 gives a result (1.31.1):
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cpu/nn/pool_attributes.h
 POOL_LIMITS = tuple(
-    KernelLimit(op_type, is_below_pool, "a window beyond its input has a result", domain, small=True)
+    KernelLimit(op_type, is_below_pool, "it has a result for an input shorter than its window", domain, small=True)
     for domain, op_type in (
         *(("", op_type) for op_type in ("AveragePool", "DeformConv", "LpPool", "MaxPool")),
         *(("com.microsoft", op_type) for op_type in ("NhwcMaxPool", "QLinearAveragePool")),

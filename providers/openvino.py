@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CompileOptions, Precision
@@ -17,8 +16,9 @@ from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
+from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import cpu_name
-from rlx_ort.providers.kernel_limits import KernelLimit, is_below_window, is_empty_first
+from rlx_ort.providers.kernel_limits import KernelLimit, is_empty_first
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
 from rlx_ort.storage import parse_json
@@ -36,11 +36,6 @@ _PROPERTIES = {
 _SHAPE_ONLY = frozenset({"Shape", "Size"})  # ONNX Runtime folds them where the shape is known
 _PRECISIONS = {Precision.F16: "f16", Precision.BF16: "bf16"}
 _SPELLINGS = {"FP32": "f32", "FP16": "f16", "BF16": "bf16", "ACCURACY": "f32"}
-
-
-def _adds_to_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether nothing is multiplied, and what is added is fed or computed."""
-    return is_empty_first(node, given) and len(node.inputs) > 2 and 2 not in given
 
 
 class OpenVinoProvider(OrtProvider):
@@ -63,12 +58,6 @@ class OpenVinoProvider(OrtProvider):
             for op_type in ("AveragePool", "GlobalAveragePool")
         ),
         KernelLimit("ReduceMax", is_empty_first, "the largest of no elements is not -inf"),
-        # They refuse it, but after that the next run of earlier sizes fails, or reads inputs of the past.
-        *(
-            KernelLimit(op_type, is_below_window, "a window beyond its input spoils the next run", small=True)
-            for op_type in ("AveragePool", "Conv", "MaxPool")
-        ),
-        KernelLimit("Gemm", _adds_to_nothing, "after runs that failed it has rows of an earlier one"),
     )
     # https://onnxruntime.ai/docs/execution-providers/OpenVINO-ExecutionProvider.html#configuration-options
     # Without device_type and device_id: the device's index chooses. Without layout and disable_dynamic_shapes: the
@@ -110,12 +99,15 @@ class OpenVinoProvider(OrtProvider):
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on one concrete device: OpenVINO's AUTO would choose against the policy of the caller.
 
-        It computes in f32 unless less is asked for; by default OpenVINO takes bf16 or f16 where that is fast.
+        It computes in f32 unless less is asked for; by default OpenVINO takes bf16 or f16 where that is fast. After a
+        run that failed, the next one of earlier sizes may read inputs of the past (1.24.1), and so may those beside it.
+        So runs of a session take turns, also with `num_streams`, and none follows one that failed.
         """
         devices = self.ep_devices(device)
         target = self._target(device)
         if target.startswith("NPU") and options.precision is not Precision.F16:
             raise EngineError("OpenVINO computes in f16 on NPUs; allow it with CompileOptions(precision=Precision.F16)")
+        lock = Turns()
         chosen = {} if devices else {"device_type": target}
         chosen["precision"] = _PRECISIONS.get(options.precision, "f32")
         if target == "CPU":
@@ -125,6 +117,8 @@ class OpenVinoProvider(OrtProvider):
             options=chosen,
             cache_options=lambda folder: {"cache_dir": folder},
             spelled=lambda merged: _as_properties(merged, target.partition(".")[0]),
+            run_lock=lambda: lock,
+            spoiled_by_errors=True,
             rewritten=_unread_inputs_last,
         )
 

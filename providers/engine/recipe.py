@@ -73,6 +73,7 @@ class SessionRecipe:
             records nothing on it; None where that is not needed.
         pinned: makes an array like another one in pinned host memory; None if there is no such memory, or if bound
             device buffers are as cheap.
+        spoiled_by_errors: whether a run that failed may spoil the next one, which is then made in another session.
         wait: waits for the work that runs have left on the device, before a session goes; None where they leave none.
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
         stream_options: provider options of one session in this process, which are no part of a cache key.
@@ -98,6 +99,7 @@ class SessionRecipe:
     recording: Recording | None = None
     ordered: Callable[[], Recorder] | None = None
     pinned: Callable[[Any], Any] | None = None
+    spoiled_by_errors: bool = False
     wait: Callable[[], None] | None = None
     run_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     stream_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

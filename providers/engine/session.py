@@ -90,12 +90,18 @@ class SessionCore:
         self.memory = ()
 
 
+class SpoiledRunError(EngineError):
+    """A run was not made, since one before it in the session failed and may have spoiled it."""
+
+
 class OrtEngineSession:
     """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
     `assignments` has the place of each node after ONNX Runtime's first rewrites; folded nodes are gone. `refuses` is
     true if runs raise, since they had to be recorded and cannot be. `handed_on` has the outputs that are inputs or
     `weights` themselves. `node_of` returns the exported node behind the name of a node of the session.
+    `retire` returns the function that has the next run made in another session, None once that is gone; a run calls it
+    where it fails and may have spoiled the next.
 
     `copies_back` is true if nodes on the CPU may read values of the device. ONNX Runtime (1.31.1) copies such a value
     to the host for them, and where it is an output too, from there into an array of the caller without waiting for the
@@ -134,7 +140,9 @@ class OrtEngineSession:
         # ONNX Runtime gives the memory of the input or weight for such an output, and leaves a bound buffer as it is.
         self.handed_on = self.output_types.keys() & {*self.input_types, *weights}
         self._bound_memory: Mapping[str, tuple[str, int]] | None = None
-        self._guard = recipe.run_lock
+        self.retire: Callable[[], Callable[[], object] | None] = lambda: None
+        self._spoiled = False
+        self._guard = self._unspoiled if recipe.spoiled_by_errors else recipe.run_lock
         self._owner = os.getpid()
         self._foreign_inputs = _foreign(self.input_types)
         self._foreign_outputs = _foreign(self.output_types)
@@ -188,8 +196,22 @@ class OrtEngineSession:
                 threading.Thread(target=self._drop, args=(held,), name="rlx_ort-close", daemon=True).start()
 
     def _drop(self, held: list[Any]) -> None:
-        with self._guard():
+        with self.recipe.run_lock():
             held.clear()
+
+    @contextlib.contextmanager
+    def _unspoiled(self) -> Iterator[None]:
+        """Hold the lock of the device for a run, which is the last one if it fails."""
+        with self.recipe.run_lock():
+            if self._spoiled:
+                raise SpoiledRunError(f"another run failed on {self.device.display} before this one; run it again")
+            try:
+                yield
+            except self.errors:
+                self._spoiled = True
+                if (retire := self.retire()) is not None:
+                    retire()
+                raise
 
     def shrink_arena(self) -> bool:
         """Give unused memory of the arenas back to the device, and return whether that was possible.

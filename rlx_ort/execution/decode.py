@@ -114,7 +114,8 @@ class DecodeLoop:
         """Add tokens `(batch, count)`, or `(count,)` for one sequence, and return the logits after the last one.
 
         The prompt, or tokens that follow those in the cache. The logits, `(batch, vocabulary)`, are valid until
-        the next call. A run that fails adds none of its tokens; the chunks before it stay.
+        the next call. A run that fails adds none of its tokens; the chunks before it stay. On OpenVINO it ends the
+        sequences, since it may have spoiled the next run.
 
         Raises:
             InputError: the tokens are no integers of such a shape, or too many.
@@ -135,19 +136,24 @@ class DecodeLoop:
                     self._runs = None  # frees its cache before another is allocated
                     self._runs = self._runs_on(engine)
             assert self._runs is not None  # noqa: S101  # there are tokens
-            while given.shape[1]:
-                if self._length and self.batch > 1 and self._interface.steps_in_batches:
-                    count, logits = 1, self._runs.step(given[:, 0], self._length)
-                else:
-                    count, logits = self._chunk, self._runs.prefill(given[:, : self._chunk], self._length)
-                self._length += min(count, given.shape[1])
-                given = given[:, count:]
+            try:
+                while given.shape[1]:
+                    if self._length and self.batch > 1 and self._interface.steps_in_batches:
+                        count, logits = 1, self._runs.step(given[:, 0], self._length)
+                    else:
+                        count, logits = self._chunk, self._runs.prefill(given[:, : self._chunk], self._length)
+                    self._length += min(count, given.shape[1])
+                    given = given[:, count:]
+            except EngineError:
+                self._close_retired()
+                raise
             return logits
 
     def step(self, tokens: npt.ArrayLike) -> Array:
         """Add one token to each sequence and return the logits of the next, `(batch, vocabulary)`.
 
-        The same array is returned each time; the next call overwrites it. A run that fails adds no token.
+        The same array is returned each time; the next call overwrites it. A run that fails adds no token; on OpenVINO
+        it ends the sequences, since it may have spoiled the next run.
 
         Raises:
             InputError: the cache is full, or the tokens are not `(batch,)` integers.
@@ -165,7 +171,11 @@ class DecodeLoop:
                 raise RunError("a step follows the prompt; call prefill() with it first")
             if length >= self._shape[1]:
                 self._check_room(1)
-            logits = runs.step(given, length)
+            try:
+                logits = runs.step(given, length)
+            except EngineError:
+                self._close_retired()
+                raise
             self._length = length + 1
             return logits
 
@@ -264,6 +274,10 @@ class DecodeLoop:
         if self._compiled.closed:  # maybe by the runner that lent it
             self.close()
             self._compiled.engine()  # raises
+
+    def _close_retired(self) -> None:
+        if self._runs is not None and self._runs.engine.retired:
+            self.close()
 
     def _check_room(self, count: int) -> None:
         if self._length + count > self.max_length:

@@ -42,6 +42,7 @@ from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, Run
 from rlx_ort.providers.engine.ort_binding import binder_of
+from rlx_ort.providers.engine.session import OrtEngineSession, SpoiledRunError
 from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.kernel_limits import input_dims, limited_nodes
 from rlx_ort.providers.registry import availability, provider_of
@@ -60,6 +61,7 @@ Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 WeightSource: TypeAlias = WeightStore | ExpertWeights
 
 _OVERLAPPING = 2
+_RETIRED = -1  # the version of an engine; stores count from 0
 _MOST_JUDGED = 1024  # sizes that are known to fit
 _MOST_ROOMY = 16  # of these, those that no others are as large as
 _SIZED_SHARE, _USUAL_BYTES = 16, 8 << 30  # sessions with fixed sizes may take a 16th of the device's memory
@@ -80,7 +82,7 @@ class Engine:
     Attributes:
         run: runs the session on the inputs of the user's graph: `(output_names, feeds) -> arrays`.
         weights: the data it was opened with.
-        version: the newest version of the store whose values it has.
+        version: the newest version of the store whose values it has; -1 once it is retired.
         strict_ok: whether no node strays from the device.
         sized: the sessions with fixed sizes that take its runs; None where they gain nothing.
         files: the files that its weights are mapped from.
@@ -113,13 +115,24 @@ class Engine:
         source.pin(names)
         self._finalizer = weakref.finalize(self, _close, session, source, names)
 
-    def renew(self, version: int, feeds: Mapping[str, Any]) -> None:
-        """Take over a newer version, which differs in mutable parameters at most."""
+    @property
+    def retired(self) -> bool:
+        """Whether a failed run may have spoiled the next one, for which another session is opened."""
+        return self.version == _RETIRED
+
+    def retire(self) -> None:
+        """Let no later run begin in it; runs that are in progress end in it."""
         with self._lock:
-            if version > self.version:
+            self.version = _RETIRED
+
+    def renew(self, version: int, feeds: Mapping[str, Any]) -> bool:
+        """Take over a newer version, which differs in mutable parameters at most; return False if it is retired."""
+        with self._lock:
+            if _RETIRED < self.version < version:
                 if self._fed is not None:
                     self._fed.values = dict(feeds)  # a new dict: a run in progress keeps the old one
                 self.version = version
+            return not self.retired
 
     @property
     def binder(self) -> Binder:
@@ -650,12 +663,11 @@ class EngineSlot:
             self.current = engine
 
     def _still_fresh(self, engine: Engine) -> bool:
-        """Return whether the newer version changed no frozen weight of this model; the engine then takes it over."""
+        """Return whether an engine may go on: a newer version, which it takes over, changed no frozen weight of it."""
         version, weights, changing = self._snapshot()
         if any(weights[name] is not engine.weights[name] for name in weights):
             return False
-        engine.renew(version, self._feeds(engine.session, changing))
-        return True
+        return engine.renew(version, self._feeds(engine.session, changing))
 
     def _snapshot(self) -> tuple[int, Mapping[str, TensorData], Mapping[str, TensorData]]:
         """Return a version, the frozen weights and the mutable ones, all of that version."""
@@ -723,6 +735,9 @@ class EngineSlot:
             engine.close()
             raise
         engine.strict_ok = not placement.strays
+        if isinstance(session, OrtEngineSession) and session.recipe.spoiled_by_errors:
+            session.retire = weakref.WeakMethod(engine.retire)
+            engine.run = _unspoiled(engine.run, weakref.ref(self), rule)
         if self.resident.governed:
             engine.run = accounted(engine.run, self.resident)
         else:
@@ -767,6 +782,20 @@ class EngineSlot:
                 _tolerance(self.exported, self.options),
             )
             engine.run = engine.sized.run
+
+
+def _unspoiled(run: Run, slot: Callable[[], EngineSlot | None], rule: PlacementRule) -> Run:
+    """Return a run which is made in another session where one that failed has spoiled its own."""
+
+    def unspoiled(output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        try:
+            return run(output_names, feeds)
+        except SpoiledRunError:
+            if (there := slot()) is None:
+                raise
+            return there.engine(rule).run(output_names, feeds)
+
+    return unspoiled
 
 
 def _tolerance(model: ExportedModel, options: CompileOptions) -> float:

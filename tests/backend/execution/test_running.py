@@ -8,10 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import sliding_window_view
 
 from rlx_ort import Device, DevicePolicy, DType, Graph, GraphDevices, Session, environment, is_available
 from rlx_ort.converters.onnx_types import elem_type
-from rlx_ort.errors import DeviceUnavailableError, InputError, ParamError, PlacementError, RunError
+from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, ParamError, PlacementError, RunError
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers import registry
@@ -131,6 +132,36 @@ def test_threads_share_a_compiled_graph(device: Device) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_run_that_fails_spoils_none_beside_or_after_it(device: Device) -> None:
+    """OpenVINO (1.24.1) read inputs of the past in the next run, and in those of other threads."""
+    graph = Graph("pool")
+    x = graph.input("x", [1, 1, 1, "width"])
+    kind = _f32(1, 1, 1, "w")
+    graph.outputs = list(graph.onnx_node("MaxPool", [x], {"kernel_shape": [1, 3], "strides": [1, 2]}, types=[kind]))
+    compiled, wrong, failed = Session(device).compile(graph), [], []
+
+    def run(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            width = int(rng.integers(3, 8))
+            given = rng.standard_normal((1, 1, 1, width)).astype(np.float32)
+            wanted = sliding_window_view(given[0, 0, 0], 3)[::2].max(axis=1)
+            if not np.array_equal(compiled.run({"x": given})[0][0, 0, 0], wanted):
+                wrong.append(width)
+            if seed == 0:
+                try:
+                    compiled.run({"x": given[..., :1]})
+                except EngineError:
+                    failed.append(width)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (wrong, len(failed)) == ([], 60)
 
 
 def test_named_dims_that_disagree_are_refused() -> None:
