@@ -73,7 +73,8 @@ class SessionRecipe:
             records nothing on it; None where that is not needed.
         pinned: makes an array like another one in pinned host memory; None if there is no such memory, or if bound
             device buffers are as cheap.
-        spoiled_by_errors: whether a run that failed may spoil the next one, which is then made in another session.
+        spoiled_by_errors: whether a run that failed may spoil the next one, which is then made in another session; runs
+            must hold a lock.
         wait: waits for the work that runs have left on the device, before a session goes; None where they leave none.
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
         stream_options: provider options of one session in this process, which are no part of a cache key.

@@ -7,6 +7,7 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ import pytest
 from sample_models.decoders import DECODER, FORMS, build
 
 from rlx_ort import CompileOptions, DecodeLoop, Device, DType, Graph, GraphDevices, PlacementRule, Session, limited
-from rlx_ort.errors import InputError, LegalizeError, RunError, TimeLimitError
+from rlx_ort.errors import EngineError, InputError, LegalizeError, RunError, TimeLimitError
 from rlx_ort.ir.types import Shape, TensorType
+from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine.ort_binding import OrtBinder
 
 PROMPT = np.random.default_rng(7).integers(0, DECODER.vocabulary, (1, 6))
@@ -69,6 +71,28 @@ def test_a_cache_that_something_else_reads_is_not_written_in_place() -> None:
     loop = DecodeLoop(Session("cpu").compile(graph), 32, cache={"keys0": "new_keys0"})
     np.testing.assert_array_equal(drawn(loop), EXPECTED)
     assert loop.in_place is False
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_that_fails_ends_the_sequences_where_it_spoils_the_session(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on OpenVINO: no later step runs there, and the next prompt is answered by another session."""
+    sound, lock = CpuProvider.recipe, threading.RLock()
+
+    def spoiled(self: Any, device: Device, options: Any) -> Any:
+        return replace(sound(self, device, options), run_lock=lambda: lock, spoiled_by_errors=True)
+
+    monkeypatch.setattr(CpuProvider, "recipe", spoiled)
+    decoder = compiled("cpu", form)
+    loop = DecodeLoop(decoder, 32)
+    loop.prefill(PROMPT)
+    first = decoder.engine()
+    with pytest.raises(EngineError):
+        loop.step([DECODER.vocabulary])
+    assert loop.length == 0
+    np.testing.assert_array_equal(drawn(loop), EXPECTED)
+    assert decoder.engine() is not first
 
 
 def test_an_engine_that_loses_tokens_in_place_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
