@@ -18,6 +18,7 @@ import ctypes
 import functools
 import itertools
 import os
+import re
 import sys
 import threading
 import weakref
@@ -43,6 +44,11 @@ _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 _POINTER_MEMORY_TYPE = 2
 _LONGEST_CAPTURE_S = 1.0
 _capturing = threading.Lock()  # while launches are recorded
+# cuDNN compiles some kernels for a plan, such as `conv2d_c1_k1_nchw_hw_packed` of depthwise convolutions, and unloads
+# them with it: replays after that ended in CUDA errors 700 and 715 (H200). Their sources, in its library
+# `engines_runtime_compiled` (9.28), give them names of C. Kernels of libraries, which stay, have names of C++, or those
+# of NVIDIA's generators, such as `sm80_xmma_fprop_implicit_gemm_..._execute_kernel__5x_cudnn`.
+_STAYS = re.compile(r"_Z|nvjet_|(maxwell|volta|turing|ampere)_|sm\d+_xmma_.*__5x_(cudnn|cublas)$")
 MOST_LENT_BYTES = 512 << 20  # of pinned memory for the outputs of recorded runs, for each GPU
 
 _P, _N, _U = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
@@ -78,6 +84,9 @@ _ARGUMENTS: dict[str, list[Any]] = {
 }
 
 
+_NAMING = ("cuGraphKernelNodeGetParams_v2", "cuFuncGetName", "cuKernelGetName")  # CUDA 12.3 has them all
+
+
 class _Memcpy3D(ctypes.Structure):
     """CUDA_MEMCPY3D."""
 
@@ -89,6 +98,16 @@ class _Memcpy3D(ctypes.Structure):
         ("dst_type", ctypes.c_int),
         *((name, _P) for name in ("dst_host", "dst_device", "dst_array", "reserved_1")),
         *((name, _N) for name in ("dst_pitch", "dst_height", "width", "height", "depth")),
+    ]
+
+
+class _KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS."""
+
+    _fields_ = [
+        ("function", _P),
+        ("sizes", _U * 7),
+        *((name, _P) for name in ("arguments", "extra", "kernel", "context")),
     ]
 
 
@@ -128,6 +147,9 @@ def _driver() -> ctypes.CDLL:
         library = ctypes.CDLL(_LIBRARY)
         for name, types in _ARGUMENTS.items():
             getattr(library, name).argtypes = types
+        for name in _NAMING:
+            if hasattr(library, name):
+                getattr(library, name).argtypes = [_P, _P]
     except (OSError, AttributeError) as err:
         raise NotRecordedError(f"the CUDA driver's library {_LIBRARY} cannot be used: {err}") from err
     return library
@@ -316,6 +338,7 @@ class _CudaRecorder:
         self.worker = Workers(1, "rlx_ort-record")
         self._stream = int(stream.value or 0)
         self._kept: dict[int, list[npt.NDArray[Any]]] = {}  # what recordings copy to the device, by recording
+        self._lasting: set[int] = set()  # recordings
         self.lend = _lender(self._context).lend
         self.options: Mapping[str, str] = {"has_user_compute_stream": "1", "user_compute_stream": str(self._stream)}
 
@@ -347,14 +370,21 @@ class _CudaRecorder:
             raise NotRecordedError(f"the run was not recorded to its end: CUDA error {code}")
         try:
             own = frozenset(host for _, host, _ in (*copies_in, *copies_out))
-            kept = _check_nodes(graph, own, self.host_buffer)
+            nodes = _nodes(graph)
+            kept = _check_nodes(nodes, own, self.host_buffer)
+            lasts = all(stays_loaded(_kernel_name(node)) for node, kind in nodes if kind == _KERNEL)
             made = _P()
             _call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, 0)
         finally:
             _driver().cuGraphDestroy(graph)
         recording = int(made.value or 0)
         self._kept[recording] = kept
+        if lasts:
+            self._lasting.add(recording)
         return recording
+
+    def lasts(self, recording: int) -> bool:
+        return recording in self._lasting
 
     def player(self, recording: int) -> Callable[..., None]:
         driver, stream, graph = _driver(), _P(self._stream), _P(recording)
@@ -385,6 +415,7 @@ class _CudaRecorder:
         with _entered(self._context):
             _driver().cuGraphExecDestroy(recording)
         self._kept.pop(recording, None)
+        self._lasting.discard(recording)
 
     def wait(self) -> None:
         if self._stream:
@@ -400,8 +431,41 @@ class _CudaRecorder:
                 _driver().cuStreamDestroy_v2(stream)
 
 
+def stays_loaded(kernel: str) -> bool:
+    """Return whether a kernel of this name is surely a library's, and none that goes with a plan of cuDNN."""
+    return _STAYS.match(kernel) is not None
+
+
+def _kernel_name(node: Any) -> str:
+    """Return the name of the kernel that a node of a graph launches; empty if the driver cannot tell."""
+    params, name = _KernelNode(), ctypes.c_char_p()
+    try:
+        _call("cuGraphKernelNodeGetParams_v2", node, ctypes.byref(params))
+        if params.function:
+            _call("cuFuncGetName", ctypes.byref(name), params.function)
+        else:
+            _call("cuKernelGetName", ctypes.byref(name), params.kernel)
+    except (AttributeError, NotRecordedError):
+        return ""
+    return (name.value or b"").decode("ascii", "replace")
+
+
+def _nodes(graph: Any) -> list[tuple[Any, int]]:
+    """Return the nodes of a graph and their types."""
+    count = _N()
+    _call("cuGraphGetNodes", graph, None, ctypes.byref(count))
+    nodes = (_P * count.value)()
+    _call("cuGraphGetNodes", graph, ctypes.byref(nodes), ctypes.byref(count))
+    kinds: list[tuple[Any, int]] = []
+    for node in nodes:
+        kind = ctypes.c_int()
+        _call("cuGraphNodeGetType", node, ctypes.byref(kind))
+        kinds.append((node, kind.value))
+    return kinds
+
+
 def _check_nodes(
-    graph: Any, own: frozenset[int], host_buffer: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+    nodes: Sequence[tuple[Any, int]], own: frozenset[int], host_buffer: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 ) -> list[npt.NDArray[Any]]:
     """Refuse a graph that uses host memory outside of `own` that is not pinned, calls the host, or leaks allocations.
 
@@ -409,16 +473,10 @@ def _check_nodes(
         What the graph copies from now on in place of pinned memory outside of `own`.
     """
     kept = []
-    count = _N()
-    _call("cuGraphGetNodes", graph, None, ctypes.byref(count))
-    nodes = (_P * count.value)()
     allocated: dict[int, int] = {}
     freed = set()
-    _call("cuGraphGetNodes", graph, ctypes.byref(nodes), ctypes.byref(count))
-    for node in nodes:
-        kind = ctypes.c_int()
-        _call("cuGraphNodeGetType", node, ctypes.byref(kind))
-        if kind.value == _MEMCPY:
+    for node, kind in nodes:
+        if kind == _MEMCPY:
             copy = _Memcpy3D()
             _call("cuGraphMemcpyNodeGetParams", node, ctypes.byref(copy))
             source = copy.src_host if copy.src_type == _HOST else copy.src_device
@@ -433,16 +491,16 @@ def _check_nodes(
                 kept[-1][...] = held
                 copy.src_type, copy.src_host, copy.src_device = _HOST, kept[-1].ctypes.data, None
                 _call("cuGraphMemcpyNodeSetParams", node, ctypes.byref(copy))
-        elif kind.value == _ALLOCATE:
+        elif kind == _ALLOCATE:
             words = (ctypes.c_ulonglong * _ALLOCATE_WORDS)()
             _call("cuGraphMemAllocNodeGetParams", node, ctypes.byref(words))
             allocated[words[_ALLOCATE_ADDRESS]] = words[_ALLOCATE_SIZE]
-        elif kind.value == _FREE:
+        elif kind == _FREE:
             address = ctypes.c_ulonglong()
             _call("cuGraphMemFreeNodeGetParams", node, ctypes.byref(address))
             freed.add(address.value)
-        elif kind.value not in (_KERNEL, _MEMSET, _EMPTY):
-            raise NotRecordedError(f"the run launches {_NODE_NAMES.get(kind.value, f'a node of type {kind.value}')}")
+        elif kind not in (_KERNEL, _MEMSET, _EMPTY):
+            raise NotRecordedError(f"the run launches {_NODE_NAMES.get(kind, f'a node of type {kind}')}")
     # cuBLAS allocates and frees its workspace within a graph.
     if allocated.keys() != freed:
         sizes = ", ".join(f"{size >> 10} KB" for at, size in allocated.items() if at not in freed) or "nothing"

@@ -73,8 +73,8 @@ class Recordings:
     `plain` runs the session: `(names, feeds, options)`. `bind` makes a `FixedRun` for inputs and outputs like the given
     ones, and `fresh` a tensor on the device like an array, outside of the session's arena. All runs of the session hold
     `lock`. `shared` are the RunOptions of runs that are not stopped one by one: only these are replayed. With
-    `required`, a signature that cannot be recorded is an error. With `one_size`, a plain run of other sizes drops what
-    kernels of the recorded runs need, so that their recordings go before it.
+    `required`, a signature that cannot be recorded is an error. With `replans`, a plain run of other sizes drops the
+    plans of kernels, and with them the code that some recordings launch, which go before it.
 
     `active` is true if anything is recorded, or may be; `broken` if a failed recording left the session in an unknown
     state.
@@ -91,11 +91,11 @@ class Recordings:
         *,
         required: bool,
         errors: tuple[type[Exception], ...],
-        one_size: bool = False,
+        replans: bool = False,
     ) -> None:
         self.active = True
         self.broken = False
-        self._one_size = one_size
+        self._replans = replans
         self._size: object = None  # of the last plain run
         self._changes = 0  # of sizes that cost a recording
         self._driver = driver
@@ -127,6 +127,12 @@ class Recordings:
     def refuses(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
         """Return whether such runs on arrays are not recorded, and not for want of runs."""
         return not self.active or signature(0, names, feeds) in self._refused
+
+    def lasts(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
+        """Return whether such runs on arrays are recorded, for as long as there is room."""
+        key = signature(0, names, feeds)
+        replay = None if key is None else self._recorded.get(key)
+        return replay is not None and (not self._replans or self._driver.lasts(replay.handle))
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run, by a replay where there is a recording, and return new arrays."""
@@ -184,8 +190,8 @@ class Recordings:
 
     def leave_size(self) -> None:
         """Drop the recordings that a run of other sizes, which is not made here, would spoil."""
-        if self._one_size and self._recorded:
-            self._drop_other_sizes(None)
+        if self._replans and self._recorded:
+            self._drop_spoiled(None)
 
     def kept(self, results: Sequence[Any]) -> Sequence[Any]:
         """Return the results of a plain run, with copies of those that a replay of a bound run may write."""
@@ -260,14 +266,17 @@ class Recordings:
         self.active = False
         self._drop_all()
 
-    def _drop_other_sizes(self, key: Signature | None) -> None:
-        """Drop the recordings before a run of other sizes; end recording where that happens again and again."""
+    def _drop_spoiled(self, key: Signature | None) -> None:
+        """Drop recordings that do not last before a run of other sizes; end recording where that comes too often."""
         size = None if key is None else key[2]
         if size is not None and size == self._size:
             return
         self._size = size
-        if self._recorded:
-            self._drop_all()
+        spoiled = [key for key, replay in self._recorded.items() if not self._driver.lasts(replay.handle)]
+        if spoiled:
+            self._last = None
+            for each in spoiled:
+                self._recorded.pop(each).close()
             self._changes += 1
             if self._changes >= MOST_CHANGES and not self._required:
                 self.give_up("its sizes take turns, and each change plans convolutions anew")
@@ -307,8 +316,8 @@ class Recordings:
     ) -> list[Any]:
         """Run without a recording, and record the signature if it has come often enough."""
         key = signature(owner, names, feeds)
-        if self._one_size:
-            self._drop_other_sizes(key)
+        if self._replans:
+            self._drop_spoiled(key)
         begun = time.perf_counter_ns()
         results = plain() if isinstance(owner, int) else self._copied(plain())
         took_ns = time.perf_counter_ns() - begun

@@ -60,6 +60,9 @@ class Recorder(Protocol):
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
         """Return a recording of the copies to the device, a run, and the copies back, none of which is executed."""
 
+    def lasts(self, recording: Any) -> bool:
+        """Return whether it may be replayed after the session has planned kernels anew, which may unload its own."""
+
     def player(self, recording: Any) -> Callable[..., None]:
         """Return what replays a recording and waits for its end: `(before, after)`, copies from and to any memory."""
 

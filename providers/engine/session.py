@@ -333,15 +333,20 @@ class OrtEngineSession:
 
     @property
     def replans(self) -> bool:
-        """Whether a change of its inputs' sizes costs it the plans of kernels, and recordings with them."""
+        """Whether a change of its inputs' sizes costs it the plans of kernels."""
         return self.recipe.replans
 
-    def gains_from_fixed_sizes(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
-        """Return whether a session with the sizes of these inputs may be faster, as far as the runs so far show."""
+    def gains_from_fixed_sizes(self, names: Sequence[str], feeds: Mapping[str, Any], in_turns: bool = False) -> bool:
+        """Return whether a session with the sizes of these inputs may be faster, as far as the runs so far show.
+
+        For sizes that take turns with others, a recording here is as good, if it lasts.
+        """
         core = self._core
         if core is None or not self.records:
             return False
-        return self.recipe.replans or core.recordings is None or core.recordings.refuses(names, feeds)
+        if core.recordings is None or core.recordings.refuses(names, feeds):
+            return True
+        return self.recipe.replans and not (in_turns and core.recordings.lasts(names, feeds))
 
     def device_graph_report(self) -> DeviceGraphReport:
         """Return which runs replay recorded launches, and why others do not."""
@@ -385,7 +390,7 @@ class OrtEngineSession:
                 shared,
                 required=required,
                 errors=self.errors,
-                one_size=recipe.replans,
+                replans=recipe.replans,
             )
             core.call = core.recordings.run
             if self._reason:

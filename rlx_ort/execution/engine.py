@@ -763,10 +763,10 @@ class EngineSlot:
             link, asked = weakref.ref(self), weakref.WeakMethod(gains)
             tuned = tunings.sizes_of(self.graph, self.device) if self.options.tuned else []
 
-            def may_gain(names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
+            def may_gain(names: Sequence[str], feeds: Mapping[str, Any], in_turns: bool) -> bool:
                 sizes = _sizes({name: array.shape for name, array in feeds.items()}, places) if tuned else {}
                 return any(sizes.items() <= each.items() for each in tuned) or bool(
-                    (gains := asked()) and gains(names, feeds)
+                    (gains := asked()) and gains(names, feeds, in_turns)
                 )
 
             engine.sized = SizedSessions(

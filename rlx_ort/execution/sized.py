@@ -2,7 +2,7 @@
 
 In such a session ONNX Runtime computes no shapes, so that launches can be recorded where nodes on the host stood in the
 way. Convolutions are planned once, by a long search; the plain session plans them anew at each change of size, which
-also ends its recordings.
+also ends recordings of kernels that were compiled for the plans. Sizes in turns whose recordings last have no session.
 
 A session is opened in the background after some runs of the same sizes, or by `open_now`, compared with the plain one
 on the inputs of a real run, and kept if it gives the same results in less time. It takes the device's memory for the
@@ -67,8 +67,9 @@ class SizedSessions:
 
     Args:
         plain: runs the plain session: `(names, feeds)`.
-        gains: returns whether the plain session leaves something to gain for such outputs and inputs.
-        replans: whether a change of sizes costs the plain session its plans and recordings.
+        gains: returns whether the plain session leaves something to gain for such outputs and inputs, and, by its last
+            argument, whether their sizes take turns with others.
+        replans: whether a change of sizes costs the plain session its plans of kernels.
         opened: makes the slot of a session with these sizes, for `(name of an input, shape)` pairs.
         rule: the placement rule that they keep.
         most: the most sessions that are kept.
@@ -85,7 +86,7 @@ class SizedSessions:
     def __init__(
         self,
         plain: Run,
-        gains: Callable[[Sequence[str], Mapping[str, Any]], bool],
+        gains: Callable[[Sequence[str], Mapping[str, Any], bool], bool],
         replans: bool,
         opened: Callable[[_Key], Slot],
         rule: PlacementRule,
@@ -146,7 +147,7 @@ class SizedSessions:
         """
         key = tuple([(name, array.shape) for name, array in feeds.items()])
         runs = 0
-        while not (gains := self._gains(names, feeds)) and runs < PLAIN_RUNS:
+        while not (gains := self._gains(names, feeds, False)) and runs < PLAIN_RUNS:
             self._plain(names, feeds)
             runs += 1
         with self._lock:
@@ -178,7 +179,8 @@ class SizedSessions:
             self._found = {each: entry for each, entry in self._found.items() if entry.state != "refused"}
         if count % AFTER_RUNS or self._tries >= MOST_TRIES or len(self._ready) >= self._most or self._full:
             return
-        if not self._gains(names, feeds) or not all(isinstance(array, np.ndarray) for array in feeds.values()):
+        in_turns = self.replans and turns >= TURNS * count
+        if not self._gains(names, feeds, in_turns) or not all(isinstance(each, np.ndarray) for each in feeds.values()):
             return
         with self._lock:
             if key in self._found or any(entry.state == "opening" for entry in self._found.values()):
@@ -186,7 +188,7 @@ class SizedSessions:
             self._found[key] = SizedRun(described(key), "opening")
             self._tries += 1
         copies = {name: array.copy() for name, array in feeds.items()}
-        worth = WORTH_IN_TURNS if self.replans and turns >= TURNS * count else WORTH
+        worth = WORTH_IN_TURNS if in_turns else WORTH
         self._later(lambda: self._try(key, list(names), copies, worth))
 
     def _try(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any], worth: float) -> None:

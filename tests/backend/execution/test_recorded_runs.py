@@ -439,6 +439,32 @@ def test_cuda_runs_of_other_shapes_between_replays_are_right(cuda: Device) -> No
         np.testing.assert_allclose(compiled.run(small)[0], want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("groups", [1, 16])
+def test_cuda_convolutions_of_widths_in_turns_are_right(cuda: Device, groups: int) -> None:
+    """A change of width unloads kernels that cuDNN compiled, which it does for groups of one channel.
+
+    Replays of these ended in CUDA errors 700 and 715 (H200). Without them all widths are recorded in one session.
+    """
+    rng = np.random.default_rng(5)
+    graph = Graph("widths")
+    x = value = graph.input("x", [1, 16, 8, "width"])
+    for layer in range(6):
+        weights = rng.standard_normal((16, 16 // groups, 3, 3)).astype(np.float32) / 12 * groups**0.5
+        value = graph.conv2d(value, graph.param(f"w{layer}", weights.shape, data=weights), padding=1, groups=groups)
+        value = graph.relu(value + x)
+    graph.outputs = [value]
+    compiled, host = Session(cuda).compile(graph), Session("cpu").compile(graph)
+    feeds = [{"x": rng.standard_normal((1, 16, 8, width)).astype(np.float32)} for width in range(16, 112, 16)]
+    expected = [host.run(each)[0] for each in feeds]
+    for _ in range(12):
+        for place in rng.permutation(len(feeds)):
+            error = np.abs(compiled.run(feeds[place])[0] - expected[place]).max()
+            assert error <= 1e-4 * np.abs(expected[place]).max()
+    report = compiled.device_graph_report()
+    if groups == 1:
+        assert (len(report.recorded), report.sized) == (len(feeds), ()), report
+
+
 def test_cuda_replays_do_not_overwrite_outputs_that_are_held(cuda: Device) -> None:
     """Outputs left on the device, before and after launches were recorded, keep their values."""
     compiled, plain = _pair(cuda, _chain("n", count=12), "auto")

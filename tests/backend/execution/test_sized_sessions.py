@@ -80,6 +80,19 @@ def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
         run_often(compiled, count, 2)
 
 
+def test_sizes_in_turns_have_no_sessions_where_their_recordings_last(
+    replanning: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would take the device's memory once more for each size, and gain nothing."""
+    monkeypatch.setattr(FakeRecorder, "lasts", lambda self, recording: True)
+    compiled = Session("cpu").compile(graph())
+    for count in (3, 5, 7) * (2 * sized.AFTER_RUNS):
+        run_often(compiled, count, 1)
+    assert not replanning
+    assert not sizes_of(compiled)
+    assert len(compiled.device_graph_report().recorded) == 3
+
+
 def test_the_session_of_a_size_opens_when_it_is_asked_for(
     replanning: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ class FakeRecorder:
     Attributes:
         refusal: what recording fails with, if anything.
         failure: what replays fail with, if anything.
+        lasting: whether recordings last when kernels are planned anew.
         spoil: added to the first element of the first output of each replay.
         replays: how many there were.
         moved: copies within the device.
@@ -41,6 +42,7 @@ class FakeRecorder:
 
     def __init__(self) -> None:
         self.refusal = self.failure = ""
+        self.lasting = False
         self.spoil = 0
         self.replays = 0
         self.moved = 0
@@ -73,6 +75,10 @@ class FakeRecorder:
             raise NotRecordedError(self.refusal)
         self.made += 1
         return self.made, list(copies_in), run, list(copies_out)
+
+    def lasts(self, recording: Any) -> bool:
+        """Return `lasting`."""
+        return self.lasting
 
     def player(self, recording: Any) -> Callable[..., None]:
         """Return what replays."""

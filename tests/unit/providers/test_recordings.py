@@ -87,7 +87,7 @@ def always_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "TIMED_PAIRS", 1)
 
 
-def made(required: bool = False, one_size: bool = False) -> tuple[Recordings, Doubling, FakeRecorder]:
+def made(required: bool = False, replans: bool = False) -> tuple[Recordings, Doubling, FakeRecorder]:
     """Return recordings over a doubling session and a fake driver."""
     session, driver = Doubling(), FakeRecorder()
     lock = threading.RLock()
@@ -100,7 +100,7 @@ def made(required: bool = False, one_size: bool = False) -> tuple[Recordings, Do
         SHARED,
         required=required,
         errors=(RuntimeError,),
-        one_size=one_size,
+        replans=replans,
     )
     return found, session, driver
 
@@ -337,7 +337,7 @@ def test_recording_waits_where_it_took_too_long(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_plain_run_of_another_size_drops_recordings_that_it_would_spoil() -> None:
     """Where kernels are planned anew for each size, the code that a recording launches is gone after it."""
-    found, session, driver = made(one_size=True)
+    found, session, driver = made(replans=True)
     for _ in range(4):
         run(found, 4)
     assert driver.dropped == []
@@ -348,9 +348,38 @@ def test_a_plain_run_of_another_size_drops_recordings_that_it_would_spoil() -> N
     assert session.runs == before + 1
 
 
+def test_recordings_of_kernels_that_stay_last() -> None:
+    """A text recogniser then replays every width that it has seen, in one session."""
+    found, session, driver = made(replans=True)
+    driver.lasting = True
+    for rows in (4, 5, 6) * 4:
+        run(found, rows)
+    before = session.runs
+    for rows in (4, 6, 5):
+        assert found.lasts(["y"], {"x": np.ones(rows, np.float32)})
+        run(found, rows)
+    assert (session.runs, driver.made, driver.dropped) == (before, 3, [])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stays"),
+    [
+        ("_ZN5cudnn3cnn28conv2d_grouped_direct_kernelILb0ELb1ELb0ELb0ELb0ELb0ELi1ELi0EiffffffEEv", True),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_g1_ffma_execute_kernel__5x_cudnn", True),
+        ("ampere_sgemm_32x32_sliced1x4_tn", True),
+        ("conv2d_c1_k1_nchw_hw_packed", False),
+        ("cudnn_generated_sass_convFwd_sm80_knob_7", False),
+        ("", False),
+    ],
+)
+def test_kernels_that_cudnn_compiles_for_a_plan_are_known_by_their_names(kernel: str, stays: bool) -> None:
+    """They have names of C; those of libraries have names of C++, or of NVIDIA's generators."""
+    assert cuda_driver.stays_loaded(kernel) is stays
+
+
 def test_a_stoppable_run_drops_them_too() -> None:
     """It is plain, and of whatever size."""
-    found, _, driver = made(one_size=True)
+    found, _, driver = made(replans=True)
     for _ in range(4):
         run(found, 4)
     run(found, 5, options=object())
@@ -359,7 +388,7 @@ def test_a_stoppable_run_drops_them_too() -> None:
 
 def test_recording_ends_where_sizes_take_turns_and_spoil_each_other() -> None:
     """Each try takes ten runs."""
-    found, _, driver = made(one_size=True)
+    found, _, driver = made(replans=True)
     for rows in (4, 5) * 10:
         for _ in range(4):
             run(found, rows)
