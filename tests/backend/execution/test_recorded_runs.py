@@ -8,8 +8,10 @@ import threading
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from doubles.fake_recorder import FakeRecorder, record_whatever_the_clock_says
+from model_corpus import user_model
 from onnx_text import parsed
 from sample_models.decoders import DECODER, build
 from sample_models.step_graphs import assert_same, step_graph, step_inputs
@@ -439,29 +441,31 @@ def test_cuda_runs_of_other_shapes_between_replays_are_right(cuda: Device) -> No
         np.testing.assert_allclose(compiled.run(small)[0], want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("groups", [1, 16])
-def test_cuda_convolutions_of_widths_in_turns_are_right(cuda: Device, groups: int) -> None:
-    """A change of width unloads kernels that cuDNN compiled, which it does for groups of one channel.
+@pytest.mark.parametrize(
+    ("name", "sizes", "last"),
+    [
+        ("crnn-torchscript-17", [{"batch": 1, "width": width} for width in range(48, 144, 16)], True),
+        ("efficientnet-dynamo-20", [{"batch": batch} for batch in (1, 2, 3)], False),
+    ],
+)
+def test_cuda_convolutions_of_sizes_in_turns_are_right(
+    cuda: Device, name: str, sizes: list[dict[str, int]], last: bool
+) -> None:
+    """A change of sizes unloads kernels that cuDNN compiled, as for depthwise convolutions; one session replays others.
 
-    Replays of these ended in CUDA errors 700 and 715 (H200). Without them all widths are recorded in one session.
+    Replays of unloaded kernels ended in CUDA errors 700 and 715 (H200).
     """
-    rng = np.random.default_rng(5)
-    graph = Graph("widths")
-    x = value = graph.input("x", [1, 16, 8, "width"])
-    for layer in range(6):
-        weights = rng.standard_normal((16, 16 // groups, 3, 3)).astype(np.float32) / 12 * groups**0.5
-        value = graph.conv2d(value, graph.param(f"w{layer}", weights.shape, data=weights), padding=1, groups=groups)
-        value = graph.relu(value + x)
-    graph.outputs = [value]
-    compiled, host = Session(cuda).compile(graph), Session("cpu").compile(graph)
-    feeds = [{"x": rng.standard_normal((1, 16, 8, width)).astype(np.float32)} for width in range(16, 112, 16)]
-    expected = [host.run(each)[0] for each in feeds]
-    for _ in range(12):
+    model, rng = user_model(name), np.random.default_rng(5)
+    compiled = Session(cuda).compile(from_onnx(model.model()))
+    plain = ort.InferenceSession(model.model(), providers=["CPUExecutionProvider"])
+    feeds = [model.feeds(each) for each in sizes]
+    expected = [plain.run(None, each)[0] for each in feeds]
+    for _ in range(6):
         for place in rng.permutation(len(feeds)):
             error = np.abs(compiled.run(feeds[place])[0] - expected[place]).max()
             assert error <= 1e-4 * np.abs(expected[place]).max()
     report = compiled.device_graph_report()
-    if groups == 1:
+    if last:
         assert (len(report.recorded), report.sized) == (len(feeds), ()), report
 
 
