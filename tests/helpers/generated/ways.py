@@ -369,6 +369,6 @@ WAYS: dict[str, Callable[[Opened, Feeds], list[Any]]] = {
 
 COSTLY = {
     "async": 4, "resilient": 4, "reimported": 4, "dlpack in": 4, "threads": 2, "updated": 4, "package": 16,
-    "warmed package": 16, "started package": 16, "buckets": 8, "serving": 4,
+    "warmed package": 64, "started package": 64, "buckets": 8, "serving": 4,
 }  # fmt: skip
 """Way -> of how many graphs one is run in it; those of the others all are."""
