@@ -11,7 +11,7 @@ import click
 
 import rlx_ort
 from rlx_ort.cli import options
-from rlx_ort.cli.show import binary_size, duration, emit, note, print_table
+from rlx_ort.cli.show import binary_size, duration, emit, note, print_table, replacing
 
 if TYPE_CHECKING:
     from rlx_ort.options.split_plan import SplitPlan
@@ -40,7 +40,6 @@ def command(
     Nothing is opened. `rlx-ort run MODEL --split plan.json` runs by a plan, and so does CompileOptions(split=plan).
     """
     from rlx_ort.selection.predict import dims_of, predicted_ns
-    from rlx_ort.storage import write_atomic
 
     with options.opened(model, policy, rlx_ort.CompileOptions(dims=dims), precision=precision) as runner:
         feeds, assumed = options.feeds(inputs, runner)
@@ -48,7 +47,8 @@ def command(
         sizes = dims_of(runner.graph, feeds)
         alone = {device: predicted_ns(runner.graph, device, runner.options, sizes) for device, _ in plan.budgets}
     if out is not None:
-        write_atomic(out, (json.dumps(plan.document(), indent=1) + "\n").encode())
+        with replacing(out) as stream:
+            stream.write((json.dumps(plan.document(), indent=1) + "\n").encode())
     times = {device.label: time for device, time in alone.items()}
     document = {"model": str(model), "plan": plan.document(), "alone_ns": times, "written": out and str(out)}
     emit(document, as_json, lambda _: _print(plan, alone))

@@ -37,8 +37,10 @@ PACKAGE = ("package", "create")
 
 def _outputs(command: str, folder: Path) -> list[str]:
     """Return the arguments that make a command write below a folder."""
-    name = {"run": "y.npz", "convert": "m.onnx", "package": "m.ortpackage", "report": "m.svg"}[command]
-    option = {"run": ["--outputs"], "package": ["--output"], "report": ["--plot"]}.get(command, [])
+    name = {"run": "y.npz", "convert": "m.onnx", "package": "m.ortpackage", "report": "m.svg", "split": "p.json"}[
+        command
+    ]
+    option = {"run": ["--outputs"], "package": ["--output"], "report": ["--plot"], "split": ["--out"]}.get(command, [])
     return [*option, str(folder / name)]
 
 
@@ -63,7 +65,7 @@ def test_a_misspelt_dim_is_refused(cli: Cli, add_one: Path, tmp_path: Path, argu
     assert [*tmp_path.glob("out*")] == []
 
 
-@pytest.mark.parametrize("command", ["run", "convert", "package", "report"])
+@pytest.mark.parametrize("command", ["run", "convert", "package", "report", "split"])
 def test_what_cannot_be_written_has_an_exit_code_of_its_own(
     cli: Cli, add_one: Path, tmp_path: Path, command: str
 ) -> None:

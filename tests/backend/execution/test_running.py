@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -126,11 +127,8 @@ def test_threads_share_a_compiled_graph(device: Device) -> None:
             if not np.allclose(result, _expected(x), rtol=1e-4, atol=1e-5):
                 wrong.append((rows, result))
 
-    threads = [threading.Thread(target=run_on, args=(rows,)) for rows in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run_on, (1, 2, 3)))
     assert wrong == []
 
 
@@ -156,11 +154,8 @@ def test_a_run_that_fails_spoils_none_beside_or_after_it(device: Device) -> None
                 except EngineError:
                     failed.append(width)
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
     assert (wrong, len(failed)) == ([], 60)
 
 
