@@ -79,7 +79,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     sdist = _build("build_sdist", checkout, base / "sdist")
     with tarfile.open(sdist) as archive:
-        archive.extractall(base / "unpacked", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
+        archive.extractall(base / "unpacked")  # we have made it
     unpacked = next((base / "unpacked").iterdir())
     return sdist, _build("build_wheel", unpacked, base / "wheel")
 
