@@ -15,7 +15,7 @@ from fault_provider import LOST, FaultProvider
 from sample_packages.packages import make
 from served_models import ON_CPU, WEIGHT, save_product
 
-from rlx_ort import Device, DevicePolicy, Graph, HealthState, is_available, register_provider
+from rlx_ort import Device, DevicePolicy, EngineError, Graph, HealthState, is_available, register_provider
 from rlx_ort.deploy.create import Recipe, create_package
 from rlx_ort.device import DeviceKind, register_kind
 from rlx_ort.options.split_plan import SplitPlan, Stage
@@ -72,9 +72,14 @@ async def test_a_package_with_a_plan_is_served_in_its_stages(fault: FaultProvide
     await repository.load_all()
     model = repository.find("two")
     assert device_lines([model]) == ["two on cpu, fault"]
-    before = fault.runs
+    before, waiting = fault.runs, threading.Event()
+    fault.script = lambda number: None if waiting.wait(10) else EngineError("no requests wait")
     inputs = [np.full((1, 4), number, np.float32) for number in range(8)]
-    answers = await asyncio.gather(*(model.infer(InferRequest({"x": each})) for each in inputs))
+    requests = [asyncio.ensure_future(model.infer(InferRequest({"x": each}))) for each in inputs]
+    while model.scheduler.depth < 2:  # behind the first run, which is held
+        await asyncio.sleep(0.001)
+    waiting.set()
+    answers = await asyncio.gather(*requests)
     for given, answer in zip(inputs, answers, strict=True):
         np.testing.assert_allclose(next(iter(answer.outputs.values())), -(given @ WEIGHT), rtol=1e-5, atol=1e-5)
     assert before < fault.runs
