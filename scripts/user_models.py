@@ -24,6 +24,7 @@ import importlib.metadata
 import itertools
 import json
 import logging
+import operator
 import re
 import runpy
 import sys
@@ -90,7 +91,7 @@ class Called(nn.Module):
 
 def of_table(table: Mapping[str, Any]) -> Architecture:
     """Return the architecture of a table of `user_models.toml`."""
-    kind = getattr(transformers, table["class"])
+    kind = operator.attrgetter(table["class"])(transformers)
     model = kind(kind.config_class(**{**TABLES["configs"].get(table.get("base"), {}), **table.get("config", {})}))
     if "image" in table:
         size = table["image"]
