@@ -266,7 +266,7 @@ def windows(cache: Path, name: str) -> Iterator[Windows]:
             lambda: make_prefix(found),
         )
         wanted = requirements(EXTRAS[name])
-        text = [wanted, PATCHES, DIRECT3D, SYMLINKS]
+        text = [wanted, PATCHES, *(shim.read_text(encoding="utf-8") for shim in SHIMS)]
         once(found.prefix / f"{name}-ready", text, lambda: make_environment(found, wanted))
         files = project_files()
         once(found.prefix / f"{name}-project", [found.name, digest(files)], lambda: put_project(found, files))
@@ -366,11 +366,8 @@ def make_environment(found: Windows, wanted: str) -> None:
             raise SetupError(f"{name} has changed: look again at what Wine lacks for it")
         (found.packages / name).unlink()  # it may be a link into uv's cache
         (found.packages / name).write_text(text.replace(old, new, 1), encoding="utf-8")
-    (found.packages / "sitecustomize.py").write_text(SYMLINKS, encoding="utf-8")
-    if found.name == "directml":
-        (found.packages / "direct3d_shim.py").write_text(DIRECT3D, encoding="utf-8")
-        with (found.packages / "sitecustomize.py").open("a", encoding="utf-8") as file:
-            file.write("\nimport direct3d_shim\n\ndirect3d_shim.install()\n")
+    for shim in SHIMS if found.name == "directml" else SHIMS[:1]:
+        shutil.copyfile(shim, found.packages / shim.name)
     if found.name == "webgpu":  # Dawn finds the loader beside its plugin only: its search of system folders fails
         loader = found.drive / "windows" / "system32" / "vulkan-1.dll"
         shutil.copyfile(loader, found.packages / "onnxruntime_ep_webgpu" / loader.name)
@@ -548,16 +545,8 @@ def size_mb(folder: Path) -> int:
     return int(run(["du", "-sxm", str(folder)], f"cannot measure {folder}").split()[0])
 
 
-SYMLINKS = '''"""Refuse symbolic links, as Windows does without a privilege; Wine reports success and makes nothing."""
-import os
-
-
-def _symlink(src, dst, target_is_directory=False, *, dir_fd=None):
-    raise OSError(22, "A required privilege is not held by the client", os.fspath(src), 1314, os.fspath(dst))
-
-
-os.symlink = _symlink
-'''
+SHIMS = [ROOT / "tests" / "data" / "wine" / name for name in ("sitecustomize.py", "direct3d_shim.py")]
+"""Modules for the environments: of all, and of the one with DirectML beside it."""
 PATCHES = {
     "psutil/_pswindows.py": (
         "            return cext.proc_memory_info(self.pid)\n",
@@ -565,62 +554,6 @@ PATCHES = {
         "            return (*raw[:-1], raw[7])  # Wine sets no PrivateUsage; PagefileUsage is the same\n",
     )
 }
-DIRECT3D = '''"""Answer ID3D12Device5::EnumerateMetaCommands with none, and CreateSharedHandle with an event.
-
-DirectML asks for both, and Wine's vkd3d has neither. The tests and cases whose shaders vkd3d refuses, since they are
-written in DXIL and it reads older ones only, are listed in a file.
-"""
-import ctypes
-import os
-import uuid
-from ctypes import POINTER, WINFUNCTYPE, byref, c_long, c_uint, c_void_p, cast
-
-_kept = []
-
-
-class _Pipeline(ctypes.Structure):
-    _fields_ = [("root", c_void_p), ("shader", c_void_p), ("bytes", ctypes.c_size_t)]
-
-
-def install():
-    device, old = c_void_p(), c_uint()
-    iid = (ctypes.c_byte * 16).from_buffer_copy(uuid.UUID("189819f1-1db6-4b57-be54-1821339b85f7").bytes_le)
-    code = ctypes.WinDLL("d3d12").D3D12CreateDevice(None, 0xB000, iid, byref(device))
-    if code:
-        raise OSError(f"D3D12CreateDevice: {code & 0xFFFFFFFF:#x}")
-    table = cast(cast(device, POINTER(c_void_p))[0], POINTER(c_void_p))
-    kernel = ctypes.WinDLL("kernel32")
-    kernel.CreateEventW.restype = c_void_p
-
-    @WINFUNCTYPE(c_long, c_void_p, POINTER(c_uint), c_void_p)
-    def enumerate_meta_commands(this, count, descriptions):
-        count[0] = 0
-        return 0
-
-    make_pipeline = WINFUNCTYPE(c_long, c_void_p, POINTER(_Pipeline), c_void_p, c_void_p)
-    compute = make_pipeline(table[11])
-
-    @make_pipeline
-    def create_compute_pipeline_state(this, description, interface, state):
-        code = compute(this, description, interface, state)
-        if code and b"DXIL" in ctypes.string_at(description[0].shader, description[0].bytes):
-            with open(r"C:\\rlx\\out\\dxil.log", "a", encoding="utf-8") as file:
-                test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-                file.write(os.environ.get("CURRENT_CASE", test) + "\\n")
-        return code
-
-    @WINFUNCTYPE(c_long, c_void_p, c_void_p, c_void_p, c_uint, c_void_p, POINTER(c_void_p))
-    def create_shared_handle(this, object_, attributes, access, name, handle):
-        handle[0] = kernel.CreateEventW(None, 1, 0, None)
-        return 0
-
-    replaced = ((59, enumerate_meta_commands), (31, create_shared_handle), (11, create_compute_pipeline_state))
-    for index, function in replaced:
-        place = ctypes.addressof(table.contents) + 8 * index
-        kernel.VirtualProtect(c_void_p(place), ctypes.c_size_t(8), 4, byref(old))
-        ctypes.c_uint64.from_address(place).value = cast(function, c_void_p).value
-    _kept.extend([device, compute, *replaced])
-'''
 
 
 # What is run
