@@ -225,6 +225,12 @@ def main() -> int:
     parser.add_argument("--exporter", choices=("torchscript", "dynamo"), default="dynamo")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if unknown := set(options.only.split(",")) - TABLES["models"].keys():
+        parser.error(f"there is no model {', '.join(sorted(unknown))}; there are {', '.join(TABLES['models'])}")
+    if not all(each.isdigit() and int(each) > 0 for each in options.batch.split(",")):
+        parser.error(f"--batch {options.batch} is no list of sizes, such as 1,16")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch sees no CUDA device here")
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     if options.worker:
