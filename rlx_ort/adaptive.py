@@ -78,7 +78,7 @@ class Follower:
         graph: the graph.
         choice: where to begin.
         sizes: of the graph's named dims, in order.
-        learned: remembers what runs took; that of the process if it is not given.
+        learned: remembers the times of runs; that of the process if it is not given.
     """
 
     def __init__(self, graph: Graph, choice: Choice, sizes: Sizes, learned: Learned | None = None) -> None:

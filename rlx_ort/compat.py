@@ -1,4 +1,4 @@
-"""RLX's names, for programs that come from it: docs/rlx-names.md has each one, and what it is here.
+"""RLX's names, for programs that come from it: docs/rlx-names.md has each one beside ours.
 
 `FlexibleSession` and `DeviceRouter` are layers over `GraphDevices`. The other names are imported from their modules.
 `import rlx_ort` finds all of them too, without listing them.

@@ -125,7 +125,7 @@ class SessionSet:
         return None if slot is None else slot.variant
 
     def resident(self, device: Device) -> Resident | None:
-        """Return what the session of a device takes, or None if the graph was not compiled for it."""
+        """Return the memory of a device's session, or None if the graph was not compiled for it."""
         slot = self._slots.get(device)
         return None if slot is None else slot.resident
 

@@ -43,7 +43,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "RLX_DEVICE_MEMORY": "the most memory that the sessions of this process take on each device, such as "
         "`cuda=8GB,cpu=2GB`, or `8GB` for each device but the CPU; see docs/resilience.md",
         "RLX_PACKAGE_KEY": "a PEM file: `open_package` takes only packages that this public key has signed",
-        "RLX_CACHE_DIR": "the folder for what is kept between runs; the system's cache folder by default",
+        "RLX_CACHE_DIR": "the folder for data that is kept between runs; the system's cache folder by default",
         "RLX_ENGINE_WARNINGS": "flag: show ONNX Runtime's own warnings on stderr; off in the command line, and as "
         "ONNX Runtime has it in programs",
         "RLX_ALLOW_ORT_TELEMETRY": "flag: leave ONNX Runtime's telemetry on",

@@ -326,8 +326,8 @@ def let_go(error: BaseException) -> None:
 def as_cause(error: E) -> E:
     """Return an error that a generator of `contextmanager` has caught, as the cause of the one that it raises.
 
-    From Python 3.13 on, the frame of the generator leads back to the error; that cycle would keep what the frames of
-    the traceback hold until garbage is collected.
+    From Python 3.13 on, the frame of the generator leads back to the error; that cycle would keep the values in the
+    frames of the traceback until garbage is collected.
     """
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 

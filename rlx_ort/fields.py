@@ -69,7 +69,7 @@ class Fields:
         return self.text(key, default) or self.fail("is an empty text", key)
 
     def parsed(self, key: str, convert: Callable[[str], T], item: object = None) -> T:
-        """Return what a string, or one item of a list of them, stands for."""
+        """Return the value that a string, or one item of a list of them, stands for."""
         text = self.text(key) if item is None else item
         if not isinstance(text, str):
             self.fail(f"has {text!r:.60}, not text", key)
@@ -87,7 +87,7 @@ class Fields:
         return float(value)
 
     def count(self, key: str, default: int | None = None, *, least: int = 0, most: int = _LARGEST) -> int:
-        """Return a whole number in a range, by default from 0 up to what a signed 64-bit integer holds."""
+        """Return a whole number in a range, by default from 0 to the largest signed 64-bit integer."""
         value = self._get(key, int, default)
         if value < least:
             self.fail(f"is {value!r:.60}, not a whole number of at least {least}", key)

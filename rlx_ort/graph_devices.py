@@ -182,7 +182,7 @@ class GraphDevices(ParamSetter):
         return self._sessions.strict_devices()
 
     def report(self) -> list[DeviceCandidate]:
-        """Return a new report: one row a device, with what blocks it."""
+        """Return a new report: one row a device, with the reason why it is blocked."""
         return self._sessions.candidates().report()
 
     def rank(self, inputs: Mapping[str, Any] | None = None) -> list[DeviceCandidate]:
@@ -598,7 +598,7 @@ class GraphDevices(ParamSetter):
         Args:
             inputs: give the sizes of open dims.
             budgets: the bytes that the stages of each device may take, such as `{"cuda": "8GB", "cpu": "16GB"}` or
-                `"cuda=8GB,cpu=16GB"`; by default what sessions may take on each device that works here.
+                `"cuda=8GB,cpu=16GB"`; by default all that sessions may take on each device that works here.
             overlap: plan for `run_pipelined`, where the slowest stage counts, and not for the time of one run.
 
         Raises:
@@ -681,7 +681,7 @@ class GraphDevices(ParamSetter):
         self._sessions.forget()
 
     def set_policy(self, policy: DevicePolicy) -> None:
-        """Replace the policy and forget what the old one decided; see `invalidate_cache`.
+        """Replace the policy and forget the old one's decisions; see `invalidate_cache`.
 
         Raises:
             DeviceParseError: it is no `DevicePolicy`.
@@ -873,7 +873,7 @@ def _checked(policy: DevicePolicy) -> DevicePolicy:
 
 
 def resilience_from_env() -> Resilience | None:
-    """Return what `RLX_RESILIENCE` asks for; see `Resilience.from_env`."""
+    """Return the value of `RLX_RESILIENCE`; see `Resilience.from_env`."""
     if not environment.get("RESILIENCE"):  # a warmed package starts without the import
         return None
     from rlx_ort.resilience.options import Resilience

@@ -27,7 +27,7 @@ def digest_of(facts: object) -> str:
 
 
 def read(path: Path, schema: int | str, convert: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return what `convert` makes of a record, or None; it may fail as reading an unknown document does."""
+    """Return a record as `convert` reads it, or None; it may fail as reading an unknown document does."""
     try:
         document = parse_json(path.read_bytes())
         return convert(document) if document["schema"] == schema else None

@@ -62,7 +62,7 @@ def chain_of(goal: Key) -> Devices | None:
 
 
 class Pick(NamedTuple):
-    """A chosen device, whether the call or a variable named it, and what follows it from run to run, if anything.
+    """A chosen device, whether the call or a variable named it, and its follower from run to run, if it has one.
 
     With a plan the graph runs in its stages; the device is that of the last one.
     """

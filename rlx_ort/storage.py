@@ -35,7 +35,7 @@ _RETRIES, _RETRY_S = 5, 0.05  # each wait is twice the one before, 0.75 s in all
 _USER_MAPPED_FILE = 1224  # a code of Windows that has no `errno` of its own
 _swept: dict[Path, float] = {}
 _SHOWN = 24  # characters of a name that are a part of its hidden one, which may exceed Windows' 260 where it does not
-_left: set[Path] = set()  # what `remove` could not remove
+_left: set[Path] = set()  # paths that `remove` could not remove
 
 unfinished: set[Path] = set()
 """Files and folders that are being written; a sudden end of the process removes them."""
@@ -170,7 +170,7 @@ def clear_unfinished(folder: Path, *, below: bool = False) -> list[Path]:
 
 
 def _is_abandoned(path: Path, place: str | None, process: str | None) -> bool:
-    """Return whether the process that wrote what is hidden at a path is gone."""
+    """Return whether the process that wrote the hidden file or folder at a path is gone."""
     if path in unfinished or path in _left:
         return path in _left
     inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()

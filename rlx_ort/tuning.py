@@ -61,7 +61,7 @@ class Trial:
         run_ns: the median time of a run; None if it was not timed.
         ratio: that over the champion's in the same race.
         error: the largest error of an output, over its largest value; None if it did not run.
-        memory_bytes: what opening and running it added to the process's use of the device's memory, None if unknown.
+        memory_bytes: the growth of the process's use of the device's memory by opening and running it, None if unknown.
         open_ns: the time to open it and run it once.
         note: why it did not win, empty for a winner.
     """
@@ -234,7 +234,7 @@ class _Search:
         lower = {*self.provider.precisions}.difference(ALLOWED[self.options.precision])
         for step in variants_of("precision", [each.value for each in Precision if each in lower]):
             if time.monotonic() < end:
-                progress(f"{step}, to see what it would give")
+                progress(f"{step}, to see its gain")
                 other = self._try(champion.variant.joined(step), champion)
                 other.sessions.close()
                 self.trials.append(replace(other.trial, note=f"not allowed; {other.trial.note or 'faster'}"))

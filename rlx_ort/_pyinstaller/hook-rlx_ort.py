@@ -2,7 +2,7 @@
 """Imports of rlx_ort that PyInstaller cannot see, and modules that a frozen program does not need.
 
 Modules are imported by name when they are first used, so all are collected but the command line. The engine and its
-plugins are told apart by what is installed, so their metadata comes along; a plugin brings its library.
+plugins are told apart by the packages that are installed, so their metadata comes along; a plugin brings its library.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _MEMORY = ("budget_bytes", "used_bytes", "source", "models")
 def command(all_rows: bool = options.ALL_ROWS, as_json: bool = options.AS_JSON) -> None:
     """Show which devices work here.
 
-    A device works when a one-node session ran on it. With --all there is the reason for each of the others, and what to
+    A device works when a one-node session ran on it. With --all there is the reason for each of the others, and how to
     do. Devices that the RLX_* variables deny are not tried.
     """
     with progress("opening a one-node session on each device"):

@@ -69,7 +69,7 @@ def loudness(*, hidden: bool = False) -> list[click.Parameter]:
     """Return the options --verbose and --quiet, which stand before a command or among its own options."""
     settings: dict[str, Any] = {"expose_value": False, "callback": set_loudness, "hidden": hidden}
     return [
-        click.Option(["-v", "--verbose"], count=True, help="Log what is done to stderr; -vv logs more.", **settings),
+        click.Option(["-v", "--verbose"], count=True, help="Log each step to stderr; -vv logs more.", **settings),
         click.Option(["-q", "--quiet"], is_flag=True, help="Print results and errors only, no notes.", **settings),
     ]
 
@@ -312,7 +312,7 @@ def trusted_links() -> tuple[Path, ...]:
 
 AS_JSON: Any = flag("--json", "Print one JSON document on stdout and nothing else.")
 
-ALL_ROWS: Any = flag("--all", "Show what the devices need that are not here.")
+ALL_ROWS: Any = flag("--all", "Show the packages that the missing devices need.")
 
 
 def _size(text: str) -> int:

@@ -165,9 +165,9 @@ def warm(
 ) -> None:
     """Compile a package ahead of its first run.
 
-    Writes optimised models and what providers compile to the compile cache, where sessions that are opened later find
-    it. `rlx-ort cache list` shows it. The exit code is 1 when nothing was kept for some device, and 3 when it does not
-    work here.
+    Writes optimised models and the kernels that providers compile to the compile cache, where sessions that are opened
+    later find them. `rlx-ort cache list` shows them. The exit code is 1 when nothing was kept for some device, and 3
+    when it does not work here.
     """
     from rlx_ort.deploy.open import warm_opened
 

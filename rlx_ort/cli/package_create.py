@@ -105,7 +105,7 @@ def create(
     ),
     folder: bool = options.flag("--folder", "Write a folder; the default is one file."),
     force: bool = options.flag("--force", "Replace the file if it exists. A folder is never replaced."),
-    tuned: bool = options.flag("--tuned", "Pack what `rlx-ort tune` found for the model on this machine."),
+    tuned: bool = options.flag("--tuned", "Pack the variants that `rlx-ort tune` chose for the model on this machine."),
     plan: Any = options.option(
         "--split", "Pack a plan of `rlx-ort split`, for machines whose devices have its budgets.", metavar="PLAN"
     ),

@@ -22,7 +22,7 @@ def command(
     model: Path = options.model(),
     budgets: str | None = options.option(
         "--budget",
-        "Memory of the devices, such as cuda=8GB,cpu=16GB. Default: what each device that works here has.",
+        "Memory of the devices, such as cuda=8GB,cpu=16GB. Default: all that each device that works here has.",
         metavar="BUDGETS",
     ),
     overlap: bool = options.flag(
@@ -74,7 +74,7 @@ def _print(plan: SplitPlan, alone: Mapping[rlx_ort.Device, float | None]) -> Non
 
 
 def read(path: str | None) -> SplitPlan | str | None:
-    """Return what `--split` asks for: `auto`, or the plan of a file.
+    """Return the value of `--split`: `auto`, or the plan of a file.
 
     Raises:
         InputError: the file is no plan.

@@ -33,7 +33,7 @@ def command(
 
     Tries options of the device, one on top of the other, compares the results with those in f32, and times them in
     turns. Nothing computes in a lower precision than that of --precision. Later runs of the model on this machine, with
-    the same options and versions, take the winner. The last rows show what lower precisions would give.
+    the same options and versions, take the winner. The last rows show the gain of lower precisions.
     """
     with options.opened(model, policy, rlx_ort.CompileOptions(dims=dims), precision=precision) as runner:
         feeds, assumed = options.feeds(inputs, runner)

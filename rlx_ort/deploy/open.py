@@ -299,7 +299,7 @@ def options_of(package: Package, options: CompileOptions | None = None) -> Compi
 
 
 def _split(package: Package, options: CompileOptions) -> CompileOptions:
-    """Return the options with the package's plan, if the devices here have what it needs."""
+    """Return the options with the package's plan, if the devices here have the memory that it needs."""
     import logging  # not needed by a start from the compile cache
 
     from rlx_ort.options.split_plan import SplitPlan

@@ -76,7 +76,7 @@ def bind_dims(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 def name_open_dims(graph: Graph) -> Graph:
     """Return a copy in which a dim of an input with neither a size nor a name is called by its place, as `x[0]`.
 
-    Types are inferred again, so that what follows from such a dim is known by it. A graph without one is returned
+    Types are inferred again, so that types that follow from such a dim are known by it. A graph without one is returned
     itself.
     """
     named = {node.id: _named_places(node.op) for node in graph.nodes if isinstance(node.op, Input)}

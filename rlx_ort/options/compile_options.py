@@ -102,8 +102,8 @@ class CompileOptions:
         sharing: how sessions share weights.
         optimization: ONNX Runtime's graph optimisation level.
         dims: sizes for named dims; a bound dim becomes static, which some providers need and most like.
-        intra_op_threads: threads inside one op on the CPU provider; None takes what other sessions have left of the
-            process's share of the cores. Not used with `RLX_SHARED_POOL=1`.
+        intra_op_threads: threads inside one op on the CPU provider; None takes as many as other sessions have left
+            of the process's share of the cores. Not used with `RLX_SHARED_POOL=1`.
         spinning: whether idle worker threads spin; None leaves it to the provider.
         provider_options: device label or kind -> its provider options, as in `{"cuda": {"use_tf32": "1"}}`, on top of
             those that the provider module sets. A list as ONNX Runtime takes providers is taken as well,

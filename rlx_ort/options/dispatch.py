@@ -111,7 +111,7 @@ def _check_kinds(field: str, kinds: frozenset[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedOp:
-    """A node of the user's graph, by its id there, that a device does not take, and what is missing."""
+    """A node of the user's graph, by its id there, that a device does not take, and the reason."""
 
     index: int
     name: str

@@ -146,7 +146,7 @@ def reference_run(
                 raise InputError(f"{model.origin} needs the inputs {wanted}; not given: {', '.join(missing)}")
             return _reference(opened, {name: inputs[name] for name in opened.input_types}, {}, None, device)
         if isinstance(model, OrtFormatFile):
-            raise InputError(f"{model.path} does not show what its inputs index; give inputs in an npz file")
+            raise InputError(f"{model.path} does not show the tables that its inputs index; give inputs in an npz file")
         failures: list[tuple[Mapping[str, int], EngineError]] = []
         for assume in SIZE_CHOICES:
             arrays, assumed = random_inputs(model, dims, seed=seed, assume=assume)

@@ -240,7 +240,7 @@ def _path(scope: str, name: str) -> tuple[str, ...]:
 
 
 def grouped(paths: Sequence[tuple[str, ...]], codes: np.ndarray[Any, Any]) -> tuple[list[Group], list[int | None]]:
-    """Return groups of nodes, and the innermost group of each node, by their modules and then by what repeats.
+    """Return groups of nodes, and the innermost group of each node, by their modules and then by repetition.
 
     A group is a stretch of nodes, which are in topological order, so that groups depend on each other in no circle. A
     node without a module belongs to that of the nodes around it. `codes` are equal for nodes that look alike.

@@ -74,10 +74,10 @@ class RunRecord:
 
 @dataclass(slots=True)
 class _Call:
-    """A run that is asked for, and what became of it so far.
+    """A run that is asked for, and its attempts so far.
 
     Attributes:
-        goal: what it asks for.
+        goal: the caller's request.
         inputs: the inputs.
         began: when it began, in the clock's nanoseconds.
         timeout_s: the time limit of each attempt in seconds.
@@ -154,7 +154,7 @@ class Failover:
         the engine has not come back from an earlier run.
 
         Args:
-            goal: what the run asks for.
+            goal: the caller's request.
             inputs: the inputs.
             timeout_s: time limit of each attempt in seconds, in place of that of the options.
             cancel: cancels the run.
@@ -280,7 +280,7 @@ class Failover:
         return device, outputs
 
     def _unanswered(self, call: _Call, in_doubt: tuple[Device, Outputs] | None, ended: int) -> tuple[Device, Outputs]:
-        """Return the answer in doubt where nothing better was had, or raise what went wrong."""
+        """Return the answer in doubt where there was no better one, or raise the error."""
         if in_doubt is not None:
             self._thread.last = (in_doubt[0], call.began, ended, call.began, call.attempts)
             return in_doubt[0], in_doubt[1]

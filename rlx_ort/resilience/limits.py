@@ -81,11 +81,11 @@ def limited(
 
     At the limit, at a cancellation, and at Ctrl-C, which is looked for every 0.2 s, the run in the engine
     ends at its next node, a session that opens ends at its next step, and later ones do not begin. Sessions stay
-    usable, and handles keep their values. The first use lets every later run of the process look for what stops it,
+    usable, and handles keep their values. The first use lets every later run of the process look for a reason to stop,
     which costs up to 0.2 us.
 
     Args:
-        call: what to do, as `lambda: compiled.run_slots(arrays)`.
+        call: the function to call, as `lambda: compiled.run_slots(arrays)`.
         timeout_s: the time limit in seconds, None for none.
         cancel: ends the call when it is cancelled.
         grace_s: seconds that the engine has to return. If it does not, the caller is answered, and the thread ends when
@@ -163,7 +163,7 @@ def run_limited(
         try:
             raise error
         finally:
-            del error, future  # the error has this frame, and would keep what the run used until garbage is collected
+            del error, future  # the error has this frame, and would keep the run's values until garbage is collected
     ended = "" if back else f"; the engine did not return within {grace_s:g} s, and its session was given up"
     if cancelled or timeout_s is None:  # None: the process ends
         raise CancelledRunError(f"the run was cancelled{ended}")

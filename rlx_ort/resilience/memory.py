@@ -1,4 +1,4 @@
-"""Memory of devices: what each model takes, and what to free when a device has none left.
+"""Memory of devices: the share of each model, and which to free when a device has none left.
 
 The budgets and the measuring are in `rlx_ort.execution.residency`.
 """
@@ -44,7 +44,7 @@ class DeviceMemory:
     Attributes:
         device: the device.
         budget_bytes: its budget, None if it has none.
-        used_bytes: what counts against the budget; None if it cannot be read and no budget is set.
+        used_bytes: the bytes that count against the budget; None if it cannot be read and no budget is set.
         source: where `used_bytes` comes from.
         models: the graphs that had a session there, the one used last first.
     """
@@ -57,7 +57,7 @@ class DeviceMemory:
 
 
 def device_memory(device: Device | str) -> DeviceMemory:
-    """Return what this process uses of a device's memory, and its budget.
+    """Return this process's share of a device's memory, and its budget.
 
     Raises:
         DeviceParseError: the name is no device, or `RLX_DEVICE_MEMORY` does not parse.
@@ -87,12 +87,12 @@ def device_memory(device: Device | str) -> DeviceMemory:
 
 
 def memory_use() -> list[DeviceMemory]:
-    """Return what this process uses of each device on which it has opened sessions."""
+    """Return this process's share of the memory of each device on which it has opened sessions."""
     return [device_memory(each) for each in dict.fromkeys(each.device for each in residency().residents())]
 
 
 def freed_after(error: Exception, device: Device, kept: Resident | None) -> bool:
-    """Free what idle sessions of the device take, those of other runners too, if the error is its lack of memory.
+    """Free the memory of idle sessions of the device, those of other runners too, if the error is its lack of memory.
 
     `kept` is the session that needs the memory.
 

@@ -54,7 +54,7 @@ class Resilience:
 
     @classmethod
     def from_env(cls) -> Resilience | None:
-        """Return what `RLX_RESILIENCE` asks for; None where it is unset or off.
+        """Return the value of `RLX_RESILIENCE`; None where it is unset or off.
 
         Raises:
             DeviceParseError: the variable is neither a switch nor settings by the names of the attributes.

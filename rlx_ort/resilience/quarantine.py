@@ -1,4 +1,4 @@
-"""`Quarantine`: which devices are out after failures, until when, and what is known of each."""
+"""`Quarantine`: which devices are out after failures, until when, and the health of each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DeviceHealth:
         failures: failures since the device was last well for long.
         reason: the last failure, empty if there was none.
         next_try_s: seconds until its next check, 0 when it is due; None unless it is quarantined.
-        memory: what the process uses of its memory, by model, and the budget.
+        memory: the process's share of its memory, by model, and the budget.
     """
 
     device: Device

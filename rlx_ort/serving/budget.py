@@ -1,6 +1,6 @@
 """`Budget`: the bytes that the requests of all clients may take at a time, over REST and gRPC together.
 
-What counts: a request's bytes as they arrive, what decoding makes of them, and its answer until the client has read it.
+A request's bytes count as they arrive, then the arrays that they become, and its answer until the client has read it.
 Where a request finds no room, it is refused, and the requests that have waited longest for their own clients, whose
 bodies do not end or whose answers are not read, are given up: slow clients cannot keep others out. gRPC keeps an answer
 in memory until its client reads it or goes away, whatever becomes of the call; so these have a part of the budget only.
@@ -75,7 +75,7 @@ class Budget:
             self._table, self._at = table, 0
 
     def forget(self, place: int) -> None:
-        """Take back what a process held that has ended."""
+        """Take back the bytes of a process that has ended."""
         self._table[place * COLUMNS + _HELD] = 0
 
     def give_way(self) -> None:

@@ -36,7 +36,7 @@ Begin: TypeAlias = Callable[[Sequence[Any], dict[str, Array], "Place", "Answered
 Place: TypeAlias = Callable[[Array], Array]
 Answered: TypeAlias = Callable[[tuple[Any, Tensors] | BaseException], object]
 Handler: TypeAlias = Callable[[str, Sequence[Any], dict[str, Array]], Coroutine[Any, Any, tuple[Any, Tensors]]]
-"""Answers a call: its name, its values and its tensors -> a value and tensors. Values are what marshal writes."""
+"""Answers a call: its name, its values and its tensors -> a value and tensors. Values have types that marshal knows."""
 _Packed: TypeAlias = list[tuple[str, str, tuple[int, ...], Any]]
 
 _SIZE = struct.Struct("<Q")
@@ -167,11 +167,11 @@ class Channel(asyncio.Protocol):
 
         Args:
             name: that of the call.
-            values: what marshal writes.
+            values: of types that marshal knows.
             tensors: those in `arena` are not copied.
             held: pieces of `arena` that the call takes over; they are given back once the other end reads them no more.
-            shared: if given, large tensors of the answer are not copied, and what `give_back` takes once nobody reads
-                them any more is added, even if the call is cancelled.
+            shared: if given, large tensors of the answer are not copied; their places are added, even if the call is
+                cancelled, and `give_back` takes them once nobody reads the tensors any more.
 
         Raises:
             ServingError: the other end raised it, or is gone.
@@ -214,7 +214,7 @@ class Channel(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=1 << 62)  # requests that wait are counted by the budget
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what was asked, and give up what the other end has asked for."""
+        """Fail this end's calls, and give up those of the other end."""
         self._transport = None
         for asked in self._asked.values():
             if not asked.answered.done():

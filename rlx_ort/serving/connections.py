@@ -53,7 +53,7 @@ class _HeadFirst:
 
 
 class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """A connection of uvicorn that counts what it receives; `LimitedServer` closes it when it is too slow.
+    """A connection of uvicorn that counts the bytes that it receives; `LimitedServer` closes it when it is too slow.
 
     The system writes a body straight into the memory that the application has for it; the parser does not see it then.
     """
@@ -61,7 +61,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     limits = ConnectionLimits()
     passed_on: Callable[[Any, int], bool] | None = None
     arrived = memoryview(b"")
-    """Where the connections of a server receive: what arrives is used before the next one receives."""
+    """Where the connections of a server receive: each uses its bytes before the next one receives."""
 
     def connection_made(self, transport: Any) -> None:
         """Make room by closing the connection that has been idle longest, else the one with the slowest client.
@@ -82,7 +82,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._begun = False
         self._body_bytes = self._other_bytes = 0
         self._stalled_since_s: float | None = None
-        self._dropped_bytes: int | None = None  # of what came after a refusal
+        self._dropped_bytes: int | None = None  # that came after a refusal
         if len(self.connections) > self.limits.most:
             # Those that were aborted stay listed until the next turn of the loop, and are not ended again.
             live = [
@@ -96,7 +96,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
                 min(others, key=lambda other: (rates[other], other._since_s), default=self).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End what waits for the client."""
+        """End the wait for the client."""
         if self.transport is not None:
             super().connection_lost(exc)
             self._end_read()
@@ -152,7 +152,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         Args:
             cycle: the request.
             room: the memory.
-            count: called with the number of bytes as they arrive; what it raises ends the call.
+            count: called with the number of bytes as they arrive; an error of it ends the call.
 
         Raises:
             ClientGoneError: the client is gone, or too slow.
@@ -185,7 +185,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
                 self._whole.set_exception(error)
 
     def data_received(self, data: bytes) -> None:
-        """Count what belongs to no body; a head, chunk extensions or trailers without end are refused."""
+        """Count bytes that belong to no body; a head, chunk extensions or trailers without end are refused."""
         if self._dropped_bytes is not None:
             self._dropped_bytes += len(data)
             if self._dropped_bytes > LINGER_BYTES:
@@ -222,7 +222,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             extensions[READ_INTO] = functools.partial(self._read_into, self.cycle)
         self.scope["extensions"] = extensions
         if not self.cycle.waiting_for_100_continue and self.scope["method"] != "HEAD":  # nothing else is before a body
-            self.cycle.transport = _HeadFirst(self.transport)  # type: ignore[assignment]  # has what uvicorn calls
+            self.cycle.transport = _HeadFirst(self.transport)  # type: ignore[assignment]  # has the methods that uvicorn calls
 
     def on_body(self, body: bytes) -> None:
         """Count the body."""
@@ -257,7 +257,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP in the protocol's form."""
+        """Answer a request that is no HTTP in the protocol's form."""
         self._refuse(b"400 Bad Request", "this is not a valid HTTP request")
 
     def end_if_slow(self, now_s: float) -> None:
@@ -288,7 +288,7 @@ class LimitedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Send an error, and close the connection once the client has had a moment to read it.
 
         A client that is still sending would be answered with a reset if the connection closed at once, and Windows
-        then drops what the client has not read yet.
+        then drops the bytes that the client has not read yet.
         """
         if self._dropped_bytes is not None:
             return
@@ -369,7 +369,7 @@ class LimitedServer(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for what runs; requests that are not complete soon are refused."""
+        """Wait for running requests; those that are not complete soon are refused."""
         ending = asyncio.ensure_future(self._end_incomplete())
         try:
             await super().shutdown(sockets)

@@ -163,7 +163,7 @@ class Watch:
         self._ticks = False
 
     async def unless_gone(self, request: Request, running: Awaitable[Any]) -> Any:
-        """Return what a request waits for; when its client goes away, that is cancelled."""
+        """Return the result that a request waits for; when its client goes away, the call is cancelled."""
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._new[task] = request
         if not self._ticks:

@@ -1,8 +1,8 @@
 """A front process of a server: it reads requests and writes answers; the models run in the process that started it.
 
-What takes the interpreter most of its time, HTTP and the copies of large tensors, is done here, beside other fronts. A
-request's tensors go to the server's process, which puts those of all fronts together; what is no inference is answered
-there altogether.
+HTTP and the copies of large tensors, which take most of the interpreter's time, are done here, beside other fronts. A
+request's tensors go to the server's process, which puts those of all fronts together; a request that is no inference is
+answered there altogether.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class FrontSettings:
 
     Attributes:
         place: its row of the budget's table.
-        http: what clients may do.
+        http: the clients' rights and limits.
         limits: of each connection, and how many this front may have.
         drain_s: how long accepted requests may take at the end, in seconds.
         most_held_bytes: the budget of all processes.
         table: the size in bytes and the key of the budget's table.
         written, own: those of the memory that the server writes, and of the one that the front writes.
-        channel: the socket of the channel: a descriptor, or what `socket.fromshare` takes.
+        channel: the socket of the channel: a descriptor, or the bytes that `socket.fromshare` takes.
         connections: the descriptor of the socket that brings connections; None if the channel does.
     """
 

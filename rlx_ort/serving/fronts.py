@@ -41,7 +41,7 @@ class Fronts:
 
     Args:
         repository: answers their requests.
-        http: what clients may do.
+        http: the clients' rights and limits.
         limits: of connections; the fronts share the number of open ones.
         drain_s: how long accepted requests may take once the server ends, in seconds.
         count: how many there are.
@@ -159,7 +159,7 @@ class Fronts:
         return True
 
     async def end(self) -> None:
-        """Let the fronts answer what they have accepted, and end."""
+        """Let the fronts answer the requests that they have accepted, and end."""
         if self._starting is not None:
             await asyncio.wait([self._starting])
         fronts = self._fronts

@@ -1,4 +1,4 @@
-"""The last hour of a server, in samples of ten seconds: what each model and each device did, in bounded memory.
+"""The last hour of a server, in samples of ten seconds: the work of each model and each device, in bounded memory.
 
 Requests are only counted (`statistics.py`). A timer takes the differences of the counts, so that a sample costs the
 same whatever the load.
@@ -129,7 +129,7 @@ class History:
                 _log.exception("a sample of the history is missing")
 
     def sample(self, memory: Mapping[Device, tuple[int, int]]) -> None:
-        """Keep what happened since the last sample; `memory` has used and all bytes of devices, 0 if unknown."""
+        """Keep the counts since the last sample; `memory` has used and all bytes of devices, 0 if unknown."""
         now_s, cpu_s = time.monotonic(), time.process_time()
         seconds = max(now_s - self._sampled_s, 1e-3)
         self._memory = dict(memory)
@@ -252,7 +252,7 @@ class _Series:
         self._busy_before: dict[str, int] = {}
 
     def sample(self, now_s: float, seconds: float) -> _Counts:
-        """Keep a sample, and return what was counted since the last one."""
+        """Keep a sample, and return the counts since the last one."""
         counts = _counts_of(self.statistics)
         since = counts - self.recent[-1][1]
         self.ring.add(_row(since, seconds))
@@ -266,7 +266,7 @@ class _Series:
         return self._busy_ns.get(label, 0) - self._busy_before.get(label, 0)
 
     def since(self, now_s: float) -> tuple[_Counts, float]:
-        """Return what was counted in the last minute, and its seconds."""
+        """Return the counts of the last minute, and its seconds."""
         began_s, counts = self.recent[0]
         return _counts_of(self.statistics) - counts, max(now_s - began_s, 1e-3)
 
@@ -280,7 +280,7 @@ def _counts_of(statistics: Statistics) -> _Counts:
 
 
 def _row(counts: _Counts, seconds: float) -> list[float]:
-    """Return the columns of what was counted in some time."""
+    """Return the columns of the counts of some time."""
     answered, failed, queue_ns, batches, rows, failovers = (int(count) for count in counts[:_COUNTS])
     latency = percentiles(counts[_COUNTS:])
     a_batch = rows / batches if batches else math.nan
@@ -308,7 +308,7 @@ def _cores(share: Any) -> float:
 
 
 def _memory_of(devices: Iterable[Device]) -> dict[Device, tuple[int, int]]:
-    """Return what this process uses of the memory of devices, and what they have, in bytes; 0 where it is unknown."""
+    """Return the bytes of devices' memory that this process uses, and all that they have; 0 where it is unknown."""
     from rlx_ort.providers.hardware import memory_bytes, private_bytes
     from rlx_ort.providers.registry import availability, provider_of
 

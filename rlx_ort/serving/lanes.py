@@ -34,7 +34,7 @@ _FORGETTING = 0.15  # share by which higher ratios of other batch sizes fall, so
 _MOVED = 1.05  # a ratio that changed by this factor changes the batch size
 _INLINE_NS = 100_000  # a run on the CPU that takes less is cheaper than handing it to a thread
 _ALONE_NS = 300_000  # the same where requests are so rare that the event loop has nothing else to do
-_NOBODY_ELSE_NS = 5_000_000  # the same where the event loop serves nobody else; what comes meanwhile waits
+_NOBODY_ELSE_NS = 5_000_000  # the same where the event loop serves nobody else; requests that come meanwhile wait
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
 _COPYING = 4
@@ -216,7 +216,7 @@ class Lane:
                 self._cap = 0
 
     def prepare(self, inputs: Mapping[str, Array], rows: int, schedule: Callable[..., object]) -> None:
-        """Learn in the background what batches up to twice this one take, and open the sessions for their sizes first.
+        """Learn in the background how long batches up to twice this one take; open the sessions for their sizes first.
 
         Larger batches would be judged by predictions alone, and a device that plans convolutions for each size would do
         so in every batch of another size until it has come some times.
@@ -300,7 +300,7 @@ def executed(lane: Lane, batch: Sequence[Rows]) -> Sequence[Answer | Exception]:
 def ran(
     lane: Lane, batch: Sequence[Rows], rooms: Rooms, inputs_of: Callable[[], Mapping[str, Array]]
 ) -> Sequence[Answer | Exception]:
-    """Run a batch as `executed` does, without placing its outputs; `inputs_of` returns what `joined` does."""
+    """Run a batch as `executed` does, without placing its outputs; `inputs_of` returns the result of `joined`."""
     try:
         return _run_joined(lane, batch, rooms, inputs_of)
     except Exception as err:  # it belongs to the requests

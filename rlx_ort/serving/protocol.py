@@ -26,7 +26,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 Array: TypeAlias = npt.NDArray[Any]
 
 _DTYPES = {name: dtype for dtype, name in DATATYPES.items()}
-_NUMBERS = "biuf"  # numpy's kinds of what JSON numbers and booleans become
+_NUMBERS = "biuf"  # numpy's kinds of JSON numbers and booleans
 _COPIED_BYTES = 4 << 10  # of an unaligned array, at most
 _LENGTH_BYTES = 4  # before each element of a binary BYTES tensor
 _MOST_TENSORS = 1024
@@ -59,7 +59,7 @@ class InferRequest:
 
     Attributes:
         inputs: name -> data.
-        outputs: what is wanted; None for all.
+        outputs: the wanted ones; None for all.
         id: the client's name for it, returned with the answer.
         parameters: those of the request; the protocol does not return them.
         binary: whether outputs that are not named are binary.
@@ -301,7 +301,7 @@ def answer(
 
 
 def bytes_of_array(array: Array) -> int:
-    """Return what an array takes, texts without their characters."""
+    """Return the bytes of an array, texts without their characters."""
     return array.size * TEXT_BYTES if array.dtype == object else array.nbytes
 
 

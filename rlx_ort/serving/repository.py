@@ -89,7 +89,7 @@ class Repository:
         for name, version, path in self._found():
             self.entries.setdefault(name, Entry({})).paths.setdefault(version, path)
         if not self.entries:
-            raise ConversionError(f"there is no model in {', '.join(map(str, sources)) or 'what was named'}")
+            raise ConversionError(f"there is no model in {', '.join(map(str, sources)) or 'the named sources'}")
 
     @property
     def ready(self) -> bool:

@@ -85,7 +85,7 @@ def seen(app: Application, options: HttpOptions) -> Application:
 
 
 def described(error: Exception) -> tuple[int, str]:
-    """Return the HTTP status of an error and its text for the client; what is no error of ours is logged."""
+    """Return the HTTP status of an error and its text for the client; errors that are not ours are logged."""
     if not isinstance(error, RlxError):
         _log.error("a request failed unexpectedly", exc_info=error)
         return (503, "out of memory") if isinstance(error, MemoryError) else (500, "internal error; see the log")
@@ -182,7 +182,7 @@ class Rest:
             await send({"type": "websocket.close"})
 
     def _end(self, request: Request) -> None:
-        """Give back what a request holds beside its share; nothing of its answer is being sent any more."""
+        """Give back the memory that a request holds beside its share; nothing of its answer is being sent any more."""
 
     async def _live_through(self, receive: Receive, send: Send) -> None:
         loading = None
@@ -339,7 +339,7 @@ class Rest:
         return np.empty(start + size, np.uint8).data[start:]
 
     async def _rest_of(self, request: Request, body: bytearray, most: int, more: bool) -> bytearray:
-        """Add to a body what has not arrived yet; a client that is too slow may lose its place to others."""
+        """Add the bytes to a body that have not arrived yet; a client that is too slow may lose its place to others."""
         with request.share.waiting():
             while len(body) <= most and more:
                 piece, more = await self._piece(request)
@@ -349,7 +349,7 @@ class Rest:
         return body
 
     async def _piece(self, request: Request) -> tuple[bytes, bool]:
-        """Return what has arrived of a body, and whether there is more; its bytes count against the budget."""
+        """Return the part of a body that has arrived, and whether there is more; its bytes count against the budget."""
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError

@@ -64,7 +64,7 @@ _CONTENTS = {
 
 _OPEN = {f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"}
 
-_AHEAD_BYTES = 64 << 10  # what gRPC receives of a call before its message is asked for
+_AHEAD_BYTES = 64 << 10  # that gRPC receives of a call before its message is asked for
 _STREAM_BYTES, _MOST_AHEAD = 16 << 20, 64  # answers of a stream that are not read, and requests that are read ahead
 _LARGE_BYTES = 1 << 20  # from here on, numbers are copied and joined in a thread, without the interpreter lock
 _STREAM_ANSWER = 2  # the field of ModelStreamInferResponse
@@ -99,7 +99,7 @@ class Servicer:
 
     Args:
         repository: the models.
-        options: what a client may do. The server limits the size of messages, and its `Guard` asks for the token.
+        options: the clients' rights. The server limits the size of messages, and its `Guard` asks for the token.
         limits: how long a message may take.
     """
 
@@ -127,7 +127,7 @@ class Servicer:
             task.add_done_callback(call)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """Return what `server.add_generic_rpc_handlers` takes."""
+        """Return the handlers for `server.add_generic_rpc_handlers`."""
         methods: dict[str, Method] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -166,7 +166,7 @@ class Servicer:
     async def _answered(
         self, name: str, method: Method, requests: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> Any:
-        """Return the answer of a call, or what refuses it: a code, a text and metadata."""
+        """Return the answer of a call, or its refusal: a code, a text and metadata."""
         begun_s, code, size = time.perf_counter(), grpc.StatusCode.CANCELLED, 0
         share = Share(self._repository.budget)
         self._on_sent(lambda _: share.close())

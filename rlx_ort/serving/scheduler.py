@@ -1,8 +1,8 @@
 """Batches and devices for the requests of one model, by the predicted time of each batch size on each device.
 
-A device that becomes free takes what waits, up to the size at which a row is cheapest. A GPU leaves half of that for
-its next run if this keeps it busy while the clients of the other half are answered. A slower device takes requests only
-if it ends before the fastest one would. Times that runs took correct the predictions. Batches that take less time than
+A device that becomes free takes the waiting rows, up to the size at which a row is cheapest. A GPU leaves half of them
+for its next run if this keeps it busy while the clients of the other half are answered. A slower device takes requests
+only if it ends before the fastest one would. Measured times correct the predictions. Batches that take less time than
 handing them to a thread run on the event loop, and so do those of an only client that take a few ms.
 """
 
@@ -49,7 +49,7 @@ _ONE_MODEL_NS = 1_000_000_000  # all requests were for one model for so long: th
 _INLINE_TURN_NS = 300_000  # after such runs took this time, the event loop serves its connections
 _LEAST_SHARE = 0.1  # a device with less than this share of the fastest one's rate answers where that one fails only
 _WORTH = 0.9  # two batches of half the clients must take less than this share of the time for one of all
-_HANDED_OVER_NS = 300_000  # a batch is put together so long before the one that runs ends, besides what that takes
+_HANDED_OVER_NS = 300_000  # a batch is put together so long before the one that runs ends, besides the time for it
 _LAST_PRIORITY = 30  # of requests without one, and of larger ones
 _AGE_NS = 1_000_000_000  # a request that waited for so long counts as one of the next priority
 _PIECES_A_LANE = 2  # of a large request that wait or run at a time: one runs while the next one waits
@@ -75,7 +75,7 @@ class BatchOptions:
 
 
 Ended: TypeAlias = Callable[[Answer | BaseException], object]
-"""What a request ends with. Nothing reads its inputs or writes its outputs any more."""
+"""Takes the answer or the error of a request. Nothing reads its inputs or writes its outputs any more."""
 
 
 class Pending(Protocol):
@@ -221,7 +221,7 @@ class Scheduler:
         timeout_s: float | None = None,
         place: Callable[[Array], Array] | None = None,
     ) -> Pending:
-        """Queue a request as `submit` does; `ended` is called once with what it ends with.
+        """Queue a request as `submit` does; `ended` is called once with its answer or its error.
 
         Args:
             inputs: name -> data.
@@ -471,8 +471,8 @@ class Scheduler:
         """Return the devices without those that would add little: their runs take time of the host from the others.
 
         They are judged at the batches that all clients would make, those that run or are expected back included, and
-        not at what waits at the moment. A CPU that did 4 % of the rows of an H200 took a quarter of the server's rate
-        away.
+        not at the rows that wait at the moment. A CPU that did 4 % of the rows of an H200 took a quarter of the
+        server's rate away.
         """
         if len(lanes) < 2:
             return lanes
@@ -723,7 +723,7 @@ class _Pieces:
         inputs: those of the request.
         rows: its rows.
         queue: queues a piece.
-        ended: called with what the request ends with, once no piece runs any more.
+        ended: called with the request's answer or error, once no piece runs any more.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class OnnxNode(Op):
 
 
 def convolution_problem(op_type: str, attributes: Mapping[Any, Any], inputs: Sequence[ValueType | None]) -> str:
-    """Return what is wrong with the operands of a convolution, if anything; CUDA's kernel (1.31) ends the process.
+    """Return the fault of a convolution's operands, if there is one; CUDA's kernel (1.31) ends the process.
 
     `op_type` is an operator of ai.onnx. What is not known is not judged.
     """
