@@ -30,6 +30,7 @@ from rlx_ort.providers.base import (
 )
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import (
+    apart,
     cuda_gpus,
     open_recorder,
     pinned_like,
@@ -245,6 +246,7 @@ class CudaProvider(OrtProvider):
             # batches, in a callback of the driver. If that outlives the session, it frees their arena too, which CUDA
             # does not permit there (cudaFreeHost: 800), and the process ends (H200).
             wait=partial(wait_for, device.index),
+            apart=apart.other,
             # A wait would end the recording. Plain runs do wait: otherwise the session keeps pinned buffers, and
             # closing it may free their arena in a callback of the driver, which CUDA does not permit (cudaFreeHost:
             # 800) and which ends the process. See docs/results/h200-2026-11-22-slots.txt.

@@ -12,7 +12,7 @@ from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile, MemoryReading
 from rlx_ort.providers.cuda import CudaProvider, cuda_libraries_problem, cuda_options
-from rlx_ort.providers.engine.cuda_driver import wait_for
+from rlx_ort.providers.engine.cuda_driver import apart, wait_for
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import nvidia_gpus
@@ -85,6 +85,7 @@ class TensorRtProvider(_NvidiaCompiler):
             super().recipe(device, options),
             helpers=helpers,
             wait=partial(wait_for, device.index),
+            apart=apart.other,
             cache_options=lambda folder: {"trt_engine_cache_enable": "1", "trt_engine_cache_path": folder},
         )
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.providers.engine.replays import Copy, NotRecordedError, Recorder
+from rlx_ort.providers.engine.replays import Copy, LaterError, NotRecordedError, Recorder
 from rlx_ort.providers.hardware import nvml
 from rlx_ort.providers.workers import Workers
 
@@ -43,7 +43,6 @@ _ALLOCATE_WORDS, _ALLOCATE_SIZE, _ALLOCATE_ADDRESS = 32, 13, 14  # CUDA_MEM_ALLO
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 _POINTER_MEMORY_TYPE = 2
 _LONGEST_CAPTURE_S = 1.0
-_capturing = threading.Lock()  # while launches are recorded
 # cuDNN compiles some kernels for a plan, such as `conv2d_c1_k1_nchw_hw_packed` of depthwise convolutions, and unloads
 # them with it: replays after that ended in CUDA errors 700 and 715 (H200). Their sources, in its library
 # `engines_runtime_compiled` (9.28), give them names of C. Kernels of libraries, which stay, have names of C++, or those
@@ -226,18 +225,56 @@ _MOST_PROCESSES, _UNKNOWN_BYTES = 256, 2**64 - 1
 _used_before: dict[int, int] = {}
 
 
-def wait_for(index: int) -> None:
-    """Wait for all that this process has launched on a GPU, if there is a driver.
+class _Apart:
+    """Keeps recordings apart from calls of ONNX Runtime that wait for a whole GPU.
 
-    No launches may be recorded meanwhile: CUDA permits no waiting for a context while a stream of it is captured, and
-    the capture would be lost. If they still are after a second, it does not wait.
+    Opening a session does (1.31.1), and closing one. While launches are recorded, such a wait is an error, or ends the
+    recording, or the process: one in 70 seconds of threads that did nothing else (H200).
     """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._recording = False
+        self._others = 0
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Hold the others off; raises `LaterError` while there is one."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._recording)
+            if self._others:
+                raise LaterError("a session of CUDA is being opened or closed")
+            self._recording = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._recording = False
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def other(self) -> Iterator[None]:
+        """Hold recordings off, after one that is in progress.
+
+        That may be one of this thread, where garbage is collected in the middle of it: it is lost after a second.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._recording, _LONGEST_CAPTURE_S)
+            self._others += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._others -= 1
+
+
+apart = _Apart()
+
+
+def wait_for(index: int) -> None:
+    """Wait for all that this process has launched on a GPU, if there is a driver; `apart.other` is held."""
     with contextlib.suppress(NotRecordedError), _entered(_context(index)):
-        if _capturing.acquire(timeout=_LONGEST_CAPTURE_S):
-            try:
-                _driver().cuCtxSynchronize()
-            finally:
-                _capturing.release()
+        _driver().cuCtxSynchronize()
 
 
 def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -353,7 +390,7 @@ class _CudaRecorder:
         stream, graph = self._stream, _P()
         _call("cuStreamSynchronize", stream)
         recorded = False
-        with _capturing:
+        with apart.recording():
             _call("cuStreamBeginCapture_v2", stream, _RELAXED)
             try:
                 for device, host, size in copies_in:
@@ -437,7 +474,7 @@ def stays_loaded(kernel: str) -> bool:
 
 
 def _kernel_name(node: Any) -> str:
-    """Return the name of the kernel that a node of a graph launches; empty if the driver cannot tell."""
+    """Return the name of the kernel that a node of a graph launches; empty with drivers that have no such function."""
     params, name = _KernelNode(), ctypes.c_char_p()
     try:
         _call("cuGraphKernelNodeGetParams_v2", node, ctypes.byref(params))

@@ -164,7 +164,7 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
             wanted = (recipe.ep_name, given)
             providers = [wanted, *((name, dict(options_of)) for name, options_of in recipe.helpers)]
         # Opening computes on the device too: weights are uploaded and packed.
-        with recipe.run_lock(), stoppable(lambda: options.set_load_cancellation_flag(True)):
+        with recipe.run_lock(), recipe.apart(), stoppable(lambda: options.set_load_cancellation_flag(True)):
             session = engine.InferenceSession(model, options, providers=providers, enable_fallback=0)
     except runtime.engine_exceptions() as err:
         raise opening_error(err, request.device) from err

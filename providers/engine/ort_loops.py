@@ -19,7 +19,7 @@ from rlx_ort.providers.engine import stopping
 from rlx_ort.providers.engine.binding import Arrays, BoundRun, DeviceTensor
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
 from rlx_ort.providers.engine.recordings import PLAIN_RUNS, TIMED_PAIRS, Recordings
-from rlx_ort.providers.engine.replays import NotRecordedError, check_replay, check_worth
+from rlx_ort.providers.engine.replays import LaterError, NotRecordedError, check_replay, check_worth
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore, binding_call
 from rlx_ort.providers.engine.values import OrtTensor, has_foreign_dtype, is_tensor_like, to_ort_value
@@ -268,6 +268,8 @@ class OrtBoundRun(BoundRun):
                     check_worth(*self._least_ns)
         except self._session.errors as err:
             self._refuse(str(err))
+        except LaterError:
+            self._runs -= 1  # the next step may be recorded
         except NotRecordedError as err:
             self._refuse(str(err))
 

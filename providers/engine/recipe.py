@@ -63,6 +63,7 @@ class SessionRecipe:
         helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
         run_lock: returns the lock that a run, and opening and closing a session, must hold.
+        apart: returns what opening and destroying a session must hold, so that nothing is recorded meanwhile.
         before_run: raises when a run in this process would hang or crash.
         memory: ONNX Runtime's name and index of the memory in which tensors stay between runs; host memory where the
             provider's own cannot be bound.
@@ -93,6 +94,7 @@ class SessionRecipe:
     helpers: tuple[tuple[str, Mapping[str, str]], ...] = ()
     mem_pattern: bool = True
     run_lock: Callable[[], contextlib.AbstractContextManager[Any]] = nothing_to_hold
+    apart: Callable[[], contextlib.AbstractContextManager[Any]] = nothing_to_hold
     before_run: Callable[[], None] | None = None
     memory: tuple[str, int] = HOST_MEMORY
     device_graph: bool = False

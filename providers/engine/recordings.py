@@ -31,6 +31,7 @@ from rlx_ort.providers.engine.replays import (
     LENT_BYTES,
     BrokenSessionError,
     FixedRun,
+    LaterError,
     NotRecordedError,
     Owner,
     Recorder,
@@ -61,6 +62,7 @@ COPIED_BYTES = 8 << 20  # of inputs and outputs: more are worth a trial for the 
 MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs on the device, which a recording allocates a second time
 MOST_COPIED_OUT = 8  # consecutive plain runs with outputs left on the device, after which the session gives up
 TIMED_PAIRS = 5
+AGAIN_S = 0.001  # between tries to record what must be recorded
 HOST_BOUND = 0.5  # the least share of a run that launching takes; a replay of others saves nothing
 
 _BOUND = -1  # the owner of bound runs
@@ -331,8 +333,8 @@ class Recordings:
         count += 1
         self._credit = min(self._credit + 1, FIRST_TRIES * RUNS_PER_TRY)
         self._credit_ns = min(self._credit_ns + TRY_SHARE * took_ns, FIRST_TRIES_NS)
+        tensors = {name: weakref.ref(value) for name, value in feeds.items() if not isinstance(value, np.ndarray)}
         if count < PLAIN_RUNS or not (self._required or (self._credit >= RUNS_PER_TRY and self._credit_ns > 0)):
-            tensors = {name: weakref.ref(value) for name, value in feeds.items() if not isinstance(value, np.ndarray)}
             self._counts[key] = count, tensors
             while len(self._counts) > MOST_SIGNATURES:
                 self._counts.popitem(last=False)
@@ -342,11 +344,14 @@ class Recordings:
             return results
         self._credit -= RUNS_PER_TRY
         begun = time.perf_counter_ns()
+        changing = self._changing.get(key, ())
+        held = {name: feeds[name] for name, tensor in seen.items() if tensor() is feeds[name]}
+        held = {name: tensor for name, tensor in held.items() if name not in changing}
         try:
-            changing = self._changing.get(key, ())
-            held = {name: feeds[name] for name, tensor in seen.items() if tensor() is feeds[name]}
-            held = {name: tensor for name, tensor in held.items() if name not in changing}
-            self._record(key, names, feeds, results, plain, held)
+            self._record_when_possible(key, names, feeds, results, plain, held)
+        except LaterError:
+            self._credit += RUNS_PER_TRY
+            self._counts[key] = count - 1, tensors
         except NotRecordedError as err:
             self._refuse(key, str(err))
             self._raise_if_required(str(err))
@@ -357,6 +362,21 @@ class Recordings:
         finally:
             self._credit_ns -= time.perf_counter_ns() - begun
         return results
+
+    def _record_when_possible(self, *given: Any) -> None:
+        """Record, after calls that wait for the device if there must be a recording.
+
+        Raises:
+            LaterError: there is such a call, and there need not be one.
+        """
+        while True:
+            try:
+                self._record(*given)
+                return
+            except LaterError:
+                if not self._required:
+                    raise
+            time.sleep(AGAIN_S)
 
     def _raise_if_required(self, reason: str) -> None:
         if self._required:

@@ -83,6 +83,10 @@ class NotRecordedError(Exception):
     """Launches cannot be recorded; the message is the reason, for a report or an error."""
 
 
+class LaterError(NotRecordedError):
+    """Launches cannot be recorded now, since another call waits for the whole device."""
+
+
 class BrokenSessionError(Exception):
     """A session no longer runs after a recording of it failed; the message is ONNX Runtime's."""
 

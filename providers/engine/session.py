@@ -47,7 +47,7 @@ class SessionCore:
     run, and destroys the session before it releases the memory.
     """
 
-    __slots__ = ("call", "graph", "memory", "recorder", "recordings", "session", "shared", "wait")
+    __slots__ = ("apart", "call", "graph", "memory", "recorder", "recordings", "session", "shared", "wait")
 
     def __init__(
         self,
@@ -56,8 +56,10 @@ class SessionCore:
         options: Any,
         recorder: Recorder | None = None,
         wait: Callable[[], None] | None = None,
+        apart: Callable[[], contextlib.AbstractContextManager[Any]] = nothing_to_hold,
     ) -> None:
         self.session = session
+        self.apart = apart
         # One for all runs, so that they can be stopped at exit; one per run would cost a microsecond each.
         self.shared = options
         self.graph: GraphRuns | None = None
@@ -82,9 +84,10 @@ class SessionCore:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object((self.session, self.memory)))
                 return
         self.recordings = None
-        if self.wait is not None:
-            self.wait()  # for what the last run has left on the device
-        self.session = None
+        with self.apart():
+            if self.wait is not None:
+                self.wait()  # for what the last run has left on the device
+            self.session = None
         if self.recorder is not None:
             self.recorder.close()  # the session launched on its stream
         self.memory = ()
@@ -128,7 +131,7 @@ class OrtEngineSession:
         self.errors = errors
         self._options = engine.RunOptions()
         self._reason = reason  # why launches are not recorded
-        core = SessionCore(session, memory, self._options, recorder, recipe.wait)
+        core = SessionCore(session, memory, self._options, recorder, recipe.wait, recipe.apart)
         self._core: SessionCore | None = core
         self.input_types = _types(session.get_inputs(), declared[0])
         self.output_types = _types(session.get_outputs(), declared[1])

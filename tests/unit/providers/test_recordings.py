@@ -18,7 +18,7 @@ from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.engine import cuda_driver, recordings, replays
 from rlx_ort.providers.engine.recordable import host_work, unrecordable
 from rlx_ort.providers.engine.recordings import Recordings
-from rlx_ort.providers.engine.replays import BrokenSessionError, NotRecordedError, check_replay
+from rlx_ort.providers.engine.replays import BrokenSessionError, LaterError, NotRecordedError, check_replay
 
 SHARED = object()
 EP = "CUDAExecutionProvider"
@@ -359,6 +359,49 @@ def test_recordings_of_kernels_that_stay_last() -> None:
         assert found.lasts(["y"], {"x": np.ones(rows, np.float32)})
         run(found, rows)
     assert (session.runs, driver.made, driver.dropped) == (before, 3, [])
+
+
+@pytest.mark.parametrize(("required", "runs"), [(False, 4), (True, 3)])
+def test_a_run_is_recorded_later_while_a_session_opens(
+    monkeypatch: pytest.MonkeyPatch, required: bool, runs: int
+) -> None:
+    """With the next run of its kind, or, where it must be recorded, once the session is open."""
+    found, session, driver = made(required=required)
+    record, refusals = driver.record, [LaterError("a session opens")]
+
+    def busy(*given: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return record(*given)
+
+    monkeypatch.setattr(driver, "record", busy)
+    for _ in range(5):
+        np.testing.assert_array_equal(run(found, 4), np.full(4, 6.0))
+    assert (driver.made, session.runs >= runs, found.report().refused) == (1, True, {})
+
+
+def test_what_waits_for_a_gpu_is_kept_apart_from_recordings() -> None:
+    """It waits for a recording; while it lasts, there is none."""
+    apart, began = cuda_driver._Apart(), []
+
+    def opens() -> None:
+        with apart.other():
+            began.append(1)
+
+    with apart.recording():
+        thread = threading.Thread(target=opens)
+        thread.start()
+        thread.join(0.05)
+        assert not began
+    thread.join()
+    assert began
+    with apart.other():
+        with pytest.raises(LaterError), apart.recording():
+            pass
+        with apart.other():
+            pass
+    with apart.recording():
+        pass
 
 
 @pytest.mark.parametrize(
