@@ -179,7 +179,7 @@ class CompiledGraph(ParamSetter):
     def __init__(
         self, slot: EngineSlot, rule: PlacementRule, state: _State | None = None, *, owns_slot: bool = True
     ) -> None:
-        self._state = state = state or _State(slot, InputPlan(slot.input_types, slot.check_sizes), owns_slot)
+        self._state = state = state or _State(slot, InputPlan(slot.input_types, slot.size_checks.check), owns_slot)
         self._rule = rule
         self._strict = rule is PlacementRule.STRICT
         self._weights = slot.weights
