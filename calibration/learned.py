@@ -1,7 +1,7 @@
 """Recent measured times of a graph, and the correction of its predictions that follows.
 
 A device that became slow, from heat or from other work, loses its place within a few runs. It then runs no more, so
-what is known of it ages: after a few seconds its prediction is believed again, the device is tried, and keeps its
+its measurements age: after a few seconds its prediction is believed again, the device is tried, and keeps its
 place or loses it at the cost of that run.
 """
 

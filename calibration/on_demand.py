@@ -44,7 +44,7 @@ def measure_unknown(
     constants: Mapping[str, object],
     limit_s: float,
 ) -> int:
-    """Measure what workloads of one model have unknown, keep the rows in the device's profile, and return their number.
+    """Measure the unknown operators of one model's workloads, keep their rows in the profile, and return the number.
 
     Takes `limit_s` seconds at most; the rest stays assumed. A node that cannot be measured alone is not tried
     again in this process. Each workload comes with sizes of its named dims; two sizes let prices follow a third.

@@ -48,7 +48,7 @@ class Operand(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """Scores before the softmax: the product, the factor of it, and what is added afterwards."""
+    """Scores before the softmax: the product, its factor, and the term that is added afterwards."""
 
     product: Node
     scale: float
@@ -117,7 +117,7 @@ class Matcher:
         return Match(query, key, value, count, scale, added, guarded and bool(added))
 
     def _standard(self, node: Node, op: OnnxNode) -> Match | None:
-        """Return what an `Attention` computes, None where MultiHeadAttention may compute something else.
+        """Return the attention of an `Attention` node, None where MultiHeadAttention may compute something else.
 
         Fewer heads of keys than of queries do not match: to repeat keys and values would copy both in each layer.
         """
@@ -349,7 +349,7 @@ class Matcher:
         return first / last if operator_of(node) == "Div" else math.sqrt(first)
 
     def form(self, ref: Ref) -> object:
-        """Return what the masks of all layers have in common where each layer makes its own of the same bools."""
+        """Return the common part of the masks of all layers where each layer makes its own of the same bools."""
         node = self.maker(ref)
         if node is None or operator_of(node) != "Where":
             return ref

@@ -32,7 +32,7 @@ from rlx_ort.storage import (
 )
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
-"""Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
+"""Weights above this total go to a data file by default: 1 GiB, half of the limit of one protobuf file."""
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of further bytes of weights written."""

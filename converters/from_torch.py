@@ -90,7 +90,7 @@ def export_program(
     """Return the result of `torch.onnx.export` for a module or program as a bundle; `options` are its own."""
     torch = optional_module("torch", "torch", "exporting a PyTorch program")
     optional_module("onnxscript", "torch", "PyTorch's ONNX exporter")
-    hint = "; torch.export.export(...) alone shows whether the module itself is what cannot be traced"
+    hint = "; torch.export.export(...) alone shows whether the module itself cannot be traced"
     with quiet(), foreign_errors(f"PyTorch cannot export {origin} to ONNX", hint):
         made = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=opset, **options)
     return bundle_from_ir(made.model, origin)

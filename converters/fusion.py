@@ -79,7 +79,7 @@ def _can_rotate(kernels: KernelSet, match: Rotation) -> bool:
 
 @dataclass(slots=True)
 class _Rewrite:
-    """Writes a graph again, with fused nodes in place of the last nodes of what was matched."""
+    """Writes a graph again, with fused nodes in place of the last nodes of each match."""
 
     old: Graph
     matcher: Matcher
@@ -166,7 +166,7 @@ class _Rewrite:
         self.values[result] = self._op("Transpose", y, shape=self.matcher.shape(result) or None, perm=_NCHW)
 
     def _by_channel(self, ref: Ref, channels: int, groups: int) -> Value:
-        """Return gamma or beta as `(C,)` of f32, the only dtype of CUDA's kernel; ONNX Runtime folds what is added."""
+        """Return gamma or beta as `(C,)` of f32, the only dtype of CUDA's kernel; ONNX Runtime folds added nodes."""
         value, size = self._cast(self.values[ref], DType.F32), channels // groups
         shape = tuple(self.matcher.shape(ref))
         if shape == (channels,):
@@ -255,7 +255,7 @@ class _Rewrite:
         return self._op("Reshape", places, sizes, shape=(match.x.batch, match.x.length), allowzero=1)
 
     def _mask(self, match: Match, q: Value, k: Value) -> Value:
-        """Return what is added to the scores as `(1 or B, 1 or H, S, T)`, once for all layers that share it."""
+        """Return the term added to the scores as `(1 or B, 1 or H, S, T)`, once for all layers that share it."""
         lengths = (match.q.length, match.k.length)
         places = lengths if None not in lengths else (*lengths, q.ref, k.ref)
         key = (tuple(map(self.matcher.form, match.added)), places, match.q.kind.dtype, match.guarded)

@@ -28,9 +28,9 @@ class GroupNorm(NamedTuple):
         last: that node, or the last one of the SiLU that follows.
         x: the value that is normalised.
         gamma: C scales, or one for each group, with axes of size 1 around them.
-        beta: what is added, in the form of gamma.
+        beta: the term that is added, in the form of gamma.
         groups: the number of groups.
-        epsilon: what is added to the variance.
+        epsilon: the term that is added to the variance.
     """
 
     node: Node

@@ -279,7 +279,7 @@ def _angles(graph: Graph) -> set[int]:
     """Return imported sines and cosines of positions, and the nodes that compute the angles.
 
     16 bits have no place for the angles of thousands of positions: in f16 the neighbour of 2048 is 2050. Positions are
-    integers, or an input such as the time of a diffusion; angles of activations stay what the policy says.
+    integers, or an input such as the time of a diffusion; angles of activations stay as the policy says.
     """
     plain: set[int] = set()
     for node in graph.nodes:

@@ -1,4 +1,4 @@
 """Execution providers: one file each, the registry that finds them, and their state on this machine.
 
-`base` defines a provider, `engine` opens sessions; `registry`, `asking` and `claims` answer what works here.
+`base` defines a provider, `engine` opens sessions; `registry`, `asking` and `claims` know the devices that work here.
 """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a device works here, proven by a one-node session, and what to do when it does not.
+    """Whether a device works here, proven by a one-node session, and the remedy when it does not.
 
     Texts are empty, and the memory is 0, where they are unknown. `reason` quotes the loader or the driver, `remedy` is
     the command or step that repairs it. `identity` differs between equal devices: PCI address, UUID or LUID.
@@ -278,7 +278,7 @@ class Provider(abc.ABC):
             operators of these; an op is written as one only where the caller forces it or those have no kernels.
         work_space_bytes: bytes libraries may allocate in a run of a session that has not run in the thread or has not
             recorded launches before; kept free under a memory budget.
-        session_memory: what is known of the memory of sessions.
+        session_memory: the known facts about the memory of sessions.
         precisions: the arithmetics other than f32 that `tune` tries.
     """
 

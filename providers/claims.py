@@ -239,7 +239,7 @@ def _kernels_of_line(line: str) -> Iterator[str]:
 
 
 def _line_order(line: str) -> tuple[str, str, int, int, str]:
-    """Return what the lines of a list are sorted by: domain, operator, versions as numbers, the rest as text."""
+    """Return the key that sorts the lines of a list: domain, operator, versions as numbers, the rest as text."""
     domain, op_type, versions = line.split()[:3]
     first, _, last = versions.removesuffix("+").partition("-")
     return domain, op_type, int(first), _OPEN_END if versions.endswith("+") else int(last or first), line

@@ -78,7 +78,7 @@ def _leaves_rows(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
 
 
 def _scales_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether a `Gemm` without an inner dim scales what it adds."""
+    """Return whether a `Gemm` without an inner dim scales its third input."""
     inner = input_dims(node, 0)
     scaled = given.get("beta", 1.0) != 1.0 and len(node.inputs) > 2
     return scaled and inner is not None and inner[-2 if given.get("transA") else -1] == 0
@@ -199,7 +199,7 @@ class CpuProvider(OrtProvider):
     )
 
     def memory_limit(self, device: Device, options: CompileOptions, installed: int) -> int | None:
-        """Return the machine's memory and what it may swap to."""
+        """Return the machine's memory and its swap space."""
         swap = swap_bytes()
         return installed + swap if installed and swap is not None else None
 

@@ -57,7 +57,7 @@ def cpu_name() -> str:
 
 
 def _registered(name: str) -> str:
-    """Return what Windows' registry has of the first processor; Python itself asks WMI, which may take seconds."""
+    """Return an entry of Windows' registry on the first processor; Python itself asks WMI, which may take seconds."""
     if sys.platform == "win32":
         import winreg
 

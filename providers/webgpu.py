@@ -213,7 +213,7 @@ class WebGpuProvider(OrtProvider):
             chosen["enableGraphCapture"] = "1"
         return chosen
 
-    # The plugin hands out buffers of its own, without ONNX Runtime's arena; what it keeps of them is not measured.
+    # The plugin hands out buffers of its own, without ONNX Runtime's arena; the number that it keeps is not measured.
     session_memory: ClassVar[SessionMemory] = SessionMemory(arena=False)
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:

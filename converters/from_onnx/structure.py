@@ -167,7 +167,7 @@ def module_path(node: onnx.NodeProto) -> str:
 
 
 def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: str) -> list[onnx.NodeProto]:
-    """Return nodes in an order in which each reads only what is known or computed before; as given where possible.
+    """Return nodes in an order in which each reads only known values or earlier results; as given where possible.
 
     Names that neither `known` nor `nodes` define are accepted: they may be captured from outside.
 

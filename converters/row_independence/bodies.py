@@ -1,4 +1,4 @@
-"""Rules of control flow: what a body keeps of the rows, however often it runs."""
+"""Rules of control flow: the rows that a body keeps, however often it runs."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _members(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfile
     infos = archive.infolist()
     roots = {info.filename.partition("/")[0] for info in infos}
     if len(infos) > _MAX_MEMBERS or sum(info.file_size for info in infos) > size:
-        raise ConversionError("its members are larger than the file; PyTorch does not compress what it saves")
+        raise ConversionError("its members are larger than the file; PyTorch does not compress the files that it saves")
     if len({info.filename for info in infos}) != len(infos):
         raise ConversionError("it has a member twice")
     for info in infos:

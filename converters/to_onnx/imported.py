@@ -200,7 +200,7 @@ def _reduction(op: OnnxNode, kind: TensorType, axes: TensorData | None) -> Reduc
     if axes is not None:
         places = tuple(axes.numpy().reshape(-1).tolist())
         if not all(-rank <= place < rank for place in places):
-            return None  # the engine says what is wrong
+            return None  # the engine names the fault
         places = tuple(place % rank for place in places)
     elif op.formal_inputs > 1 or op.integer("noop_with_empty_axes", 0):
         return None

@@ -123,7 +123,7 @@ FILLED_TOPK = frozenset({DType.F16, DType.F32, DType.F64})
 
 
 def filled_rows(emit: Emitter, x: Any, dtype: DType | None, size: Dim, axis: int, largest: bool) -> Any:
-    """Return what TopK is to sort: x itself, or x with infinities that come last, up to a power of two along the axis.
+    """Return x for TopK to sort, as it is or with infinities that come last, up to a power of two along the axis.
 
     The kernels of WebGPU (plugin 0.4.0) and CUDA (ONNX Runtime 1.31.1) fill rows with the largest finite number, which
     comes before an infinity. Equal elements are in order of place, so an infinity of x comes before those that fill its
@@ -178,7 +178,7 @@ def channels_apart(emit: Emitter, inputs: Sequence[Any], groups: int) -> Sequenc
     weights = kinds[1].shape
     _, channels, *kernel = (None, None) if weights is None or len(weights) < 2 else weights
     if not isinstance(channels, int) or channels <= 3 or channels % 3 or channels % 4 == 0 or set(kernel) == {1}:
-        return ()  # the limits of the provider refuse what is unknown
+        return ()  # the limits of the provider refuse unknown ones
     x, w, *bias = inputs
     counts = channels - channels % 4, channels % 4
 

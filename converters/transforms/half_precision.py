@@ -81,7 +81,7 @@ def to_precision(
     that f16 does not hold. Integers and f64 are never touched, nor nodes that compute sizes, nor ops with bodies.
 
     For f16, weights are read here to look for numbers above 65504. Large ones are rounded when the result is written,
-    piece by piece as they are read again, so the result needs what the given model maps.
+    piece by piece as they are read again, so the result needs the files that the given model maps.
 
     Args:
         bundle: the model.

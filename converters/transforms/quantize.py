@@ -143,7 +143,7 @@ def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
     if kind not in kinds:
         raise ConversionError(f"quantisation {kind!r} is not known; give one of {', '.join(kinds)}")
     if kind == "int8-static" and not calibration:
-        raise ConversionError("int8-static needs calibration data: a sample of what each input is fed")
+        raise ConversionError("int8-static needs calibration data: a sample of each input")
     if kind != "int8-static" and calibration:
         raise ConversionError(f"{kind} takes no calibration data; leave it out or use int8-static")
     if kind == "int4-weights" and (options.block_size < 16 or options.block_size & (options.block_size - 1)):

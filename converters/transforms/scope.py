@@ -18,7 +18,7 @@ from rlx_ort.converters.protos import graphs_of, skeleton, with_types
 from rlx_ort.errors import ConversionError, near_names
 from rlx_ort.ir.types import Dim, UnknownType, ValueType
 
-_SMALL_BYTES = 4096  # what an adapter or a fold may need the values of: axes, pads, scales
+_SMALL_BYTES = 4096  # inputs whose values an adapter or a fold may need: axes, pads, scales
 
 
 @dataclass(slots=True)

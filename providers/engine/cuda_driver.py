@@ -329,7 +329,7 @@ class _Lender:
         return _array_at(at, like, idle.append, at)
 
     def free_idle(self) -> None:
-        """Free what is not lent, unless a call that lends or frees is in progress.
+        """Free memory that is not lent, unless a call that lends or frees is in progress.
 
         That may be one of this thread: garbage is collected in the middle of it, and with it a session that ends here.
         """
@@ -374,7 +374,7 @@ class _CudaRecorder:
         self.enter: Callable[[], object] = functools.partial(_driver().cuCtxSetCurrent, _P(self._context))
         self.worker = Workers(1, "rlx_ort-record")
         self._stream = int(stream.value or 0)
-        self._kept: dict[int, list[npt.NDArray[Any]]] = {}  # what recordings copy to the device, by recording
+        self._kept: dict[int, list[npt.NDArray[Any]]] = {}  # copied to the device by recordings
         self._lasting: set[int] = set()  # recordings
         self.lend = _lender(self._context).lend
         self.options: Mapping[str, str] = {"has_user_compute_stream": "1", "user_compute_stream": str(self._stream)}

@@ -173,7 +173,7 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
         raise DeviceUnavailableError(
             request.device,
             f"ONNX Runtime opened {', '.join(opened)} instead of {recipe.ep_name}, which cannot be loaded",
-            "rlx-ort doctor names what is missing",
+            "rlx-ort doctor names the missing part",
         )
     return session
 

@@ -110,7 +110,7 @@ class Binding:
             raise running_error(err, session.device) from err
 
     def bind(self, values: Sequence[Any]) -> list[Any]:
-        """Bind inputs, and return what must live until the run has ended."""
+        """Bind inputs, and return the values that must live until the run has ended."""
         core, bound = self.core, self._bound
         bind = self.inner.bind_ortvalue_input
         kept = []

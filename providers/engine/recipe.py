@@ -63,7 +63,7 @@ class SessionRecipe:
         helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
         run_lock: returns the lock that a run, and opening and closing a session, must hold.
-        apart: returns what opening and destroying a session must hold, so that nothing is recorded meanwhile.
+        apart: returns the lock that opening and destroying a session must hold, so that nothing is recorded meanwhile.
         before_run: raises when a run in this process would hang or crash.
         memory: ONNX Runtime's name and index of the memory in which tensors stay between runs; host memory where the
             provider's own cannot be bound.
@@ -80,7 +80,7 @@ class SessionRecipe:
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
         stream_options: provider options of one session in this process, which are no part of a cache key.
         cache_options: takes a folder, of one model with its weights on one device, and returns the provider options
-            that make the provider cache there what it compiles.
+            that make the provider cache its compiled kernels there.
         rewritten: takes the bytes of a model and returns those to open.
         config: entries of the session's configuration, below the caller's.
         leaves_out: the optimisers of ONNX Runtime that make its sessions slower, or move nodes to the CPU.

@@ -62,7 +62,7 @@ COPIED_BYTES = 8 << 20  # of inputs and outputs: more are worth a trial for the 
 MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs on the device, which a recording allocates a second time
 MOST_COPIED_OUT = 8  # consecutive plain runs with outputs left on the device, after which the session gives up
 TIMED_PAIRS = 5
-AGAIN_S = 0.001  # between tries to record what must be recorded
+AGAIN_S = 0.001  # between tries to record a run that must be recorded
 HOST_BOUND = 0.5  # the least share of a run that launching takes; a replay of others saves nothing
 
 _BOUND = -1  # the owner of bound runs

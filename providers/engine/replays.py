@@ -64,7 +64,7 @@ class Recorder(Protocol):
         """Return whether it may be replayed after the session has planned kernels anew, which may unload its own."""
 
     def player(self, recording: Any) -> Callable[..., None]:
-        """Return what replays a recording and waits for its end: `(before, after)`, copies from and to any memory."""
+        """Return a function that replays a recording to its end: `(before, after)`, copies from and to any memory."""
 
     def move(self, copies: Sequence[Copy]) -> None:
         """Copy within the device and wait."""

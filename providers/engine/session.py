@@ -86,7 +86,7 @@ class SessionCore:
         self.recordings = None
         with self.apart():
             if self.wait is not None:
-                self.wait()  # for what the last run has left on the device
+                self.wait()  # for the work that the last run has left on the device
             self.session = None
         if self.recorder is not None:
             self.recorder.close()  # the session launched on its stream

@@ -184,8 +184,8 @@ def _wait(futures: Sequence[Future[Any]]) -> None:
 def _results(futures: list[Future[Any]]) -> list[Any]:
     """Return the results of calls that have ended, or raise the first error; the list is empty afterwards.
 
-    An error has the frames that it came through. Futures in them would form a cycle with it, which keeps what the runs
-    used until garbage is collected.
+    An error has the frames that it came through. Futures in them would form a cycle with it, which keeps the memory of
+    the runs until garbage is collected.
     """
     futures.reverse()
     results = []

@@ -59,7 +59,7 @@ class TokenLoop(Protocol):
 
 
 class _State:
-    """The session of a compiled graph and what calls leave there; graphs of other placement rules share it.
+    """The session of a compiled graph and the state that calls leave there; graphs of other placement rules share it.
 
     Attributes:
         slot: the slot whose session runs, which the settings of `moe` decide.

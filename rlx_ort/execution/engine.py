@@ -579,7 +579,7 @@ def _unspoiled(run: Run, slot: Callable[[], EngineSlot | None], rule: PlacementR
 
 
 def _tolerance(model: ExportedModel, options: CompileOptions) -> float:
-    """Return how far two sessions of a model may be apart, over the largest value, for what each may be off by."""
+    """Return how far two sessions of a model may be apart, over the largest value, from the error of each."""
     from rlx_ort.options.variant import TOLERANCES  # not needed by a start from the compile cache
 
     kinds = {kind for node in model.nodes for kind in node.pattern.outputs}

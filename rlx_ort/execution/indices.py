@@ -123,7 +123,7 @@ def index_check(
 
 
 def _indexed(node: ExportedNode) -> tuple[int, list[_Range]]:
-    """Return the place of the index operand of a node and what it takes; no ranges where nothing is known."""
+    """Return the place of the index operand of a node and its range; no ranges where nothing is known."""
     pattern, table = node.pattern, input_dims(node, 0)
     attributes = {name: each.value for name, each in pattern.attributes.items()}
     indices = input_dims(node, 1)
@@ -142,7 +142,7 @@ def _indexed(node: ExportedNode) -> tuple[int, list[_Range]]:
 
 
 def _rotated(node: ExportedNode) -> tuple[int, list[_Range]]:
-    """Return what the places of a rotation may be; one place stands for itself and as many as are rotated after it."""
+    """Return the range of the places of a rotation; one place stands for itself and as many as are rotated after it."""
     own = not node.pattern.domain
     place, table = (3, 1) if own else (1, 2)
     x, places, rows = (input_dims(node, each) for each in (0, place, table))
@@ -171,7 +171,7 @@ def _passed(node: ExportedNode, traced: Mapping[str, list[_Source]], constants: 
 
 
 def _slices(node: ExportedNode, constants: Mapping[str, object]) -> tuple[slice, ...] | None:
-    """Return what a Slice forwards with constant bounds takes, for numpy; None for another one."""
+    """Return the part that a Slice forwards with constant bounds takes, for numpy; None for another one."""
     rank = len(input_dims(node, 0) or ())
     given = [constants.get(name) for name in node.input_names[1:]]
     if not rank or len(given) < 2 or not all(isinstance(each, TensorData) for each in given):

@@ -225,7 +225,7 @@ class Residency:
         return session
 
     def measured(self, resident: Resident, fed: int, run: Callable[[], list[Any]]) -> list[Any]:
-        """Run on `fed` bytes of inputs, note what that adds, and close others if the device is above its budget."""
+        """Run on `fed` bytes of inputs, note the memory that it adds, and close others above the device's budget."""
         with self.quiet.alone() as undisturbed:
             before = resident.read_trimmed()
             with _sampled(resident) as samples:

@@ -40,7 +40,7 @@ def opening_bytes(graph: Graph, device: Device) -> int | None:
 class Resident:
     """A graph on a device and its session's memory, also while that is closed.
 
-    `release` returns what closes the session if it is idle, or None once that is gone.
+    `release` returns a function that closes the session if it is idle, or None once that is gone.
 
     Attributes:
         device: the device.

@@ -43,7 +43,7 @@ MOST_KNOWN = 256  # sizes that are counted
 WARM_RUNS = 8  # before a session is timed; launches are recorded in them
 TIMED_PAIRS = 5
 TIMED_AGAIN = 15  # pairs before a session is refused: beside other runs on the device the first ones say little
-PLAIN_RUNS = 3  # of a size before `open_now` asks what there is to gain
+PLAIN_RUNS = 3  # of a size before `open_now` asks for the gain
 
 _Key: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 _one_at_a_time: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by the device

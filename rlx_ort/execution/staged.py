@@ -359,7 +359,7 @@ class StagedSession:
 
 
 class _StagedBinder(Binder):
-    """The memory side of a staged session; what is uploaded waits in host memory for the stage that reads it."""
+    """The memory side of a staged session; an uploaded tensor waits in host memory for the stage that reads it."""
 
     def __init__(self, session: StagedSession) -> None:
         super().__init__(session.run)

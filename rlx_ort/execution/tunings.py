@@ -40,7 +40,7 @@ _lock = threading.Lock()
 
 
 def key_of(provider: Provider, device: Device, model: ExportedModel, options: CompileOptions) -> str | None:
-    """Return the key of a record, None for a provider that cannot say what it runs on; reads the whole model."""
+    """Return the key of a record, None for a provider that cannot name its hardware; reads the whole model."""
     scope = provider.question_scope(device)
     if scope is None:
         return None

@@ -523,4 +523,4 @@ def _complaint(path: Path, missing: list[str], strangers: list[str], names: Iter
         close = difflib.get_close_matches(strangers[0], list(names), n=1)
         if close:
             parts.append(f"did you mean {close[0]!r} by {strangers[0]!r}? `rename` maps names")
-    return f"{path}: {'; '.join(parts)}. strict=False loads what fits"
+    return f"{path}: {'; '.join(parts)}. strict=False loads the rest"

@@ -33,7 +33,7 @@ class Arena:
 
     @property
     def touched(self) -> int:
-        """The bytes of pages that were ever used, which is what host memory has to hold."""
+        """The bytes of pages that were ever used, which host memory has to hold."""
         return sum(int(np.count_nonzero(pages)) for pages in self._regions) * _PAGE
 
     def take(self, nbytes: int) -> tuple[int, int, int]:
@@ -55,7 +55,7 @@ class Arena:
         return size, region, offset
 
     def give_back(self, place: tuple[int, int, int]) -> None:
-        """Free memory, and join it with what is free beside it."""
+        """Free memory, and join it with the free parts beside it."""
         if place == _NOTHING:
             return
         size, region, offset = place

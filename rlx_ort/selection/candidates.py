@@ -57,8 +57,8 @@ class DeviceCandidate:
         cpu_nodes: how many of the graph's nodes the CPU would take over.
         judged_by: the shipped kernel list that a device which is not here was judged by, empty for the others.
         first_unsupported: the first node that the device does not take, by the strict rule if it is not here, or None.
-        memory_bytes: the most memory that a session and its runs are counted to take, what the device's libraries take
-            included; None where it does not take the graph. `memory_need` has the parts.
+        memory_bytes: the most memory that a session and its runs are counted to take, with that of the device's
+            libraries; None where it does not take the graph. `memory_need` has the parts.
         assumed_dims: the inputs' dims without a size, for which the prediction assumes `DEFAULT_DIM`; one without a
             name is given by its place, as `x[0]`.
     """

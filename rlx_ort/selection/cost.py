@@ -182,7 +182,7 @@ def _over(amount: float, rate: float) -> float:
 class Term:
     """One part of a predicted time.
 
-    `name` is what takes the time: `round trip`, `inputs`, `outputs`, `copies`, or a node. `kind` is `overhead`,
+    `name` is the part of the run: `round trip`, `inputs`, `outputs`, `copies`, or a node. `kind` is `overhead`,
     `transfer`, or the row of the table that a node is priced by, or its operator. The time is the sum of `count` parts
     of the kind. `how` is `measured`, `interpolated`, `extrapolated`, or `assumed`; empty for a mixture of these.
     """

@@ -143,7 +143,7 @@ class _Plan:
         open: the types of the other values, as far as the outline has them.
         read: the values that nodes read.
         branches: whether some nodes run under a condition, which sizes may decide.
-        sessions: those that compute shapes, by the nodes and what they are given.
+        sessions: those that compute shapes, by the nodes and their inputs.
     """
 
     types: Mapping[str, ValueType]
@@ -336,7 +336,7 @@ def _computed(
 ) -> dict[str, TensorData]:
     """Return the values that nodes give, computed on the CPU; nothing where that fails.
 
-    The session stays open for other sizes: it is given what may differ between them.
+    The session stays open for other sizes: its inputs are the values that may differ between them.
     """
     fixed = {name for name, data in draft.outline.constants.items() if isinstance(data, TensorData)}
     read = {name for node in nodes for name in node.input_names} & known.keys()

@@ -73,7 +73,7 @@ class GraphCache:
     """What is remembered of one revision of a graph. Nothing here may refer to the graph, or it would never be freed.
 
     `refused` has the reasons of devices that refused the graph, by device and options, and when they stop to count on
-    the monotonic clock. `open_dims` is what `named_dims` returns, and `unwritable` the nodes that have no ONNX form;
+    the monotonic clock. `open_dims` is the result of `named_dims`, and `unwritable` the nodes that have no ONNX form;
     both are None until they are computed.
     """
 

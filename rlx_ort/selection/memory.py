@@ -50,7 +50,7 @@ _JOINED = _SUMS | {"Clip", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu
 """Operators that become a part of the convolution whose result they read."""
 _CHANNELS = 16  # a convolution over fewer reads them where they are
 # Both measured: docs/results/README.md, cpu-2026-11-26-memory.
-_RELAID = 0.7  # of the weights of convolutions: what the optimisers hold for a moment beside both layouts
+_RELAID = 0.7  # of the weights of convolutions, which the optimisers hold for a moment beside both layouts
 _SCATTERED = 0.2  # of the arena's unused pages: sessions touch them, as small tensors lie elsewhere than here
 
 
@@ -63,7 +63,7 @@ class NodeMemory:
         weights: constants that it is the first to read.
         packed: copies of constants that its kernel keeps.
         live: activations while it runs, those that wait for later nodes and its work space among them.
-        crossing: activations that later nodes read: what a cut behind it has to move.
+        crossing: activations that later nodes read, which a cut behind it has to move.
     """
 
     name: str
@@ -84,12 +84,12 @@ class MemoryNeed:
         inputs: a run's inputs but the cache, where the device has copies of them.
         cache: the keys and values of a decoder that a run is given.
         activations: the most that is alive at a time.
-        arena: what the allocator takes for activations.
-        work_space: what the device's libraries may take in runs.
-        opening: what opening the session takes for a moment, beyond what it keeps.
+        arena: memory of the allocator for activations.
+        work_space: memory that the device's libraries may take in runs.
+        opening: memory that opening the session takes for a moment, beyond the memory that it keeps.
         runtime: the nodes of the graph and the session.
-        process: what the device's libraries take once in a process.
-        correction: what the least opening of the graph kept above what is counted; 0 if none was measured.
+        process: memory of the device's libraries, once in a process.
+        correction: memory that the least opening of the graph kept above the count; 0 if none was measured.
         assumed: the dims that have no size and count as `DEFAULT_DIM`.
         nodes: the nodes.
     """
@@ -125,7 +125,7 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """The peak with what the device's libraries take once."""
+        """The peak with the memory that the device's libraries take once."""
         return self.session + self.process
 
 
@@ -472,7 +472,7 @@ class _Plan:
         return lives, arena.touched + int(_SCATTERED * (arena.reserved - arena.touched))
 
     def _crossings(self) -> list[int]:
-        """Return the bytes that nodes behind each node read of what was made up to it."""
+        """Return the bytes that nodes behind each node read of values made up to it."""
         last = {name: at for at, node in enumerate(self.nodes) for name in node.input_names}
         last.update(dict.fromkeys(self.outputs, len(self.nodes)))
         steps = [0] * (len(self.nodes) + 1)

@@ -21,7 +21,7 @@ _UNRANKED = 255
 def _whole(runs: object) -> int:
     """Return a number of runs; raises `DeviceParseError` if it is not whole."""
     try:
-        return operator.index(runs)  # type: ignore[arg-type]  # what is checked
+        return operator.index(runs)  # type: ignore[arg-type]  # it is being checked
     except TypeError as err:
         raise DeviceParseError(repr(runs), f"runs are a whole number, such as 5, not {runs!r}") from err
 

@@ -267,7 +267,7 @@ def _first(seen: set[Device], device: Device) -> bool:
         return len(seen) > before
 
 
-_OFF = 0.01  # what a line may be off in its middle, as a share; at a bend it is then off by twice that at most
+_OFF = 0.01  # the error of a line in its middle, as a share; at a bend it is then off by twice that at most
 _HALVINGS = 4
 
 

@@ -44,7 +44,7 @@ _COUNTING = frozenset({DType.I32, DType.I64})
 class NodeGroup:
     """Nodes of a model that get the same answer; `key` holds all that it depends on, as text.
 
-    `pattern` is what the first of them shares with equal nodes. `constants` maps the places of its constant inputs to
+    `pattern` is the part of the first that equal nodes share. `constants` maps the places of its constant inputs to
     their data, None where only the type is known; `computed` has the places of its inputs that other nodes compute.
     `used` means that other nodes read its first output, so that ONNX Runtime may drop it.
     """

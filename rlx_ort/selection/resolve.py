@@ -92,7 +92,7 @@ def run_with_fallback(
     options: CompileOptions | None = None,
     attempts: list[tuple[Device, str]] | None = None,
 ) -> tuple[Device, T]:
-    """Return the first device of the chain on which `fn` succeeds, and what it returned.
+    """Return the first device of the chain on which `fn` succeeds, and its result.
 
     Devices that may not run the graph are skipped without calling `fn`. After an error of `fn` that another device may
     avoid (`rlx_ort.faults.is_device_failure`), the next one is tried. Others are raised as they are, those of other
@@ -137,7 +137,7 @@ def _viable(
     blocked: list[tuple[Device, str]],
     why: str = "",
 ) -> Iterator[Device]:
-    """Yield the devices that may run the graph; `blocked` gets the others, each with what blocks it after `why`."""
+    """Yield the devices that may run the graph; `blocked` gets the others, each with its reason after `why`."""
     for device in devices:
         blocker = _blocker(graph, device, policy, options)
         if blocker is None:

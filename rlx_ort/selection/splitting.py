@@ -144,7 +144,7 @@ def memory_limits(devices: Iterable[Device], options: CompileOptions) -> dict[De
 
 
 def missing_for(plan: SplitPlan, options: CompileOptions) -> str | None:
-    """Return what the devices here lack for a plan, None if nothing."""
+    """Return the reason why the devices here cannot keep a plan, or None."""
     limits = memory_limits(plan.devices, options)
     for device in plan.devices:
         state, budget = availability(device), dict(plan.budgets).get(device, 0)
@@ -185,7 +185,7 @@ class _Costs:
     nbytes: Figures
     """(P, P): the memory of the stage between two places."""
     moved_ns: tuple[Figures, Figures]
-    """(P,): the time to hand over what crosses a place, from the device and to it."""
+    """(P,): the time to hand over the values that cross a place, from the device and to it."""
     start_ns: float
 
 
@@ -344,7 +344,7 @@ class _Table(_Counted):
         return _Costs(device, sums, _before(refused, places), nbytes, (moved[0], moved[1]), start_ns)
 
     def _moved_ns(self, call: Callable[[int], float], at: int) -> float:
-        """Return the time of moving what crosses a place, its values counted as alike."""
+        """Return the time to move the values that cross a place, its values counted as alike."""
         values = max(int(self.values[at]), 1)
         return call(int(self.across[at] / values)) * values
 
@@ -360,7 +360,7 @@ class _Table(_Counted):
     # --- plans
 
     def _count(self, device: Device, begin: int, end: int, part: Graph) -> Stage:
-        """Return the figures of a stage, and correct what is expected of those near it."""
+        """Return the figures of a stage, and correct the expectations of those near it."""
         stage = super()._count(device, begin, end, part)
         if begin in self.places and end in self.places:
             first, last = self.places.index(begin), self.places.index(end)

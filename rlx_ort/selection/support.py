@@ -149,7 +149,7 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
 
 
 def draft_for(provider: Provider, graph: Graph, options: CompileOptions) -> Draft | None:
-    """Return what the model that the provider would get is made from, or None when the graph cannot be written."""
+    """Return the draft of the model that the provider would get, or None when the graph cannot be written."""
     if _refused(graph):
         return None
     try:
@@ -189,7 +189,7 @@ def _with_outputs(graph: Graph) -> Graph:
 
 
 def _refused(graph: Graph) -> tuple[UnsupportedOp, ...]:
-    """Return the nodes that have no ONNX form, remembered until the graph changes; what no output needs is left out."""
+    """Return the nodes without an ONNX form that some output needs, remembered until the graph changes."""
     cache = cache_of(graph)
     if cache.unwritable is None:
         # Fast path: the class of an op decides whether it has a lowering.
