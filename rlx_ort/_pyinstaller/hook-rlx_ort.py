@@ -1,8 +1,9 @@
 # ruff: noqa: N999  # PyInstaller finds hooks by this name
 """Imports of rlx_ort that PyInstaller cannot see, and modules that a frozen program does not need.
 
-Modules are imported by name when they are first used, so all are collected but the command line. The engine and its
-plugins are told apart by the packages that are installed, so their metadata comes along; a plugin brings its library.
+Modules are imported by name when they are first used, so all are collected but the command line. At run time `rlx_ort`
+reads the metadata of installed packages to find ONNX Runtime and its plugins, so the metadata of these packages is
+collected too, with each plugin's module and library.
 """
 
 from __future__ import annotations
