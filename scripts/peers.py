@@ -4,9 +4,10 @@
     python scripts/peers.py --device cpu --batch 1 --only minilm,resnet50,mobilenet
 
 Host arrays go in and out. The others are PyTorch (eager, and `torch.compile`, with `reduce-overhead` on CUDA), ONNX
-Runtime on the export, and on CUDA in f16 what its own optimizer for transformers makes of it. Each has a process of its
-own; they run in turns, and figures are medians over the turns. Errors are of the largest
-value of an output, against PyTorch in f32 on the CPU. Needs PyTorch, transformers and the devices' packages.
+Runtime on the export, and on CUDA in f16 what its own optimizer for transformers makes of it, and ONNX Runtime without
+TF32, over which our default is given. Each has a process of its own; they run in turns, and figures are medians over
+the turns. Errors are of the largest value of an output, against PyTorch in f32 on the CPU. Needs PyTorch, transformers
+and the devices' packages.
 """
 
 # mypy: disable-error-code="misc"
@@ -106,7 +107,7 @@ def way(kind: str, name: str, folder: Path, feeds: Arrays, options: argparse.Nam
         if kind == "tuned":
             runner.tune(feeds, options.device, tolerance=options.tolerance, budget_s=options.budget)
         return lambda: list(runner.run(options.device, feeds))
-    if kind in ("onnxruntime", "its optimizer"):
+    if kind in ("onnxruntime", "onnxruntime in f32", "its optimizer"):
         import onnxruntime
 
         if cuda:
@@ -118,7 +119,8 @@ def way(kind: str, name: str, folder: Path, feeds: Arrays, options: argparse.Nam
             optimized = optimize_model(path, TABLES["models"][name].get("optimizer", "bert"), use_gpu=True, opt_level=0)
             optimized.convert_float_to_float16(keep_io_types=True)
             model = optimized.model.SerializeToString()
-        provider = "CUDAExecutionProvider" if cuda else "CPUExecutionProvider"
+        exact = {"use_tf32": "0"} if kind.endswith("f32") or not half else {}
+        provider = ("CUDAExecutionProvider", exact) if cuda else "CPUExecutionProvider"
         session = onnxruntime.InferenceSession(model, providers=[provider])
         return lambda: session.run(None, dict(feeds))
     module = architecture(name).model.to(options.device, torch.float16 if half else torch.float32)
@@ -159,7 +161,7 @@ def work(kind: str, name: str, folder: Path, options: argparse.Namespace) -> Non
 def races(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield for each batch the milliseconds of each way, its error, and the time until it was ready, or its failure."""
     kinds = ["torch", "torch.compile", "onnxruntime", "default"]
-    kinds += ["its optimizer"] if (options.device, options.precision) == ("cuda", "f16") else []
+    kinds += ["onnxruntime in f32", "its optimizer"] if (options.device, options.precision) == ("cuda", "f16") else []
     built, seq = architecture(name), TABLES["models"][name].get("seq", 1)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -201,7 +203,8 @@ def raced(name: str, folder: Path, kinds: Sequence[str]) -> dict[str, Any]:
                 turns[kind].append(json.loads(worker.stdout.readline()))
     row["ms"] = {kind: round(statistics.median(times), 3) for kind, times in turns.items()}
     row["best"] = min(turns.keys() - {"default", "tuned"}, key=lambda kind: row["ms"][kind])
-    for title, ours, other in (("ratio", "tuned", row["best"]), ("default_over_plain", "default", "onnxruntime")):
+    plain = "onnxruntime in f32" if "onnxruntime in f32" in kinds else "onnxruntime"
+    for title, ours, other in (("ratio", "tuned", row["best"]), ("default_over_plain", "default", plain)):
         row[title] = round(statistics.median(a / b for a, b in zip(turns[ours], turns[other], strict=True)), 3)
     return row
 
