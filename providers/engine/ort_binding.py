@@ -19,13 +19,14 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import EngineSession
 from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, DeviceTensor, Loop, Slots
-from rlx_ort.providers.engine.ort_loops import Binding, OrtBoundRun, Place, bind_input
+from rlx_ort.providers.engine.ort_loops import Binding, OrtBoundRun, bind_input
 from rlx_ort.providers.engine.ort_slots import BoundSlots, PlainSlots
 from rlx_ort.providers.engine.recipe import HOST_MEMORY
 from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore, run_binding
 from rlx_ort.providers.engine.values import (
     DLPACK_DEVICE,
     OrtTensor,
+    Place,
     from_ort_value,
     has_foreign_dtype,
     is_tensor_like,
@@ -161,7 +162,7 @@ class OrtBinder(Binder):
         if session.runs_slots:
             known = session.recipe.pinned is not None and set(outputs) <= set(fixed)
             known = known and not session.refuses and not session.copies_back
-            return PlainSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
+            return PlainSlots(session, list(inputs), outputs, pinned=known)
         if session.recipe.device_graph:
             return Slots(session.run, list(inputs), outputs, ())
         if not Binding.possible(session, self._places, inputs, outputs):

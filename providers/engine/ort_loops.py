@@ -22,22 +22,12 @@ from rlx_ort.providers.engine.recordings import PLAIN_RUNS, TIMED_PAIRS, Recordi
 from rlx_ort.providers.engine.replays import LaterError, NotRecordedError, check_replay, check_worth
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore, binding_call
-from rlx_ort.providers.engine.values import OrtTensor, has_foreign_dtype, is_tensor_like, to_ort_value
+from rlx_ort.providers.engine.values import OrtTensor, Place, has_foreign_dtype, is_tensor_like, to_ort_value
 
 COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
 _CHECKED_RUNS = PLAIN_RUNS + TIMED_PAIRS  # of a bound run: its replays then take the place of runs
 
 _log = logging.getLogger(__name__)
-
-
-class Place:
-    """A memory that outputs may be left in."""
-
-    def __init__(self, engine: Any, memory: str, index: int) -> None:
-        self.names = (memory, index)
-        make = getattr(getattr(engine, "OrtDevice", None), "make", None)
-        inner = None if make is None else getattr(make(memory, index), "_get_c_device", None)
-        self.inner = None if inner is None else inner()
 
 
 class Binding:

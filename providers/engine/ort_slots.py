@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.providers.engine import stopping
 from rlx_ort.providers.engine.binding import Arrays, Slots
+from rlx_ort.providers.engine.lent_outputs import HostVectors
 from rlx_ort.providers.engine.ort_loops import Binding
 from rlx_ort.providers.engine.recipe import HOST_MEMORY
 from rlx_ort.providers.engine.replays import NotRecordedError
@@ -63,11 +62,11 @@ class PlainSlots(Slots):
     """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded.
 
     Outputs of known shapes are pinned buffers; copies to other memory take twice as long, and a new array each time.
-    Inputs are read in place: copying them to pinned memory costs as much as it saves. `host` is the engine's device
-    object of host memory, None where the outputs are new arrays in plain runs.
+    Inputs are read in place: copying them to pinned memory costs as much as it saves. Unless `pinned`, the outputs of
+    plain runs are new arrays.
     """
 
-    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: Arrays, host: Any) -> None:
+    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: Arrays, pinned: bool) -> None:
         self._session = session
         self._before = session.recipe.before_run
         self._errors = session.errors
@@ -75,9 +74,9 @@ class PlainSlots(Slots):
         self._inputs = inputs
         self._outputs = list(outputs)
         self._pinned: _PinnedOutputs | None = None
-        if host is not None:
+        if pinned:
             with contextlib.suppress(NotRecordedError):
-                self._pinned = _PinnedOutputs(session, host, inputs, outputs)
+                self._pinned = _PinnedOutputs(session, inputs, outputs)
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Run on one array per input; see `Slots.run`."""
@@ -99,34 +98,20 @@ class PlainSlots(Slots):
 
 
 class _PinnedOutputs:
-    """Runs to pinned buffers, by ONNX Runtime's vectors of values.
+    """Runs to pinned buffers. Making it raises `NotRecordedError` where they are too large, or the engine cannot."""
 
-    A binding would keep the session alive, and block other threads of Python while it copies inputs. Making it raises
-    `NotRecordedError` where the outputs are too large, or the engine has no vectors.
-    """
-
-    def __init__(self, session: OrtEngineSession, host: Any, inputs: list[str], outputs: Arrays) -> None:
+    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: Arrays) -> None:
         make = session.recipe.pinned
-        inner: Any = type(getattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue", None))
-        vector = getattr(sys.modules.get(inner.__module__), "OrtValueVector", None)
-        if make is None or vector is None or sum(like.nbytes for like in outputs.values()) > _MOST_PINNED_BYTES:
+        if make is None or sum(like.nbytes for like in outputs.values()) > _MOST_PINNED_BYTES:
             raise NotRecordedError("its outputs cannot be pinned")
-        self._value, self._vector, self._host = inner.ortvalue_from_numpy, vector, host
+        self._vectors = HostVectors(session.engine)
         self._inputs, self._outputs = inputs, list(outputs)
         self._places = [make(like) for like in outputs.values()]
-        self._hosts = [host] * len(self._places)
-        self._fetches = vector()
-        for place in self._places:
-            self._fetches.push_back(self._value(place, host))
+        self._fetches = self._vectors.of(self._places)
 
     def run(self, core: SessionCore, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        ready = [array if array.flags.c_contiguous else array.copy() for array in arrays]  # values borrow them
-        feeds = self._vector()
-        for array in ready:
-            feeds.push_back(self._value(array, self._host))
-        core.session.run_with_ortvaluevector(
-            core.options, self._inputs, feeds, self._outputs, self._fetches, self._hosts
-        )
+        feeds = dict(zip(self._inputs, arrays, strict=True))
+        self._vectors.run(core.session, core.options, feeds, self._outputs, self._fetches)
         return self._places
 
 

@@ -40,7 +40,7 @@ from rlx_ort.providers.engine.replays import (
     check_replay,
     check_worth,
     described,
-    facts,
+    signature,
 )
 from rlx_ort.providers.engine.values import OrtTensor
 from rlx_ort.timing import least_in_turns
@@ -466,11 +466,3 @@ def _like(value: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:
 
 def _array(value: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:
     return value if isinstance(value, np.ndarray) else value.numpy()
-
-
-def signature(owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> Signature | None:
-    """Return the signature of a run, or None for feeds that are not all arrays."""
-    try:
-        return owner, tuple(names), tuple((name, *facts(array)) for name, array in feeds.items())
-    except AttributeError:
-        return None

@@ -34,6 +34,14 @@ Signature: TypeAlias = tuple[Owner, tuple[str, ...], tuple[tuple[str, Any, tuple
 facts = attrgetter("dtype", "shape")
 
 
+def signature(owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> Signature | None:
+    """Return the signature of a run, or None for feeds that are not all arrays."""
+    try:
+        return owner, tuple(names), tuple((name, *facts(array)) for name, array in feeds.items())
+    except AttributeError:
+        return None
+
+
 class Recorder(Protocol):
     """A device's driver for one session: records launches on a stream of its own.
 
@@ -211,7 +219,7 @@ class Replay:
         lent = key[0] == 0  # the arrays of such runs are the caller's
         self._first = [to[name] if lent and here.nbytes >= LENT_BYTES else 0 for name, here in self._given]
         self._large = {
-            name: (back[name], _without_memory(like))
+            name: (back[name], without_memory(like))
             for name, like in outs.items()
             if lent and like.nbytes >= LENT_BYTES
         }
@@ -324,7 +332,8 @@ def check_replay(
             raise NotRecordedError(f"a replay gave output {name!r} with a relative error of {error:.1e}")
 
 
-def _without_memory(like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def without_memory(like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array with the dtype and shape of another one, and no memory for its elements."""
     return np.broadcast_to(np.zeros((), like.dtype), like.shape)
 
 

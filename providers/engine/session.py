@@ -20,11 +20,12 @@ from rlx_ort.errors import EngineError, as_cause
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment
 from rlx_ort.providers.engine import stopping
+from rlx_ort.providers.engine.lent_outputs import HostVectors, LentOutputs
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.engine.recordable import host_work, unrecordable, without_shape_arithmetic
 from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
-from rlx_ort.providers.engine.replays import FixedRun, Recorder
+from rlx_ort.providers.engine.replays import FixedRun, NotRecordedError, Recorder
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
     OrtTensor,
@@ -384,6 +385,11 @@ class OrtEngineSession:
                 return OrtTensor.empty(session, like)
 
             plain: Any = core.call
+            if not self._reason:  # else sizes of outputs may depend on values
+                with contextlib.suppress(NotRecordedError):
+                    vectors, io = HostVectors(self.engine), (self.input_types, self.output_types)
+                    lend = core.recorder.lend
+                    plain = LentOutputs(core.session, plain, vectors, io, self.handed_on, lend, shared, self.errors).run
             core.recordings = Recordings(
                 core.recorder,
                 plain,

@@ -31,6 +31,16 @@ DLPACK_DEVICE = {"cpu": _DLPACK_CPU, "cuda": 2}
 """ONNX Runtime's name of a memory -> DLPack's number of the device type."""
 
 
+class Place:
+    """A memory that outputs may be left in."""
+
+    def __init__(self, engine: Any, memory: str, index: int) -> None:
+        self.names = (memory, index)
+        make = getattr(getattr(engine, "OrtDevice", None), "make", None)
+        inner = None if make is None else getattr(make(memory, index), "_get_c_device", None)
+        self.inner = None if inner is None else inner()
+
+
 def value_type(text: str, dims: Sequence[object] | None = None) -> ValueType:
     """Return the type of a type string; `dims` is the shape of the innermost tensor, if known.
 

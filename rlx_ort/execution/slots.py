@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rlx_ort.execution.inputs import InputPlan, matcher
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.binding import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor, sized_by_inputs
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
@@ -38,21 +38,11 @@ class SlotRunner:
         self._inputs = inputs
         self._outputs = outputs
         self._plan = plan
-        tensors = [kind for kind in inputs.values() if isinstance(kind, TensorType)]
-        symbols = {dim for kind in tensors for dim in kind.shape or () if dim is not None}
-        # Outputs whose shape follows from those of the inputs; the shape of others may differ from run to run.
-        self._fixed = frozenset(
-            name
-            for name, kind in outputs.items()
-            if isinstance(kind, TensorType)
-            and kind.shape is not None
-            and all(isinstance(dim, int) or dim in symbols for dim in kind.shape)
-        )
         self._engine: Engine | None = None
         self._slots: Slots | None = None
         self._shapes: list[tuple[int, ...]] = []
         self._matches: Callable[[Sequence[Any]], bool] = lambda _: False
-        self._dtypes = [kind.dtype.numpy for kind in tensors]
+        self._dtypes = [kind.dtype.numpy for kind in inputs.values() if isinstance(kind, TensorType)]
         self.buffers: Sequence[npt.NDArray[Any]] = ()
         self.lock = threading.Lock()
 
@@ -100,7 +90,7 @@ class SlotRunner:
             given = dict(zip(self._inputs, ready, strict=True))
             outputs = engine.run(list(self._outputs), given)
             named = dict(zip(self._outputs, outputs, strict=True))
-            slots = engine.binder.slots(given, named, self._fixed_here(given, named))
+            slots = engine.binder.slots(given, named, sized_by_inputs(self._inputs, self._outputs, given, named))
             if slots is not None:
                 self._engine, self._slots, self._shapes = engine, slots, shapes
                 self._matches = matcher(self._dtypes, shapes)
@@ -109,26 +99,6 @@ class SlotRunner:
         else:
             self.buffers = self._slots.run(ready)
         return list(self.buffers)
-
-    def _fixed_here(self, given: Mapping[str, npt.NDArray[Any]], outputs: Mapping[str, npt.NDArray[Any]]) -> set[str]:
-        """Return the outputs of a known shape; models declare some that they do not keep, which are left out."""
-        sizes = {
-            dim: size
-            for name, kind in self._inputs.items()
-            if isinstance(kind, TensorType)
-            for dim, size in zip(kind.shape or (), given[name].shape, strict=False)
-            if isinstance(dim, str)
-        }
-        kept = set()
-        for name in self._fixed:
-            kind = self._outputs[name]
-            if (
-                isinstance(kind, TensorType)
-                and kind.shape is not None
-                and kind.shape.bind(sizes) == outputs[name].shape
-            ):
-                kept.add(name)
-        return kept
 
 
 def _fit_buffers(kinds: Iterable[ValueType]) -> bool:

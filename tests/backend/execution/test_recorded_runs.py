@@ -62,6 +62,24 @@ def test_every_path_replays_what_plain_runs_give(recorders: list[FakeRecorder]) 
     assert plain.device_graph_report().recorded == ()
 
 
+def test_large_outputs_of_runs_that_are_not_recorded_are_lent(
+    recorders: list[FakeRecorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the caller's, and the session goes with its stream while the caller has them."""
+    monkeypatch.setattr(recordings, "HOST_BOUND", 1e9)
+    graph = Graph("large")
+    graph.outputs = [-graph.input("x", ["n", 64])]
+    compiled = Session("cpu").compile(graph)
+    rows = replays.LENT_BYTES // 256
+    kept = [compiled.run({"x": np.full((rows, 64), value, np.float32)})[0] for value in range(8)]
+    assert (recorders[0].replays, recorders[0].lent) == (0, 5)
+    for value, got in enumerate(kept):
+        np.testing.assert_array_equal(got, np.full_like(got, -value))
+    compiled.close()
+    gc.collect()
+    assert recorders[0].closed
+
+
 @pytest.mark.parametrize("device_graph", ["auto", False])
 def test_a_graph_with_a_branch_runs_on_a_stream_that_records_nothing(
     recorders: list[FakeRecorder], device_graph: Any
@@ -382,6 +400,30 @@ def test_cuda_replays_give_what_plain_runs_give(cuda: Device) -> None:
         np.testing.assert_allclose(compiled.run(inputs)[0], want, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(compiled.run_slots([inputs["x"]])[0], want, rtol=1e-5, atol=1e-6)
     assert len(compiled.device_graph_report().recorded) == 18
+
+
+def test_cuda_large_outputs_are_right_and_the_caller_s(cuda: Device) -> None:
+    """Of sizes that take turns, in threads, while all earlier results are kept."""
+    graph = Graph("large")
+    weight = RNG.standard_normal((512, 512)).astype(np.float32)
+    graph.outputs = [graph.input("x", ["n", 512]) @ graph.param("w", [512, 512], data=weight)]
+    compiled = Session(cuda.label).compile(graph)
+    results: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for rows in (130, 257, 4000) * 6:
+            x = rng.standard_normal((rows, 512)).astype(np.float32)
+            results.append((x, compiled.run({"x": x})[0]))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 54
+    for x, got in results:
+        np.testing.assert_allclose(got, x.astype(np.float64) @ weight, rtol=1e-3, atol=1e-3)
 
 
 def test_cuda_records_a_launch_bound_graph_by_itself(cuda: Device) -> None:

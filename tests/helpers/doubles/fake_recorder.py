@@ -29,6 +29,7 @@ class FakeRecorder:
         lasting: whether recordings last when kernels are planned anew.
         spoil: added to the first element of the first output of each replay.
         replays: how many there were.
+        lent: how many arrays were lent.
         moved: copies within the device.
         sources: the addresses that were copied from just before and after a replay.
         dropped: the recordings that were freed.
@@ -44,7 +45,7 @@ class FakeRecorder:
         self.refusal = self.failure = ""
         self.lasting = False
         self.spoil = 0
-        self.replays = 0
+        self.replays = self.lent = 0
         self.moved = 0
         self.made = 0
         self.dropped: list[int] = []
@@ -67,6 +68,7 @@ class FakeRecorder:
 
     def lend(self, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return an array like another one."""
+        self.lent += 1
         return np.empty(like.shape, like.dtype)
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
