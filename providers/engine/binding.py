@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
-from rlx_ort.ir.types import TensorType, ValueType
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Loop: TypeAlias = Callable[[Sequence[Any]], list[Any]]
@@ -23,26 +22,6 @@ Run: TypeAlias = Callable[[Sequence[str], Mapping[str, Any]], list[Any]]
 """Runs a session: `(output_names, feeds) -> arrays`."""
 
 _DLPACK_CPU = 1
-
-
-def sized_by_inputs(
-    inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType], given: Arrays, results: Arrays
-) -> set[str]:
-    """Return the outputs whose sizes follow from those of the inputs; models declare some that they do not keep."""
-    sizes = {
-        dim: size
-        for name, kind in inputs.items()
-        if isinstance(kind, TensorType)
-        for dim, size in zip(kind.shape or (), given[name].shape, strict=False)
-        if isinstance(dim, str)
-    }
-    return {
-        name
-        for name, result in results.items()
-        if isinstance(kind := outputs[name], TensorType)
-        and kind.shape is not None
-        and kind.shape.bind(sizes) == result.shape
-    }
 
 
 class Slots:

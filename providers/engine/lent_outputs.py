@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.ir.types import ValueType
-from rlx_ort.providers.engine.binding import sized_by_inputs
 from rlx_ort.providers.engine.replays import LENT_BYTES, NotRecordedError, Signature, signature, without_memory
 from rlx_ort.providers.engine.values import Place
 
@@ -63,14 +61,15 @@ class LentOutputs:
 
     A new array has no pages yet, and the device writes to it through a buffer of the driver: of a run of DistilBERT
     with 16 texts of 128 tokens, which takes 5.8 ms, 0.55 go there (6 MB; H200, ONNX Runtime 1.31.1). The sizes of all
-    outputs must follow from those of the inputs, by the types of the model and by what a first run gives.
+    outputs must follow from those of the inputs by inference: models declare some that they do not keep, and on CUDA
+    ONNX Runtime compares no more than the number of elements.
 
     Args:
         session: ONNX Runtime's session.
         plain: its usual run: `(names, feeds, options)`.
         vectors: run it into arrays.
-        types: those of its inputs and outputs.
         handed_on: outputs that are inputs or weights themselves, which ONNX Runtime does not write.
+        inferred: returns the shapes of outputs that follow from the shapes of inputs; asked once for a signature.
         lend: returns such memory.
         shared: the RunOptions of runs that are not stopped one by one.
         errors: what a run raises.
@@ -81,14 +80,14 @@ class LentOutputs:
         session: Any,
         plain: Callable[..., list[Any]],
         vectors: HostVectors,
-        types: tuple[Mapping[str, ValueType], Mapping[str, ValueType]],
         handed_on: Set[str],
+        inferred: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]],
         lend: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
         shared: Any,
         errors: tuple[type[Exception], ...],
     ) -> None:
         self._session, self._plain, self._vectors = session, plain, vectors
-        self._types, self._handed_on = types, handed_on
+        self._handed_on, self._inferred = handed_on, inferred
         self._lend, self._shared, self._errors = lend, shared, errors
         self._counts: OrderedDict[Signature, int] = OrderedDict()
         self._likes: OrderedDict[Signature, list[npt.NDArray[Any]]] = OrderedDict()  # empty where sizes may differ
@@ -130,8 +129,10 @@ class LentOutputs:
         arrays = (*feeds.values(), *results.values())
         if not all(isinstance(array, np.ndarray) and array.dtype.kind in "biufc" for array in arrays):
             return False
-        own = self._handed_on.isdisjoint(results)
-        return own and sized_by_inputs(*self._types, feeds, results) == results.keys()
+        if not self._handed_on.isdisjoint(results):
+            return False
+        inferred = self._inferred({name: array.shape for name, array in feeds.items()})
+        return all(inferred.get(name) == result.shape for name, result in results.items())
 
 
 def _new(like: npt.NDArray[Any]) -> npt.NDArray[Any]:

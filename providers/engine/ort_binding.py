@@ -162,6 +162,9 @@ class OrtBinder(Binder):
         if session.runs_slots:
             known = session.recipe.pinned is not None and set(outputs) <= set(fixed)
             known = known and not session.refuses and not session.copies_back
+            if known:  # declared sizes may not be kept, and ONNX Runtime compares the number of elements alone here
+                inferred = session.infer_outputs({name: array.shape for name, array in inputs.items()})
+                known = all(inferred.get(name) == array.shape for name, array in outputs.items())
             return PlainSlots(session, list(inputs), outputs, pinned=known)
         if session.recipe.device_graph:
             return Slots(session.run, list(inputs), outputs, ())

@@ -104,6 +104,7 @@ class OrtEngineSession:
     `assignments` has the place of each node after ONNX Runtime's first rewrites; folded nodes are gone. `refuses` is
     true if runs raise, since they had to be recorded and cannot be. `handed_on` has the outputs that are inputs or
     `weights` themselves. `node_of` returns the exported node behind the name of a node of the session.
+    `infer_outputs` returns the shapes of the outputs that follow from those of the inputs, as far as its owner knows.
     `retire` returns the function that has the next run made in another session, None once that is gone; a run calls it
     where it fails and may have spoiled the next.
 
@@ -144,6 +145,7 @@ class OrtEngineSession:
         # ONNX Runtime gives the memory of the input or weight for such an output, and leaves a bound buffer as it is.
         self.handed_on = self.output_types.keys() & {*self.input_types, *weights}
         self._bound_memory: Mapping[str, tuple[str, int]] | None = None
+        self.infer_outputs: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]] = lambda shapes: {}
         self.retire: Callable[[], Callable[[], object] | None] = lambda: None
         self._spoiled = False
         self._guard = self._unspoiled if recipe.spoiled_by_errors else recipe.run_lock
@@ -387,9 +389,16 @@ class OrtEngineSession:
             plain: Any = core.call
             if not self._reason:  # else sizes of outputs may depend on values
                 with contextlib.suppress(NotRecordedError):
-                    vectors, io = HostVectors(self.engine), (self.input_types, self.output_types)
-                    lend = core.recorder.lend
-                    plain = LentOutputs(core.session, plain, vectors, io, self.handed_on, lend, shared, self.errors).run
+                    plain = LentOutputs(
+                        core.session,
+                        plain,
+                        HostVectors(self.engine),
+                        self.handed_on,
+                        lambda shapes: {} if (session := link()) is None else session.infer_outputs(shapes),
+                        core.recorder.lend,
+                        shared,
+                        self.errors,
+                    ).run
             core.recordings = Recordings(
                 core.recorder,
                 plain,

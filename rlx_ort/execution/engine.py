@@ -515,9 +515,11 @@ class EngineSlot:
             engine.close()
             raise
         engine.strict_ok = not placement.strays
-        if isinstance(session, OrtEngineSession) and session.recipe.spoiled_by_errors:
-            session.retire = weakref.WeakMethod(engine.retire)
-            engine.run = _unspoiled(engine.run, weakref.ref(self), rule)
+        if isinstance(session, OrtEngineSession):
+            session.infer_outputs = functools.partial(_output_shapes, self.size_checks, open_dims(self.input_types))
+            if session.recipe.spoiled_by_errors:
+                session.retire = weakref.WeakMethod(engine.retire)
+                engine.run = _unspoiled(engine.run, weakref.ref(self), rule)
         if self.resident.governed:
             engine.run = accounted(engine.run, self.resident)
         else:
@@ -602,6 +604,13 @@ def closed_error(device: Device) -> CancelledRunError:
 def _sizes(shapes: Mapping[str, Sequence[int]], dims: Mapping[str, Sequence[tuple[str, int]]]) -> dict[str, int]:
     """Return the sizes of open dims in inputs of these shapes."""
     return {dim: shapes[name][axis] for dim, ((name, axis), *_) in dims.items()}
+
+
+def _output_shapes(
+    checks: SizeChecks, dims: Mapping[str, Sequence[tuple[str, int]]], shapes: Mapping[str, Sequence[int]]
+) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of the outputs that follow from those of the inputs."""
+    return checks.output_shapes(_sizes(shapes, dims))
 
 
 def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> EngineSlot:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from rlx_ort.execution.inputs import InputPlan, matcher
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.binding import DeviceTensor, sized_by_inputs
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
-    from rlx_ort.providers.engine.binding import Slots
+    from rlx_ort.providers.engine.binding import Arrays, Slots
 
 _POOL_FROM_INPUTS = 64
 _POOL_AT_MOST_BYTES = 256 * 1024
@@ -90,7 +90,7 @@ class SlotRunner:
             given = dict(zip(self._inputs, ready, strict=True))
             outputs = engine.run(list(self._outputs), given)
             named = dict(zip(self._outputs, outputs, strict=True))
-            slots = engine.binder.slots(given, named, sized_by_inputs(self._inputs, self._outputs, given, named))
+            slots = engine.binder.slots(given, named, _sized_by_inputs(self._inputs, self._outputs, given, named))
             if slots is not None:
                 self._engine, self._slots, self._shapes = engine, slots, shapes
                 self._matches = matcher(self._dtypes, shapes)
@@ -99,6 +99,26 @@ class SlotRunner:
         else:
             self.buffers = self._slots.run(ready)
         return list(self.buffers)
+
+
+def _sized_by_inputs(
+    inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType], given: Arrays, results: Arrays
+) -> set[str]:
+    """Return the outputs whose sizes follow from those of the inputs; models declare some that they do not keep."""
+    sizes = {
+        dim: size
+        for name, kind in inputs.items()
+        if isinstance(kind, TensorType)
+        for dim, size in zip(kind.shape or (), given[name].shape, strict=False)
+        if isinstance(dim, str)
+    }
+    return {
+        name
+        for name, result in results.items()
+        if isinstance(kind := outputs[name], TensorType)
+        and kind.shape is not None
+        and kind.shape.bind(sizes) == result.shape
+    }
 
 
 def _fit_buffers(kinds: Iterable[ValueType]) -> bool:

@@ -19,7 +19,7 @@ from sample_models.step_graphs import assert_same, step_graph, step_inputs
 from rlx_ort import CompiledGraph, CompileOptions, DecodeLoop, Device, EngineError, Graph, Session, from_onnx
 from rlx_ort.execution import decode
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.engine import recordings, replays
+from rlx_ort.providers.engine import lent_outputs, recordings, replays
 from rlx_ort.providers.engine.recipe import Recording
 from rlx_ort.providers.registry import default_registry
 
@@ -78,6 +78,23 @@ def test_large_outputs_of_runs_that_are_not_recorded_are_lent(
     compiled.close()
     gc.collect()
     assert recorders[0].closed
+
+
+@pytest.mark.parametrize("name", ["distilbert-dynamo-20", "distilbert-torchscript-17"])
+def test_outputs_of_an_exported_model_are_lent(
+    recorders: list[FakeRecorder], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """PyTorch's first exporter gives the sizes of outputs names of their own, which inference ties to the inputs'."""
+    monkeypatch.setattr(recordings, "HOST_BOUND", 1e9)
+    monkeypatch.setattr(lent_outputs, "LENT_BYTES", 1)
+    model = user_model(name)
+    compiled = Session("cpu", CompileOptions(sized_sessions=0)).compile(from_onnx(model.model()))
+    feeds = model.feeds(model.cases[-1])
+    wanted = compiled.run(feeds)
+    for _ in range(6):
+        for got, want in zip(compiled.run(feeds), wanted, strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert recorders[0].lent > 0
 
 
 @pytest.mark.parametrize("device_graph", ["auto", False])
@@ -400,6 +417,18 @@ def test_cuda_replays_give_what_plain_runs_give(cuda: Device) -> None:
         np.testing.assert_allclose(compiled.run(inputs)[0], want, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(compiled.run_slots([inputs["x"]])[0], want, rtol=1e-5, atol=1e-6)
     assert len(compiled.device_graph_report().recorded) == 18
+
+
+def test_cuda_outputs_whose_size_values_decide_have_it(cuda: Device) -> None:
+    """The model declares another one, which the first runs keep; later ones have as many elements."""
+    text = """(float[n, 512] x, float[2] size) => (float[n, 512] y)
+    { negative = Neg (x) whole = Cast <to=7> (size) y = Reshape (negative, whole) }"""
+    compiled = Session(cuda.label).compile(from_onnx(parsed(text)))
+    x = np.arange(1024 * 512, dtype=np.float32).reshape(1024, 512)
+    for way in (compiled.run, lambda feeds: compiled.run_slots(list(feeds.values()))):
+        for shape in [x.shape] * 12 + [(512, 1024), x.shape]:
+            (got,) = way({"x": x, "size": np.array(shape, np.float32)})
+            np.testing.assert_array_equal(got, -x.reshape(shape))
 
 
 def test_cuda_large_outputs_are_right_and_the_caller_s(cuda: Device) -> None:

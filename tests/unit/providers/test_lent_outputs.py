@@ -9,28 +9,43 @@ import onnxruntime as ort
 import pytest
 from onnx_text import parsed
 
+from rlx_ort.converters.protos import infer_proto
+from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.lent_outputs import RUNS_BEFORE, HostVectors, LentOutputs
 from rlx_ort.providers.engine.replays import LENT_BYTES
-from rlx_ort.providers.engine.values import value_type
 
 ROWS = LENT_BYTES // 4 // 64
 SHARED = ort.RunOptions()
 
 
+def inferring(text: str) -> Any:
+    """Return a function that infers the shapes of a model's outputs from those of its inputs."""
+
+    def inferred(shapes: Any) -> dict[str, tuple[int, ...]]:
+        model = parsed(text)
+        for value in model.graph.input:
+            for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+                dim.dim_value = size
+        for value in model.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        shapes_of = {
+            name: kind.shape for name, kind in infer_proto(model).items() if isinstance(kind, TensorType) and kind.shape
+        }
+        return {name: shape.static() for name, shape in shapes_of.items() if shape.is_static}
+
+    return inferred
+
+
 class Runs:
     """Runs of a model by `LentOutputs`, which keep what was lent, and count the usual runs."""
 
-    def __init__(self, text: str, handed_on: frozenset[str] = frozenset()) -> None:
+    def __init__(self, text: str, handed_on: frozenset[str] = frozenset(), inferred: Any = None) -> None:
         self.session: Any = ort.InferenceSession(parsed(text).SerializeToString(), providers=["CPUExecutionProvider"])
         self.lent: list[np.ndarray[Any, Any]] = []
         self.plain = 0
-        types = tuple(
-            {each.name: value_type(each.type, each.shape) for each in values}
-            for values in (self.session.get_inputs(), self.session.get_outputs())
-        )
         vectors, errors = HostVectors(ort), (RuntimeError, Exception)
         found = LentOutputs(
-            self.session, self.count, vectors, (types[0], types[1]), handed_on, self.lend, SHARED, errors
+            self.session, self.count, vectors, handed_on, inferred or inferring(text), self.lend, SHARED, errors
         )
         self.names, self.run = [each.name for each in self.session.get_outputs()], found.run
 
@@ -76,21 +91,47 @@ def test_each_signature_counts_for_itself() -> None:
     ("text", "handed_on"),
     [
         ("(float[n, 64] x) => (float[n, 64] y) { y = Neg (x) }", frozenset("y")),
-        ("(float[n, 64] x) => (float[m, 64] y) { y = Neg (x) }", frozenset()),
         ("(float[n, 64] x) => (string[n, 64] y) { y = Cast <to=8> (x) }", frozenset()),
     ],
 )
 def test_outputs_of_other_kinds_come_as_usual(text: str, handed_on: frozenset[str]) -> None:
-    """Those that are inputs, those whose size does not follow from the inputs' sizes, and strings."""
+    """Those that are inputs, and strings."""
     runs = Runs(text, handed_on)
     for _ in range(RUNS_BEFORE + 3):
         runs(np.ones((ROWS, 64), np.float32))
     assert (runs.plain, runs.lent) == (RUNS_BEFORE + 3, [])
 
 
-def test_an_output_that_does_not_keep_its_declared_size_is_right() -> None:
-    """The first runs show the declared size, a later one fewer rows; then nothing more is lent for it."""
-    runs = Runs("(float[n, 64] x, bool[n] kept) => (float[n, 64] y) { y = Compress <axis=0> (x, kept) }")
+@pytest.mark.parametrize(("rows", "lent"), [(ROWS, 3), (ROWS + 1, 0)])
+def test_outputs_whose_size_is_inferred_from_the_inputs_are_lent(rows: int, lent: int) -> None:
+    """Once for a signature, and only if the runs have given that size."""
+    asked: list[Any] = []
+
+    def inferred(shapes: Any) -> Any:
+        asked.append(dict(shapes))
+        return {"y": (rows, 64)}
+
+    runs = Runs("(float[n, 64] x) => (float[m, 64] y) { y = Neg (x) }", inferred=inferred)
+    for _ in range(RUNS_BEFORE + 3):
+        (y,) = runs(np.ones((ROWS, 64), np.float32))
+    np.testing.assert_array_equal(y, np.full((ROWS, 64), -1.0, np.float32))
+    assert (len(runs.lent), asked) == (lent, [{"x": (ROWS, 64)}])
+
+
+def test_a_size_that_values_decide_comes_as_usual() -> None:
+    """The model declares that of `x`, and keeps it at first; a later output has as many elements in another shape."""
+    text = "(float[n, 64] x, float[2] size) => (float[n, 64] y) { whole = Cast <to=7> (size) y = Reshape (x, whole) }"
+    runs, x = Runs(text), np.arange(2 * ROWS * 64, dtype=np.float32).reshape(-1, 64)
+    for shape in [x.shape] * (RUNS_BEFORE + 2) + [(64, 2 * ROWS)]:
+        (y,) = runs(x, np.array(shape, np.float32))
+        np.testing.assert_array_equal(y, x.reshape(shape))
+    assert not runs.lent
+
+
+def test_an_output_of_another_size_than_inferred_is_right() -> None:
+    """The first runs give the inferred size, a later one fewer rows; then nothing more is lent for it."""
+    text = "(float[n, 64] x, bool[n] kept) => (float[n, 64] y) { y = Compress <axis=0> (x, kept) }"
+    runs = Runs(text, inferred=lambda shapes: {"y": shapes["x"]})
     x, kept = np.ones((2 * ROWS, 64), np.float32), np.ones(2 * ROWS, bool)
     for _ in range(RUNS_BEFORE + 1):
         runs(x, kept)
