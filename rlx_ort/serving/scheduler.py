@@ -441,30 +441,27 @@ class Scheduler:
         return None
 
     def _lane_ahead(self, first: _Waiting, queued: int, now_ns: int) -> tuple[Lane, int] | None:
-        """Return the busy device that ends next and the rows that it should run then, if they are known already.
+        """Return the busy device that would end the waiting rows first and the rows that it should run next, if known.
 
-        They are if a whole batch waits. Those of the only worthwhile device are also once all clients that have just
-        been answered are back, or once its run is over by the time that the batch is joined. It is joined then, so that
-        the device does not stand still meanwhile.
+        They are if a whole batch waits, and once the device's run is over by the time that the batch is joined. It is
+        joined then, so that the device does not stand still meanwhile.
         """
         usable = [lane for lane in self.lanes if not lane.failed and lane.device not in first.tried]
         usable = self._worthwhile(usable, queued)
-        several = len(usable) > 1
-        if several:
-            usable = [lane for lane in usable if lane.device != Device.CPU]  # which would join them itself
-        busy = [lane for lane in usable if lane.rows and not lane.rows_ahead]
-        if not busy or not self._batched:
+        usable = [lane for lane in usable if lane.device != Device.CPU]  # which would join them itself
+        if not usable or not self._batched:
             return None
-        lane = min(busy, key=lambda lane: lane.busy_until_ns)
+        lane = min(usable, key=lambda lane: self._end_ns(lane, queued, now_ns))
+        if not lane.rows or lane.rows_ahead:
+            return None
         cap = self._cap(lane)
-        if several:
-            return (lane, max(cap, first.rows)) if queued >= cap else None
-        if not self._in_halves(lane, queued + self._returning + lane.unsettled):
-            return None
-        left_ns = lane.busy_until_ns - now_ns - lane.joins_in_ns(min(queued, cap)) - _HANDED_OVER_NS
-        if self._returning and queued < cap and left_ns > 0:
-            self._again_in(left_ns - _LATE_NS if left_ns > _TIMER_NS + _LATE_NS else 0)
-            return None
+        if queued < cap:
+            if not self._in_halves(lane, self._clients(lane, queued)):
+                return None
+            left_ns = lane.busy_until_ns - now_ns - lane.joins_in_ns(queued) - _HANDED_OVER_NS
+            if left_ns > 0:
+                self._again_in(left_ns - _LATE_NS if left_ns > _TIMER_NS + _LATE_NS else 0)
+                return None
         return lane, max(cap, first.rows)
 
     def _worthwhile(self, lanes: list[Lane], queued: int) -> list[Lane]:
@@ -556,9 +553,14 @@ class Scheduler:
         It runs half of its clients' rows while the other half is answered and sends the next requests, unless one batch
         of all takes about as long together with the time that the device then stands still. The CPU does the answering.
         """
-        clients = queued + self._returning + lane.unsettled
-        half = (clients + 1) // 2
+        clients = self._clients(lane, queued)
+        half = lane.size_of((clients + 1) // 2, 2)
         return half if queued > half and self._in_halves(lane, clients) else queued
+
+    def _clients(self, lane: Lane, queued: int) -> int:
+        """Return a device's share of the rows of all clients: those that wait, run, or are expected back."""
+        at_work = [each for each in self.lanes if each is lane or each.unsettled]
+        return -(-(queued + self._returning + sum(each.unsettled for each in at_work)) // len(at_work))
 
     def _in_halves(self, lane: Lane, clients: int) -> bool:
         """Return whether two batches that take turns are faster than one of all clients."""
