@@ -140,7 +140,8 @@ def work(kind: str, name: str, folder: Path, options: argparse.Namespace) -> Non
     """Say how far a way's outputs are off, then run it for a turn for each line of standard input."""
     with np.load(folder / "feeds.npz") as feeds, np.load(folder / "wanted.npz") as wanted:
         begun = time.perf_counter()
-        run = way(kind, name, folder, dict(feeds), options)
+        with contextlib.redirect_stdout(sys.stderr):  # the optimizer prints
+            run = way(kind, name, folder, dict(feeds), options)
         errors = [
             float(np.abs(got - want).max() / np.abs(want).max())
             for got, want in zip(run(), wanted.values(), strict=True)

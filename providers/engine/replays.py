@@ -158,6 +158,7 @@ class FixedRun:
             launched = now()
             wait()
             least = min(least[0], launched - begun), min(least[1], now() - begun)
+        self.settle()
         return least
 
     def launch(self) -> None:
@@ -165,9 +166,10 @@ class FixedRun:
         self._session.run_with_iobinding(self._io, self._quiet)
 
     def settle(self) -> None:
-        """Run and wait. Frees the host buffers that `launch` left, and shows that the session still works.
+        """Run and wait. Frees the host buffers that runs without a wait left, and shows that the session still works.
 
-        The next run may report an error inside a capture; this makes sure that it is not the caller's.
+        A session that is closed with such buffers frees them in a callback of the driver, see `run_config` of CUDA. The
+        next run may report an error inside a capture; this makes sure that it is not the caller's.
         """
         for attempt in (1, 2):
             try:

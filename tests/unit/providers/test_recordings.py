@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from doubles.fake_recorder import FakeRecorder
+from onnx_text import parsed
 
 from rlx_ort import DType, EngineError
 from rlx_ort.ir.types import TensorType
@@ -18,7 +20,13 @@ from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.engine import cuda_driver, recordings, replays
 from rlx_ort.providers.engine.recordable import host_work, unrecordable
 from rlx_ort.providers.engine.recordings import Recordings
-from rlx_ort.providers.engine.replays import BrokenSessionError, LaterError, NotRecordedError, check_replay
+from rlx_ort.providers.engine.replays import (
+    BrokenSessionError,
+    FixedRun,
+    LaterError,
+    NotRecordedError,
+    check_replay,
+)
 
 SHARED = object()
 EP = "CUDAExecutionProvider"
@@ -690,3 +698,22 @@ def test_kernels_that_belong_to_a_thread_are_loaded_before_a_recording_and_last_
     while loaded[0]() is not None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert loaded[0]() is None
+
+
+def test_the_last_run_of_a_warm_up_waits() -> None:
+    """It frees the host buffers that runs without a wait keep, since the session may be closed next."""
+    text = "(float[2] x) => (float[2] y) { y = Add (x, x) }"
+    real: Any = ort.InferenceSession(parsed(text).SerializeToString(), providers=["CPUExecutionProvider"])
+    waits, quiet = ort.RunOptions(), ort.RunOptions()
+    used: list[object] = []
+
+    def run_with_iobinding(io: Any, options: Any) -> None:
+        used.append(options)
+        real.run_with_iobinding(io, options)
+
+    session = SimpleNamespace(io_binding=real.io_binding, run_with_iobinding=run_with_iobinding)
+    x = np.ones(2, np.float32)
+    bound = FixedRun(ort, session, ("cpu", 0), (waits, quiet), (RuntimeError,), {"x": x}, {"y": x})
+    bound.warm_up(lambda: None)
+    assert quiet in used
+    assert used[-1] is waits
