@@ -5,8 +5,9 @@ way. Convolutions are planned once, by a long search; the plain session plans th
 also ends recordings of kernels that were compiled for the plans. Sizes in turns whose recordings last have no session.
 
 A session is opened in the background after some runs of the same sizes, or by `open_now`, compared with the plain one
-on the inputs of a real run, and kept if it gives the same results in less time. It takes the device's memory for the
-weights once more, and for work space and the handles of libraries.
+on the inputs of a real run, and kept if it gives the same results in less time. Other work on the device may spoil the
+times, so that a slower one is tried again after 16 times as many runs. It takes the device's memory for the weights
+once more, and for work space and the handles of libraries.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ MOST_KNOWN = 256  # sizes that are counted
 WARM_RUNS = 8  # before a session is timed; launches are recorded in them
 TIMED_PAIRS = 5
 TIMED_AGAIN = 15  # pairs before a session is refused: beside other runs on the device the first ones say little
+RARER = 16  # times as many runs of a size go by before each further try, if it is only for its time that it was refused
 PLAIN_RUNS = 3  # of a size before `open_now` asks for the gain
 
 _Key: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
@@ -112,6 +114,7 @@ class SizedSessions:
         self._ready: OrderedDict[_Key, Slot] = OrderedDict()
         self._counts: OrderedDict[_Key, tuple[int, int]] = OrderedDict()  # runs, and those after another size
         self._found: dict[_Key, SizedRun] = {}  # the state of each try
+        self._slower: dict[_Key, int] = {}  # runs between tries of sizes whose session was not faster
         self._tries = 0
         self._last: _Key | None = None
         self._lock = threading.Lock()
@@ -168,7 +171,7 @@ class SizedSessions:
 
     def _count(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any]) -> None:
         last, self._last = self._last, key
-        if key in self._found:
+        if self._settled(key):
             return
         count, turns = self._counts.pop(key, (0, 0))
         count, turns = count + 1, turns + (key != last)
@@ -177,19 +180,25 @@ class SizedSessions:
             self._counts.popitem(last=False)
         if count == 1 and self.replans and len(self._counts) == 2:  # the first one is no longer alone
             self._found = {each: entry for each, entry in self._found.items() if entry.state != "refused"}
-        if count % AFTER_RUNS or self._tries >= MOST_TRIES or len(self._ready) >= self._most or self._full:
+            self._slower = {}
+        full = self._tries >= MOST_TRIES or len(self._ready) >= self._most or self._full
+        if full or count % self._slower.get(key, AFTER_RUNS):
             return
         in_turns = self.replans and turns >= TURNS * count
         if not self._gains(names, feeds, in_turns) or not all(isinstance(each, np.ndarray) for each in feeds.values()):
             return
         with self._lock:
-            if key in self._found or any(entry.state == "opening" for entry in self._found.values()):
+            if self._settled(key) or any(entry.state == "opening" for entry in self._found.values()):
                 return
             self._found[key] = SizedRun(described(key), "opening")
             self._tries += 1
         copies = {name: array.copy() for name, array in feeds.items()}
         worth = WORTH_IN_TURNS if in_turns else WORTH
         self._later(lambda: self._try(key, list(names), copies, worth))
+
+    def _settled(self, key: _Key) -> bool:
+        """Return whether the state of a size is final."""
+        return key in self._found and key not in self._slower
 
     def _try(self, key: _Key, names: Sequence[str], feeds: Mapping[str, Any], worth: float) -> None:
         """Open the session of a size, and keep it if it is right and takes no more than this share of a plain run."""
@@ -217,9 +226,11 @@ class SizedSessions:
                 if sized_ns > worth * plain_ns:
                     plain_ns, sized_ns = map(min, (plain_ns, sized_ns), least_in_turns(*calls, rounds=TIMED_AGAIN))
                 if sized_ns > worth * plain_ns:
+                    self._slower[key] = RARER * self._slower.get(key, AFTER_RUNS)
                     raise _NotKeptError(f"a run takes {sized_ns / 1e3:.0f} us, a plain one {plain_ns / 1e3:.0f} us")
             self._found[key] = SizedRun(described(key), "used", "", plain_ns, sized_ns, nbytes)
             self._ready[key] = slot
+            self._slower.pop(key, None)
             _log.info("sizes %s have a session of their own, opened in %.3g s", described(key), opened_s)
         except (RlxError, _NotKeptError) as err:
             self._found[key] = SizedRun(described(key), "refused", str(err).splitlines()[0])

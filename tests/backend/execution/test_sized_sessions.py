@@ -356,6 +356,26 @@ def test_a_session_that_is_not_faster_is_refused(
     assert (found.state, "a plain one" in found.reason) == ("refused", True)
 
 
+def test_a_session_that_was_slower_is_tried_again_after_more_runs(
+    jobs: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other work on the device may have spoilt the times; each further try comes after many more runs."""
+    monkeypatch.setattr(sized, "WORTH", 0.0)
+    compiled = Session("cpu").compile(graph())
+    run_often(compiled, 3)
+    jobs.pop()()
+    run_often(compiled, 3, 59)
+    assert not jobs
+    run_often(compiled, 3, 1)
+    jobs.pop()()
+    run_often(compiled, 3, 959)
+    assert (len(jobs), [found.state for found in sizes_of(compiled)]) == (0, ["refused"])
+    monkeypatch.setattr(sized, "WORTH", 1e9)
+    run_often(compiled, 3, 1)
+    jobs.pop()()
+    assert [found.state for found in sizes_of(compiled)] == ["used"]
+
+
 def test_a_changed_parameter_is_seen_by_the_next_run(jobs: list[Callable[[], None]]) -> None:
     """The sessions of the old weights are gone with the plain one."""
     compiled = Session("cpu").compile(graph())
