@@ -344,36 +344,36 @@ def test_a_session_may_differ_by_the_rounding_of_what_the_model_computes_in(
     assert [found.state for found in sizes_of(compiled)] == [state], sizes_of(compiled)
 
 
-def test_a_session_that_is_not_faster_is_refused(
-    jobs: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would take memory for nothing."""
+@pytest.fixture
+def slower(jobs: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch) -> CompiledGraph:
+    """Return a graph that had its first trial of a session for three rows, where none is fast enough."""
     monkeypatch.setattr(sized, "WORTH", 0.0)
     compiled = Session("cpu").compile(graph())
     run_often(compiled, 3)
     jobs.pop()()
-    (found,) = sizes_of(compiled)
+    return compiled
+
+
+def test_a_session_that_is_not_faster_is_refused(slower: CompiledGraph) -> None:
+    """It would take memory for nothing."""
+    (found,) = sizes_of(slower)
     assert (found.state, "a plain one" in found.reason) == ("refused", True)
 
 
 def test_a_session_that_was_slower_is_tried_again_after_more_runs(
-    jobs: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+    slower: CompiledGraph, jobs: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other work on the device may have spoilt the times; each further try comes after many more runs."""
-    monkeypatch.setattr(sized, "WORTH", 0.0)
-    compiled = Session("cpu").compile(graph())
-    run_often(compiled, 3)
-    jobs.pop()()
-    run_often(compiled, 3, 59)
+    run_often(slower, 3, 59)
     assert not jobs
-    run_often(compiled, 3, 1)
+    run_often(slower, 3, 1)
     jobs.pop()()
-    run_often(compiled, 3, 959)
-    assert (len(jobs), [found.state for found in sizes_of(compiled)]) == (0, ["refused"])
+    run_often(slower, 3, 959)
+    assert (len(jobs), [found.state for found in sizes_of(slower)]) == (0, ["refused"])
     monkeypatch.setattr(sized, "WORTH", 1e9)
-    run_often(compiled, 3, 1)
+    run_often(slower, 3, 1)
     jobs.pop()()
-    assert [found.state for found in sizes_of(compiled)] == ["used"]
+    assert [found.state for found in sizes_of(slower)] == ["used"]
 
 
 def test_a_changed_parameter_is_seen_by_the_next_run(jobs: list[Callable[[], None]]) -> None:
