@@ -16,9 +16,11 @@ and the devices' packages.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -26,7 +28,7 @@ import tempfile
 import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -40,7 +42,8 @@ from torch import nn
 
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 EIGHT = ("bert", "minilm", "vit", "resnet50", "whisper", "detr", "unet", "llama")
-TURN_S, PAUSE_S, TURNS = 0.3, 0.1, 9  # in the pause, threads of the one before stop spinning
+TURN_S, TURNS = 0.3, 9
+PAUSE_S = {"cpu": 0.1, "cuda": 0.03}  # in the pause, threads of the one before stop spinning
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 Run = Callable[[], list["np.ndarray[Any, Any]"]]
 
@@ -98,7 +101,7 @@ def architecture(name: str) -> user_models.Architecture:
 
 def way(kind: str, name: str, folder: Path, feeds: Arrays, options: argparse.Namespace) -> Run:
     """Return a call that runs a model on host arrays in one of the ways."""
-    path, cuda, half = str(folder / "model.onnx"), options.device == "cuda", options.precision == "f16"
+    path, cuda, half = str(folder.parent / "model.onnx"), options.device == "cuda", options.precision == "f16"
     if kind in ("default", "tuned"):
         import rlx_ort
 
@@ -159,62 +162,110 @@ def work(kind: str, name: str, folder: Path, options: argparse.Namespace) -> Non
         print(json.dumps(1000 * statistics.median(times)), flush=True)
 
 
-def races(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield for each batch the milliseconds of each way, its error, and the time until it was ready, or its failure."""
+class Row:
+    """A model at a batch: its folder with inputs and wanted outputs, and a process for each way."""
+
+    def __init__(self, name: str, batch: int, folder: Path, ends: contextlib.ExitStack) -> None:
+        self.name, self.folder, self.ends = name, folder, ends
+        self.workers: dict[str, Any] = {}
+        self.told: dict[str, Any] = {"model": name, "batch": batch, "ms": {}, "error": {}, "ready_s": {}, "failed": {}}
+
+    def start(self, kind: str) -> None:
+        """Start the process of a way, which `work` is."""
+        command = [sys.executable, __file__, *sys.argv[1:], "--only", self.name, "--worker", kind, str(self.folder)]
+        with (self.folder / f"{kind}.log").open("w", encoding="utf-8") as log:
+            worker = subprocess.Popen(command, text=True, bufsize=1, stdin=PIPE, stdout=PIPE, stderr=log)
+        self.workers[kind] = self.ends.enter_context(worker)
+        self.ends.callback(worker.kill)
+
+    def answer(self, kind: str) -> Any:
+        """Return what a process says next; one that has ended is out of the race."""
+        if line := self.workers[kind].stdout.readline():
+            return json.loads(line)
+        log = (self.folder / f"{kind}.log").read_text(encoding="utf-8", errors="replace")
+        self.told["failed"][kind] = log.strip().rpartition("\n")[2][:200]
+        del self.workers[kind]
+        return None
+
+    def wait(self, *kinds: str) -> None:
+        """Wait until processes are ready."""
+        for kind in kinds:
+            if ready := self.answer(kind):
+                self.told["error"][kind], self.told["ready_s"][kind] = ready["error"], round(ready["ready_s"], 1)
+
+    def race(self, plain: str, pause_s: float) -> dict[str, Any]:
+        """Run the ways in turns, end them, and return the row."""
+        turns: dict[str, list[float]] = {kind: [] for kind in self.workers}
+        for turn in range(TURNS):
+            for kind in list(self.workers)[:: 1 if turn % 2 else -1]:
+                time.sleep(pause_s)
+                self.workers[kind].stdin.write("go\n")
+                if took := self.answer(kind):
+                    turns[kind].append(took)
+        self.told["ms"] = {kind: round(statistics.median(turns[kind]), 3) for kind in self.workers}
+        self.told["best"] = min(self.workers.keys() - {"default", "tuned"}, key=lambda kind: self.told["ms"][kind])
+        for title, ours, other in (("ratio", "tuned", self.told["best"]), ("default_over_plain", "default", plain)):
+            if {ours, other} <= self.workers.keys():
+                pairs = zip(turns[ours], turns[other], strict=True)
+                self.told[title] = round(statistics.median(a / b for a, b in pairs), 3)
+        self.ends.close()
+        return self.told
+
+
+def races(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield for each model and batch the milliseconds of each way, its error, and the time until it was ready."""
+    half = (options.device, options.precision) == ("cuda", "f16")
     kinds = ["torch", "torch.compile", "onnxruntime", "default"]
-    kinds += ["onnxruntime in f32", "its optimizer"] if (options.device, options.precision) == ("cuda", "f16") else []
-    built, seq = architecture(name), TABLES["models"][name].get("seq", 1)
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    kinds += ["onnxruntime in f32", "its optimizer"] if half else []
+
+    def prepared(name: str) -> list[Row]:
+        """Export a model and start all ways but the tuned one."""
+        built, seq, rows = architecture(name), TABLES["models"][name].get("seq", 1), list[Row]()
         model = user_models.export(built, options.exporter, None, arrays(built, 2, seq))
-        (folder / "model.onnx").write_bytes(model.SerializeToString())
         for batch in map(int, options.batch.split(",")):
+            folder = made / name / str(batch)
+            folder.mkdir(parents=True)
+            (folder.parent / "model.onnx").write_bytes(model.SerializeToString())
             feeds = arrays(built, batch, seq)
             np.savez(folder / "feeds.npz", **feeds)  # type: ignore[arg-type]  # the names of inputs
             np.savez(folder / "wanted.npz", *user_models.answers(built, feeds))
-            yield {"model": name, "batch": batch, **raced(name, folder, kinds)}
+            rows.append(Row(name, batch, folder, ends.enter_context(contextlib.ExitStack())))
+            for kind in kinds:
+                rows[-1].start(kind)
+        for row in rows:
+            row.wait(*kinds)
+        return rows
+
+    names = options.only.split(",")
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        contextlib.ExitStack() as ends,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        made = Path(temporary)
+        ahead = options.device == "cuda"  # the next model gets ready beside the tuning, which needs few of the cores
+        coming = pool.submit(prepared, names[0])
+        for following in [*names[1:], None]:
+            try:
+                rows = coming.result()
+            except Exception as error:  # whatever an exporter says of a model; the others are raced
+                print(f"a model was not exported: {error!r:.300}", file=sys.stderr)
+                rows = []
+            if following and ahead:
+                coming = pool.submit(prepared, following)
+            for row in rows:
+                row.start("tuned")
+                row.wait("tuned")
+            concurrent.futures.wait([coming])  # the races have the device for themselves
+            for row in rows:
+                yield row.race("onnxruntime in f32" if half else "onnxruntime", PAUSE_S[options.device])
+            if following and not ahead:
+                coming = pool.submit(prepared, following)
 
 
 def arrays(built: user_models.Architecture, batch: int, seq: int) -> dict[str, np.ndarray[Any, Any]]:
     """Return seeded inputs."""
     return {each.name: each.array({"batch": batch, "seq": seq}, at) for at, each in enumerate(built.inputs)}
-
-
-def raced(name: str, folder: Path, kinds: Sequence[str]) -> dict[str, Any]:
-    """Race a model in several ways and tuned; the tuning has the device for itself."""
-    row: dict[str, Any] = {"ms": {}, "error": {}, "ready_s": {}, "failed": {}}
-    workers: dict[str, Any] = {}
-    with contextlib.ExitStack() as ends:
-        for group in (kinds, ["tuned"]):
-            begun = {kind: worker_of(kind, name, folder) for kind in group}
-            for kind, worker in begun.items():
-                ends.enter_context(worker)
-                ends.callback(worker.kill)
-                if line := worker.stdout.readline():
-                    workers[kind], ready = worker, json.loads(line)
-                    row["error"][kind], row["ready_s"][kind] = ready["error"], round(ready["ready_s"], 1)
-                else:
-                    log = (folder / f"{kind}.log").read_text(encoding="utf-8", errors="replace")
-                    row["failed"][kind] = log.strip().rpartition("\n")[2][:200]
-        turns: dict[str, list[float]] = {kind: [] for kind in workers}
-        for turn in range(TURNS):
-            for kind, worker in list(workers.items())[:: 1 if turn % 2 else -1]:
-                time.sleep(PAUSE_S)
-                worker.stdin.write("go\n")
-                turns[kind].append(json.loads(worker.stdout.readline()))
-    row["ms"] = {kind: round(statistics.median(times), 3) for kind, times in turns.items()}
-    row["best"] = min(turns.keys() - {"default", "tuned"}, key=lambda kind: row["ms"][kind])
-    plain = "onnxruntime in f32" if "onnxruntime in f32" in kinds else "onnxruntime"
-    for title, ours, other in (("ratio", "tuned", row["best"]), ("default_over_plain", "default", plain)):
-        row[title] = round(statistics.median(a / b for a, b in zip(turns[ours], turns[other], strict=True)), 3)
-    return row
-
-
-def worker_of(kind: str, name: str, folder: Path) -> Any:
-    """Start the process of a way, which `work` is."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--only", name, "--worker", kind, str(folder)]
-    with (folder / f"{kind}.log").open("w", encoding="utf-8") as log:
-        return subprocess.Popen(command, text=True, bufsize=1, stdin=PIPE, stdout=PIPE, stderr=log)
 
 
 def main() -> int:
@@ -241,10 +292,9 @@ def main() -> int:
         work(options.worker[0], options.only, Path(options.worker[1]), options)
         return 0
     ratios: dict[int, list[float]] = {}
-    for name in options.only.split(","):
-        for row in races(name, options):
-            ratios.setdefault(row["batch"], []).append(row["ratio"])
-            print(json.dumps(row), flush=True)
+    for row in races(options):
+        ratios.setdefault(row["batch"], []).append(row.get("ratio", math.nan))
+        print(json.dumps(row), flush=True)
     for batch, each in ratios.items():
         print(f"batch {batch}: tuned over the best other, geometric mean {statistics.geometric_mean(each):.3f}")
     return 0
