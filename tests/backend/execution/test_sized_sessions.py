@@ -447,8 +447,10 @@ def test_a_dropped_graph_keeps_no_session_of_a_size(jobs: list[Callable[[], None
     jobs.pop()()
 
 
-def test_a_model_that_computes_shapes_is_right_run_after_run(device: Device) -> None:
+def test_a_model_that_computes_shapes_is_right_run_after_run(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, through the front door, over two sizes; on a GPU that records, the first one has a session."""
+    record_whatever_the_clock_says(monkeypatch)
+    monkeypatch.setattr(sized, "WORTH", 1e9)
     text = """<ir_version: 8, opset_import: ["" : 17]>
     shapes (float[batch, steps, 8] x) => (float[n, m] y) <int64[1] zero = {0}, int64[1] rest = {-1}> {
         shape = Shape(x)
