@@ -163,12 +163,12 @@ def work(kind: str, name: str, folder: Path, options: argparse.Namespace) -> Non
 
 
 class Row:
-    """A model at a batch: its folder with inputs and wanted outputs, and a process for each way."""
+    """A model at a batch: its folder with inputs and wanted outputs, a process for each way, and the line to print."""
 
     def __init__(self, name: str, batch: int, folder: Path, ends: contextlib.ExitStack) -> None:
         self.name, self.folder, self.ends = name, folder, ends
         self.workers: dict[str, Any] = {}
-        self.told: dict[str, Any] = {"model": name, "batch": batch, "ms": {}, "error": {}, "ready_s": {}, "failed": {}}
+        self.line: dict[str, Any] = {"model": name, "batch": batch, "ms": {}, "error": {}, "ready_s": {}, "failed": {}}
 
     def start(self, kind: str) -> None:
         """Start the process of a way, which `work` is."""
@@ -183,7 +183,7 @@ class Row:
         if line := self.workers[kind].stdout.readline():
             return json.loads(line)
         log = (self.folder / f"{kind}.log").read_text(encoding="utf-8", errors="replace")
-        self.told["failed"][kind] = log.strip().rpartition("\n")[2][:200]
+        self.line["failed"][kind] = log.strip().rpartition("\n")[2][:200]
         del self.workers[kind]
         return None
 
@@ -191,7 +191,7 @@ class Row:
         """Wait until processes are ready."""
         for kind in kinds:
             if ready := self.answer(kind):
-                self.told["error"][kind], self.told["ready_s"][kind] = ready["error"], round(ready["ready_s"], 1)
+                self.line["error"][kind], self.line["ready_s"][kind] = ready["error"], round(ready["ready_s"], 1)
 
     def race(self, plain: str, pause_s: float) -> dict[str, Any]:
         """Run the ways in turns, end them, and return the row."""
@@ -202,14 +202,14 @@ class Row:
                 self.workers[kind].stdin.write("go\n")
                 if took := self.answer(kind):
                     turns[kind].append(took)
-        self.told["ms"] = {kind: round(statistics.median(turns[kind]), 3) for kind in self.workers}
-        self.told["best"] = min(self.workers.keys() - {"default", "tuned"}, key=lambda kind: self.told["ms"][kind])
-        for title, ours, other in (("ratio", "tuned", self.told["best"]), ("default_over_plain", "default", plain)):
+        self.line["ms"] = {kind: round(statistics.median(turns[kind]), 3) for kind in self.workers}
+        self.line["best"] = min(self.workers.keys() - {"default", "tuned"}, key=lambda kind: self.line["ms"][kind])
+        for title, ours, other in (("ratio", "tuned", self.line["best"]), ("default_over_plain", "default", plain)):
             if {ours, other} <= self.workers.keys():
                 pairs = zip(turns[ours], turns[other], strict=True)
-                self.told[title] = round(statistics.median(a / b for a, b in pairs), 3)
+                self.line[title] = round(statistics.median(a / b for a, b in pairs), 3)
         self.ends.close()
-        return self.told
+        return self.line
 
 
 def races(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
