@@ -575,6 +575,7 @@ def test_one_client_of_a_gpu_is_answered_without_a_thread_if_there_is_no_other(
 ) -> None:
     """Of this model or of another one; a run that may take long is left to the thread."""
     monkeypatch.setattr(scheduling, "_ONE_MODEL_NS", 0)  # any time is long enough, however slow the machine
+    monkeypatch.setattr(scheduling, "_asked", scheduling._Asked())  # no scheduler of before was asked last
     monkeypatch.setattr(lanes, "_NOBODY_ELSE_NS", 1_000_000_000)  # a busy machine makes short runs long
     threads: list[str] = []
 
