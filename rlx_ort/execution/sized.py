@@ -6,8 +6,8 @@ also ends recordings of kernels that were compiled for the plans. Sizes in turns
 
 A session is opened in the background after some runs of the same sizes, or by `open_now`, compared with the plain one
 on the inputs of a real run, and kept if it gives the same results in less time. Other work on the device may spoil the
-times, so that a slower one is tried again after 16 times as many runs. It takes the device's memory for the weights
-once more, and for work space and the handles of libraries.
+times, so that a slower one is tried again, ever more rarely. It takes the device's memory for the weights once
+more, and for work space and the handles of libraries.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ MOST_KNOWN = 256  # sizes that are counted
 WARM_RUNS = 8  # before a session is timed; launches are recorded in them
 TIMED_PAIRS = 5
 TIMED_AGAIN = 15  # pairs before a session is refused: beside other runs on the device the first ones say little
+TRY_RUNS = 64  # that take about as long as a try, which opens a session and makes 50 runs beside those of the caller
 RARER = 16  # times as many runs of a size go by before each further try, if it is only for its time that it was refused
 PLAIN_RUNS = 3  # of a size before `open_now` asks for the gain
 
@@ -226,7 +227,7 @@ class SizedSessions:
                 if sized_ns > worth * plain_ns:
                     plain_ns, sized_ns = map(min, (plain_ns, sized_ns), least_in_turns(*calls, rounds=TIMED_AGAIN))
                 if sized_ns > worth * plain_ns:
-                    self._slower[key] = RARER * self._slower.get(key, AFTER_RUNS)
+                    self._slower[key] = RARER * self._slower.get(key, TRY_RUNS)
                     raise _NotKeptError(f"a run takes {sized_ns / 1e3:.0f} us, a plain one {plain_ns / 1e3:.0f} us")
             self._found[key] = SizedRun(described(key), "used", "", plain_ns, sized_ns, nbytes)
             self._ready[key] = slot
