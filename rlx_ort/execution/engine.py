@@ -533,7 +533,7 @@ class EngineSlot:
 
         They may be where the session says so, or where `tune` found a faster variant for them.
         """
-        session = engine.session
+        session: Any = engine.session
         gains = getattr(session, "gains_from_fixed_sizes", None)
         plain = self.source is self.weights and not self.runs.hidden
         records = getattr(session, "records", False)
@@ -561,6 +561,7 @@ class EngineSlot:
                 (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
                 functools.partial(_in_use, self.provider, self.device),
                 self.device.label,
+                session.guarded,
                 _tolerance(self.exported, self.options),
             )
             engine.run = engine.sized.run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -374,6 +375,66 @@ def test_a_session_that_was_slower_is_tried_again_after_more_runs(
     run_often(slower, 3, 1)
     jobs.pop()()
     assert [found.state for found in sizes_of(slower)] == ["used"]
+
+
+class Competing:
+    """A plain session whose runs take turns, and one with fixed sizes that takes ten times as long beside its runs."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.busy = False
+        self.weights: Any = self
+        self.current = self
+
+    def values(self) -> list[Any]:
+        """Return no weights."""
+        return []
+
+    def plain(self, names: Sequence[str], feeds: Any) -> list[Any]:
+        """Take 3 ms, when no other thread runs."""
+        with self.lock:
+            self.busy = True
+            time.sleep(0.003)
+            self.busy = False
+        return [feeds["x"]]
+
+    def run(self, names: Sequence[str], feeds: Any) -> list[Any]:
+        """Take 1 ms, or 10 beside a plain run."""
+        time.sleep(0.001)
+        time.sleep(0.009 * self.busy)
+        return [feeds["x"]]
+
+    def engine(self, rule: Any) -> Any:
+        """Return the session with fixed sizes."""
+        return self
+
+    def close(self) -> None:
+        """End."""
+
+
+def test_a_session_is_timed_without_the_plain_ones_runs_for_other_threads() -> None:
+    """Under load it would compete with them, and the plain one would not."""
+    both, over = Competing(), threading.Event()
+
+    def load() -> None:
+        while not over.is_set():
+            both.plain(["y"], rows(5))
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        always: Any = lambda *_: True  # noqa: E731  # gains
+        made = sized.SizedSessions(
+            both.plain, always, False, lambda key: both, "strict", 4, 1 << 30, alone=lambda: both.lock
+        )
+        kept = made.open_now(["y"], rows(3))
+    finally:
+        over.set()
+        thread.join()
+    assert kept, made.report()
 
 
 def test_a_changed_parameter_is_seen_by_the_next_run(jobs: list[Callable[[], None]]) -> None:
