@@ -27,7 +27,7 @@ from rlx_ort.ir.section import section
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import PlacementRule
 from rlx_ort.options.split_plan import SplitPlan
-from rlx_ort.providers.engine.binding import Binder, BoundRun, DeviceTensor, HostTensor
+from rlx_ort.providers.engine.binding import Binder, BoundRun, DeviceTensor, HostTensor, Loop
 from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.stopping import Turns, check_stopped
 
@@ -283,15 +283,21 @@ class StagedSession:
         """Run on arrays."""
         return self.run_on(feeds, output_names, ())
 
-    def run_on(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
-        """Run on arrays and device tensors; see `Binder.run`.
+    def run_on(
+        self,
+        feeds: Mapping[str, Any],
+        outputs: Sequence[str],
+        resident: Collection[str],
+        loops: dict[int, tuple[Engine, Loop]] | None = None,
+    ) -> list[Any]:
+        """Run on arrays and device tensors; see `Binder.run`. `loops` keeps the prepared run of each stage.
 
         Raises:
             StageError: a stage failed in a way that another device may avoid.
         """
         with self._all if self.streams else contextlib.nullcontext():
             while True:
-                versions, results = self._once(feeds, outputs, resident)
+                versions, results = self._once(feeds, outputs, resident, loops)
                 if len(versions) <= 1:  # else a parameter was set between two stages
                     return results
 
@@ -311,7 +317,11 @@ class StagedSession:
         """Do nothing: the stages are closed by their slot."""
 
     def _once(
-        self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]
+        self,
+        feeds: Mapping[str, Any],
+        outputs: Sequence[str],
+        resident: Collection[str],
+        loops: dict[int, tuple[Engine, Loop]] | None,
     ) -> tuple[set[int], list[Any]]:
         wanted = [self._values[name] for name in outputs]
         kept, engines, versions = {self._values[name] for name in resident}, [], set[int]()
@@ -326,7 +336,14 @@ class StagedSession:
                 given = {name: self._moved(values, name, stage.slot.device) for name in stage.reads}
                 here = (stays | kept).intersection(names)
                 plain = not here and not any(isinstance(value, DeviceTensor) for value in given.values())
-                made = engine.run(names, given) if plain else engine.binder.run(given, names, here)
+                if plain:
+                    made = engine.run(names, given)
+                elif loops is None:
+                    made = engine.binder.run(given, names, here)
+                else:
+                    if stage.number not in loops or loops[stage.number][0] is not engine:
+                        loops[stage.number] = engine, engine.binder.loop(list(given), names, here)
+                    made = loops[stage.number][1](list(given.values()))
             del given
             versions.add(engine.version)
             engines.append(weakref.ref(engine))
@@ -369,6 +386,11 @@ class _StagedBinder(Binder):
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
         """Run on arrays and device tensors; see `Binder.run`."""
         return self._session.run_on(feeds, outputs, resident)
+
+    def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
+        """Return a run whose stages are each prepared once; see `Binder.loop`. A plan that streams keeps none open."""
+        loops: dict[int, tuple[Engine, Loop]] | None = None if self._session.streams else {}
+        return lambda values: self._session.run_on(dict(zip(inputs, values, strict=True)), outputs, resident, loops)
 
     def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]) -> BoundRun | None:
         """Return a run whose stages are each bound once, with arrays between them; see `Binder.bound`.

@@ -163,6 +163,23 @@ def test_handles_live_over_stages(device: Device) -> None:
     np.testing.assert_array_equal(compiled.read_gpu_handle("total"), [6, 6, 6, 6])
 
 
+def test_a_changed_parameter_is_seen_by_a_run_that_was_prepared(device: Device) -> None:
+    """By all stages, in the state that the runs before have left."""
+    graph = Graph("scaled")
+    total, step = graph.input("total", [4]), graph.input("step", [4])
+    scaled = graph.mul(step, graph.param("scale", [4], data=np.ones(4, np.float32)), name="scaled")
+    graph.set_outputs([graph.add(total, scaled, name="sum")], ["new_total"])
+    compiled = staged(device, "scaled", graph=graph).compile_fastest()
+    binder = compiled.engine().binder
+    loop = binder.loop(["total", "step"], ["new_total"], ["new_total"])
+    state: Any = np.zeros(4, np.float32)
+    for scale in (1, 1, 1, 3, 3):
+        if scale == 3:
+            compiled.set_param("scale", np.full(4, 3, np.float32))
+        (state,) = loop([state, np.ones(4, np.float32)])
+    np.testing.assert_array_equal(state.numpy(), np.full(4, 9, np.float32))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_of_a_split_decoder_are_those_of_a_float64_reference(device: Device, form: str) -> None:
     """Its cache lies with the layers of each stage."""
