@@ -45,6 +45,7 @@ MOST_KNOWN = 256  # sizes that are counted
 WARM_RUNS = 8  # before a session is timed; launches are recorded in them
 TIMED_PAIRS = 5
 TIMED_AGAIN = 15  # pairs before a session is refused: beside other runs on the device the first ones say little
+LEAST_PAIRS, TIMED_S = 3, 0.2  # after so many pairs and so long no more are timed: long runs vary less
 TRY_RUNS = 64  # that take about as long as a try, which opens a session and makes 50 runs beside those of the caller
 RARER = 16  # times as many runs of a size go by before each further try, if it is only for its time that it was refused
 PLAIN_RUNS = 3  # of a size before `open_now` asks for the gain
@@ -248,8 +249,8 @@ class SizedSessions:
 
     def _least(self, calls: Sequence[Callable[[], object]], rounds: int) -> list[int]:
         """Return the least time of each call in ns; between the rounds other threads have their runs."""
-        times = []
-        for _ in range(rounds):
+        times, until = list[list[int]](), time.perf_counter() + TIMED_S
+        while len(times) < min(rounds, LEAST_PAIRS) or (len(times) < rounds and time.perf_counter() < until):
             with self._alone():
                 times.append(least_in_turns(*calls, rounds=1))
         return [min(each) for each in zip(*times, strict=True)]

@@ -121,6 +121,7 @@ class Lane:
         self.busy_until_ns = 0
         self.idle = True
         self.rows = self.rows_ahead = 0  # of the batch that runs, and of the one that its thread runs next
+        self.ahead_since_ns = 0  # when that one was handed to the thread
         self.unsettled = 0  # rows of batches that run or have run, and are not answered
         self.free_since_ns = 0
         self.out_until_ns = 0
@@ -157,6 +158,11 @@ class Lane:
         if not learned:
             return math.inf if predicted is None else predicted
         return (1.0 if predicted is None else predicted) * self._ratio(octave)
+
+    def busy_from(self, begin_ns: int, rows: int) -> None:
+        """Expect that a run with so many rows begins then."""
+        expected_ns = self.expected_ns(rows)
+        self.busy_until_ns = begin_ns + round(expected_ns if math.isfinite(expected_ns) else 1e9)
 
     def _ratio(self, octave: int) -> float:
         """Return the ratio of batches of about that size, or of those nearest to it that ran."""

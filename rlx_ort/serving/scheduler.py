@@ -608,9 +608,7 @@ class Scheduler:
             else:  # the answers are sent first
                 asyncio.get_running_loop().call_soon(self._note_batch, lane, batch, results, failed)
             return
-        expected_ns = lane.expected_ns(rows)
-        lane.busy_until_ns = max(lane.busy_until_ns if lane.rows else 0, now_ns)
-        lane.busy_until_ns += round(expected_ns if math.isfinite(expected_ns) else 1e9)
+        lane.busy_from(max(lane.busy_until_ns if lane.rows else 0, now_ns), rows)
         self._running += 1
         loop = asyncio.get_running_loop()
         lane.unsettled += rows
@@ -621,7 +619,7 @@ class Scheduler:
         if lane.idle:
             lane.idle, lane.rows = False, rows
         else:
-            lane.rows_ahead = rows
+            lane.rows_ahead, lane.ahead_since_ns = rows, now_ns
             inputs_of = lane.helper.submit(inputs_of).result
         lane.worker.submit(lambda: self._run(loop, lane, batch, lambda: ran(lane, batch, rooms, inputs_of)))
 
@@ -635,23 +633,29 @@ class Scheduler:
         """Run a batch in the lane's thread; large outputs are placed beside it, while the next batch runs."""
         results = run()
         if placed_bytes(batch, results) < THREADED_BYTES or lane.device == Device.CPU:
-            loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), True)
+            results = placed(lane, batch, results)
+            loop.call_soon_threadsafe(self._finish, lane, batch, results, time.perf_counter_ns())
             return
-        loop.call_soon_threadsafe(self._free, lane)
+        loop.call_soon_threadsafe(self._free, lane, time.perf_counter_ns())
         lane.helper.submit(
-            lambda: loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), False)
+            lambda: loop.call_soon_threadsafe(self._finish, lane, batch, placed(lane, batch, results), None)
         )
 
-    def _free(self, lane: Lane) -> None:
-        """Let a device take its next batch."""
+    def _free(self, lane: Lane, ended_ns: int) -> None:
+        """Let a device take its next batch; the run of one that was put together ahead has begun."""
         lane.rows, lane.rows_ahead = lane.rows_ahead, 0
         lane.idle = not lane.rows
+        if lane.rows:
+            lane.busy_from(max(ended_ns, lane.ahead_since_ns), lane.rows)
         lane.free_since_ns = time.perf_counter_ns()
         self._soon()
 
-    def _finish(self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception], frees: bool) -> None:
-        if frees:
-            self._free(lane)
+    def _finish(
+        self, lane: Lane, batch: list[_Waiting], results: Sequence[Answer | Exception], ended_ns: int | None
+    ) -> None:
+        """Answer the requests of a batch, and free the device if its time comes with the batch."""
+        if ended_ns is not None:
+            self._free(lane, ended_ns)
         self._running -= 1
         lane.unsettled -= sum(request.rows for request in batch)
         self._note_batch(lane, batch, results, self._end_all(batch, results))

@@ -234,6 +234,23 @@ def test_clients_that_are_back_just_before_a_run_ends_are_in_the_next_batch(cloc
     assert found >= 0.92 * 64 / max(2 * cost(32), 64 * 60_000) * 1e9
 
 
+def test_runs_that_take_longer_than_the_quickest_ones_do_not_cost_whole_batches(clock: Clock) -> None:
+    """At least 0.94 of the rate of two halves in turns: the next batch is put together when the run really ends."""
+    usual, draw = gpu(0.55e6, 0.302e6), random.Random(5)
+    slower = {CUDA: lambda rows: usual(rows) * (1 + 0.3 * draw.random())}
+    found = served(
+        clock,
+        slower,
+        64,
+        host_ns=60_000,
+        think_ns=5e6,
+        spread_ns=1e6,
+        padding="joined",
+        predicted=lambda _, n: usual(n),
+    )[0]
+    assert found >= 0.94 * 32 / (1.15 * usual(32)) * 1e9
+
+
 def test_a_device_that_records_each_size_sees_few_sizes(clock: Clock) -> None:
     """Of 50 clients that come back at random, batches have at most seven sizes, the powers of two."""
     sizes = set()
