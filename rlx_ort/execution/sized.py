@@ -5,8 +5,9 @@ way. Convolutions are planned once, by a long search; the plain session plans th
 also ends recordings of kernels that were compiled for the plans. Sizes in turns whose recordings last have no session.
 
 A session is opened in the background after some runs of the same sizes, or by `open_now`, compared with the plain one
-on the inputs of a real run, and kept if it gives the same results in less time. Both are timed while the plain session
-runs nothing else; other work on the device may spoil the times, so that a slower one is tried again, ever more rarely.
+on the inputs of a real run, and kept if it gives the same results in less time. Both are timed while neither the plain
+session nor those of other sizes make a run; other work on the device may spoil the times, so that a slower one is tried
+again, ever more rarely.
 It takes the device's memory for the weights once more, and for work space and the handles of libraries.
 """
 
@@ -84,8 +85,8 @@ class SizedSessions:
             MB (H100, ONNX Runtime 1.31.1).
         device: the label of the device; one session is opened at a time on each.
         alone: returns a block in which the plain session makes no runs for other threads. Without it a session of
-            DistilBERT that competed with a server's batches took 8.6 ms, where the plain one took 5.7 in its turn (16
-            rows, H200, ONNX Runtime 1.31.1).
+            DistilBERT that competed with a server's batches took 8.6 ms, where the plain one took 5.7 in its turn, and
+            5.3 to 5.7 in it (16 rows, H200, ONNX Runtime 1.31.1).
         tolerance: how far an output may be from the plain session's, over its largest value: other fusions round in
             another order.
         later: runs a call in the background.
@@ -251,7 +252,10 @@ class SizedSessions:
         """Return the least time of each call in ns; between the rounds other threads have their runs."""
         times, until = list[list[int]](), time.perf_counter() + TIMED_S
         while len(times) < min(rounds, LEAST_PAIRS) or (len(times) < rounds and time.perf_counter() < until):
-            with self._alone():
+            others = [engine for slot in self.slots() if (engine := slot.current) is not None]
+            with contextlib.ExitStack() as alone:
+                for block in (self._alone, *(engine.session.guarded for engine in others)):
+                    alone.enter_context(block())
                 times.append(least_in_turns(*calls, rounds=1))
         return [min(each) for each in zip(*times, strict=True)]
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -378,63 +379,60 @@ def test_a_session_that_was_slower_is_tried_again_after_more_runs(
 
 
 class Competing:
-    """A plain session whose runs take turns, and one with fixed sizes that takes ten times as long beside its runs."""
+    """A session that runs in its turn, and is ten times as slow beside a run of another one."""
 
     version = 0
+    busy: list[Competing]
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.busy = False
-        self.weights: Any = self
-        self.current = self
+    def __init__(self, busy: list[Competing], takes_s: float) -> None:
+        self.busy, self.takes_s, self.lock = busy, takes_s, threading.RLock()
+        self.weights = SimpleNamespace(version=0, values=list)
+        self.current = self.session = self
 
-    def values(self) -> list[Any]:
-        """Return no weights."""
-        return []
-
-    def plain(self, names: Sequence[str], feeds: Any) -> list[Any]:
-        """Take 3 ms, when no other thread runs."""
-        with self.lock:
-            self.busy = True
-            time.sleep(0.003)
-            self.busy = False
-        return [feeds["x"]]
+    def guarded(self) -> Any:
+        """Hold its turn."""
+        return self.lock
 
     def run(self, names: Sequence[str], feeds: Any) -> list[Any]:
-        """Take 1 ms, or 10 beside a plain run."""
-        time.sleep(0.001)
-        time.sleep(0.009 * self.busy)
+        """Return the input after the time that it takes."""
+        with self.lock:
+            self.busy.append(self)
+            time.sleep(self.takes_s)
+            time.sleep(9 * self.takes_s * (len({*self.busy}) > 1))
+            self.busy.remove(self)
         return [feeds["x"]]
 
     def engine(self, rule: Any) -> Any:
-        """Return the session with fixed sizes."""
+        """Return itself."""
         return self
 
     def close(self) -> None:
         """End."""
 
 
-def test_a_session_is_timed_without_the_plain_ones_runs_for_other_threads() -> None:
-    """Under load it would compete with them, and the plain one would not."""
-    both, over = Competing(), threading.Event()
+@pytest.mark.parametrize("beside", [5, 7], ids=["the plain session", "a session of another size"])
+def test_a_session_is_timed_without_runs_for_other_threads(beside: int) -> None:
+    """Under load it would compete with them, and would be refused."""
+    busy, over = list[Competing](), threading.Event()
+    plain = Competing(busy, 0.003)
+    always: Any = lambda *_: True  # noqa: E731  # gains
+    made = sized.SizedSessions(
+        plain.run, always, False, lambda _: Competing(busy, 0.001), "strict", 4, 1 << 30, alone=plain.guarded
+    )
+    assert made.open_now(["y"], rows(7))
 
     def load() -> None:
         while not over.is_set():
-            both.plain(["y"], rows(5))
+            made.run(["y"], rows(beside))
             time.sleep(0.0005)
 
     thread = threading.Thread(target=load)
     thread.start()
     try:
-        always: Any = lambda *_: True  # noqa: E731  # gains
-        made = sized.SizedSessions(
-            both.plain, always, False, lambda key: both, "strict", 4, 1 << 30, alone=lambda: both.lock
-        )
-        kept = made.open_now(["y"], rows(3))
+        assert made.open_now(["y"], rows(3)), made.report()
     finally:
         over.set()
         thread.join()
-    assert kept, made.report()
 
 
 def test_a_changed_parameter_is_seen_by_the_next_run(jobs: list[Callable[[], None]]) -> None:
