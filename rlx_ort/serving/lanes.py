@@ -139,6 +139,8 @@ class Lane:
         self._prepared: dict[object, int] = {}  # inputs of a row -> the exponent up to which batches are prepared
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
         self.helper = Workers(2, f"rlx_ort-serve-{device.label}-copy", idle_s=10.0)  # one joins, one places
+        self.alarm = Workers(1, f"rlx_ort-serve-{device.label}-alarm", idle_s=10.0)
+        self.alarm_is_set = False
         self._opener = Workers(1, f"rlx_ort-serve-{device.label}-open", idle_s=10.0)
 
     def next_rooms(self) -> Rooms:
