@@ -7,8 +7,8 @@ also ends recordings of kernels that were compiled for the plans. Sizes in turns
 A session is opened in the background after some runs of the same sizes, or by `open_now`, compared with the plain one
 on the inputs of a real run, and kept if it gives the same results in less time. Both are timed while neither the plain
 session nor those of other sizes make a run; other work on the device may spoil the times, so that a slower one is tried
-again, ever more rarely.
-It takes the device's memory for the weights once more, and for work space and the handles of libraries.
+again, ever more rarely. It takes the device's memory for the weights once more, and for work space and the handles of
+libraries.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ Cost = Callable[[int], float]
 
 
 class Clock:
-    """Simulated time."""
+    """Simulated time, and how often the event loop has looked for work."""
 
     ns = 0
+    looks = 0
 
 
 class Skipping(selectors.SelectSelector):
@@ -39,6 +40,7 @@ class Skipping(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Skip to the time that the event loop waits for."""
         found = super().select(0)
+        self.clock.looks += 1
         if not found:
             assert timeout is not None, "everything waits for ever"
             self.clock.ns += max(round(timeout * 1e9), 10_000)  # an iteration takes some time
@@ -254,6 +256,12 @@ def test_runs_that_take_longer_than_the_quickest_ones_do_not_cost_whole_batches(
         predicted=lambda _, n: usual(n),
     )[0]
     assert found >= 0.94 * 32 / (1.15 * usual(32)) * 1e9
+
+
+def test_the_event_loop_does_not_poll_for_the_end_of_a_gpus_run(clock: Clock) -> None:
+    """It would keep the lock of Python from the threads that copy: it looks for work some times a request."""
+    found = served(clock, {CUDA: gpu(1e6, 3e5)}, 64, host_ns=60_000, think_ns=5e6, padding="joined")[0]
+    assert clock.looks < 6 * found
 
 
 def test_a_device_that_records_each_size_sees_few_sizes(clock: Clock) -> None:
