@@ -28,12 +28,12 @@ from rlx_ort.serving.protocol import Array
 from rlx_ort.serving.rest import ALIGNMENT, described
 
 if TYPE_CHECKING:
+    from rlx_ort.serving.lanes import Place
     from rlx_ort.serving.scheduler import Pending
 
 Tensors: TypeAlias = Mapping[str, Array]
 Begin: TypeAlias = Callable[[Sequence[Any], dict[str, Array], "Place", "Answered"], "Pending"]
 """Begins to answer a call with its values and tensors, see `Scheduler.accept`."""
-Place: TypeAlias = Callable[[Array], Array]
 Answered: TypeAlias = Callable[[tuple[Any, Tensors] | BaseException], object]
 Handler: TypeAlias = Callable[[str, Sequence[Any], dict[str, Array]], Coroutine[Any, Any, tuple[Any, Tensors]]]
 """Answers a call: its name, its values and its tensors -> a value and tensors. Values have types that marshal knows."""
@@ -70,20 +70,27 @@ class Arena:
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
-        self._begins = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        self._begins = _address(np.frombuffer(memory, np.uint8))
         self._lock = threading.Lock()
         self._free = [(0, len(memory))]
         self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
         """Return where a piece of so many bytes begins, or None if there is no room."""
-        size += -size % ALIGNMENT
+        begins = self.take_all([size])
+        return None if begins is None else begins[0]
+
+    def take_all(self, sizes: Sequence[int]) -> list[int] | None:
+        """Return where pieces of so many bytes begin, one behind the other, or None if there is no room."""
+        whole = [size + -size % ALIGNMENT for size in sizes]
+        total = sum(whole)
         with self._lock:
             for index, (at, length) in enumerate(self._free):
-                if length >= size:
-                    self._free[index : index + 1] = [(at + size, length - size)] if length > size else []
-                    self._taken[at] = size
-                    return at
+                if length >= total:
+                    self._free[index : index + 1] = [(at + total, length - total)] if length > total else []
+                    begins = [*itertools.accumulate(whole[:-1], initial=at)]
+                    self._taken.update(zip(begins, whole, strict=True))
+                    return begins
         return None
 
     def give_back(self, at: int) -> None:
@@ -100,18 +107,65 @@ class Arena:
             else:
                 self._free.insert(index, (at, size))
 
-    def place(self, array: Array) -> tuple[Array, int] | None:
-        """Return a copy of an array in a piece, and where that begins; None if there is no room."""
-        if (at := self.take(array.nbytes)) is None:
+    def place(self, *arrays: Array) -> list[tuple[Array, int]] | None:
+        """Return copies of arrays in pieces, and where those begin; None if there is no room.
+
+        Arrays that lie one behind the other are copied at once: after each copy a thread waits for Python's lock again.
+        """
+        if (begins := self.take_all([array.nbytes for array in arrays])) is None:
             return None
-        placed = np.ndarray(array.shape, array.dtype, self.memory, at)
-        placed[...] = array
-        return placed, at
+        placed = [
+            np.ndarray(array.shape, array.dtype, self.memory, at) for array, at in zip(arrays, begins, strict=True)
+        ]
+        whole = _in_a_row(arrays)
+        if whole is not None:
+            np.ndarray(whole.shape, whole.dtype, self.memory, begins[0])[...] = whole
+        else:
+            for to, array in zip(placed, arrays, strict=True):
+                to[...] = array
+        return list(zip(placed, begins, strict=True))
 
     def place_of(self, array: Array) -> int | None:
         """Return where an array lies in this memory, or None if it does not."""
-        at: int = array.__array_interface__["data"][0] - self._begins
+        at = _address(array) - self._begins
         return at if 0 <= at < len(self.memory) and array.flags.c_contiguous else None
+
+
+def _in_a_row(arrays: Sequence[Array]) -> Array | None:
+    """Return the bytes of arrays that lie one behind the other, without gaps where they are copied; None if not."""
+    begin = end = _address(arrays[0])
+    for array in arrays:
+        if _address(array) != end or not array.flags.c_contiguous or array.nbytes % ALIGNMENT:
+            return None
+        end += array.nbytes
+    return np.lib.stride_tricks.as_strided(arrays[0].reshape(-1).view(np.uint8), (end - begin,), (1,), writeable=False)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class _Outbox:
+    """Where the large outputs of a call are sent from: pieces of memory that the other end reads; see `Place`."""
+
+    __slots__ = ("begins", "memory")
+
+    def __init__(self, memory: Arena) -> None:
+        self.memory, self.begins = memory, list[int]()
+
+    def __call__(self, arrays: Sequence[Array], places: Sequence[_Outbox]) -> list[Array]:
+        if any(array.nbytes < _SHARED_FROM or array.dtype == object for array in arrays):
+            found = None
+        else:
+            found = self.memory.place(*arrays)
+        if found is None:
+            if len(arrays) == 1:
+                return [*arrays]
+            return [place([array], [place])[0] for array, place in zip(arrays, places, strict=True)]
+        for place, (_, at) in zip(places, found, strict=True):
+            place.begins.append(at)
+        return [placed for placed, _ in found]
 
 
 class _Asked(NamedTuple):
@@ -277,18 +331,11 @@ class Channel(asyncio.Protocol):
 
     def _infer(self, begin: Begin, number: int, values: Sequence[Any], tensors: dict[str, Array]) -> None:
         """Begin to answer a call; it is answered once nothing reads its tensors or writes to our memory for it."""
-        regions: list[int] = []
-
-        def place(array: Array) -> Array:
-            if array.nbytes < _SHARED_FROM or array.dtype == object or (found := self.arena.place(array)) is None:
-                return array
-            placed, at = found
-            regions.append(at)
-            return placed
+        outbox = _Outbox(self.arena)
 
         def answered(result: tuple[Any, Tensors] | BaseException) -> None:
             self._tasks.pop(number, None)
-            unused, packed = set(regions), _Packed()
+            unused, packed = set(outbox.begins), _Packed()
             try:
                 if isinstance(result, BaseException):
                     raise result
@@ -303,7 +350,7 @@ class Channel(asyncio.Protocol):
                 self.arena.give_back(at)
 
         try:
-            self._tasks[number] = begin(values, tensors, place, answered)
+            self._tasks[number] = begin(values, tensors, outbox, answered)
         except Exception as err:  # whatever it is, it belongs to the request
             answered(err)
 
@@ -349,7 +396,7 @@ class Channel(asyncio.Protocol):
             elif array.nbytes < _SHARED_FROM or (found := self.arena.place(array)) is None:
                 data = array.tobytes()
             else:
-                data = found[1]
+                ((_, data),) = found
                 regions.append(data)
             packed.append((name, datatype, array.shape, data))
         return packed

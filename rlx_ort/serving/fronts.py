@@ -20,9 +20,9 @@ from dataclasses import replace
 from typing import IO, Any, cast
 
 from rlx_ort.serving.budget import COLUMNS
-from rlx_ort.serving.channel import Answered, Channel, Place, Tensors, shared_memory
+from rlx_ort.serving.channel import Answered, Channel, Tensors, shared_memory
 from rlx_ort.serving.front import FrontSettings
-from rlx_ort.serving.lanes import Answer
+from rlx_ort.serving.lanes import Answer, Place
 from rlx_ort.serving.options import ConnectionLimits, HttpOptions
 from rlx_ort.serving.protocol import Array, InferRequest, WantedOutput
 from rlx_ort.serving.repository import Repository

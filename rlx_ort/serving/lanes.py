@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,9 @@ _NOBODY_ELSE_NS = 5_000_000  # the same where the event loop serves nobody else;
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
 _COPYING = 4
-THREADED_BYTES = 4 << 20
-"""Inputs and outputs of batches from this size on are copied by several threads, outputs beside the device's."""
+_THREADED_BYTES = 4 << 20  # inputs of batches from this size on are joined by several threads
+BESIDE_BYTES = 1 << 20
+"""Inputs and outputs of batches from this size on are copied beside the device's thread; waking one takes 0.1 ms."""
 _JOIN_WEIGHT = 0.125  # weight of a new time in the mean
 _MOST_PREPARED = 4  # shapes of a row; of more, each would cost some runs and come seldom
 _PREPARED_RUNS = 3  # of each batch size, whose least time counts
@@ -67,18 +68,27 @@ class Answer:
     times: Times
 
 
+class Place(Protocol):
+    """Where outputs of a request are copied to, and sent from. Requests with the same `memory` are copied together."""
+
+    memory: Any
+
+    def __call__(self, arrays: Sequence[Array], places: Sequence[Any]) -> Sequence[Array]:
+        """Return copies of an output of several requests, which have these places, in a thread. It must not fail."""
+
+
 @dataclass(slots=True, eq=False)
 class Rows:
     """A request in a batch: its inputs, the outputs that are wanted (None for all), and when it came.
 
-    `place` copies an output to where it is sent from; None if it is sent from where it is.
+    `place` is None if its outputs are sent from where they are.
     """
 
     inputs: Mapping[str, Array]
     wanted: tuple[str, ...] | None
     rows: int
     arrived_ns: int
-    place: Callable[[Array], Array] | None = field(default=None, kw_only=True)
+    place: Place | None = field(default=None, kw_only=True)
 
 
 Rooms: TypeAlias = dict[str, Array]
@@ -139,8 +149,6 @@ class Lane:
         self._prepared: dict[object, int] = {}  # inputs of a row -> the exponent up to which batches are prepared
         self.worker = Workers(1, f"rlx_ort-serve-{device.label}")
         self.helper = Workers(2, f"rlx_ort-serve-{device.label}-copy", idle_s=10.0)  # one joins, one places
-        self.alarm = Workers(1, f"rlx_ort-serve-{device.label}-alarm", idle_s=10.0)
-        self.alarm_is_set = False
         self._opener = Workers(1, f"rlx_ort-serve-{device.label}-open", idle_s=10.0)
 
     def next_rooms(self) -> Rooms:
@@ -302,7 +310,7 @@ def octave_of(rows: int) -> int:
 def executed(lane: Lane, batch: Sequence[Rows]) -> Sequence[Answer | Exception]:
     """Run a batch and return an answer or an error for each request; a batch that fails is run again one by one."""
     rooms = lane.next_rooms()
-    return placed(lane, batch, ran(lane, batch, rooms, functools.partial(joined, lane, batch, rooms)))
+    return placed(batch, ran(lane, batch, rooms, functools.partial(joined, lane, batch, rooms)))
 
 
 def ran(
@@ -336,34 +344,39 @@ def joined(lane: Lane, batch: Sequence[Rows], rooms: Rooms) -> Mapping[str, Arra
     return inputs
 
 
-def placed(lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> Sequence[Answer | Exception]:
-    """Copy outputs to where they are sent from."""
+def placed(batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> Sequence[Answer | Exception]:
+    """Copy outputs to where they are sent from, those that are sent from the same memory together."""
     begun_ns = time.perf_counter_ns()
-    copies = [
-        functools.partial(_place, request.place, request.wanted, result.outputs)
-        for request, result in zip(batch, results, strict=True)
-        if request.place is not None and isinstance(result, Answer)
-    ]
-    if copies:
-        try:
-            _call_all(lane, copies, placed_bytes(batch, results))
-        except Exception as err:  # it belongs to the requests
-            return [_wrapped(err)] * len(batch)
-        took_ns = time.perf_counter_ns() - begun_ns
-        for result in results:
-            if isinstance(result, Answer):
-                result.times.output_ns += took_ns
+    pairs = _to_place(batch, results)
+    try:
+        for _, part in itertools.groupby(pairs, lambda pair: (place_order(pair[0]), pair[0].wanted)):
+            _place([*part])
+    except Exception as err:  # it belongs to the requests
+        return [_wrapped(err)] * len(batch)
+    took_ns = time.perf_counter_ns() - begun_ns
+    for result in results if pairs else ():
+        if isinstance(result, Answer):
+            result.times.output_ns += took_ns
     return results
 
 
 def placed_bytes(batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> int:
-    """Return how much `place` copies."""
-    return sum(
-        array.nbytes
+    """Return how much `placed` copies."""
+    return sum(array.nbytes for _, result in _to_place(batch, results) for array in result.outputs.values())
+
+
+def _to_place(batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> list[tuple[Rows, Answer]]:
+    """Return the requests whose outputs are placed, with their answers."""
+    return [
+        (request, result)
         for request, result in zip(batch, results, strict=True)
         if request.place is not None and isinstance(result, Answer)
-        for array in result.outputs.values()
-    )
+    ]
+
+
+def place_order(request: Rows) -> int:
+    """Return a key that brings requests of a batch together which are placed together, if they are sorted by it."""
+    return 0 if request.place is None else id(request.place.memory)
 
 
 def _run_joined(
@@ -425,14 +438,19 @@ def _joined(lane: Lane, name: str, arrays: list[Array], padding: int, rooms: Roo
     return whole
 
 
-def _place(to: Callable[[Array], Array], wanted: tuple[str, ...] | None, outputs: dict[str, Array]) -> None:
-    for name in list(outputs) if wanted is None else wanted:
-        outputs[name] = to(outputs[name])
+def _place(part: Sequence[tuple[Rows, Answer]]) -> None:
+    places = [request.place for request, _ in part]
+    place, wanted = places[0], part[0][0].wanted
+    assert place is not None  # noqa: S101  # see `_to_place`
+    for name in list(part[0][1].outputs) if wanted is None else wanted:
+        copies = place([answer.outputs[name] for _, answer in part], places)
+        for (_, answer), copy in zip(part, copies, strict=True):
+            answer.outputs[name] = copy
 
 
 def _is_threaded(lane: Lane, size: int) -> bool:
     """Return whether copies of so many bytes are made by several threads, since a device stands still meanwhile."""
-    return size >= THREADED_BYTES and lane.device != Device.CPU
+    return size >= _THREADED_BYTES and lane.device != Device.CPU
 
 
 def _call_all(lane: Lane, copies: Sequence[Callable[[], object]], size: int) -> None:

@@ -18,7 +18,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.serving import tracing
-from rlx_ort.serving.lanes import Answer
+from rlx_ort.serving.lanes import Answer, Place
 from rlx_ort.serving.model_devices import SAME_DEVICE, ModelDevices, started_devices, tried_devices
 from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
@@ -124,7 +124,7 @@ class ServedModel:
         tracing.add_phases(self.name, self.version, answer, begun_ns)
         return answer
 
-    def start(self, request: InferRequest, ended: Ended, place: Callable[[Array], Array] | None = None) -> Pending:
+    def start(self, request: InferRequest, ended: Ended, place: Place | None = None) -> Pending:
         """Begin an inference; see `Scheduler.accept`.
 
         Raises:

@@ -30,19 +30,36 @@ def test_pieces_of_a_memory_never_overlap_and_all_come_back() -> None:
             arena.give_back(at)
             del taken[at]
             continue
-        size = draw.randrange(1, SIZE // 4)
-        at_or_none = arena.take(size)
-        if at_or_none is None:
+        sizes = [draw.randrange(1, SIZE // 8) for _ in range(draw.randrange(1, 4))]
+        begins = arena.take_all(sizes)
+        if begins is None:
             refused += 1
             continue
-        at = at_or_none
-        assert at + size <= SIZE
-        assert all(at + size <= other or other + taken[other] <= at for other in taken)
-        taken[at] = size
+        for at, size in zip(begins, sizes, strict=True):
+            assert at + size <= SIZE
+            assert all(at + size <= other or other + taken[other] <= at for other in taken)
+            taken[at] = size
     assert refused
     for at in taken:
         arena.give_back(at)
     assert arena.take(SIZE) == 0
+
+
+@pytest.mark.parametrize("gap", [0, 1])
+@pytest.mark.parametrize("width", [64, 100])
+def test_copies_of_neighbours_are_copies_of_each(gap: int, width: int) -> None:
+    """Of rows that lie one behind the other and of others, with sizes that fill whole pieces and not."""
+    rows = np.random.default_rng(0).standard_normal((12, width)).astype(np.float32)
+    arrays = [rows[at : at + count] for at, count in ((0, 2), (2 + gap, 1), (3 + gap, 4))]
+    arena = Arena(memoryview(bytearray(SIZE)))
+    found = arena.place(*arrays)
+    assert found is not None
+    for array, (copy, at) in zip(arrays, found, strict=True):
+        np.testing.assert_array_equal(copy, array)
+        assert arena.place_of(copy) == at
+    before = arrays[0].copy()
+    rows[:] = 0
+    np.testing.assert_array_equal(found[0][0], before)
 
 
 async def _doubled(name: str, values: Sequence[Any], tensors: dict[str, Array]) -> tuple[Any, Tensors]:
@@ -190,7 +207,7 @@ def test_memory_of_an_inference_is_kept_until_nothing_uses_it(given_up: bool) ->
             while not begun:
                 await asyncio.sleep(0.001)
             [(_, tensors, place, answered)] = begun
-            used, unused = await asyncio.to_thread(lambda: (place(tensors["x"] + 1), place(tensors["x"])))
+            used, unused = await asyncio.to_thread(lambda: place([tensors["x"] + 1, tensors["x"]], [place, place]))
             if given_up:
                 call.cancel()
             await asyncio.sleep(0.05)

@@ -223,13 +223,16 @@ async def test_a_request_that_is_given_up_ends_with_its_batch(count: int) -> Non
     fake, ended, placing = Fake(), list[object](), list[int]()
     scheduler = Scheduler([lane(fake, CUDA)], batched=True)
 
-    def place(array: Array) -> Array:
-        placing.append(len(ended))
-        return array.copy()
+    class Place:
+        memory = None
+
+        def __call__(self, arrays: Sequence[Array], places: Sequence[Any]) -> list[Array]:
+            placing.extend(len(ended) for _ in arrays)
+            return [array.copy() for array in arrays]
 
     fake.gate = threading.Event()
     given = rows(1, width=count)
-    pending = [scheduler.accept(given, None, ended.append, place=place) for _ in range(2)]
+    pending = [scheduler.accept(given, None, ended.append, place=Place()) for _ in range(2)]
     while not fake.runs:
         await asyncio.sleep(0.001)
     pending[0].cancel()

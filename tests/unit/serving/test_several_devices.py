@@ -102,12 +102,8 @@ class Fake:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the time that the scheduler reads."""
     found = Clock()
-
-    def sleep(seconds: float) -> None:
-        found.ns += round(seconds * 1e9)
-
     for module in (scheduling, lane_module):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter_ns=lambda: found.ns, sleep=sleep))
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter_ns=lambda: found.ns))
     return found
 
 
@@ -147,7 +143,6 @@ def served(
         lane = Lane(device, fake, guess, 64, padding=padding)
         lane.worker = fake  # type: ignore[assignment]
         lane.helper = Fake(clock, fake.cost)  # type: ignore[assignment]
-        lane.alarm = Fake(clock, fake.cost)  # type: ignore[assignment]
         lane._inline_from_ns = 1 << 62
         lane.learn(1, round(fake.cost(1)))  # as the run that warms a device does
         if broken_s and device == CUDA:
