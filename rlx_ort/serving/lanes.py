@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -38,7 +38,7 @@ _NOBODY_ELSE_NS = 5_000_000  # the same where the event loop serves nobody else;
 _DISTURBED = 200  # a run on the event loop that takes so many times _INLINE_NS is the last one for a second
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 60.0
 _COPYING = 4
-_THREADED_BYTES = 4 << 20  # inputs of batches from this size on are joined by several threads
+_THREADED_BYTES = 4 << 20  # inputs and outputs of batches from this size on are copied by several threads
 BESIDE_BYTES = 1 << 20
 """Inputs and outputs of batches from this size on are copied beside the device's thread; waking one takes 0.1 ms."""
 _JOIN_WEIGHT = 0.125  # weight of a new time in the mean
@@ -310,7 +310,7 @@ def octave_of(rows: int) -> int:
 def executed(lane: Lane, batch: Sequence[Rows]) -> Sequence[Answer | Exception]:
     """Run a batch and return an answer or an error for each request; a batch that fails is run again one by one."""
     rooms = lane.next_rooms()
-    return placed(batch, ran(lane, batch, rooms, functools.partial(joined, lane, batch, rooms)))
+    return placed(lane, batch, ran(lane, batch, rooms, functools.partial(joined, lane, batch, rooms)))
 
 
 def ran(
@@ -344,13 +344,12 @@ def joined(lane: Lane, batch: Sequence[Rows], rooms: Rooms) -> Mapping[str, Arra
     return inputs
 
 
-def placed(batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> Sequence[Answer | Exception]:
-    """Copy outputs to where they are sent from, those that are sent from the same memory together."""
+def placed(lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> Sequence[Answer | Exception]:
+    """Copy outputs to where they are sent from."""
     begun_ns = time.perf_counter_ns()
     pairs = _to_place(batch, results)
     try:
-        for _, part in itertools.groupby(pairs, lambda pair: (place_order(pair[0]), pair[0].wanted)):
-            _place([*part])
+        _call_all(lane, [functools.partial(_place, part) for part in _together(pairs)], placed_bytes(batch, results))
     except Exception as err:  # it belongs to the requests
         return [_wrapped(err)] * len(batch)
     took_ns = time.perf_counter_ns() - begun_ns
@@ -377,6 +376,14 @@ def _to_place(batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> l
 def place_order(request: Rows) -> int:
     """Return a key that brings requests of a batch together which are placed together, if they are sorted by it."""
     return 0 if request.place is None else id(request.place.memory)
+
+
+def _together(pairs: Sequence[tuple[Rows, Answer]]) -> Iterator[list[tuple[Rows, Answer]]]:
+    """Yield neighbours that are placed together, in about as many parts as there are threads that copy."""
+    for _, group in itertools.groupby(pairs, lambda pair: (place_order(pair[0]), pair[0].wanted)):
+        part = [*group]
+        each = -(-len(part) // max(1, round(_COPYING * len(part) / len(pairs))))
+        yield from (part[at : at + each] for at in range(0, len(part), each))
 
 
 def _run_joined(
@@ -455,6 +462,8 @@ def _is_threaded(lane: Lane, size: int) -> bool:
 
 def _call_all(lane: Lane, copies: Sequence[Callable[[], object]], size: int) -> None:
     """Make copies of so many bytes in all."""
+    if not copies:
+        return
     each = -(-len(copies) // (_COPYING if _is_threaded(lane, size) else 1))
     first, *others = [copies[at : at + each] for at in range(0, len(copies), each)]
     copied = [_copiers.submit(functools.partial(_call, part)) for part in others]
