@@ -348,7 +348,7 @@ def make_prefix(found: Windows) -> None:
 
 
 def make_environment(found: Windows, wanted: str) -> None:
-    """Make the virtual environment with all packages but the project, and bridge two gaps of Wine."""
+    """Make the virtual environment with all packages but the project, and bridge gaps of Wine."""
     folder = found.drive / "rlx" / found.name
     shutil.rmtree(folder, ignore_errors=True)
     made = found.wine("C:\\Python313\\python.exe", "-m", "venv", "--without-pip", f"C:\\rlx\\{found.name}")
