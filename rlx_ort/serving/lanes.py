@@ -91,6 +91,7 @@ class Rows:
     place: Place | None = field(default=None, kw_only=True)
 
 
+_ToPlace: TypeAlias = tuple[Place, tuple[str, ...] | None, Answer]
 Rooms: TypeAlias = dict[str, Array]
 """Memory for the inputs of a batch, by their names."""
 
@@ -347,13 +348,13 @@ def joined(lane: Lane, batch: Sequence[Rows], rooms: Rooms) -> Mapping[str, Arra
 def placed(lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> Sequence[Answer | Exception]:
     """Copy outputs to where they are sent from."""
     begun_ns = time.perf_counter_ns()
-    pairs = _to_place(batch, results)
+    answers = _to_place(batch, results)
     try:
-        _call_all(lane, [functools.partial(_place, part) for part in _together(pairs)], placed_bytes(batch, results))
+        _call_all(lane, [functools.partial(_place, part) for part in _together(answers)], placed_bytes(batch, results))
     except Exception as err:  # it belongs to the requests
         return [_wrapped(err)] * len(batch)
     took_ns = time.perf_counter_ns() - begun_ns
-    for result in results if pairs else ():
+    for result in results if answers else ():
         if isinstance(result, Answer):
             result.times.output_ns += took_ns
     return results
@@ -361,13 +362,13 @@ def placed(lane: Lane, batch: Sequence[Rows], results: Sequence[Answer | Excepti
 
 def placed_bytes(batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> int:
     """Return how much `placed` copies."""
-    return sum(array.nbytes for _, result in _to_place(batch, results) for array in result.outputs.values())
+    return sum(array.nbytes for *_, answer in _to_place(batch, results) for array in answer.outputs.values())
 
 
-def _to_place(batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> list[tuple[Rows, Answer]]:
-    """Return the requests whose outputs are placed, with their answers."""
+def _to_place(batch: Sequence[Rows], results: Sequence[Answer | Exception]) -> list[_ToPlace]:
+    """Return the answers whose outputs are placed, with where they go and the outputs that are wanted."""
     return [
-        (request, result)
+        (request.place, request.wanted, result)
         for request, result in zip(batch, results, strict=True)
         if request.place is not None and isinstance(result, Answer)
     ]
@@ -378,11 +379,11 @@ def place_order(request: Rows) -> int:
     return 0 if request.place is None else id(request.place.memory)
 
 
-def _together(pairs: Sequence[tuple[Rows, Answer]]) -> Iterator[list[tuple[Rows, Answer]]]:
+def _together(answers: Sequence[_ToPlace]) -> Iterator[list[_ToPlace]]:
     """Yield neighbours that are placed together, in about as many parts as there are threads that copy."""
-    for _, group in itertools.groupby(pairs, lambda pair: (place_order(pair[0]), pair[0].wanted)):
+    for _, group in itertools.groupby(answers, lambda each: (id(each[0].memory), each[1])):
         part = [*group]
-        each = -(-len(part) // max(1, round(_COPYING * len(part) / len(pairs))))
+        each = -(-len(part) // max(1, round(_COPYING * len(part) / len(answers))))
         yield from (part[at : at + each] for at in range(0, len(part), each))
 
 
@@ -445,18 +446,16 @@ def _joined(lane: Lane, name: str, arrays: list[Array], padding: int, rooms: Roo
     return whole
 
 
-def _place(part: Sequence[tuple[Rows, Answer]]) -> None:
-    places = [request.place for request, _ in part]
-    place, wanted = places[0], part[0][0].wanted
-    assert place is not None  # noqa: S101  # see `_to_place`
-    for name in list(part[0][1].outputs) if wanted is None else wanted:
-        copies = place([answer.outputs[name] for _, answer in part], places)
-        for (_, answer), copy in zip(part, copies, strict=True):
+def _place(part: Sequence[_ToPlace]) -> None:
+    places, (wanted, *_), answers = zip(*part, strict=True)
+    for name in list(answers[0].outputs) if wanted is None else wanted:
+        copies = places[0]([answer.outputs[name] for answer in answers], places)
+        for answer, copy in zip(answers, copies, strict=True):
             answer.outputs[name] = copy
 
 
 def _is_threaded(lane: Lane, size: int) -> bool:
-    """Return whether copies of so many bytes are made by several threads, since a device stands still meanwhile."""
+    """Return whether copies of so many bytes are made by several threads, since a device or its clients wait."""
     return size >= _THREADED_BYTES and lane.device != Device.CPU
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -243,6 +244,39 @@ async def test_a_request_that_is_given_up_ends_with_its_batch(count: int) -> Non
         await asyncio.sleep(0.001)
     assert [type(each) for each in ended] == [asyncio.CancelledError, Answer]
     assert placing == [0, 0]
+    await scheduler.close()
+
+
+@pytest.mark.parametrize("count", [2, 1 << 20])
+async def test_outputs_for_the_same_memory_are_placed_together(count: int) -> None:
+    """Of requests that come in turns for two memories, each gets its own rows; also where several threads copy."""
+    fake, ended, placed = Fake(), dict[int, Any](), list[set[str]]()
+
+    class Place:
+        def __init__(self, memory: str) -> None:
+            self.memory = memory
+
+        def __call__(self, arrays: Sequence[Array], places: Sequence[Any]) -> list[Array]:
+            placed.append({place.memory for place in places})
+            return [array.copy() for array in arrays]
+
+    scheduler = Scheduler([lane(fake, CUDA)], batched=True)
+    fake.gate = threading.Event()
+    first = asyncio.create_task(scheduler.submit(rows(1, width=count)))
+    while not fake.runs:
+        await asyncio.sleep(0.001)
+    memories = ["one", "other"]
+    for at in range(8):
+        ended_at = functools.partial(ended.__setitem__, at)
+        scheduler.accept(rows(1, at, width=count), None, ended_at, place=Place(memories[at % 2]))
+    fake.gate.set()
+    await first
+    while len(ended) < 8:
+        await asyncio.sleep(0.001)
+    for at, answer in ended.items():
+        np.testing.assert_array_equal(answer.outputs["y"], np.full((1, count), 2 * at))
+    assert all(len(each) == 1 for each in placed)
+    assert len(placed) < 8
     await scheduler.close()
 
 
