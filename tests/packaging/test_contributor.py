@@ -1,4 +1,4 @@
-"""A contributor's walk: the op and the provider of CONTRIBUTING.md, added to a copy of the checkout by its commands."""
+"""A contributor's walks: the examples of CONTRIBUTING.md, added to copies of the checkout by the page's commands."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _run(command: str, checkout: Path) -> None:
 
 def _run_all(blocks: list[tuple[str, str]], checkout: Path) -> None:
     commands = [line for text in _texts(blocks, "") for line in text.splitlines()]
-    assert len(commands) >= 3
+    assert len(commands) >= 2
     for command in commands:
         _run(command, checkout)
 
@@ -96,4 +96,39 @@ def test_a_provider_is_added_by_the_page(checkout: Path, record_property: Callab
         _put(checkout / "rlx_ort/device.py", '    "cpu",\n)', '    "toy",\n')
         _put(checkout / "docs/devices.md", "| `tpu`, `opengl` |", "| `toy` | CPU | every flavour | by this walk |\n")
         _put(checkout / "docs/choosing.md", "| `amdgpu` | ONNX Runtime's list", "| `toy` | index 0 only |\n")
+        _run_all(blocks, checkout)
+
+
+def test_a_way_to_run_is_added_by_the_page(checkout: Path, record_property: Callable[[str, object], None]) -> None:
+    """Its goal, rule and method go into three files; its test and those of the other ways then pass."""
+    blocks = _section("Add a way to run")
+    (goal, rule, method), [test] = _texts(blocks, "text"), _texts(blocks, "python")
+    with minutes_of("contributor, a way to run", record_property):
+        _put(checkout / "rlx_ort/routes.py", "HINT, TRY = ", goal)
+        _put(checkout / "rlx_ort/device_sessions.py", "Key, Moment, Pick", "PREFERRED, ")
+        _put(checkout / "rlx_ort/device_sessions.py", "        if goal is FASTEST:\n", textwrap.indent(rule, " " * 8))
+        _put(checkout / "rlx_ort/graph_devices.py", "    RESOLVED,\n", "    PREFERRED,\n")
+        _put(checkout / "rlx_ort/graph_devices.py", "    def run_fastest(\n", textwrap.indent(method + "\n", " " * 4))
+        (checkout / "tests/unit/execution/test_run_preferred.py").write_text(test, encoding="utf-8")
+        _run_all(blocks, checkout)
+
+
+def test_an_option_of_the_server_is_added_by_the_page(
+    checkout: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Its field, check and parameter go into three files; a server of it then refuses larger requests."""
+    blocks = _section("Add an option of the server")
+    (field, check, parameter), [test] = _texts(blocks, "text"), _texts(blocks, "python")
+    with minutes_of("contributor, an option of the server", record_property):
+        after = "\n    def batches_unproven("
+        _put(checkout / "rlx_ort/serving/options.py", after, textwrap.indent(field, " " * 4))
+        after = "\n\ndef device_lines("
+        _put(checkout / "rlx_ort/serving/models.py", after, textwrap.indent(check, " " * 8))
+        _put(checkout / "rlx_ort/cli/serve.py", "    precision: str = ", textwrap.indent(parameter, " " * 4))
+        _put(
+            checkout / "rlx_ort/cli/serve.py",
+            "        most_held_bytes=most_held_bytes,\n",
+            "        most_rows=most_rows,\n",
+        )
+        (checkout / "tests/backend/serving/test_most_rows.py").write_text(test, encoding="utf-8")
         _run_all(blocks, checkout)
