@@ -252,12 +252,6 @@ class DeviceRouter(ParamSetter):
         """Close every session."""
         self.runner.close()
 
-    def __enter__(self) -> DeviceRouter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def _warm(self) -> None:
         if not self.runner.warm_all():
             self.runner.fastest()  # raises with the blocker of each device, where policy or graph is the reason

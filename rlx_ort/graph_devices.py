@@ -694,12 +694,6 @@ class GraphDevices(ParamSetter):
         self._sessions.current.ended = True
         self.invalidate_cache()
 
-    def __enter__(self) -> GraphDevices:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __reduce_ex__(self, protocol: object, /) -> NoReturn:
         """Refuse to be copied or pickled: a copy would share the sessions, and closing it would close these.
 

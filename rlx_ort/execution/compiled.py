@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
@@ -803,14 +802,6 @@ class CompiledGraph(ParamSetter):
     def end(self) -> None:
         """Let no other run begin, since the owner of the session closes it; does not wait for runs in progress."""
         self._state.end()
-
-    def __enter__(self) -> CompiledGraph:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open" if self._slot.is_open else "not open yet"

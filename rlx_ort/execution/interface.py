@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from rlx_ort.errors import InputError, near_names
 
@@ -119,7 +119,10 @@ def _shown(value: Any) -> tuple[object, object, object]:
 
 
 class ParamSetter:
-    """Runs a graph with the parameters of a store, which may be set at any time."""
+    """Runs a graph with the parameters of a store, which may be set at any time; the end of a `with` block closes it.
+
+    `weights` and `close` are those of the subclass.
+    """
 
     @property
     def weights(self) -> WeightStore:
@@ -147,6 +150,16 @@ class ParamSetter:
     def update_params(self) -> AbstractContextManager[None]:
         """Return a `with` block whose `set_param` calls take effect together, when it ends without an error."""
         return self.weights.update()
+    def close(self) -> None:
+        """Close every session."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
 
 
 def _restored(names: list[str], device: Device, values: list[Any]) -> Outputs:
