@@ -602,6 +602,12 @@ class CompiledGraph(ParamSetter):
 
     # Handles
 
+    @property
+    def _settled(self) -> Handles:
+        """The handles as the committed runs leave them."""
+        self._state.background.settle()
+        return self._state.handles
+
     def bind_handle(self, name: str, array: npt.ArrayLike) -> bool:
         """Keep a copy of an array in host memory, as the value of the input of that name in runs that do not supply it.
 
@@ -611,15 +617,13 @@ class CompiledGraph(ParamSetter):
         Raises:
             InputError: no input, and no output by number, has the name, or the array is not of its type.
         """
-        self._state.background.settle()
-        self._state.handles.bind(name, array)
+        self._settled.bind(name, array)
         self._tie()
         return True
 
     def read_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a copy of a handle in host memory, or None when there is none; waits for committed runs."""
-        self._state.background.settle()
-        return self._state.handles.read(name, on_device=False)
+        return self._settled.read(name, on_device=False)
 
     def set_handle_feed(self, handle: str, out_idx: int) -> bool:
         """Overwrite a handle in host memory with an output after every later run; returns True.
@@ -627,8 +631,7 @@ class CompiledGraph(ParamSetter):
         Raises:
             InputError: there is no such handle or output, or their dtypes differ.
         """
-        self._state.background.settle()
-        self._state.handles.feed(handle, out_idx, on_device=False)
+        self._settled.feed(handle, out_idx, on_device=False)
         return True
 
     def bind_gpu_handle(self, name: str, array: Any) -> bool:
@@ -641,8 +644,7 @@ class CompiledGraph(ParamSetter):
             InputError: no input has the name, or the array is not of its type.
             EngineError: the device did not take it.
         """
-        self._state.background.settle()
-        self._state.handles.bind(name, array, self.engine())
+        self._settled.bind(name, array, self.engine())
         self._tie()
         return True
 
@@ -659,14 +661,12 @@ class CompiledGraph(ParamSetter):
         Raises:
             InputError: there is no such handle or output, or their dtypes differ.
         """
-        self._state.background.settle()
-        self._state.handles.feed(handle, out_idx, on_device=True)
+        self._settled.feed(handle, out_idx, on_device=True)
         return True
 
     def read_gpu_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a handle on the device as a copy on the host, or None when there is none; waits for the device."""
-        self._state.background.settle()
-        return self._state.handles.read(name, on_device=True)
+        return self._settled.read(name, on_device=True)
 
     def run_feed_gpu_handle(self, inputs: Mapping[str, Any], handle: str, out_idx: int) -> npt.NDArray[Any]:
         """Set a feed, run, and return that output; the feed stays set.
