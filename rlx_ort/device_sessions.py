@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, MemoryBudgetError, NoViableDeviceError
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from rlx_ort.execution.benchmark import DeviceBenchResult, InputSignature
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.engine import EngineSlot
-    from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.interface import Inputs
     from rlx_ort.execution.resident import Resident
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.split_plan import SplitPlan
-    from rlx_ort.options.variant import Variant
     from rlx_ort.selection.candidates import Candidates
 
 T = TypeVar("T")
@@ -114,15 +113,9 @@ class SessionSet:
         slot = self._slots.get(device)
         return slot is not None and slot.is_open
 
-    def placement(self, device: Device) -> Placement | None:
-        """Return where each node is on a device, or None if no session was opened there."""
-        slot = self._slots.get(device)
-        return None if slot is None else slot.placement
-
-    def variant(self, device: Device) -> Variant | None:
-        """Return the tuned variant that a device's session runs in, or None without one."""
-        slot = self._slots.get(device)
-        return None if slot is None else slot.variant
+    def slot(self, device: Device) -> EngineSlot | None:
+        """Return the slot of a device, or None if the graph was not compiled for it."""
+        return self._slots.get(device)
 
     def resident(self, device: Device) -> Resident | None:
         """Return the memory of a device's session, or None if the graph was not compiled for it."""
@@ -184,10 +177,7 @@ class DeviceSessions:
     """
 
     def __init__(
-        self,
-        policy: DevicePolicy,
-        options: CompileOptions,
-        load: Callable[[], tuple[Graph, WeightStore]] | None = None,
+        self, policy: DevicePolicy, options: CompileOptions, load: Callable[[], tuple[Graph, WeightStore]] | None = None
     ) -> None:
         self.policy = policy
         self._set_options(options)
@@ -270,7 +260,7 @@ class DeviceSessions:
 
     # Which device
 
-    def candidates(self, inputs: Mapping[str, Any] | None = None, options: CompileOptions | None = None) -> Candidates:
+    def candidates(self, inputs: Inputs | None = None, options: CompileOptions | None = None) -> Candidates:
         """Return the devices for an automatic choice as of now, or for other options."""
         from rlx_ort.selection.candidates import Candidates
 
@@ -284,7 +274,7 @@ class DeviceSessions:
                 self._strict = strict.refused.keys(), strict.devices()
             return list(self._strict[1])
 
-    def ranked(self, inputs: Mapping[str, Any]) -> list[Device]:
+    def ranked(self, inputs: Inputs) -> list[Device]:
         """Return the devices that may be chosen for the inputs, the best one first."""
         return list(self.candidates(inputs).ranked())
 
@@ -300,7 +290,7 @@ class DeviceSessions:
 
         return resolve_device(self.graph, device, self.policy, self.options)
 
-    def pick(self, goal: Key, inputs: Mapping[str, Any] | None) -> Pick:
+    def pick(self, goal: Key, inputs: Inputs | None) -> Pick:
         """Return the device that a run asks for."""
         if goal.__class__ is tuple:
             return Pick(self.resolve(goal[1]), named=True)
@@ -318,7 +308,7 @@ class DeviceSessions:
 
         return Pick(*choice(self.follow_graph(), None, self.policy, self.options, inputs))
 
-    def plan(self, inputs: Mapping[str, Any] | None, without: Collection[Device] = ()) -> SplitPlan | None:
+    def plan(self, inputs: Inputs | None, without: Collection[Device] = ()) -> SplitPlan | None:
         """Return the plan for inputs that the options ask for, None where "auto" needs none.
 
         A plan of "auto" is kept for other sizes while it has room for them. Without some devices, it is another plan
@@ -367,7 +357,7 @@ class DeviceSessions:
         """Whether the strategy of the policy measures devices."""
         return isinstance(self.policy.pick_strategy(), (Benchmark, Adaptive))
 
-    def is_decided(self, goal: Key, inputs: Mapping[str, Any]) -> bool:
+    def is_decided(self, goal: Key, inputs: Inputs) -> bool:
         """Return whether a choice needs neither probes nor measurements."""
         from rlx_ort.execution.benchmark import input_signature
         from rlx_ort.selection.graph_cache import cache_of
@@ -383,7 +373,7 @@ class DeviceSessions:
             return follower.home
         return follower.device(self.refusals(self.by_choice))
 
-    def _follower(self, inputs: Mapping[str, Any]) -> Follower | None:
+    def _follower(self, inputs: Inputs) -> Follower | None:
         """Return the follower of the winner under a strategy that measures, or None under another one."""
         pick = self.policy.pick_strategy()
         if not isinstance(pick, (Benchmark, Adaptive)):
@@ -412,7 +402,7 @@ class DeviceSessions:
         winners[key] = follower = Follower(self.graph, choice, sizes)
         return follower
 
-    def benchmark(self, inputs: Mapping[str, Any], runs: int) -> list[DeviceBenchResult]:
+    def benchmark(self, inputs: Inputs, runs: int) -> list[DeviceBenchResult]:
         """Time the graph on every device that an automatic choice may take."""
         from rlx_ort.adaptive import learn_from
         from rlx_ort.execution.benchmark import benchmark_devices
@@ -424,11 +414,7 @@ class DeviceSessions:
     # Sessions
 
     def compiled(
-        self,
-        place: Device | SplitPlan,
-        named: bool,
-        current: SessionSet | None = None,
-        inputs: Mapping[str, Any] | None = None,
+        self, place: Device | SplitPlan, named: bool, current: SessionSet | None = None, inputs: Inputs | None = None
     ) -> CompiledGraph:
         """Return the graph compiled for a place, in this set of sessions or the present one.
 
@@ -453,7 +439,7 @@ class DeviceSessions:
                 self._check_memory(graph, place, inputs)
             return current.compiled(graph, self.weights, place, rule)
 
-    def _check_memory(self, graph: Graph, device: Device, inputs: Mapping[str, Any] | None) -> None:
+    def _check_memory(self, graph: Graph, device: Device, inputs: Inputs | None) -> None:
         """Return unless the device cannot hold the graph; graphs that are small for it are not counted."""
         from rlx_ort.providers.registry import memory_limit
 
@@ -475,7 +461,7 @@ class DeviceSessions:
                 compiled.open(required=False)
         return compiled
 
-    def open_first(self, goal: Key, inputs: Mapping[str, Any] | None) -> tuple[Pick, CompiledGraph]:
+    def open_first(self, goal: Key, inputs: Inputs | None) -> tuple[Pick, CompiledGraph]:
         """Return the first choice that takes the graph, and the graph compiled for it.
 
         A device that the call names is not replaced.
@@ -515,18 +501,6 @@ class DeviceSessions:
     def moment(self) -> Moment:
         """Return the state of things before a choice."""
         return self.routes.moment(self.follow_graph())
-
-    def keep(
-        self,
-        goal: Key,
-        inputs: Mapping[str, Any],
-        pick: Pick,
-        compiled: CompiledGraph,
-        since: Moment,
-        attempts: tuple[tuple[Device, str], ...] | None,
-    ) -> None:
-        """Let the next runs with such inputs go straight to the device, while nothing has changed since."""
-        since.routes.put(goal, inputs, pick, compiled, since, attempts)
 
     def again_if_closed(self, run: Callable[[], T]) -> T:
         """Return the result of a run, made again where its session was closed before it began.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
 from rlx_ort import environment
 from rlx_ort.device import Device, DeviceLike, is_pair, with_options
@@ -28,7 +28,7 @@ from rlx_ort.errors import (
     InputError,
     RunError,
 )
-from rlx_ort.execution.interface import Outputs, ParamSetter, ValueInfo, described, inputs_by_name
+from rlx_ort.execution.interface import Inputs, Outputs, ParamSetter, ValueInfo, described, inputs_by_name
 from rlx_ort.faults import first_that_works, is_device_failure, those_that_work
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.routes import (
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from rlx_ort.selection.policy import Devices
     from rlx_ort.tuning import Tuning
 
+Cancel: TypeAlias = "CancelToken | None"
+_Failed: TypeAlias = tuple[Device, Exception]
 T = TypeVar("T")
 _GRACE_S = 1.0  # that an engine has to return at a time limit
 
@@ -185,14 +187,14 @@ class GraphDevices(ParamSetter):
         """Return a new report: one row a device, with the reason why it is blocked."""
         return self._sessions.candidates().report()
 
-    def rank(self, inputs: Mapping[str, Any] | None = None) -> list[DeviceCandidate]:
+    def rank(self, inputs: Inputs | None = None) -> list[DeviceCandidate]:
         """Return a row for every device the policy allows, the best choice first, blocked ones last.
 
         Automatic choices follow this order. The inputs size the predictions; see `rlx_ort.rank`.
         """
         return self._sessions.candidates(inputs).rank()
 
-    def fastest(self, inputs: Mapping[str, Any] | None = None) -> Device:
+    def fastest(self, inputs: Inputs | None = None) -> Device:
         """Return the device with the smallest predicted time now; `RLX_DEVICE` is ignored.
 
         The inputs size the prediction. No session is opened: a device is passed over once it has refused the graph in
@@ -227,7 +229,7 @@ class GraphDevices(ParamSetter):
         chain = chain_with(None if device is None else self._device(device))
         return resolve_device_chain(self.graph, chain, self.policy, self.options)
 
-    def resolve_with_inputs(self, inputs: Mapping[str, Any], device: DeviceLike | None = None) -> Device:
+    def resolve_with_inputs(self, inputs: Inputs, device: DeviceLike | None = None) -> Device:
         """Return the device to use for inputs of these sizes; under the benchmark strategy the fastest measured one.
 
         Under the adaptive strategy devices are measured if their predictions are too close. The winner is remembered
@@ -304,9 +306,7 @@ class GraphDevices(ParamSetter):
         finally:
             self.last_attempts = tuple(attempts)
 
-    def compile_resolved_with_inputs(
-        self, inputs: Mapping[str, Any], device: DeviceLike | None = None
-    ) -> CompiledGraph:
+    def compile_resolved_with_inputs(self, inputs: Inputs, device: DeviceLike | None = None) -> CompiledGraph:
         """Return the graph compiled for the device that `resolve_with_inputs` returns, or the next that takes it."""
         return self._open_first(CHOSEN, inputs)[1] if device is None else self.compile_resolved(device)
 
@@ -341,31 +341,23 @@ class GraphDevices(ParamSetter):
         """
         device = self._device(device)
         sessions = self._sessions
-        return sessions.current.placement(device) or sessions.compiled(device, named=False).placement
+        slot = sessions.current.slot(device)
+        return (slot and slot.placement) or sessions.compiled(device, named=False).placement
 
     def variant(self, device: DeviceLike) -> Variant | None:
         """Return the variant that `tune` found and the device's session runs in; None without one, or a session."""
-        return self._sessions.current.variant(self._device(device))
+        slot = self._sessions.current.slot(self._device(device))
+        return None if slot is None else slot.variant
 
     # Run
 
     @overload
     def run(
-        self,
-        device: DeviceLike | None,
-        inputs: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, device: DeviceLike | None, inputs: Inputs, *, timeout_s: float | None = None, cancel: Cancel = None
     ) -> Outputs: ...
     @overload
     def run(
-        self,
-        inputs: Mapping[str, Any],
-        device: DeviceLike | None = None,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, inputs: Inputs, device: DeviceLike | None = None, *, timeout_s: float | None = None, cancel: Cancel = None
     ) -> Outputs: ...
     def run(  # type: ignore[misc]  # which takes the arguments in both orders
         self,
@@ -376,7 +368,7 @@ class GraphDevices(ParamSetter):
         device: Any = None,
         inputs: Any = None,
         timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        cancel: Cancel = None,
     ) -> Outputs:
         """Run on a device and return the outputs in order and by name; see `compile` and `CompiledGraph.run`.
 
@@ -400,7 +392,7 @@ class GraphDevices(ParamSetter):
         run = self._run if self._failover is None else self._failover.run  # one step less in each run
         return run(first, second, timeout_s, cancel)[1]
 
-    def _asked(self, first: Any, second: Any, device: Any, inputs: Any) -> tuple[Key, Mapping[str, Any]]:
+    def _asked(self, first: Any, second: Any, device: Any, inputs: Any) -> tuple[Key, Inputs]:
         """Return the goal and the inputs of a call of `run`, whose arguments may come in either order."""
         for given in (first, second):
             if isinstance(given, Mapping) and inputs is None:
@@ -432,12 +424,7 @@ class GraphDevices(ParamSetter):
         return self._failover.run(RESOLVED, named)[1]
 
     async def run_async(
-        self,
-        inputs: Mapping[str, Any],
-        device: DeviceLike | None = None,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, inputs: Inputs, device: DeviceLike | None = None, *, timeout_s: float | None = None, cancel: Cancel = None
     ) -> Outputs:
         """Run as `run_resolved` in a thread; cancelling the task stops the run at its next node.
 
@@ -448,12 +435,7 @@ class GraphDevices(ParamSetter):
         return await run_in_background(lambda: self.run_resolved(inputs, device, timeout_s=timeout_s, cancel=cancel))
 
     def run_dlpack(
-        self,
-        inputs: Mapping[str, Any],
-        device: DeviceLike | None = None,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, inputs: Inputs, device: DeviceLike | None = None, *, timeout_s: float | None = None, cancel: Cancel = None
     ) -> Outputs:
         """Run on the device of `run_resolved` and return outputs that stay there: objects with `__dlpack__`.
 
@@ -464,12 +446,7 @@ class GraphDevices(ParamSetter):
         return self._run(goal, inputs, timeout_s, cancel, True)[1]
 
     def run_resolved(
-        self,
-        inputs: Mapping[str, Any],
-        device: DeviceLike | None = None,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, inputs: Inputs, device: DeviceLike | None = None, *, timeout_s: float | None = None, cancel: Cancel = None
     ) -> Outputs:
         """Run on the device given, else `RLX_DEVICE`, else the fastest for these inputs that takes the graph."""
         known = device.__class__ is str or device.__class__ is Device  # `in` would build a tuple in each run
@@ -477,9 +454,7 @@ class GraphDevices(ParamSetter):
         run = self._run if self._failover is None else self._failover.run
         return run(goal, inputs, timeout_s, cancel)[1]
 
-    def run_fastest(
-        self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, cancel: CancelToken | None = None
-    ) -> Outputs:
+    def run_fastest(self, inputs: Inputs, *, timeout_s: float | None = None, cancel: Cancel = None) -> Outputs:
         """Run on the device that is predicted to be fastest for these inputs and takes the graph; see `rank`.
 
         With `resilience`, another device answers where that one fails.
@@ -492,23 +467,13 @@ class GraphDevices(ParamSetter):
         return run(FASTEST, inputs, timeout_s, cancel)[1]
 
     def run_resolved_with_inputs(
-        self,
-        inputs: Mapping[str, Any],
-        device: DeviceLike | None = None,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, inputs: Inputs, device: DeviceLike | None = None, *, timeout_s: float | None = None, cancel: Cancel = None
     ) -> Outputs:
         """Run on the device that `resolve_with_inputs` returns; see `run_chosen`."""
         return self.run_chosen(inputs, device, timeout_s=timeout_s, cancel=cancel)[1]
 
     def run_chosen(
-        self,
-        inputs: Mapping[str, Any],
-        device: DeviceLike | None = None,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, inputs: Inputs, device: DeviceLike | None = None, *, timeout_s: float | None = None, cancel: Cancel = None
     ) -> tuple[Device, Outputs]:
         """Run on the device that `resolve_with_inputs` returns, and return it with the outputs.
 
@@ -523,12 +488,7 @@ class GraphDevices(ParamSetter):
         return run(CHOSEN if device is None else (HINT, self._device(device)), inputs, timeout_s, cancel)
 
     def run_try(
-        self,
-        chain: Devices,
-        inputs: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, chain: Devices, inputs: Inputs, *, timeout_s: float | None = None, cancel: Cancel = None
     ) -> tuple[Device, Outputs]:
         """Run on the first device of a chain that works, and return it with the outputs.
 
@@ -552,12 +512,7 @@ class GraphDevices(ParamSetter):
         return self.run_try([self._device(each) for each in given], inputs, timeout_s=timeout_s, cancel=cancel)
 
     def run_chain(
-        self,
-        inputs: Mapping[str, Any],
-        device: DeviceLike | None = None,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, inputs: Inputs, device: DeviceLike | None = None, *, timeout_s: float | None = None, cancel: Cancel = None
     ) -> tuple[Device, Outputs]:
         """Run on the device given, then on those of `RLX_DEVICE_CHAIN`; the first that works answers.
 
@@ -577,7 +532,7 @@ class GraphDevices(ParamSetter):
                 raise
             raise DeviceFallbackError(self.last_attempts or [(Device.CPU, str(err))]) from err
 
-    def benchmark(self, inputs: Mapping[str, Any], runs: int = 10) -> list[DeviceBenchResult]:
+    def benchmark(self, inputs: Inputs, runs: int = 10) -> list[DeviceBenchResult]:
         """Time the graph on every device that an automatic choice may take: a warm-up, then `runs` runs; fastest first.
 
         Devices that fail come last, with the reason. For some seconds adaptive choices for the graph use the times.
@@ -586,7 +541,7 @@ class GraphDevices(ParamSetter):
 
     def plan(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Inputs | None = None,
         budgets: Mapping[DeviceLike, int | str] | str | None = None,
         *,
         overlap: bool = False,
@@ -617,7 +572,7 @@ class GraphDevices(ParamSetter):
 
     def tune(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Inputs,
         device: DeviceLike | None = None,
         *,
         tolerance: float | None = None,
@@ -707,7 +662,7 @@ class GraphDevices(ParamSetter):
 
     # How a run is answered
 
-    def _open_first(self, goal: Key, inputs: Mapping[str, Any] | None = None) -> tuple[Pick, CompiledGraph]:
+    def _open_first(self, goal: Key, inputs: Inputs | None = None) -> tuple[Pick, CompiledGraph]:
         """Return the first choice that takes the graph, compiled for it; keep who refuses an automatic choice."""
         sessions = self._sessions
         try:
@@ -717,12 +672,7 @@ class GraphDevices(ParamSetter):
                 self.last_attempts = tuple(sessions.refusals().items())
 
     def _supervised(
-        self,
-        goal: Key,
-        inputs: Mapping[str, Any],
-        failover: Failover,
-        timeout_s: float | None,
-        cancel: CancelToken | None,
+        self, goal: Key, inputs: Inputs, failover: Failover, timeout_s: float | None, cancel: Cancel
     ) -> tuple[Device, Outputs]:
         """Run on the first device of a chain that works; the first one is tried at once if it worked before."""
 
@@ -746,11 +696,7 @@ class GraphDevices(ParamSetter):
         return self._first_of(goal, inputs, run, failed)
 
     def _first_of(
-        self,
-        goal: Key,
-        inputs: Mapping[str, Any],
-        run: Callable[[Device], Outputs],
-        failed: tuple[Device, Exception] | None = None,
+        self, goal: Key, inputs: Inputs, run: Callable[[Device], Outputs], failed: _Failed | None = None
     ) -> tuple[Device, Outputs]:
         """Run on the first device of a chain that works, and keep it; `failed` has just been tried."""
         from rlx_ort.selection.resolve import run_with_fallback
@@ -771,16 +717,12 @@ class GraphDevices(ParamSetter):
         finally:
             self.last_attempts = tuple(attempts)
         if not attempts:
-            sessions.keep(goal, inputs, Pick(device, named=True), sessions.compiled(device, named=True), since, ())
+            compiled = sessions.compiled(device, named=True)
+            since.routes.put(goal, inputs, Pick(device, named=True), compiled, since, ())
         return device, outputs
 
     def _run(
-        self,
-        goal: Key,
-        inputs: Mapping[str, Any],
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
-        on_device: bool = False,
+        self, goal: Key, inputs: Inputs, timeout_s: float | None = None, cancel: Cancel = None, on_device: bool = False
     ) -> tuple[Device, Outputs]:
         """Run as asked for, within limits if there are any, and return the device with the outputs; see `Key`.
 
@@ -823,7 +765,7 @@ class GraphDevices(ParamSetter):
         pick.follower.drop(pick.device)
 
     def _answered(
-        self, goal: Key, inputs: Mapping[str, Any], on_device: bool, failed: tuple[Device, Exception] | None = None
+        self, goal: Key, inputs: Inputs, on_device: bool, failed: _Failed | None = None
     ) -> tuple[Device, Outputs]:
         """Choose a device, open its session, run, and keep the route; `failed` has failed already in a chain."""
         sessions = self._sessions
@@ -836,7 +778,8 @@ class GraphDevices(ParamSetter):
             outputs = compiled.run_named(inputs, on_device=on_device)
             if pick.follower is not None:
                 pick.follower.note(pick.device, time.perf_counter_ns() - begun)
-            sessions.keep(goal, inputs, pick, compiled, since, self.last_attempts if is_automatic(goal) else None)
+            refusals = self.last_attempts if is_automatic(goal) else None
+            since.routes.put(goal, inputs, pick, compiled, since, refusals)
             return pick.device, outputs
 
         choices = iter(lambda: (sessions.moment(), *self._open_first(goal, inputs)), None)  # without an end
@@ -846,7 +789,7 @@ class GraphDevices(ParamSetter):
         assert found is not None  # noqa: S101  # there is always another choice
         return found[1]
 
-    def _limited(self, run: Callable[[], T], timeout_s: float | None, cancel: CancelToken | None) -> T:
+    def _limited(self, run: Callable[[], T], timeout_s: float | None, cancel: Cancel) -> T:
         """Return the result of a run within limits; sessions whose engine does not return are given up."""
         from rlx_ort.resilience.limits import run_limited
         from rlx_ort.resilience.options import check_timeout

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlx_ort.device import Device
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.inputs import Kind
-    from rlx_ort.execution.interface import Outputs
+    from rlx_ort.execution.interface import Inputs, Outputs
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.split_plan import SplitPlan
     from rlx_ort.selection.policy import Devices
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 class Goal:
     """A way to choose a device automatically, which the inputs size."""
-
-    __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,6 +39,7 @@ class Goal:
 
 FASTEST, RESOLVED, CHOSEN, CHAINED = map(Goal, ("fastest", "resolved", "chosen", "chained"))
 HINT, TRY = "hint", "try"
+Attempts: TypeAlias = "tuple[tuple[Device, str], ...]"
 Key: TypeAlias = Hashable
 """What a run asks for: a `Goal`, a named device, `(HINT, device)`, or `(TRY, devices)`."""
 
@@ -109,11 +108,11 @@ class Route:
     def __init__(
         self,
         is_like: Kind,
-        run: Callable[[Mapping[str, Any]], Outputs],
+        run: Callable[[Inputs], Outputs],
         pick: Pick,
         compiled: CompiledGraph,
         since: Moment,
-        attempts: tuple[tuple[Device, str], ...] | None,
+        attempts: Attempts | None,
         watches: bool,
     ) -> None:
         self.is_like, self.run, self.watches = is_like, run, watches
@@ -155,7 +154,7 @@ class RouteTable:
         """Return the present state of things, from which a choice is made."""
         return Moment(self, graph, graph.revision, epoch.now, _variable(_DEVICE), _variable(_CHAIN))
 
-    def find(self, goal: Key, inputs: Mapping[str, Any]) -> Route | None:
+    def find(self, goal: Key, inputs: Inputs) -> Route | None:
         """Return the route of such inputs, or None if there is none that holds."""
         route = self._latest.get(goal)
         if route is None or not route.is_like(inputs):
@@ -173,15 +172,9 @@ class RouteTable:
         return route
 
     def put(
-        self,
-        goal: Key,
-        inputs: Mapping[str, Any],
-        pick: Pick,
-        compiled: CompiledGraph,
-        since: Moment,
-        attempts: tuple[tuple[Device, str], ...] | None,
+        self, goal: Key, inputs: Inputs, pick: Pick, compiled: CompiledGraph, since: Moment, attempts: Attempts | None
     ) -> None:
-        """Keep a route."""
+        """Let the next runs with such inputs go straight to the device, while nothing has changed since."""
         from rlx_ort.selection.graph_cache import named_dims, refusals_end_s
 
         watches = is_automatic(goal) and goal is not FASTEST
@@ -197,7 +190,7 @@ class RouteTable:
         route = Route(_nothing, compiled.run_named, pick, compiled, since, attempts, watches)
         self._by_sizes[self._sizes(goal, inputs)] = route
 
-    def _of_sizes(self, goal: Key, inputs: Mapping[str, Any]) -> Route | None:
+    def _of_sizes(self, goal: Key, inputs: Inputs) -> Route | None:
         """Return the route of inputs of such sizes; if it is the last one again, it is the first one tried next."""
         sizes = self._sizes(goal, inputs)
         route = self._by_sizes.get(sizes)
@@ -211,7 +204,7 @@ class RouteTable:
             route.is_like, route.run = kind, compiled.run_checked
         return route
 
-    def _sizes(self, goal: Key, inputs: Mapping[str, Any]) -> Any:
+    def _sizes(self, goal: Key, inputs: Inputs) -> Any:
         """Return a key of the choice for inputs of such sizes."""
         if goal.__class__ is not Goal or not self._sized:
             return goal

@@ -25,7 +25,7 @@ from rlx_ort.execution.inputs import (
     at_extent,
     typed_from_arrays,
 )
-from rlx_ort.execution.interface import Outputs, ParamSetter, ValueInfo, described, inputs_by_name
+from rlx_ort.execution.interface import Inputs, Outputs, ParamSetter, ValueInfo, described, inputs_by_name
 from rlx_ort.execution.moe import MaskLike, MoeControls, MoeResidencyStats
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.slots import PooledRuns, SlotRunner
@@ -337,7 +337,7 @@ class CompiledGraph(ParamSetter):
         sized = self.engine().sized
         return sized is not None and sized.replans
 
-    def open_sized(self, inputs: Mapping[str, Any]) -> bool:
+    def open_sized(self, inputs: Inputs) -> bool:
         """Open the session for the sizes of inputs now, not after some runs; return whether such runs have one.
 
         There are such sessions on CUDA, see `CompileOptions.sized_sessions`. Takes the time to open one and of some
@@ -352,7 +352,7 @@ class CompiledGraph(ParamSetter):
         feeds = self._inputs.checked(inputs, engine)
         return engine.sized is not None and engine.sized.open_now(self._output_names, feeds)
 
-    def run(self, inputs: Mapping[str, Any] | None = None) -> list[Any]:
+    def run(self, inputs: Inputs | None = None) -> list[Any]:
         """Run once and return the outputs as numpy arrays, in the order of the graph's outputs.
 
         Arrays of the declared dtype are not copied. Outputs that are sequences or maps come as lists or dicts.
@@ -395,16 +395,16 @@ class CompiledGraph(ParamSetter):
         """Run on inputs by name, `compiled(x=array)`, in order, or on a dict of them; see `run_named`."""
         return self.run_named(inputs_by_name(self.input_specs, given, named, "compiled") if given else named)
 
-    def run_named(self, inputs: Mapping[str, Any], *, on_device: bool = False) -> Outputs:
+    def run_named(self, inputs: Inputs, *, on_device: bool = False) -> Outputs:
         """Run as `run`, or as `run_dlpack`, and return outputs with names, device and placement, which cost 0.1 us."""
         outputs = self.run_dlpack(inputs) if on_device else self.run(inputs)
         return self._state.slot.named(outputs)
 
-    def kind_of(self, inputs: Mapping[str, Any]) -> Kind | None:
+    def kind_of(self, inputs: Inputs) -> Kind | None:
         """Return the argument of `run_checked`: inputs of the kind of these; None if it would not take these."""
         return None if self._many else self._inputs.kind_of(inputs)
 
-    def run_checked(self, inputs: Mapping[str, Any]) -> Outputs:
+    def run_checked(self, inputs: Inputs) -> Outputs:
         """Run on inputs of a kind that `kind_of` has returned, which are not checked again; return named outputs."""
         state = self._state
         engine = state.slot.current
@@ -419,7 +419,7 @@ class CompiledGraph(ParamSetter):
         state.last = (None, outputs)
         return state.slot.named(outputs)
 
-    def run_read_outputs(self, inputs: Mapping[str, Any], indices: Sequence[int] | None = None) -> list[Any]:
+    def run_read_outputs(self, inputs: Inputs, indices: Sequence[int] | None = None) -> list[Any]:
         """Run once and return only the listed outputs, in the listed order, duplicates kept; None means all.
 
         Outputs that are not listed are not read back from the device; handles they feed change all the same.
@@ -532,7 +532,7 @@ class CompiledGraph(ParamSetter):
             state.last = (None, slots.buffers)
             return outputs
 
-    def run_raw(self, inputs: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+    def run_raw(self, inputs: Inputs) -> list[npt.NDArray[Any]]:
         """Run like `run_slots` on inputs by name; the outputs are valid until the next such call.
 
         Raises:
@@ -572,7 +572,7 @@ class CompiledGraph(ParamSetter):
             if not is_tensor_like(kind):
                 raise InputError(f"output {name!r} is {kind} and {why_not}; use run or run_read_outputs")
 
-    def run_dlpack(self, inputs: Mapping[str, Any]) -> list[DeviceTensor]:
+    def run_dlpack(self, inputs: Inputs) -> list[DeviceTensor]:
         """Run and return the outputs in device memory: objects with `__dlpack__`, without a host copy.
 
         Handles are used and fed as in `run`. Inputs may be objects with `__dlpack__` as in `run`. Work that torch and
@@ -668,7 +668,7 @@ class CompiledGraph(ParamSetter):
         """Return a handle on the device as a copy on the host, or None when there is none; waits for the device."""
         return self._settled.read(name, on_device=True)
 
-    def run_feed_gpu_handle(self, inputs: Mapping[str, Any], handle: str, out_idx: int) -> npt.NDArray[Any]:
+    def run_feed_gpu_handle(self, inputs: Inputs, handle: str, out_idx: int) -> npt.NDArray[Any]:
         """Set a feed, run, and return that output; the feed stays set.
 
         Raises:
@@ -681,9 +681,7 @@ class CompiledGraph(ParamSetter):
 
     # Background runs
 
-    def commit_no_wait(
-        self, inputs: Mapping[str, Any], outputs: Sequence[int] | None = (), *, on_device: bool = False
-    ) -> None:
+    def commit_no_wait(self, inputs: Inputs, outputs: Sequence[int] | None = (), *, on_device: bool = False) -> None:
         """Run in the background, after the runs committed before; handles are fed.
 
         Arrays are copied, so they may be overwritten at once. Errors of the run are raised by `sync_pending`, which
@@ -723,7 +721,7 @@ class CompiledGraph(ParamSetter):
             self._state.last = (None, results[-1].copy())  # overlapping runs may end in another order
         return results
 
-    async def run_async(self, inputs: Mapping[str, Any]) -> list[Any]:
+    async def run_async(self, inputs: Inputs) -> list[Any]:
         """Run in a thread and return the outputs as `run` does; cancelling the task stops the run at its next node.
 
         Arrays are not copied: do not change them before the run has ended. A run that is stopped changes no handle.
@@ -815,7 +813,7 @@ class CompiledGraph(ParamSetter):
             epoch.advance()
 
     def _run_with_state(
-        self, inputs: Mapping[str, Any], indices: Sequence[int], on_device: bool = False, settle: bool = True
+        self, inputs: Inputs, indices: Sequence[int], on_device: bool = False, settle: bool = True
     ) -> list[Any]:
         """Run with handles and the extent as they are, and return the listed outputs; waits for committed runs."""
         state = self._state

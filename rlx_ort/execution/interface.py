@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rlx_ort.ir.types import Dim, ValueType
 
 
+Inputs: TypeAlias = Mapping[str, Any]
+"""Input name -> array, or any object with `__dlpack__`, such as a tensor of PyTorch."""
+
 _SHOWN_VALUES = 6  # in a notebook
 
 
@@ -147,9 +150,6 @@ class ParamSetter:
         """
         self.weights.set_typed(name, data, dtype, cast=cast)
 
-    def update_params(self) -> AbstractContextManager[None]:
-        """Return a `with` block whose `set_param` calls take effect together, when it ends without an error."""
-        return self.weights.update()
     def close(self) -> None:
         """Close every session."""
         raise NotImplementedError
@@ -160,6 +160,9 @@ class ParamSetter:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def update_params(self) -> AbstractContextManager[None]:
+        """Return a `with` block whose `set_param` calls take effect together, when it ends without an error."""
+        return self.weights.update()
 
 
 def _restored(names: list[str], device: Device, values: list[Any]) -> Outputs:

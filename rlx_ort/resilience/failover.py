@@ -223,7 +223,7 @@ class Failover:
             else:
                 self._thread.last = (device, call.began, self._clock())
                 if compiled is not None and not out:
-                    self._devices.keep(call.goal, call.inputs, pick, compiled, since, None)
+                    since.routes.put(call.goal, call.inputs, pick, compiled, since, None)
                 return device, outputs
         device, error = failed
         fault, what = fault_of(error)
@@ -274,7 +274,7 @@ class Failover:
             follower.note(device, ended - start)
         lasts = follower is not None or call.goal is not CHOSEN or not self._devices.measures
         if lasts and compiled is not None and not self.quarantine.is_out(device):
-            self._devices.keep(call.goal, call.inputs, pick, compiled, since, None)
+            since.routes.put(call.goal, call.inputs, pick, compiled, since, None)
         self._trials.note(answer)
         self._due_ns = self._trials.due_ns()
         return device, outputs
