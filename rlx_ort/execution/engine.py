@@ -26,6 +26,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, EngineError, PlacementError, RlxError
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
 from rlx_ort.execution.indices import CheckedBinder, IndexCheck, index_check
+from rlx_ort.execution.inputs import sizes_of
 from rlx_ort.execution.interface import outputs_class
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import accounted, residency
@@ -516,7 +517,7 @@ class EngineSlot:
             raise
         engine.strict_ok = not placement.strays
         if isinstance(session, OrtEngineSession):
-            session.infer_outputs = functools.partial(_output_shapes, self.size_checks, open_dims(self.input_types))
+            session.infer_outputs = self.size_checks.output_shapes
             if session.recipe.spoiled_by_errors:
                 session.retire = weakref.WeakMethod(engine.retire)
                 engine.run = _unspoiled(engine.run, weakref.ref(self), rule)
@@ -539,14 +540,14 @@ class EngineSlot:
         records = getattr(session, "records", False)
         if gains is None or not plain or not self.options.sized_sessions or not records:
             return
-        if places := open_dims(self.input_types):
+        if open_dims(self.input_types):
             from rlx_ort.execution import tunings  # not needed by a start from the compile cache
 
-            link, asked = weakref.ref(self), weakref.WeakMethod(gains)
+            link, asked, types = weakref.ref(self), weakref.WeakMethod(gains), self.input_types
             tuned = tunings.sizes_of(self.graph, self.device) if self.options.tuned else []
 
             def may_gain(names: Sequence[str], feeds: Mapping[str, Any], in_turns: bool) -> bool:
-                sizes = _sizes({name: array.shape for name, array in feeds.items()}, places) if tuned else {}
+                sizes = sizes_of(types, {name: array.shape for name, array in feeds.items()}) if tuned else {}
                 return any(sizes.items() <= each.items() for each in tuned) or bool(
                     (gains := asked()) and gains(names, feeds, in_turns)
                 )
@@ -602,18 +603,6 @@ def closed_error(device: Device) -> CancelledRunError:
     return CancelledRunError(f"the compiled graph on {device.display} is closed; compile the graph again")
 
 
-def _sizes(shapes: Mapping[str, Sequence[int]], dims: Mapping[str, Sequence[tuple[str, int]]]) -> dict[str, int]:
-    """Return the sizes of open dims in inputs of these shapes."""
-    return {dim: shapes[name][axis] for dim, ((name, axis), *_) in dims.items()}
-
-
-def _output_shapes(
-    checks: SizeChecks, dims: Mapping[str, Sequence[tuple[str, int]]], shapes: Mapping[str, Sequence[int]]
-) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of the outputs that follow from those of the inputs."""
-    return checks.output_shapes(_sizes(shapes, dims))
-
-
 def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> EngineSlot:
     """Return the slot of a session like that of another one, for inputs of these shapes; it is closed with that one.
 
@@ -622,8 +611,8 @@ def _sized_slot(slot: EngineSlot | None, shapes: Sequence[tuple[str, tuple[int, 
     """
     if slot is None or slot.closed:
         raise CancelledRunError("the compiled graph is closed")
-    sizes = _sizes(dict(shapes), open_dims(slot.input_types))
-    options = slot.options.with_(dims={**slot.options.dims, **sizes}, sized_sessions=0)
+    dims = {**slot.options.dims, **sizes_of(slot.input_types, dict(shapes))}
+    options = slot.options.with_(dims=dims, sized_sessions=0)
     sized = open_slot(slot.provider, slot.device, slot.graph, slot.weights, options)
     slot.adopt(sized)
     return sized

@@ -327,6 +327,13 @@ def _other(name: str, value: object, kind: ValueType) -> Any:
     return value
 
 
+def sizes_of(types: Mapping[str, ValueType], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the sizes of the named dims of inputs of these shapes; inputs that are left out give none."""
+    tensors = {name: kind.shape for name, kind in types.items() if isinstance(kind, TensorType) and kind.shape}
+    places = (zip(dims, shapes.get(name, ()), strict=False) for name, dims in tensors.items())
+    return {dim: int(size) for place in places for dim, size in place if isinstance(dim, str)}
+
+
 def at_extent(types: Mapping[str, ValueType], inputs: Mapping[str, Any], extent: tuple[int, int]) -> Mapping[str, Any]:
     """Return the inputs without their rows beyond `actual`, for an extent of `(actual, upper)`.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.execution.inputs import InputPlan, matcher
+from rlx_ort.execution.inputs import InputPlan, matcher, sizes_of
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.binding import DeviceTensor
@@ -105,13 +105,7 @@ def _sized_by_inputs(
     inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType], given: Arrays, results: Arrays
 ) -> set[str]:
     """Return the outputs whose sizes follow from those of the inputs; models declare some that they do not keep."""
-    sizes = {
-        dim: size
-        for name, kind in inputs.items()
-        if isinstance(kind, TensorType)
-        for dim, size in zip(kind.shape or (), given[name].shape, strict=False)
-        if isinstance(dim, str)
-    }
+    sizes = sizes_of(inputs, {name: array.shape for name, array in given.items()})
     return {
         name
         for name, result in results.items()

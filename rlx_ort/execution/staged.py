@@ -19,6 +19,7 @@ import numpy.typing as npt
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, StageError, near_names
 from rlx_ort.execution.engine import Engine, EngineSlot, open_slot, runnable
+from rlx_ort.execution.inputs import sizes_of
 from rlx_ort.execution.placement import PlacedNode, Placement
 from rlx_ort.execution.session import working_provider
 from rlx_ort.faults import is_device_failure
@@ -401,7 +402,7 @@ class _StagedBinder(Binder):
         session = self._session
         if session.streams:
             return None
-        sizes = _sizes_given(session.input_types, inputs)
+        sizes = sizes_of(session.input_types, {name: getattr(value, "shape", ()) for name, value in inputs.items()})
         values, bound = {**inputs}, list[tuple[_Stage, BoundRun]]()
         wanted = {session.value_of(name): place for name, place in outputs.items()}
         for stage in session.stages:
@@ -452,17 +453,6 @@ class _StagedRun(BoundRun):
         for stage, run in self._bound:
             if name in stage.reads:
                 run.replace(name, array)
-
-
-def _sizes_given(types: Mapping[str, ValueType], inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of the named dims of the inputs."""
-    sizes: dict[str, int] = {}
-    for name, kind in types.items():
-        shape = kind.shape if isinstance(kind, TensorType) and name in inputs else None
-        for dim, size in zip(shape or (), getattr(inputs.get(name), "shape", ()), strict=False):
-            if isinstance(dim, str):
-                sizes[dim] = int(size)
-    return sizes
 
 
 def _array_of(kind: ValueType, sizes: Mapping[str, int]) -> npt.NDArray[Any] | None:
