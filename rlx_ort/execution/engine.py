@@ -464,7 +464,7 @@ class EngineSlot:
         if binder is None or binder.on_host:
             return {name: data.numpy() for name, data in changing.items()}
         return {
-            name: self.weights.placed.get(
+            name: self.weights.on_device(
                 self.device.label, name, data, functools.partial(binder.upload, data.numpy()), again=replaces
             )
             for name, data in changing.items()

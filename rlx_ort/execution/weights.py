@@ -55,35 +55,11 @@ class _Settles(Protocol):
         """Wait for the runs that were committed."""
 
 
-class PlacedTensors:
-    """Mutable parameters in device memory: one copy for all sessions of a device, freed with the last of them."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[TensorData, weakref.ref[DeviceTensor]]] = {}
-        self._lock = threading.Lock()
-
-    def get(
-        self, device: str, name: str, data: TensorData, upload: Callable[[], DeviceTensor], *, again: bool
-    ) -> DeviceTensor:
-        """Return the tensor of a parameter's data on a device; uploads it unless a session holds it already.
-
-        With `again` it always does: a session must not keep the one it replaces alive through the tensors of that one.
-        """
-        with self._lock:
-            known = self._known.get((device, name))
-            tensor = known[1]() if known is not None and known[0] is data and not again else None
-            if tensor is None:
-                tensor = upload()
-                self._known[device, name] = (data, weakref.ref(tensor))
-            return tensor
-
-
 class WeightStore:
     """Parameter name -> data of the declared type. Every method may be called from several threads.
 
     Attributes:
         version: grows with each change.
-        placed: the copies of mutable parameters in device memory.
 
     Args:
         types: the declared type of each parameter; each has a static shape.
@@ -106,7 +82,8 @@ class WeightStore:
         self._lock = threading.RLock()
         self._open_update = _OpenUpdate()
         self._committed: weakref.WeakSet[_Settles] = weakref.WeakSet()
-        self.placed = PlacedTensors()
+        self._placed: dict[tuple[str, str], tuple[TensorData, weakref.ref[DeviceTensor]]] = {}
+        self._placing = threading.Lock()
         for name, value in (values or {}).items():
             self._values[name] = self._checked(name, value)
 
@@ -340,6 +317,22 @@ class WeightStore:
             if value is None or value.shape != data.shape:
                 raise ParamError(f"parameter {name!r} has no value of shape {data.shape} to provide a rounded copy of")
             self._rounded[name, data.dtype] = (value, data)
+
+    def on_device(
+        self, device: str, name: str, data: TensorData, upload: Callable[[], DeviceTensor], *, again: bool
+    ) -> DeviceTensor:
+        """Return the copy of mutable data in a device's memory: one for all sessions there, freed with the last.
+
+        Uploads it unless a session holds it already. With `again` it always does: a session must not keep the one it
+        replaces alive through the tensors of that one.
+        """
+        with self._placing:
+            known = self._placed.get((device, name))
+            tensor = known[1]() if known is not None and known[0] is data and not again else None
+            if tensor is None:
+                tensor = upload()
+                self._placed[device, name] = (data, weakref.ref(tensor))
+            return tensor
 
     def pin(self, names: Iterable[str]) -> None:
         """Note that a session uses these parameters, so that `release` refuses them."""
