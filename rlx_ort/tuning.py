@@ -21,7 +21,7 @@ import numpy as np
 from rlx_ort.device import Device
 from rlx_ort.device_sessions import SessionSet
 from rlx_ort.execution import tunings
-from rlx_ort.execution.engine import open_slot
+from rlx_ort.execution.engine import bytes_in_use, open_slot
 from rlx_ort.execution.session import working_provider
 from rlx_ort.faults import is_device_failure
 from rlx_ort.numerics import relative_error
@@ -269,14 +269,14 @@ class _Search:
 
     def _try(self, variant: Variant, champion: _Entry | None = None) -> _Entry:
         """Open a variant, compare its results, and race it against the champion if it is right."""
-        name, before, begun = str(variant), self._used(), time.perf_counter_ns()
+        name, before, begun = str(variant), bytes_in_use(self.provider, self.device), time.perf_counter_ns()
         sessions, compiled = SessionSet(self.options), None
         try:
             sessions, compiled = self._open(variant)
             outputs = compiled.run(self.inputs)
             open_ns = time.perf_counter_ns() - begun
             self._warm(compiled)
-            after = self._used()
+            after = bytes_in_use(self.provider, self.device)
             error = max(map(_error, outputs, self.wanted), default=0.0)
             memory = None if before is None or after is None else max(after - before, 0)
             problem = disagreement(list(self.wanted), list(outputs), self.tolerance)
@@ -320,10 +320,6 @@ class _Search:
     def _median_ns(self, entry: _Entry, runs: int = _FEWEST_ROUNDS) -> float:
         assert entry.compiled is not None  # noqa: S101  # it ran before
         return statistics.median(in_row(partial(entry.compiled.run, self.inputs), runs))
-
-    def _used(self) -> int | None:
-        reading = self.provider.memory(self.device)
-        return None if reading is None else reading.nbytes
 
 
 def _error(got: Any, want: Any) -> float:

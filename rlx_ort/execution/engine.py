@@ -560,7 +560,7 @@ class EngineSlot:
                 rule,
                 self.options.sized_sessions,
                 (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
-                functools.partial(_in_use, self.provider, self.device),
+                functools.partial(bytes_in_use, self.provider, self.device),
                 self.device.label,
                 session.guarded,
                 _tolerance(self.exported, self.options),
@@ -592,7 +592,7 @@ def _tolerance(model: ExportedModel, options: CompileOptions) -> float:
     return max([TOLERANCES[each] * (1 if each is Precision.F32 else 2) for each in {Precision.F32, *lower}])
 
 
-def _in_use(provider: Provider, device: Device) -> int | None:
+def bytes_in_use(provider: Provider, device: Device) -> int | None:
     """Return the bytes of a device's memory that this process uses, None where they cannot be read."""
     reading = provider.memory(device)
     return None if reading is None else reading.nbytes
