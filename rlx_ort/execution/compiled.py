@@ -307,13 +307,9 @@ class CompiledGraph(ParamSetter):
         """
         if loop is not None:
             self._state.loops.add(loop)
-        slot = self._open_slot
-        engine = slot.current
-        if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
-            engine = slot.engine(self._rule)
-        if engine.files:
-            engine.check_files()
-        return engine
+        if self._state.closed:
+            raise closed_error(self.device)
+        return self._state.slot.ready(self._rule)
 
     def device_graph_report(self) -> DeviceGraphReport:
         """Return which runs replay recorded launches, at what cost of memory, and why others do not; opens the session.

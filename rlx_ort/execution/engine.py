@@ -56,6 +56,7 @@ Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Receives the hidden outputs of a run, by name."""
 WeightSource: TypeAlias = WeightStore | ExpertWeights
 
+_ASSISTED = PlacementRule.ASSISTED
 _OVERLAPPING = 2
 _RETIRED = -1  # the version of an engine; stores count from 0
 _SIZED_SHARE, _USUAL_BYTES = 16, 8 << 30  # sessions with fixed sizes may take a 16th of the device's memory
@@ -381,6 +382,19 @@ class EngineSlot:
                 del engine  # the error must not keep it open
                 raise CancelledRunError(f"the graph on {self.device.display} was closed while its session opened")
             return engine
+
+    def ready(self, rule: PlacementRule) -> Engine:
+        """Return what `engine` does, without a lock while an engine is up to date; refuses changed weights files.
+
+        Raises:
+            EngineError: a file was changed in place; see `engine` for the others.
+        """
+        engine = self.current
+        if engine is None or engine.version != self.weights.version or not (engine.strict_ok or rule is _ASSISTED):
+            engine = self.engine(rule)
+        if engine.files:
+            engine.check_files()
+        return engine
 
     def open_if_ready(self, rule: PlacementRule) -> None:
         """Open the engine unless a parameter is still to be set; see `engine` for the errors."""

@@ -222,20 +222,10 @@ class _Stage:
         self.number, self.slot, self.turns = number, slot, Turns()
         self.reads, self.makes = tuple(slot.input_types), tuple(slot.output_types)
 
-    def engine(self, rule: PlacementRule) -> Engine:
-        """Return its engine with the newest weights; opens it if needed."""
-        slot = self.slot
-        engine = slot.current
-        if engine is None or engine.version != slot.weights.version or not (engine.strict_ok or rule is _ASSISTED):
-            engine = slot.engine(rule)
-        if engine.files:
-            engine.check_files()
-        return engine
-
     def opened(self, rule: PlacementRule, streams: bool, count: int) -> Placement:
         """Open its session and return where its nodes are; a session of a plan that streams is closed again."""
         with self.failing(count):
-            self.engine(rule)
+            self.slot.ready(rule)
         if streams:
             self.slot.release()
         placement = self.slot.placement
@@ -312,7 +302,7 @@ class StagedSession:
 
     def engine(self, stage: _Stage) -> Engine:
         """Return the engine of a stage with the newest weights."""
-        return stage.engine(self._rule)
+        return stage.slot.ready(self._rule)
 
     def close(self) -> None:
         """Do nothing: the stages are closed by their slot."""
@@ -461,6 +451,3 @@ def _array_of(kind: ValueType, sizes: Mapping[str, int]) -> npt.NDArray[Any] | N
         return None
     shape = kind.shape.bind(sizes)
     return np.empty(shape.static(), kind.dtype.numpy) if shape.is_static else None
-
-
-_ASSISTED = PlacementRule.ASSISTED
