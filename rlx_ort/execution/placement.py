@@ -87,8 +87,8 @@ class Placement:
     @property
     def requested_share(self) -> float:
         """The share of the nodes that are not pinned on the requested provider, from 0 to 1; 1 without such nodes."""
-        counted = [node for nodes in self.nodes_by_ep.values() for node in nodes if not node.pinned]
-        return sum(node.provider == self.requested for node in counted) / len(counted) if counted else 1.0
+        counted = sum(not node.pinned for nodes in self.nodes_by_ep.values() for node in nodes)
+        return (counted - len(self.strays)) / counted if counted else 1.0
 
     @property
     def strays(self) -> tuple[PlacedNode, ...]:

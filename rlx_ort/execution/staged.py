@@ -204,12 +204,6 @@ class StagedPlacement(Placement):
         return cls(requested, by_ep, sites, crossings, tuple(stages), devices)
 
     @property
-    def requested_share(self) -> float:
-        """The share of the nodes that are not pinned on the provider of their stage, from 0 to 1."""
-        counted = sum(not node.pinned for nodes in self.nodes_by_ep.values() for node in nodes)
-        return 1 - len(self.strays) / counted if counted else 1.0
-
-    @property
     def strays(self) -> tuple[PlacedNode, ...]:
         """The nodes that are not on the provider of their stage and not pinned to the CPU."""
         return tuple(node for stage in self.stages for node in stage.strays)
