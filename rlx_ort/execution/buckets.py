@@ -265,29 +265,22 @@ class BucketedCompileCache:
 
     def _shared_weights(self, graph: Graph) -> WeightStore:
         if self._store is None:
-            self._store = WeightStore.for_graph(graph)
-            self._note_initial(graph)
-            return self._store
-        try:
-            for value in graph.params:
-                if isinstance(value.type, TensorType):
-                    self._store.declare(value.name, value.type, graph.weights.get(value.name))
-            for name, data in self._initial.items():
-                other = graph.weights.get(name)
-                if other is not None and other is not data and self._store.get(name) is data and other != data:
-                    raise ParamError(f"parameter {name!r} has other data than in the graph of another range")
-        except ParamError as err:
-            raise ParamError(f"{err}; the graphs of all ranges share their parameters") from err
-        self._note_initial(graph)
-        return self._store
-
-    def _note_initial(self, graph: Graph) -> None:
-        """Note the weights that the store took from a graph; weights set since are dropped here."""
-        assert self._store is not None  # noqa: S101  # the caller has made it
-        known = {**graph.weights, **self._initial}
-        self._initial = {
-            name: data for name, data in known.items() if name in self._store and self._store.get(name) is data
-        }
+            self._store = store = WeightStore.for_graph(graph)
+        else:
+            store = self._store
+            try:
+                for value in graph.params:
+                    if isinstance(value.type, TensorType):
+                        store.declare(value.name, value.type, graph.weights.get(value.name))
+                for name, data in self._initial.items():
+                    other = graph.weights.get(name)
+                    if other is not None and other is not data and store.get(name) is data and other != data:
+                        raise ParamError(f"parameter {name!r} has other data than in the graph of another range")
+            except ParamError as err:
+                raise ParamError(f"{err}; the graphs of all ranges share their parameters") from err
+        known = {**graph.weights, **self._initial}  # those that were set since are dropped
+        self._initial = {name: data for name, data in known.items() if name in store and store.get(name) is data}
+        return store
 
 
 def power_of_two_ladder(least: int, most: int) -> tuple[Bucket, ...]:
