@@ -238,11 +238,13 @@ class _Search:
                 other = self._try(champion.variant.joined(step), champion)
                 other.sessions.close()
                 self.trials.append(replace(other.trial, note=f"not allowed; {other.trial.note or 'faster'}"))
-        error = champion.trial.error or 0.0
+        error, device = champion.trial.error or 0.0, self.device
         times = (usual_ns, run_ns, error, self.tolerance, tuple(self.trials))
-        tuning = Tuning(self.device, self.sizes, champion.variant, *times, kept=True)
-        key = self._key()
-        return tuning if key is not None and self._keep(key, tuning) else replace(tuning, kept=False)
+        tuning = Tuning(device, self.sizes, champion.variant, *times, kept=True)
+        with contextlib.closing(open_slot(self.provider, device, self.graph, self.weights, self.options)) as slot:
+            key = tunings.key_of(self.provider, device, slot.exported, self.options)
+        kept = key is not None and tunings.keep(key, {**tuning.document(), "graph": tunings.digest_of(self.graph)})
+        return tuning if kept else replace(tuning, kept=False)
 
     def _open(self, variant: Variant) -> tuple[SessionSet, CompiledGraph]:
         options = variant.of(self.options)
@@ -251,16 +253,6 @@ class _Search:
         sessions = SessionSet(options)
         self.opened.callback(sessions.close)
         return sessions, sessions.compiled(self.graph, self.weights, self.device, self.rule)
-
-    def _key(self) -> str | None:
-        slot = open_slot(self.provider, self.device, self.graph, self.weights, self.options)
-        try:
-            return tunings.key_of(self.provider, self.device, slot.exported, self.options)
-        finally:
-            slot.close()
-
-    def _keep(self, key: str, tuning: Tuning) -> bool:
-        return tunings.keep(key, {**tuning.document(), "graph": tunings.digest_of(self.graph)})
 
     def _matters(self, step: Variant, options: CompileOptions) -> bool:
         """Return whether a step matters to the operators that the graph has with some options."""

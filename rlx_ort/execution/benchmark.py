@@ -176,9 +176,7 @@ class _Lane:
 
     def compile(self, compile_on: Callable[[Device], CompiledGraph]) -> CompiledGraph:
         """Return the graph, compiled for the device."""
-        start = time.perf_counter_ns()
-        self.compiled = compile_on(self.device)
-        self.compile_ns = time.perf_counter_ns() - start
+        self.compiled, self.compile_ns = timing.timed(lambda: compile_on(self.device))
         return self.compiled
 
     def row(self) -> DeviceBenchResult:
@@ -216,9 +214,7 @@ def race(
         with lane.noting_failures():
             compiled = lane.compile(compile_on)
             compiled.run(inputs)  # the first run of a device compiles kernels and fills caches
-            begun = time.perf_counter_ns()
-            compiled.run(inputs)
-            lane.run_ns = max(float(time.perf_counter_ns() - begun), 1.0)
+            lane.run_ns = max(float(timing.timed(functools.partial(compiled.run, inputs))[1]), 1.0)
     running = [lane for lane in lanes if not lane.failure]
     host = _Host(pace)
     start = time.perf_counter()
