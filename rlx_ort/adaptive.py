@@ -174,8 +174,9 @@ def choose(
     if all(row.median_exec_ns is None for row in rows):
         rows += race([device for device in ranked if device not in rivals], compile_on, inputs, runs, pace=pace)
     choice = _from_rows(rows, candidates.policy, predicted)
-    if path is not None:
-        _write(path, choice)
+    if path is not None and not choice.failed:  # a device that failed once may work the next time
+        times = {"predicted": dict(predicted), "measured": dict(choice.measured)}
+        kept.write(path, _SCHEMA, {"unit": "ns", "device": choice.device.label, **times, "failed": {}})
     return choice
 
 
@@ -245,9 +246,3 @@ def _read(path: Path | None, devices: Sequence[Device], predicted: Mapping[str, 
         return Choice(found[0], "remembered", predicted, measured, failed) if found else None
 
     return None if path is None else kept.read(path, _SCHEMA, choice_of)
-
-
-def _write(path: Path, choice: Choice) -> None:
-    if not choice.failed:  # a device that failed once may work the next time
-        times = {"predicted": dict(choice.predicted), "measured": dict(choice.measured)}
-        kept.write(path, _SCHEMA, {"unit": "ns", "device": choice.device.label, **times, "failed": {}})

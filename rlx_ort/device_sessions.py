@@ -232,8 +232,7 @@ class DeviceSessions:
     def _taken(self) -> tuple[Graph, WeightStore]:
         if self._loaded is None:
             with self._lock:
-                if self._loaded is None:
-                    assert self._load is not None  # noqa: S101  # or `take` was called
+                if self._loaded is None and self._load is not None:
                     self.take(*self._load())
         assert self._loaded is not None  # noqa: S101  # by `take`
         return self._loaded

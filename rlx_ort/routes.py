@@ -187,7 +187,7 @@ class RouteTable:
             self._sized = tuple(name for name, _ in named_dims(since.graph))
         self._ends_s = refusals_end_s(since.graph)
         self._latest.pop(goal, None)  # it may hold no more
-        route = Route(_nothing, compiled.run_named, pick, compiled, since, attempts, watches)
+        route = Route(lambda _: False, compiled.run_named, pick, compiled, since, attempts, watches)
         self._by_sizes[self._sizes(goal, inputs)] = route
 
     def _of_sizes(self, goal: Key, inputs: Inputs) -> Route | None:
@@ -212,7 +212,3 @@ class RouteTable:
             return (goal, *[np.shape(inputs.get(name, ())) for name in self._sized])
         except (AttributeError, KeyError, TypeError, ValueError):  # wrong inputs, which the run refuses
             return goal
-
-
-def _nothing(_: object) -> bool:
-    return False

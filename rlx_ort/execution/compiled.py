@@ -62,15 +62,8 @@ class _State:
 
     Attributes:
         slot: the slot whose session runs, which the settings of `moe` decide.
-        closed: whether the graph is closed.
-        inputs: checks the inputs.
-        handles: the handles.
         slots: the buffers of `run_slots`.
         pooled: the buffers of runs of many inputs.
-        background: the committed runs.
-        moe: the settings about experts.
-        loops: the decode loops that run the graph.
-        extent: the active extent, if any.
         plain: whether there are neither handles nor an extent.
         last: the outputs of the last run, with their indices; None for all.
     """

@@ -308,13 +308,10 @@ class _Sizes:
     batch: int
     max_length: int
 
-    @property
-    def masks(self) -> list[str]:
-        return [name for name, role in self.interface.roles.items() if role is Role.MASK]
-
-    def mask(self, name: str, length: int) -> Array:
-        """Return a mask of so many tokens, all of them seen."""
-        return np.ones((self.batch, length), self.types[name].dtype.numpy)
+    def masks(self) -> dict[str, Array]:
+        """Return the masks of the longest length, all tokens seen."""
+        names = [name for name, role in self.interface.roles.items() if role is Role.MASK]
+        return {name: np.ones((self.batch, self.max_length), self.types[name].dtype.numpy) for name in names}
 
     def cache(self, length: int) -> dict[str, Array]:
         """Return a cache of zeros."""
@@ -416,7 +413,7 @@ class _InPlace:
         self._feeds = _Feeds(sizes, 1)
         self._result = sizes.logits(1)
         self._logits = self._result.reshape(sizes.batch, -1)
-        self._ones = {name: sizes.mask(name, sizes.max_length) for name in sizes.masks}
+        self._ones = sizes.masks()
         self._masks = {name: np.zeros_like(ones) for name, ones in self._ones.items()}
         self._whole_mask = whole_mask or not self._masks
         self._step = self._bound(self._feeds, self._masks, self._result)
@@ -463,7 +460,7 @@ class _Moved:
         self.engine = engine
         self._sizes = sizes
         self._cache: dict[str, Any] = dict(sizes.cache(0))
-        self._ones = {name: sizes.mask(name, sizes.max_length) for name in sizes.masks}
+        self._ones = sizes.masks()
         self._feeds = _Feeds(sizes, 1)
         self._outputs = [sizes.interface.logits, *(pair.present for pair in sizes.interface.cache)]
         self._loop: Loop | None = None
