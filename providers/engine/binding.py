@@ -145,6 +145,26 @@ class Binder:
         return Slots(self.run_arrays, tuple(inputs), outputs, fixed)
 
 
+class WrappedBinder(Binder):
+    """The memory side of a session whose runs do more than those of another binder, which makes the tensors."""
+
+    def __init__(self, binder: Binder) -> None:
+        self._binder = binder
+
+    @property
+    def on_host(self) -> bool:
+        """Whether runs read their inputs in host memory; see `Binder.on_host`."""
+        return self._binder.on_host
+
+    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
+        """Return a tensor on the device; see `Binder.upload`."""
+        return self._binder.upload(array)
+
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return a tensor without a copy; see `Binder.adopt`."""
+        return self._binder.adopt(source)
+
+
 class DeviceTensor(abc.ABC):
     """A tensor in the memory of a device; its elements never change, and every session on the device takes it.
 

@@ -20,8 +20,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import numpy.typing as npt
-
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, EngineError, PlacementError, RlxError
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
@@ -39,7 +37,7 @@ from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
-from rlx_ort.providers.engine.binding import Binder, DeviceTensor, Run
+from rlx_ort.providers.engine.binding import Binder, DeviceTensor, Run, WrappedBinder
 from rlx_ort.providers.engine.ort_binding import binder_of
 from rlx_ort.providers.engine.session import OrtEngineSession, SpoiledRunError
 from rlx_ort.providers.engine.stopping import Turns
@@ -168,32 +166,18 @@ def _checked(run: Run, check: IndexCheck) -> Run:
     return checked
 
 
-class _Fed(Binder):
+class _Fed(WrappedBinder):
     """Runs a session with additional values, and passes hidden outputs to an observer; binds no buffers."""
 
     def __init__(
         self, session: EngineSession, values: dict[str, Any], observed: tuple[tuple[str, ...], Observer] | None
     ) -> None:
+        super().__init__(binder_of(session))
         self._session = session
         self._observed = observed
-        self._binder = binder_of(session)
         self.values = values
 
-    @property
-    def on_host(self) -> bool:
-        """Whether runs read their inputs in host memory; see `Binder.on_host`."""
-        return self._binder.on_host
-
-    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
-        """Return a tensor on the device; see `Binder.upload`."""
-        return self._binder.upload(array)
-
-    def adopt(self, source: Any) -> DeviceTensor | None:
-        """Return a tensor without a copy; see `Binder.adopt`."""
-        return self._binder.adopt(source)
-
     def run_arrays(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run on arrays."""
         return self.run(feeds, output_names, ())
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:

@@ -19,7 +19,7 @@ from rlx_ort.errors import EngineError
 from rlx_ort.faults import OUT_OF_RANGE
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, TensorType, ValueType
-from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, DeviceTensor, Loop, Slots
+from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, Loop, Slots, WrappedBinder
 from rlx_ort.providers.kernel_limits import element, input_dims
 
 IndexCheck: TypeAlias = Callable[[Mapping[str, Any]], None]
@@ -187,25 +187,12 @@ def _slices(node: ExportedNode, constants: Mapping[str, object]) -> tuple[slice,
     return tuple(parts)
 
 
-class CheckedBinder(Binder):
+class CheckedBinder(WrappedBinder):
     """A binder whose runs check their inputs first."""
 
     def __init__(self, binder: Binder, check: IndexCheck) -> None:
-        self._binder = binder
+        super().__init__(binder)
         self._check = check
-
-    @property
-    def on_host(self) -> bool:
-        """Whether runs read their inputs in host memory; see `Binder.on_host`."""
-        return self._binder.on_host
-
-    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
-        """Return a tensor on the device; see `Binder.upload`."""
-        return self._binder.upload(array)
-
-    def adopt(self, source: Any) -> DeviceTensor | None:
-        """Return a tensor without a copy; see `Binder.adopt`."""
-        return self._binder.adopt(source)
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
         """Run on arrays and device tensors; see `Binder.run`."""
