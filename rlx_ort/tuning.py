@@ -138,10 +138,10 @@ def tune(
     Raises:
         RlxError: the graph cannot be opened or run in f32 with the options as they are.
     """
+    options = options.on(device).with_(tuned=False)
+    tolerance = TOLERANCES[options.precision] if tolerance is None else tolerance
     with contextlib.ExitStack() as sessions:
-        search = _Search(
-            graph, weights, device, inputs, options.on(device).with_(tuned=False), rule, tolerance, sessions
-        )
+        search = _Search(graph, weights, device, inputs, options, rule, tolerance, sessions)
         return search.run(time.monotonic() + budget_s, progress or (lambda text: None))
 
 
@@ -167,30 +167,26 @@ class _Entry(NamedTuple):
     sessions: SessionSet
 
 
+@dataclass(eq=False, repr=False)
 class _Search:
     """One call of `tune`; `opened` closes the sessions that are still open at its end."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        weights: WeightStore,
-        device: Device,
-        inputs: Mapping[str, Any],
-        options: CompileOptions,
-        rule: PlacementRule,
-        tolerance: float | None,
-        opened: contextlib.ExitStack,
-    ) -> None:
-        self.graph, self.weights, self.device, self.inputs, self.rule = graph, weights, device, inputs, rule
-        self.provider = working_provider(device)
-        self.tolerance = TOLERANCES[options.precision] if tolerance is None else tolerance
-        self.opened = opened
-        self.options = options
-        self.sizes = dims_of(graph, inputs)
+    graph: Graph
+    weights: WeightStore
+    device: Device
+    inputs: Mapping[str, Any]
+    options: CompileOptions
+    rule: PlacementRule
+    tolerance: float
+    opened: contextlib.ExitStack
+
+    def __post_init__(self) -> None:
+        self.provider = working_provider(self.device)
+        self.sizes = dims_of(self.graph, self.inputs)
         sessions, compiled = self._open(_EXACT)
-        compiled.run(inputs)
+        compiled.run(self.inputs)
         if compiled.engine().sized is not None:  # where sizes get sessions of their own, it is these that count
-            self.options = options.with_(dims={**options.dims, **self.sizes}, sized_sessions=0)
+            self.options = self.options.with_(dims={**self.options.dims, **self.sizes}, sized_sessions=0)
         sessions.close()
         self.wanted: Sequence[Any] = ()
         self.trials: list[Trial] = []

@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
@@ -33,6 +33,7 @@ _MOST_ROOMY = 16  # of these, those that no others are as large as
 _CONCAT = ("", "Concat")
 
 
+@dataclass(eq=False, repr=False)
 class SizeChecks:
     """The checks of a graph on a device.
 
@@ -44,19 +45,13 @@ class SizeChecks:
         named: has the placement of the session opened last.
     """
 
-    def __init__(
-        self,
-        provider: Provider,
-        device: Device,
-        exported: ExportedModel,
-        input_types: Mapping[str, ValueType],
-        named: type[Outputs],
-    ) -> None:
-        self._provider = provider
-        self._device = device
-        self._exported = exported
-        self._input_types = input_types
-        self._named = named
+    provider: Provider
+    device: Device
+    exported: ExportedModel
+    input_types: Mapping[str, ValueType]
+    named: type[Outputs]
+
+    def __post_init__(self) -> None:
         self._judged: set[frozenset[tuple[str, int]]] = set()
         self._roomy: list[Mapping[str, int]] = []  # sizes that had room for every node, none as large as another
         self._vectors: tuple[Mapping[str, int], int] | None = None  # sizes, and the length of the longest vector there
@@ -92,7 +87,7 @@ class SizeChecks:
             shapes = ", ".join(map(str, node.inputs))
             raise EngineError(
                 f"{device.display} {CANNOT_RUN} {node.name!r} ({node.pattern.op_type}) on {shapes}: {why}. "
-                f"Run these inputs on {another(self._device)}."
+                f"Run these inputs on {another(self.device)}."
             )
         if not self._judged and self._unsized and len(self._without_elements(bound)) == self._unsized:
             self._unsized = 0  # values decide, and not sizes
@@ -110,9 +105,9 @@ class SizeChecks:
         """
         from rlx_ort.converters.protos import infer_proto
 
-        sizes = sizes_of(self._input_types, shapes) if open_dims(self._input_types) else {}
+        sizes = sizes_of(self.input_types, shapes) if open_dims(self.input_types) else {}
         types = infer_proto(self._bound_model(sizes))
-        known = {value.name: types.get(value.name) for value in self._exported.model.graph.output}
+        known = {value.name: types.get(value.name) for value in self.exported.model.graph.output}
         return {
             name: kind.shape.static()
             for name, kind in known.items()
@@ -122,19 +117,19 @@ class SizeChecks:
     @functools.cached_property
     def _unsized(self) -> int:
         """How many nodes the device could not take without elements, which named dims alone do not rule out."""
-        return len(self._without_elements(self._exported.nodes))
+        return len(self._without_elements(self.exported.nodes))
 
     @functools.cached_property
     def _has_least(self) -> bool:
         """Whether a node of the device may lack room at some sizes: its window is open, or does not fit into ones."""
-        named = dict.fromkeys(open_dims(self._input_types), 1)
-        nodes = [_sized(node, named, 1) for node in self._nodes_under(self._exported.nodes, "small")]
+        named = dict.fromkeys(open_dims(self.input_types), 1)
+        nodes = [_sized(node, named, 1) for node in self._nodes_under(self.exported.nodes, "small")]
         return self._windows_vary or any(True for _ in self.limited(nodes, only="small"))
 
     @functools.cached_property
     def _windows_vary(self) -> bool:
         """Whether a window or its channels have no size of their own, so that larger sizes do not say that it fits."""
-        windowed = [node for node in self._nodes_under(self._exported.nodes, "small") if len(node.inputs) > 1]
+        windowed = [node for node in self._nodes_under(self.exported.nodes, "small") if len(node.inputs) > 1]
         shapes = [(input_dims(node, 0), input_dims(node, 1)) for node in windowed]
         return any(x is None or window is None or not Shape((*x[1:2], *window)).is_static for x, window in shapes)
 
@@ -146,7 +141,7 @@ class SizeChecks:
         self, nodes: Sequence[ExportedNode], only: str = "", *others: tuple[str, str]
     ) -> list[ExportedNode]:
         """Return the nodes of operators that have limits, of one kind (`empty` or `small`) or of any, and of others."""
-        limits = [limit for each in (self._provider, self._helper) for limit in each.limits]
+        limits = [limit for each in (self.provider, self._helper) for limit in each.limits]
         limited = {(limit.domain, limit.op_type) for limit in limits if not only or getattr(limit, only)}
         operators = limited | {*others}
         given = [node for node in nodes if not node.shape_only]
@@ -154,7 +149,7 @@ class SizeChecks:
 
     def _without_elements(self, nodes: Sequence[ExportedNode]) -> list[tuple[Device, ExportedNode, str]]:
         """Return the nodes that no kernel takes if each dim that no input names is 0, with their device and why."""
-        named = dict.fromkeys(open_dims(self._input_types), 1)
+        named = dict.fromkeys(open_dims(self.input_types), 1)
         under = self._nodes_under(nodes, "empty")
         hidden = [node for node in under if _sized(node, named, 0).inputs != _sized(node, named).inputs]
         return [*self.limited([_sized(node, named, 0) for node in hidden], only="empty")]
@@ -171,13 +166,13 @@ class SizeChecks:
 
         With `only`, `empty` or `small`, other limits do not count.
         """
-        placement = self._named.placement
+        placement = self.named.placement
         sites = {} if placement is None else placement.sites
         beside = {name for name, ep in sites.items() if placement is not None and ep != placement.requested}
-        for device, provider, helps in ((self._device, self._provider, False), (Device.CPU, self._helper, True)):
+        for device, provider, helps in ((self.device, self.provider, False), (Device.CPU, self._helper, True)):
             limits = [limit for limit in provider.limits if not only or getattr(limit, only)]
             there = [node for node in nodes if (node.name in beside) == helps]
-            yield from ((device, *each) for each in limited_nodes(there, limits, self._exported.known))
+            yield from ((device, *each) for each in limited_nodes(there, limits, self.exported.known))
 
     def _bound_nodes(self, sizes: Mapping[str, int]) -> Sequence[ExportedNode]:
         """Return the nodes that have limits or join, with the types that ONNX infers for these sizes.
@@ -187,7 +182,7 @@ class SizeChecks:
         from rlx_ort.converters.protos import LONGEST_VECTOR, infer_proto
 
         outline, others, _ = self._judged_nodes
-        if not outline.nodes or sizes.keys().isdisjoint(open_dims(self._input_types)):
+        if not outline.nodes or sizes.keys().isdisjoint(open_dims(self.input_types)):
             return outline.nodes
         bound = self._bound_model(sizes)
         if self._vectors is None:
@@ -216,23 +211,23 @@ class SizeChecks:
         """The nodes that have limits or join, the values of others, and the model without types but its inputs'."""
         from rlx_ort.converters.to_onnx.exported import Outline
 
-        nodes = self._nodes_under(self._exported.nodes, "", _CONCAT)
+        nodes = self._nodes_under(self.exported.nodes, "", _CONCAT)
         theirs = {name for node in nodes for name in (*node.input_names, *node.output_names)}
-        others = {name for node in self._exported.nodes for name in node.output_names} - theirs
-        model = copy.deepcopy(self._exported.model)
+        others = {name for node in self.exported.nodes for name in node.output_names} - theirs
+        model = copy.deepcopy(self.exported.model)
         del model.graph.value_info[:]
         for value in model.graph.output:
             value.type.tensor_type.ClearField("shape")
-        return replace(Outline.of_model(self._exported), nodes=nodes), others, model
+        return replace(Outline.of_model(self.exported), nodes=nodes), others, model
 
     @functools.cached_property
     def _rotations(self) -> list[tuple[str, str, int]]:
         """The nodes that rotate from a known place on: name, the dim of how many places, and rows that are left."""
-        nodes = [node for node in self._exported.nodes if node.pattern.op_type == "RotaryEmbedding"]
+        nodes = [node for node in self.exported.nodes if node.pattern.op_type == "RotaryEmbedding"]
         nodes = [node for node in nodes if node.pattern.domain]  # that of ai.onnx takes tables of the places themselves
         if not nodes:
             return []
-        known, rotations = self._exported.known, []
+        known, rotations = self.exported.known, []
         for node in nodes:
             x, table, first = input_dims(node, 0), input_dims(node, 2), known.get(node.input_names[1])
             if x is None or table is None or first is None or math.prod(first.shape) != 1:

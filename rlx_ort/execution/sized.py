@@ -20,6 +20,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -68,6 +69,7 @@ class Slot(Protocol):
         """Let go of the engine for good."""
 
 
+@dataclass(eq=False, repr=False)
 class SizedSessions:
     """The sessions with fixed sizes beside one plain session; `run` takes the place of the plain session's.
 
@@ -89,37 +91,23 @@ class SizedSessions:
             5.3 to 5.7 in it (16 rows, H200, ONNX Runtime 1.31.1).
         tolerance: how far an output may be from the plain session's, over its largest value: other fusions round in
             another order.
-        later: runs a call in the background.
     """
 
-    def __init__(
-        self,
-        plain: Run,
-        gains: Callable[[Sequence[str], Mapping[str, Any], bool], bool],
-        replans: bool,
-        opened: Callable[[_Key], Slot],
-        rule: PlacementRule,
-        most: int,
-        most_bytes: int,
-        in_use: Callable[[], int | None] = lambda: None,
-        device: str = "",
-        alone: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-        tolerance: float = 1e-4,
-        later: Callable[[Callable[[], None]], object] | None = None,
-    ) -> None:
-        self._plain = plain
-        self._gains = gains
-        self.replans = replans
-        self._opened = opened
-        self._rule = rule
-        self._most = most
-        self._most_bytes = most_bytes
-        self._in_use = in_use
-        self._turn = _one_at_a_time[device]
-        self._alone = alone
-        self._tolerance = tolerance
+    plain: Run
+    gains: Callable[[Sequence[str], Mapping[str, Any], bool], bool]
+    replans: bool
+    opened: Callable[[_Key], Slot]
+    rule: PlacementRule
+    most: int
+    most_bytes: int
+    in_use: Callable[[], int | None] = lambda: None
+    device: str = ""
+    alone: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    tolerance: float = 1e-4
+
+    def __post_init__(self) -> None:
+        self._turn = _one_at_a_time[self.device]
         self._full = False  # no room for another
-        self._later = later or _in_thread
         self._ready: OrderedDict[_Key, Slot] = OrderedDict()
         self._counts: OrderedDict[_Key, tuple[int, int]] = OrderedDict()  # runs, and those after another size
         self._found: dict[_Key, SizedRun] = {}  # the state of each try
@@ -133,15 +121,15 @@ class SizedSessions:
         try:
             key = tuple([(name, array.shape) for name, array in feeds.items()])
         except AttributeError:  # sequences and maps
-            return self._plain(names, feeds)
+            return self.plain(names, feeds)
         slot = self._ready.get(key)
         if slot is None:
             self._count(key, names, feeds)
-            return self._plain(names, feeds)
+            return self.plain(names, feeds)
         try:
             engine = slot.current
             if engine is None or engine.version != slot.weights.version:
-                engine = slot.engine(self._rule)
+                engine = slot.engine(self.rule)
             outputs: list[Any] = engine.run(names, feeds)
             return outputs
         except CancelledRunError:
@@ -149,7 +137,7 @@ class SizedSessions:
         except RlxError as err:  # such as no memory; the plain session then shows whether the device is at fault
             _log.warning("sizes %s run in the plain session again: %s", described(key), err)
             self._drop(key, f"a run failed: {str(err).splitlines()[0]}")
-            return self._plain(names, feeds)
+            return self.plain(names, feeds)
 
     def open_now(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
         """Open the session of the inputs' sizes if it may be faster; return whether there is one.
@@ -159,11 +147,11 @@ class SizedSessions:
         """
         key = tuple([(name, array.shape) for name, array in feeds.items()])
         runs = 0
-        while not (gains := self._gains(names, feeds, False)) and runs < PLAIN_RUNS:
-            self._plain(names, feeds)
+        while not (gains := self.gains(names, feeds, False)) and runs < PLAIN_RUNS:
+            self.plain(names, feeds)
             runs += 1
         with self._lock:
-            if key in self._found or not gains or self._full or len(self._ready) >= self._most:
+            if key in self._found or not gains or self._full or len(self._ready) >= self.most:
                 return key in self._ready
             self._found[key] = SizedRun(described(key), "opening")
             self._tries += 1
@@ -190,11 +178,11 @@ class SizedSessions:
         if count == 1 and self.replans and len(self._counts) == 2:  # the first one is no longer alone
             self._found = {each: entry for each, entry in self._found.items() if entry.state != "refused"}
             self._slower = {}
-        full = self._tries >= MOST_TRIES or len(self._ready) >= self._most or self._full
+        full = self._tries >= MOST_TRIES or len(self._ready) >= self.most or self._full
         if full or count % self._slower.get(key, AFTER_RUNS):
             return
         in_turns = self.replans and turns >= TURNS * count
-        if not self._gains(names, feeds, in_turns) or not all(isinstance(each, np.ndarray) for each in feeds.values()):
+        if not self.gains(names, feeds, in_turns) or not all(isinstance(each, np.ndarray) for each in feeds.values()):
             return
         with self._lock:
             if self._settled(key) or any(entry.state == "opening" for entry in self._found.values()):
@@ -203,7 +191,7 @@ class SizedSessions:
             self._tries += 1
         copies = {name: array.copy() for name, array in feeds.items()}
         worth = WORTH_IN_TURNS if in_turns else WORTH
-        self._later(lambda: self._try(key, list(names), copies, worth))
+        _in_thread(lambda: self._try(key, list(names), copies, worth))
 
     def _settled(self, key: _Key) -> bool:
         """Return whether the state of a size is final."""
@@ -214,23 +202,23 @@ class SizedSessions:
         slot: Slot | None = None
         try:
             with self._turn:
-                begun, before = time.perf_counter(), self._in_use()
-                slot = self._opened(key)
-                engine = slot.engine(self._rule)
+                begun, before = time.perf_counter(), self.in_use()
+                slot = self.opened(key)
+                engine = slot.engine(self.rule)
                 opened_s = time.perf_counter() - begun
                 for _ in range(WARM_RUNS):
                     outputs = engine.run(names, feeds)
                 nbytes = sum(tensor.nbytes for tensor in engine.weights.values())
-                if before is not None and (after := self._in_use()) is not None:
+                if before is not None and (after := self.in_use()) is not None:
                     nbytes = max(nbytes, after - before)
                 taken = nbytes + sum(entry.nbytes for entry in self._found.values())
-                if taken > self._most_bytes:
+                if taken > self.most_bytes:
                     self._full = True
-                    raise _NotKeptError(f"{taken >> 20} MB with it are more than {self._most_bytes >> 20} MB")
-                for name, want, got in zip(names, self._plain(names, feeds), outputs, strict=True):
-                    if not _same(got, want, self._tolerance):
+                    raise _NotKeptError(f"{taken >> 20} MB with it are more than {self.most_bytes >> 20} MB")
+                for name, want, got in zip(names, self.plain(names, feeds), outputs, strict=True):
+                    if not _same(got, want, self.tolerance):
                         raise _NotKeptError(f"output {name!r} differs by {relative_error(got, want):.1e}")
-                calls = (lambda: self._plain(names, feeds), lambda: engine.run(names, feeds))
+                calls = (lambda: self.plain(names, feeds), lambda: engine.run(names, feeds))
                 plain_ns, sized_ns = self._least(calls, TIMED_PAIRS if math.isfinite(worth) else 1)
                 if sized_ns > worth * plain_ns:
                     plain_ns, sized_ns = map(min, (plain_ns, sized_ns), self._least(calls, TIMED_AGAIN))
@@ -254,7 +242,7 @@ class SizedSessions:
         while len(times) < min(rounds, LEAST_PAIRS) or (len(times) < rounds and time.perf_counter() < until):
             others = [engine for slot in self.slots() if (engine := slot.current) is not None]
             with contextlib.ExitStack() as alone:
-                for block in (self._alone, *(engine.session.guarded for engine in others)):
+                for block in (self.alone, *(engine.session.guarded for engine in others)):
                     alone.enter_context(block())
                 times.append(least_in_turns(*calls, rounds=1))
         return [min(each) for each in zip(*times, strict=True)]

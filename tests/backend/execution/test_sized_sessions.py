@@ -275,7 +275,7 @@ def test_their_weights_take_a_share_of_the_memory_at_most(
     compiled = Session("cpu").compile(graph())
     engine = compiled.engine()
     assert engine.sized is not None
-    engine.sized._most_bytes = 20
+    engine.sized.most_bytes = 20
     for count in (1, 2):
         run_often(compiled, count)
         while jobs:
