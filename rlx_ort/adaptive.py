@@ -196,8 +196,6 @@ def learn_from(
 @functools.cache
 def _pace() -> Pace:
     """Return the host noise model of this process, which every race updates."""
-    from rlx_ort.execution.benchmark import Pace
-
     return Pace(time.perf_counter_ns, _QUICKER)
 
 

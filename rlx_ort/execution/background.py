@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlx_ort.errors import CancelledRunError
-from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop, stoppable
+from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop, make_stoppable, stoppable
 from rlx_ort.providers.workers import Workers
 
 T = TypeVar("T")
@@ -117,8 +117,6 @@ def run_all(
 async def run_in_background(call: Callable[[], T]) -> T:
     """Await a call in a worker thread; cancelling the task keeps it from beginning, or ends it at its next node."""
     import asyncio  # loads OpenSSL, 5 MB; a coroutine only runs where asyncio is loaded already
-
-    from rlx_ort.providers.engine.stopping import make_stoppable
 
     make_stoppable()
     stop = Stop()

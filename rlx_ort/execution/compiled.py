@@ -33,14 +33,16 @@ from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers.base import DeviceGraphReport
 from rlx_ort.providers.engine.binding import DeviceTensor
+from rlx_ort.providers.engine.values import is_tensor_like
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.device import Device
     from rlx_ort.execution.engine import Engine, EngineSlot
     from rlx_ort.options.variant import Variant
-    from rlx_ort.providers.base import DeviceGraphReport, Provider
+    from rlx_ort.providers.base import Provider
 
 
 class TokenLoop(Protocol):
@@ -555,8 +557,6 @@ class CompiledGraph(ParamSetter):
 
     def _require_arrays(self, why_not: str) -> None:
         """Return if every output is one array of numbers."""
-        from rlx_ort.providers.engine.values import is_tensor_like
-
         for name, kind in self._slot.output_types.items():
             if not is_tensor_like(kind):
                 raise InputError(f"output {name!r} is {kind} and {why_not}; use run or run_read_outputs")
@@ -822,8 +822,6 @@ _NO_INPUTS: Mapping[str, Any] = {}
 
 
 def _report(engine: Engine) -> DeviceGraphReport:
-    from rlx_ort.providers.base import DeviceGraphReport
-
     ask = getattr(engine.session, "device_graph_report", None)
     report: DeviceGraphReport = DeviceGraphReport(reason="its engine records nothing") if ask is None else ask()
     return report

@@ -37,6 +37,8 @@ from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
+from rlx_ort.options.variant import TOLERANCES, Variant
+from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, Run, WrappedBinder
 from rlx_ort.providers.engine.ort_binding import binder_of
 from rlx_ort.providers.engine.session import OrtEngineSession, SpoiledRunError
@@ -46,8 +48,7 @@ from rlx_ort.providers.registry import availability
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.ir.graph import Graph
-    from rlx_ort.options.variant import Variant
-    from rlx_ort.providers.base import EngineSession, Provider, SessionRequest
+    from rlx_ort.providers.base import EngineSession, Provider
 
 _log = logging.getLogger(__name__)
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
@@ -480,8 +481,6 @@ class EngineSlot:
         return self.added
 
     def _open(self, rule: PlacementRule) -> Engine:
-        from rlx_ort.providers.base import SessionRequest
-
         version, weights, changing = self._snapshot()
         options = self.options
         if self.runs.host_marker:
@@ -582,8 +581,6 @@ def _unspoiled(run: Run, slot: Callable[[], EngineSlot | None], rule: PlacementR
 
 def _tolerance(model: ExportedModel, options: CompileOptions) -> float:
     """Return how far two sessions of a model may be apart, over the largest value, from the error of each."""
-    from rlx_ort.options.variant import TOLERANCES  # not needed by a start from the compile cache
-
     kinds = {kind for node in model.nodes for kind in node.pattern.outputs}
     dtypes = {kind.dtype.value for kind in kinds if isinstance(kind, TensorType)}
     lower = [each for each in TOLERANCES if each.value in dtypes or each is options.precision]

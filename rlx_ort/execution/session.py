@@ -13,11 +13,13 @@ from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.engine import open_slot
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
+from rlx_ort.providers import registry
+from rlx_ort.providers.base import Provider, SessionRequest
+from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.compiled.store import CacheKey, default_store
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
-    from rlx_ort.providers.base import Provider
-    from rlx_ort.providers.engine.compiled.store import CacheKey
 
 
 class Session:
@@ -37,9 +39,7 @@ class Session:
         self._device, given = with_options(device)
         self._options = (options or CompileOptions()).with_provider_options(self._device, given)
         if self._options.provider_options:
-            from rlx_ort.providers.registry import check_provider_options
-
-            check_provider_options(self._options)
+            registry.check_provider_options(self._options)
         self._provider = working_provider(self._device)
 
     @property
@@ -172,10 +172,7 @@ def working_provider(device: Device) -> Provider:
     Raises:
         DeviceUnavailableError: it has no provider, or it does not work here.
     """
-    from rlx_ort.providers import registry
-    from rlx_ort.providers.registry import require_available
-
-    require_available(device)
+    registry.require_available(device)
     provider = registry.default_registry().for_device(device)
     assert provider is not None  # noqa: S101  # a device without a provider is not available
     return provider
@@ -189,10 +186,7 @@ def key_of_graph(graph: Graph, device: Device, options: CompileOptions, weights:
     Raises:
         DeviceUnavailableError: the device does not work here, or its models are not cached.
     """
-    from rlx_ort.providers.base import SessionRequest
     from rlx_ort.providers.engine.compiled.models import session_key
-    from rlx_ort.providers.engine.compiled.store import default_store
-    from rlx_ort.providers.engine.runtime import describe_runtime
     from rlx_ort.providers.ort_provider import OrtProvider
 
     provider = working_provider(device)
@@ -203,4 +197,4 @@ def key_of_graph(graph: Graph, device: Device, options: CompileOptions, weights:
     _, tensors = weights.snapshot(slot.exported.params, slot.exported.stored_as)
     request = SessionRequest(device, slot.exported, tensors, slot.options)
     recipe = provider.recipe(device, slot.options)
-    return session_key(recipe, request, describe_runtime(), default_store().root)
+    return session_key(recipe, request, runtime.describe_runtime(), default_store().root)

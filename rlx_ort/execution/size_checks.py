@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.protos import LONGEST_VECTOR, infer_proto
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, Outline
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.execution.inputs import sizes_of
@@ -24,7 +26,6 @@ from rlx_ort.providers.registry import provider_of
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, Outline
     from rlx_ort.execution.interface import Outputs
     from rlx_ort.providers.base import Provider
 
@@ -103,8 +104,6 @@ class SizeChecks:
 
         Infers the types of the whole model: 50 ms for a DistilBERT (two cores of an AMD EPYC).
         """
-        from rlx_ort.converters.protos import infer_proto
-
         sizes = sizes_of(self.input_types, shapes) if open_dims(self.input_types) else {}
         types = infer_proto(self._bound_model(sizes))
         known = {value.name: types.get(value.name) for value in self.exported.model.graph.output}
@@ -179,8 +178,6 @@ class SizeChecks:
 
         Takes 1.4 ms for the 38 nodes of a text recogniser (two cores of an AMD EPYC), the first time twice as long.
         """
-        from rlx_ort.converters.protos import LONGEST_VECTOR, infer_proto
-
         outline, others, _ = self._judged_nodes
         if not outline.nodes or sizes.keys().isdisjoint(open_dims(self.input_types)):
             return outline.nodes
@@ -209,8 +206,6 @@ class SizeChecks:
     @functools.cached_property
     def _judged_nodes(self) -> tuple[Outline, Collection[str], onnx.ModelProto]:
         """The nodes that have limits or join, the values of others, and the model without types but its inputs'."""
-        from rlx_ort.converters.to_onnx.exported import Outline
-
         nodes = self._nodes_under(self.exported.nodes, "", _CONCAT)
         theirs = {name for node in nodes for name in (*node.input_names, *node.output_names)}
         others = {name for node in self.exported.nodes for name in node.output_names} - theirs
