@@ -14,16 +14,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.device_sessions import SessionSet
 from rlx_ort.execution import tunings
+from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.engine import bytes_in_use, open_slot
 from rlx_ort.execution.session import working_provider
+from rlx_ort.execution.weights import WeightStore
 from rlx_ort.faults import is_device_failure
+from rlx_ort.ir.graph import Graph
 from rlx_ort.numerics import relative_error
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.options.variant import ALLOWED, TOLERANCES, Variant, variants_of
@@ -32,11 +35,6 @@ from rlx_ort.resilience.trial import disagreement
 from rlx_ort.selection.predict import dims_of
 from rlx_ort.selection.support import model_for
 from rlx_ort.timing import in_row
-
-if TYPE_CHECKING:
-    from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.weights import WeightStore
-    from rlx_ort.ir.graph import Graph
 
 WORTH = 0.98
 """A variant wins if its run takes at most this share of the champion's."""

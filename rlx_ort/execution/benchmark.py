@@ -176,8 +176,9 @@ class _Lane:
 
     def compile(self, compile_on: Callable[[Device], CompiledGraph]) -> CompiledGraph:
         """Return the graph, compiled for the device."""
-        self.compiled, self.compile_ns = timing.timed(lambda: compile_on(self.device))
-        return self.compiled
+        compiled, self.compile_ns = timing.timed(lambda: compile_on(self.device))
+        self.compiled = compiled
+        return compiled
 
     def row(self) -> DeviceBenchResult:
         """Return the result."""

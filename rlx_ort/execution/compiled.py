@@ -6,15 +6,17 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort import epoch
+from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
-from rlx_ort.execution.engine import closed_error
+from rlx_ort.execution.engine import Engine, EngineSlot, closed_error
 from rlx_ort.execution.handles import Handles
 from rlx_ort.execution.inputs import (
     InputPlan,
@@ -33,16 +35,10 @@ from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.base import DeviceGraphReport
+from rlx_ort.options.variant import Variant
+from rlx_ort.providers.base import DeviceGraphReport, Provider
 from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.providers.engine.values import is_tensor_like
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.exported import ExportedModel
-    from rlx_ort.device import Device
-    from rlx_ort.execution.engine import Engine, EngineSlot
-    from rlx_ort.options.variant import Variant
-    from rlx_ort.providers.base import Provider
 
 
 class TokenLoop(Protocol):

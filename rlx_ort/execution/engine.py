@@ -18,8 +18,9 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, EngineError, PlacementError, RlxError
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
@@ -33,22 +34,18 @@ from rlx_ort.execution.size_checks import SizeChecks, another, open_dims
 from rlx_ort.execution.sized import SizedSessions
 from rlx_ort.execution.weights import ExpertWeights, WeightStore
 from rlx_ort.ir.core import Node
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.options.variant import TOLERANCES, Variant
-from rlx_ort.providers.base import SessionRequest
+from rlx_ort.providers.base import EngineSession, Provider, SessionRequest
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, Run, WrappedBinder
 from rlx_ort.providers.engine.ort_binding import binder_of
 from rlx_ort.providers.engine.session import OrtEngineSession, SpoiledRunError
 from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.registry import availability
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.exported import ExportedModel
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.providers.base import EngineSession, Provider
 
 _log = logging.getLogger(__name__)
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,7 @@ from rlx_ort.ir.ops.leaf import Constant, Param
 from rlx_ort.ir.ops.norm import TopK
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import Shape, TensorType
-
-if TYPE_CHECKING:
-    from rlx_ort.options.compile_options import PlacementRule
+from rlx_ort.options.compile_options import PlacementRule
 
 MaskLike: TypeAlias = "Sequence[bool] | npt.NDArray[np.bool_]"
 Mask: TypeAlias = npt.NDArray[np.bool_]

@@ -5,21 +5,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device, DeviceLike, with_options
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.engine import open_slot
 from rlx_ort.execution.weights import WeightStore
+from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import Provider, SessionRequest
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.compiled.store import CacheKey, default_store
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
 
 
 class Session:

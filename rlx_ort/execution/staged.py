@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +22,17 @@ from rlx_ort.execution.engine import Engine, EngineSlot, open_slot, runnable
 from rlx_ort.execution.inputs import sizes_of
 from rlx_ort.execution.placement import PlacedNode, Placement
 from rlx_ort.execution.session import working_provider
+from rlx_ort.execution.weights import WeightStore
 from rlx_ort.faults import is_device_failure
 from rlx_ort.ir.graph import Graph, dynamic_symbols
 from rlx_ort.ir.section import section
-from rlx_ort.ir.types import TensorType
-from rlx_ort.options.compile_options import PlacementRule
+from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.split_plan import SplitPlan
+from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.engine.binding import Binder, BoundRun, DeviceTensor, HostTensor, Loop
 from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.stopping import Turns, check_stopped
-
-if TYPE_CHECKING:
-    from rlx_ort.execution.weights import WeightStore
-    from rlx_ort.ir.types import ValueType
-    from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.providers.base import NodeAssignment
 
 _sections: weakref.WeakKeyDictionary[Graph, dict[tuple[int, int, int], Graph]] = weakref.WeakKeyDictionary()
 
