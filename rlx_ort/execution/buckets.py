@@ -470,13 +470,8 @@ class LayerKvCache:
         """
         if self.past_seq > upper:
             raise InputError(f"{self.past_seq} tokens do not fit in {upper} places")
-        padded = []
-        for pair in zip(self.keys, self.values, strict=True):
-            for array in pair:
-                wide = np.zeros((self.batch, upper, self.kv_dim), array.dtype)
-                wide[:, : self.past_seq] = array
-                padded.append(wide)
-        return padded
+        places = ((0, 0), (0, upper - self.past_seq), (0, 0))
+        return [np.pad(array, places) for pair in zip(self.keys, self.values, strict=True) for array in pair]
 
     def advance_from_decode_outputs(self, outputs: Sequence[npt.ArrayLike]) -> tuple[Array, LayerKvCache]:
         """Return the logits and the cache with one more token, from a step's `logits, k0, v0, k1, v1, ...`.
