@@ -635,7 +635,7 @@ class CompiledGraph(ParamSetter):
 
     def has_gpu_handle(self, name: str) -> bool:
         """Return whether a handle on the device has the name."""
-        return self._state.handles.has_device(name)
+        return self._state.handles.has(name, on_device=True)
 
     def set_gpu_handle_feed(self, handle: str, out_idx: int) -> bool:
         """Move an output into a handle on the device after every later run, without a copy to the host.

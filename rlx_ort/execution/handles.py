@@ -70,7 +70,7 @@ class Handles:
         elif not isinstance(value, DeviceTensor):
             value = engine.binder.upload(value)
         with self.lock:
-            if not self._has(name, engine is not None):
+            if not self.has(name, engine is not None):
                 self.step = None
                 self._feeds.pop(name, None)
             self._values[name] = value
@@ -78,7 +78,7 @@ class Handles:
     def feed(self, name: str, index: int, *, on_device: bool) -> None:
         """Move output `index` into a handle after every later run."""
         with self.lock:
-            if not self._has(name, on_device):
+            if not self.has(name, on_device):
                 where, maker = ("on the device", "bind_gpu_handle") if on_device else ("in host memory", "bind_handle")
                 raise InputError(f"there is no handle {name!r} {where} to feed; {maker} makes one")
             if self._feeds.get(name) == index:
@@ -95,14 +95,10 @@ class Handles:
     def read(self, name: str, *, on_device: bool) -> npt.NDArray[Any] | None:
         """Return a copy of a handle on the host, or None when there is none."""
         with self.lock:
-            if not self._has(name, on_device):
+            if not self.has(name, on_device):
                 return None
             array: npt.NDArray[Any] = self._values[name].numpy() if on_device else self._values[name].copy()
             return array
-
-    def has_device(self, name: str) -> bool:
-        """Return whether a device handle has the name."""
-        return self._has(name, on_device=True)
 
     def clear(self) -> None:
         """Forget every handle and feed."""
@@ -176,7 +172,8 @@ class Handles:
             if not 0 <= index < len(self._names):
                 raise InputError(f"there is no output {index}; the graph has {len(self._names)} outputs, from 0")
 
-    def _has(self, name: str, on_device: bool) -> bool:
+    def has(self, name: str, on_device: bool) -> bool:
+        """Return whether a handle of the host, or of the device, has the name."""
         value = self._values.get(name)
         return value is not None and isinstance(value, DeviceTensor) is on_device
 
@@ -185,7 +182,7 @@ class Handles:
         targets = {
             name: self._feeds.get(name, None if on_device else self._numbered(name))
             for name in self._values
-            if self._has(name, on_device)
+            if self.has(name, on_device)
         }
         return {name: index for name, index in targets.items() if index is not None}
 
