@@ -419,9 +419,8 @@ class GraphDevices(ParamSetter):
         """Run as `run_resolved` on inputs by name, `runner(x=array)`, in order, `runner(array)`, or on a dict."""
         if given:
             named = inputs_by_name([value.name for value in self.inputs], given, named)
-        if self._failover is None:
-            return self._run(RESOLVED, named)[1]
-        return self._failover.run(RESOLVED, named)[1]
+        run = self._run if self._failover is None else self._failover.run
+        return run(RESOLVED, named)[1]
 
     async def run_async(
         self, inputs: Inputs, device: DeviceLike | None = None, *, timeout_s: float | None = None, cancel: Cancel = None

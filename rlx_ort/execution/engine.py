@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeAlias
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, EngineError, PlacementError, RlxError
+from rlx_ort.execution import tunings
 from rlx_ort.execution.added_nodes import AddedNode, added_nodes
 from rlx_ort.execution.indices import CheckedBinder, IndexCheck, index_check
 from rlx_ort.execution.inputs import sizes_of
@@ -488,13 +489,11 @@ class EngineSlot:
         request = SessionRequest(self.device, self.exported, weights, options)
         session = residency().open(self.provider, self.resident, request)
         feeds = self._feeds(session, changing, replaces=replaces)
-        hidden = self.runs.hidden
-        observed = (hidden, self.observer) if hidden and self.observer is not None else None
+        observed = (self.runs.hidden, self.observer) if self.runs.hidden and self.observer is not None else None
         check = None if self.provider.checks_indices else self._index_check
         engine = Engine(session, weights, version, self.source, feeds, observed, check)
-        requested = self.provider.ep_name or self.provider.name
         self.named.placement = placement = build_placement(
-            requested,
+            self.provider.ep_name or self.provider.name,
             session.assignments,
             self.exported,
             host_marker=self.runs.host_marker,
@@ -532,34 +531,31 @@ class EngineSlot:
         gains = getattr(session, "gains_from_fixed_sizes", None)
         plain = self.source is self.weights and not self.runs.hidden
         records = getattr(session, "records", False)
-        if gains is None or not plain or not self.options.sized_sessions or not records:
+        if not (gains and plain and self.options.sized_sessions and records and open_dims(self.input_types)):
             return
-        if open_dims(self.input_types):
-            from rlx_ort.execution import tunings  # not needed by a start from the compile cache
+        link, asked, types = weakref.ref(self), weakref.WeakMethod(gains), self.input_types
+        tuned = tunings.sizes_of(self.graph, self.device) if self.options.tuned else []
 
-            link, asked, types = weakref.ref(self), weakref.WeakMethod(gains), self.input_types
-            tuned = tunings.sizes_of(self.graph, self.device) if self.options.tuned else []
-
-            def may_gain(names: Sequence[str], feeds: Mapping[str, Any], in_turns: bool) -> bool:
-                sizes = sizes_of(types, {name: array.shape for name, array in feeds.items()}) if tuned else {}
-                return any(sizes.items() <= each.items() for each in tuned) or bool(
-                    (gains := asked()) and gains(names, feeds, in_turns)
-                )
-
-            engine.sized = SizedSessions(
-                engine.run,
-                may_gain,
-                getattr(session, "replans", False),
-                lambda key: _sized_slot(link(), key),
-                rule,
-                self.options.sized_sessions,
-                (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
-                functools.partial(bytes_in_use, self.provider, self.device),
-                self.device.label,
-                session.guarded,
-                _tolerance(self.exported, self.options),
+        def may_gain(names: Sequence[str], feeds: Mapping[str, Any], in_turns: bool) -> bool:
+            sizes = sizes_of(types, {name: array.shape for name, array in feeds.items()}) if tuned else {}
+            return any(sizes.items() <= each.items() for each in tuned) or bool(
+                (gains := asked()) and gains(names, feeds, in_turns)
             )
-            engine.run = engine.sized.run
+
+        engine.sized = SizedSessions(
+            engine.run,
+            may_gain,
+            getattr(session, "replans", False),
+            lambda key: _sized_slot(link(), key),
+            rule,
+            self.options.sized_sessions,
+            (availability(self.device).memory_bytes or _USUAL_BYTES) // _SIZED_SHARE,
+            functools.partial(bytes_in_use, self.provider, self.device),
+            self.device.label,
+            session.guarded,
+            _tolerance(self.exported, self.options),
+        )
+        engine.run = engine.sized.run
 
 
 def _unspoiled(run: Run, slot: Callable[[], EngineSlot | None], rule: PlacementRule) -> Run:
@@ -629,7 +625,6 @@ def open_slot(
         ConversionError: a node cannot be written as ONNX.
     """
     from rlx_ort.converters.to_onnx.exporter import exported
-    from rlx_ort.execution import tunings
     from rlx_ort.providers.claims import kernel_set
 
     options, runs, source = options.on(device), runs or runnable(graph), source or weights

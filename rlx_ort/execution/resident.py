@@ -71,7 +71,7 @@ class Resident:
         self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
         self.sure = self.governed = self.cached = self.closed = False
-        self.engine: Callable[[], Any] = _no_engine
+        self.engine: Callable[[], Any] = lambda: None
         self._provider = provider
         self._sizes, self._openings = _sizes.setdefault(graph, {}), _openings.setdefault(graph, {})
         self._largest = -1  # bytes of inputs; the arena grows with larger ones
@@ -253,7 +253,3 @@ class Resident:
         self._threads.add(thread := threading.get_ident())
         self._promised.pop(thread, None)
         self._new, self.freed, self._regrows = False, 0, 0
-
-
-def _no_engine() -> None:
-    return None
