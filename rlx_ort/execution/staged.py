@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import InputError, StageError, near_names
 from rlx_ort.execution.engine import Engine, EngineSlot, open_slot, runnable
 from rlx_ort.execution.inputs import sizes_of
+from rlx_ort.execution.interface import Inputs
 from rlx_ort.execution.placement import PlacedNode, Placement
 from rlx_ort.execution.session import working_provider
 from rlx_ort.execution.weights import WeightStore
@@ -34,6 +35,7 @@ from rlx_ort.providers.engine.binding import Binder, BoundRun, DeviceTensor, Hos
 from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.stopping import Turns, check_stopped
 
+_Loops: TypeAlias = dict[int, tuple[Engine, Loop]]
 _sections: weakref.WeakKeyDictionary[Graph, dict[tuple[int, int, int], Graph]] = weakref.WeakKeyDictionary()
 
 
@@ -265,11 +267,7 @@ class StagedSession:
         return self.run_on(feeds, output_names, ())
 
     def run_on(
-        self,
-        feeds: Mapping[str, Any],
-        outputs: Sequence[str],
-        resident: Collection[str],
-        loops: dict[int, tuple[Engine, Loop]] | None = None,
+        self, feeds: Inputs, outputs: Sequence[str], resident: Collection[str], loops: _Loops | None = None
     ) -> list[Any]:
         """Run on arrays and device tensors; see `Binder.run`. `loops` keeps the prepared run of each stage.
 
@@ -298,11 +296,7 @@ class StagedSession:
         """Do nothing: the stages are closed by their slot."""
 
     def _once(
-        self,
-        feeds: Mapping[str, Any],
-        outputs: Sequence[str],
-        resident: Collection[str],
-        loops: dict[int, tuple[Engine, Loop]] | None,
+        self, feeds: Inputs, outputs: Sequence[str], resident: Collection[str], loops: _Loops | None
     ) -> tuple[set[int], list[Any]]:
         wanted = [self._values[name] for name in outputs]
         kept, engines, versions = {self._values[name] for name in resident}, [], set[int]()
@@ -370,7 +364,7 @@ class _StagedBinder(Binder):
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run whose stages are each prepared once; see `Binder.loop`. A plan that streams keeps none open."""
-        loops: dict[int, tuple[Engine, Loop]] | None = None if self._session.streams else {}
+        loops: _Loops | None = None if self._session.streams else {}
         return lambda values: self._session.run_on(dict(zip(inputs, values, strict=True)), outputs, resident, loops)
 
     def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, npt.NDArray[Any] | str]) -> BoundRun | None:
