@@ -520,13 +520,7 @@ class CompiledGraph(ParamSetter):
             return outputs
 
     def run_raw(self, inputs: Inputs) -> list[npt.NDArray[Any]]:
-        """Run like `run_slots` on inputs by name; the outputs are valid until the next such call.
-
-        Raises:
-            InputError: an input is missing, unknown, or of another type than declared.
-            ParamError: a parameter is not set.
-            EngineError: the run failed.
-        """
+        """Run like `run_slots` on inputs by name, with the same errors; outputs are valid until the next such call."""
         feeds = self._inputs.feeds(inputs)
         if feeds.__class__ is ResidentFeeds:
             feeds = {name: value.numpy() if isinstance(value, DeviceTensor) else value for name, value in feeds.items()}
@@ -641,10 +635,7 @@ class CompiledGraph(ParamSetter):
         """Move an output into a handle on the device after every later run, without a copy to the host.
 
         Its shape may differ from the last, where the graph takes that. No run writes to memory that it reads. Returns
-        True: every device supports it.
-
-        Raises:
-            InputError: there is no such handle or output, or their dtypes differ.
+        True: every device supports it. See `set_handle_feed` for the errors.
         """
         self._settled.feed(handle, out_idx, on_device=True)
         return True
@@ -654,12 +645,7 @@ class CompiledGraph(ParamSetter):
         return self._settled.read(name, on_device=True)
 
     def run_feed_gpu_handle(self, inputs: Inputs, handle: str, out_idx: int) -> npt.NDArray[Any]:
-        """Set a feed, run, and return that output; the feed stays set.
-
-        Raises:
-            InputError: there is no such handle or output, or an input is wrong.
-            EngineError: the run failed.
-        """
+        """Set a feed that stays, run, and return that output. See `set_handle_feed` and `run` for the errors."""
         self.set_gpu_handle_feed(handle, out_idx)
         output: npt.NDArray[Any] = self.run_read_outputs(inputs, [out_idx])[0]
         return output
