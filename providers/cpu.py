@@ -26,6 +26,7 @@ from rlx_ort.providers.kernel_limits import (
     is_empty,
     is_empty_first,
     is_float_remainder,
+    limits_of,
     rank,
     reads_i64,
     reads_integers,
@@ -110,23 +111,18 @@ def _averages_no_loss(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return given.get("reduction", "mean") == "mean" and is_empty(node, given, (1,))
 
 
+_NO_MEAN = "the mean of no elements is not NaN"
+_OLD_STATES = "a dim of 0 ends the process or keeps old states"
+
 # Forms without elements on which ONNX Runtime 1.31.1 and, but for Attention, 1.32.0 end the process, or answer
 # otherwise than the reference evaluator of `onnx` 1.23.2, often with what the memory held. The cases are those of
 # `emptied.py` of the tests.
 _EMPTY = (
-    *(
-        KernelLimit(op_type, _averages_no_loss, "the mean of no elements is not NaN")
-        for op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
-    ),
-    *(
-        KernelLimit(op_type, is_empty_first, "a dim of 0 ends the process or keeps old states", domain, empty=True)
-        for domain, op_type in (("", "GRU"), ("", "LSTM"), ("", "RNN"), ("com.microsoft", "DynamicQuantizeLSTM"))
-    ),
+    *limits_of("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", _averages_no_loss, _NO_MEAN),
+    *limits_of("GRU LSTM RNN", is_empty_first, _OLD_STATES, empty=True),
+    KernelLimit("DynamicQuantizeLSTM", is_empty_first, _OLD_STATES, "com.microsoft", empty=True),
     KernelLimit("MatMul", _leaves_rows, "it leaves rows unwritten where the inner dim is 0"),
-    *(
-        KernelLimit(op_type, sums_no_codes, "it leaves its result unwritten where the inner dim is 0")
-        for op_type in ("MatMulInteger", "QLinearMatMul")
-    ),
+    *limits_of("MatMulInteger QLinearMatMul", sums_no_codes, "it leaves its result unwritten where the inner dim is 0"),
     KernelLimit("Gemm", _scales_nothing, "it ignores beta where the inner dim is 0"),
     KernelLimit("Attention", has_no_heads, "without heads it ends the process"),
     KernelLimit("Conv", _has_no_window, "with a window without elements it does not end"),
@@ -135,9 +131,10 @@ _EMPTY = (
     KernelLimit("STFT", _has_no_frame, "a window without elements ends the process"),
     KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
     KernelLimit("SplitToSequence", has_no_axes, "without sizes it takes 1"),
-    *(
-        KernelLimit(op_type, _is_empty_for_old_core, "in this ONNX Runtime a dim of 0 ends the process, or is ignored")
-        for op_type in ("AffineGrid", "Col2Im", "DFT", "Einsum", "LRN", "LpNormalization", "TopK")
+    *limits_of(
+        "AffineGrid Col2Im DFT Einsum LRN LpNormalization TopK",
+        _is_empty_for_old_core,
+        "in this ONNX Runtime a dim of 0 ends the process, or is ignored",
     ),
     KernelLimit("Unique", _orders_nothing, "a dim of 0 ends the process"),
 )
@@ -234,16 +231,10 @@ class CpuProvider(OrtProvider):
         KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only before opset 28"),
         # Nodes of imported models that are no IR ops, as with axes that are an input. ONNX's reference implementation
         # wraps integers around and has NaN as the mean of no elements.
-        *(
-            KernelLimit(op_type, reads_integers, REDUCED_IN_F64)
-            for op_type in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare")
-        ),
+        *limits_of("ReduceSum ReduceProd ReduceL1 ReduceSumSquare", reads_integers, REDUCED_IN_F64),
         KernelLimit("Einsum", _sums_integers_alone, REDUCED_IN_F64),
-        *(
-            KernelLimit(op_type, reads_i64, "it takes the wrong one of two i64 whose upper 32 bits are equal")
-            for op_type in ("ReduceMax", "ReduceMin")
-        ),
-        KernelLimit("ReduceMean", _averages_nothing, "the mean of no elements is not NaN"),
+        *limits_of("ReduceMax ReduceMin", reads_i64, "it takes the wrong one of two i64 whose upper 32 bits are equal"),
+        KernelLimit("ReduceMean", _averages_nothing, _NO_MEAN),
         *_EMPTY,
         *POOL_LIMITS,
     )

@@ -57,6 +57,7 @@ from rlx_ort.providers.kernel_limits import (
     is_empty,
     is_empty_first,
     is_float_remainder,
+    limits_of,
     reads_i64,
     reads_integers,
     reduces_nothing,
@@ -87,42 +88,28 @@ def _multiplies_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return sums_nothing(node, given) or (all(batches) and is_empty(node, given))
 
 
+_NOT_TAKEN = "it does not take a dim of 0"
+
 # Forms without elements on which kernels end the process, cost it the device, refuse, or answer otherwise than the
 # reference evaluator of `onnx` 1.23.2, on an H200 with ONNX Runtime 1.31.1. The cases are those of `emptied.py` of the
 # tests.
 _EMPTY = (
     KernelLimit("Attention", has_no_heads, "without heads it ends the process"),
-    *(
-        KernelLimit(op_type, is_empty, "a dim of 0 ends the process", empty=True)
-        for op_type in ("GRU", "LSTM", "RNN", "RoiAlign")
-    ),
-    *(
-        KernelLimit(op_type, _multiplies_nothing, "a dim of 0 ends the process")
-        for op_type in ("MatMul", "MatMulInteger")
-    ),
-    *(
-        KernelLimit(op_type, is_empty, "it does not take a dim of 0")
-        for op_type in ("Compress", "Max", "Min", "RotaryEmbedding", "Sum")
-    ),
-    KernelLimit("RotaryEmbedding", is_empty, "it does not take a dim of 0", "com.microsoft"),
-    *(
-        KernelLimit(op_type, is_empty_first, "it does not take a dim of 0")
-        for op_type in ("BatchNormalization", "EyeLike", "LRN", "ReverseSequence", "Shrink", "Trilu")
-    ),
+    *limits_of("GRU LSTM RNN RoiAlign", is_empty, "a dim of 0 ends the process", empty=True),
+    *limits_of("MatMul MatMulInteger", _multiplies_nothing, "a dim of 0 ends the process"),
+    *limits_of("Compress Max Min RotaryEmbedding Sum", is_empty, _NOT_TAKEN),
+    KernelLimit("RotaryEmbedding", is_empty, _NOT_TAKEN, "com.microsoft"),
+    *limits_of("BatchNormalization EyeLike LRN ReverseSequence Shrink Trilu", is_empty_first, _NOT_TAKEN),
     KernelLimit("Softmax", is_empty_first, "fused with a sum before it, it does not take a dim of 0"),
     KernelLimit("Conv", is_empty, "without elements it answers in the shape of an earlier run"),
     # The first time it is an error, but the kernel keeps the sizes and does not check them again (1.31.1, H100, H200).
-    *(
-        KernelLimit(op_type, has_other_operands, "operands that do not fit end the process the second time", small=True)
-        for op_type in ("Conv", "ConvTranspose")
+    *limits_of(
+        "Conv ConvTranspose", has_other_operands, "operands that do not fit end the process the second time", small=True
     ),
     KernelLimit("NonMaxSuppression", has_no_number, "it reads a number that is not there"),
     KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
     KernelLimit("ReduceMean", reduces_nothing, "the mean of no elements is not NaN"),
-    *(
-        KernelLimit(op_type, reduces_nothing, "the logarithm of no sum is not -inf")
-        for op_type in ("ReduceLogSum", "ReduceLogSumExp")
-    ),
+    *limits_of("ReduceLogSum ReduceLogSumExp", reduces_nothing, "the logarithm of no sum is not -inf"),
 )
 
 
@@ -322,11 +309,8 @@ class CudaProvider(OrtProvider):
             lambda node, given: bool(given.get("qk_matmul_output_mode")) and any(node.outputs[3:]),
             "only kNone and kQK output modes are supported",
         ),
-        *(
-            KernelLimit(op_type, reads_i64, "it computes i64 in f64, which is inexact beyond 2^53")
-            for op_type in ("ReduceMax", "ReduceMin")
-        ),
-        *(KernelLimit(op_type, reads_integers, REDUCED_IN_F64) for op_type in ("ReduceL1", "ReduceProd", "ReduceSum")),
+        *limits_of("ReduceMax ReduceMin", reads_i64, "it computes i64 in f64, which is inexact beyond 2^53"),
+        *limits_of("ReduceL1 ReduceProd ReduceSum", reads_integers, REDUCED_IN_F64),
         KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only before opset 28"),
         KernelLimit(
             "Cast",

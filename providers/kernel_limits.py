@@ -35,6 +35,19 @@ class KernelLimit:
     small: bool = False
 
 
+def limits_of(
+    op_types: str,
+    applies: Callable[[ExportedNode, Mapping[Any, Any]], bool],
+    reason: str,
+    domain: str = "",
+    *,
+    empty: bool = False,
+    small: bool = False,
+) -> Iterator[KernelLimit]:
+    """Yield one limit for each of several operators, whose names are words of a text."""
+    return (KernelLimit(op_type, applies, reason, domain, empty, small) for op_type in op_types.split())
+
+
 def reads_i64(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     """Return whether an imported node, for which no other form is written, reads i64."""
     return node.pattern.imported and element(node.inputs) is DType.I64
@@ -204,23 +217,15 @@ def _has_coordinates_out_of_range(node: ExportedNode, given: Mapping[Any, Any]) 
 
 
 INDEX_LIMITS = (
-    *(
-        KernelLimit(op_type, _is_out_of_range, "constant indices are out of range")
-        for op_type in ("Gather", "GatherElements", "ScatterElements")
-    ),
-    *(
-        KernelLimit(op_type, _has_coordinates_out_of_range, "constant indices are out of range")
-        for op_type in ("GatherND", "ScatterND")
-    ),
+    *limits_of("Gather GatherElements ScatterElements", _is_out_of_range, "constant indices are out of range"),
+    *limits_of("GatherND ScatterND", _has_coordinates_out_of_range, "constant indices are out of range"),
 )
 """What kernels that do not check their indices compute wrongly, as far as it is known before a run."""
 
 # Pools divide the room for their windows by the stride towards 0 and not down, so that -1 gives a result (1.31.1):
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cpu/nn/pool_attributes.h
-POOL_LIMITS = tuple(
-    KernelLimit(op_type, is_below_pool, "it has a result for an input shorter than its window", domain, small=True)
-    for domain, op_type in (
-        *(("", op_type) for op_type in ("AveragePool", "DeformConv", "LpPool", "MaxPool")),
-        *(("com.microsoft", op_type) for op_type in ("NhwcMaxPool", "QLinearAveragePool")),
-    )
+_SHORTER = "it has a result for an input shorter than its window"
+POOL_LIMITS = (
+    *limits_of("AveragePool DeformConv LpPool MaxPool", is_below_pool, _SHORTER, small=True),
+    *limits_of("NhwcMaxPool QLinearAveragePool", is_below_pool, _SHORTER, "com.microsoft", small=True),
 )

@@ -18,7 +18,7 @@ from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
 from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import cpu_name
-from rlx_ort.providers.kernel_limits import KernelLimit, is_empty_first
+from rlx_ort.providers.kernel_limits import KernelLimit, is_empty_first, limits_of
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
 from rlx_ort.storage import parse_json
@@ -52,11 +52,8 @@ class OpenVinoProvider(OrtProvider):
     compiles: ClassVar[bool] = True
     # On tensors without elements (`emptied.py` of the tests has the cases; onnxruntime-openvino 1.24.1).
     limits: ClassVar[Sequence[KernelLimit]] = (
-        *(KernelLimit(op_type, is_empty_first, "a dim of 0 ends the process") for op_type in ("GRU", "LSTM", "RNN")),
-        *(
-            KernelLimit(op_type, is_empty_first, "the mean of no elements is not NaN")
-            for op_type in ("AveragePool", "GlobalAveragePool")
-        ),
+        *limits_of("GRU LSTM RNN", is_empty_first, "a dim of 0 ends the process"),
+        *limits_of("AveragePool GlobalAveragePool", is_empty_first, "the mean of no elements is not NaN"),
         KernelLimit("ReduceMax", is_empty_first, "the largest of no elements is not -inf"),
     )
     # https://onnxruntime.ai/docs/execution-providers/OpenVINO-ExecutionProvider.html#configuration-options

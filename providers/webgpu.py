@@ -38,6 +38,7 @@ from rlx_ort.providers.kernel_limits import (
     is_empty,
     is_empty_beside,
     is_empty_first,
+    limits_of,
     rank,
     reduces_nothing,
     sums_nothing,
@@ -51,6 +52,7 @@ _run_lock = Turns()
 _owner: list[int] = []  # the process that opened the first session
 
 _DEFAULT_EPSILON = 1e-5
+_ENDS = "a dim of 0 ends the process"
 _LAST_AXIS_END = 2**31 - 1
 
 _LOADER = "libvulkan.so.1"
@@ -264,10 +266,7 @@ class WebGpuProvider(OrtProvider):
             lambda node, given: abs(float(given.get("epsilon", _DEFAULT_EPSILON)) / _DEFAULT_EPSILON - 1) > 1e-6,
             "it computes with the epsilon of an earlier node; 1e-5 alone is safe",
         ),
-        *(
-            KernelLimit(op_type, _spreads_last_axis, "it does not broadcast along the last axis")
-            for op_type in ("Pow", "PRelu")
-        ),
+        *limits_of("Pow PRelu", _spreads_last_axis, "it does not broadcast along the last axis"),
         KernelLimit("Tile", lambda node, given: rank(node) == 0, "it does not take a scalar"),
         KernelLimit(
             "ReduceMean",
@@ -282,29 +281,19 @@ class WebGpuProvider(OrtProvider):
         ),
         KernelLimit("MatMul", sums_nothing, "an inner dim of 0 ends the process", empty=True),
         KernelLimit("Gather", _gathers_nothing, "reading from a tensor without elements ends the process", empty=True),
-        KernelLimit("GatherND", _gathers_at_nothing, "a dim of 0 ends the process", empty=True),
-        *(
-            KernelLimit(op_type, is_empty_first, "a dim of 0 ends the process", empty=True)
-            for op_type in ("GatherElements", "ScatterElements", "Softmax", "LogSoftmax")
-        ),
-        KernelLimit("ScatterND", _scatters_nothing, "a dim of 0 ends the process", empty=True),
+        KernelLimit("GatherND", _gathers_at_nothing, _ENDS, empty=True),
+        *limits_of("GatherElements ScatterElements Softmax LogSoftmax", is_empty_first, _ENDS, empty=True),
+        KernelLimit("ScatterND", _scatters_nothing, _ENDS, empty=True),
         KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
-        *(
-            KernelLimit(op_type, is_empty, "a dim of 0 ends the process", empty=True)
-            for op_type in ("Einsum", "GRU", "LSTM", "RNN", "RotaryEmbedding")
-        ),
-        KernelLimit("RotaryEmbedding", is_empty, "a dim of 0 ends the process", "com.microsoft", empty=True),
-        *(
-            KernelLimit(op_type, is_empty_beside, "a dim of 0 beside its first input ends the process")
-            for op_type in ("Conv", "DequantizeLinear", "Gemm")
-        ),
+        *limits_of("Einsum GRU LSTM RNN RotaryEmbedding", is_empty, _ENDS, empty=True),
+        KernelLimit("RotaryEmbedding", is_empty, _ENDS, "com.microsoft", empty=True),
+        *limits_of("Conv DequantizeLinear Gemm", is_empty_beside, "a dim of 0 beside its first input ends the process"),
         KernelLimit("DFT", is_empty_first, "without elements it does not end", empty=True),
-        *(
-            KernelLimit(op_type, is_empty_first, "it does not take a dim of 0", empty=True)
-            for op_type in (
-                *("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
-                *("InstanceNormalization", "TopK"),
-            )
+        *limits_of(
+            "Conv ConvTranspose MaxPool AveragePool GlobalAveragePool GlobalMaxPool InstanceNormalization TopK",
+            is_empty_first,
+            "it does not take a dim of 0",
+            empty=True,
         ),
         # Out of range, the kernels read 0 or memory that is not theirs.
         *INDEX_LIMITS,
