@@ -194,8 +194,8 @@ class _Stoppable(Protocol):
 
 
 _ending = threading.Event()
-_live: dict[int, weakref.ref[_Stoppable]] = {}
-_live_lock = threading.RLock()  # reentrant: the callback of a weak reference may run during any call
+_live: weakref.WeakSet[_Stoppable] = weakref.WeakSet()
+_live_lock = threading.RLock()  # reentrant: garbage may be collected, and work watched, during any call
 
 
 def watch(session: _Stoppable, *, device: bool = False) -> None:
@@ -206,14 +206,8 @@ def watch(session: _Stoppable, *, device: bool = False) -> None:
     global _devices, _opened
     _opened = True
     _devices = _devices or device
-    key = id(session)
-
-    def forget(_: object) -> None:
-        with _live_lock:
-            _live.pop(key, None)
-
     with _live_lock:
-        _live[key] = weakref.ref(session, forget)
+        _live.add(session)
     if _ending.is_set():
         session.stop_runs()
 
@@ -221,7 +215,7 @@ def watch(session: _Stoppable, *, device: bool = False) -> None:
 def watched_sessions() -> list[_Stoppable]:
     """Return the work to stop when the process ends."""
     with _live_lock:
-        return [session for session in (link() for link in _live.values()) if session is not None]
+        return list(_live)
 
 
 def ending() -> bool:
