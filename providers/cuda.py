@@ -370,10 +370,8 @@ def cuda_libraries_problem(library_name: str) -> Problem | None:
 @functools.cache
 def _preload_from_wheels() -> None:
     """Load CUDA from the nvidia-* wheels, outside of the loader's path; ONNX Runtime only prints failures."""
-    preload = getattr(runtime.onnxruntime(), "preload_dlls", None)
-    if preload is not None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            preload()
+    with contextlib.redirect_stdout(io.StringIO()):
+        runtime.onnxruntime().preload_dlls()
 
 
 def _has_open_sizes(model: ExportedModel) -> bool:

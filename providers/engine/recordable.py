@@ -58,12 +58,12 @@ def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], 
             return f"node {node.name or node.op_type!r} ({node.op_type}) {_CONTROL_FLOW}"
     if memory == "cpu":
         return ""
-    for side in ("input", "output"):
-        ask = getattr(session, f"get_{side}_memory_infos", None)
-        if ask is None:
-            return f"this ONNX Runtime does not report where {side}s are; 1.23 or newer does"
-        values = session.get_inputs() if side == "input" else session.get_outputs()
-        for value, info in zip(values, ask(), strict=True):
+    sides = {
+        "input": (session.get_inputs(), session.get_input_memory_infos()),
+        "output": (session.get_outputs(), session.get_output_memory_infos()),
+    }
+    for side, (values, infos) in sides.items():
+        for value, info in zip(values, infos, strict=True):
             # The device's own memory has no name, or the provider's, and the default type.
             if info.name.lower() == "cpu" or int(info.device_mem_type) != 0:
                 return f"{side} {value.name!r} is in host memory"

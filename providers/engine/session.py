@@ -252,10 +252,9 @@ class OrtEngineSession:
         memory and copied afterwards.
         """
         session = self.open_core().session
-        ask = getattr(session, "get_output_memory_infos", None)
-        if not self.copies_back or ask is None:
+        if not self.copies_back:
             return ()
-        pairs = zip(session.get_outputs(), ask(), strict=True)
+        pairs = zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
         return frozenset(value.name for value, info in pairs if info.name.lower() == "cpu")
 
     def bound_memory(self, name: str) -> tuple[str, int] | None:
@@ -544,11 +543,8 @@ def _bound_memory(session: Any, inputs: Collection[str], recipe: SessionRecipe) 
     An input may be read in host memory on a device that has its own, such as the shape that Reshape takes, and in the
     provider's memory on a device whose recipe has host memory.
     """
-    ask = getattr(session, "get_input_memory_infos", None)
-    if ask is None:  # the recipe then decides, and is certain about the CPU's own kernels only
-        return dict.fromkeys(inputs, recipe.memory) if recipe.on_cpu or recipe.memory != HOST_MEMORY else {}
     places = {}
-    for name, info in zip(inputs, ask(), strict=True):
+    for name, info in zip(inputs, session.get_input_memory_infos(), strict=True):
         if info.name == "Cpu":
             places[name] = HOST_MEMORY
         elif recipe.memory != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind

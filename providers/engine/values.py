@@ -36,8 +36,7 @@ class Place:
 
     def __init__(self, engine: Any, memory: str, index: int) -> None:
         self.names = (memory, index)
-        make = getattr(getattr(engine, "OrtDevice", None), "make", None)
-        inner = None if make is None else getattr(make(memory, index), "_get_c_device", None)
+        inner = getattr(engine.OrtDevice.make(memory, index), "_get_c_device", None)
         self.inner = None if inner is None else inner()
 
 
@@ -250,13 +249,9 @@ class OrtTensor(DeviceTensor):
                     own: npt.NDArray[Any] = value.numpy()
                     return own
                 engine = self._session.engine
-                copy = getattr(engine, "copy_tensors", None)
-                if copy is None:
-                    reason = f"this ONNX Runtime cannot read {self.dtype} from a device; cast the output to f32"
-                    raise EngineError(reason)
                 make = engine.OrtValue.ortvalue_from_shape_and_type
                 value = make(list(self.shape), value.element_type(), "cpu", 0)
-                copy([self.value], [value])
+                engine.copy_tensors([self.value], [value])
         array: npt.NDArray[Any] = value.numpy() if self._plain else from_ort_value(value, "device tensor")
         return array if array.flags.owndata else array.copy()
 
