@@ -1,15 +1,18 @@
 """`OrtBinder`: tensors on a device, and fixed buffers of an ONNX Runtime session, by its IOBinding.
 
-An IOBinding belongs to one thread, so each run has its own; loops (`ort_loops.py`) and slots (`ort_slots.py`) keep
-theirs, and slots leave the locking to the caller. ONNX Runtime's private attributes are used for speed only, each in
-one function with the public call as its fallback.
+An IOBinding belongs to one thread, so each run has its own; loops (`ort_loops.py`) and slots keep theirs, and slots
+leave the locking to the caller. ONNX Runtime's private attributes are used for speed only, each in one function with
+the public call as its fallback.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +21,13 @@ from rlx_ort.converters.onnx_types import dtype_of
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import EngineSession
+from rlx_ort.providers.engine import stopping
 from rlx_ort.providers.engine.binding import Arrays, Binder, BoundRun, DeviceTensor, Loop, Slots
+from rlx_ort.providers.engine.lent_outputs import HostVectors
 from rlx_ort.providers.engine.ort_loops import Binding, OrtBoundRun, bind_input
-from rlx_ort.providers.engine.ort_slots import BoundSlots, PlainSlots
 from rlx_ort.providers.engine.recipe import HOST_MEMORY
+from rlx_ort.providers.engine.replays import NotRecordedError
+from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore, run_binding
 from rlx_ort.providers.engine.values import (
     DLPACK_DEVICE,
@@ -32,6 +38,12 @@ from rlx_ort.providers.engine.values import (
     is_tensor_like,
     to_ort_value,
 )
+
+_MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
+_owners = itertools.count(1)
+
+_Pinned: TypeAlias = tuple[HostVectors, list[npt.NDArray[Any]], Any]
+"""What runs a session into pinned buffers, the buffers, and a vector of them."""
 
 
 def binder_of(session: EngineSession) -> Binder:
@@ -196,3 +208,109 @@ def _copied(session: OrtEngineSession, value: Any, kind: ValueType) -> Any:
     copy = session.engine.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), element)
     copy.update_inplace(value if foreign else value.numpy())
     return copy
+
+
+class BoundSlots(Slots):
+    """Slots over a binding: outputs in host memory are written in place, those in other memory are new arrays."""
+
+    def __init__(
+        self, session: OrtEngineSession, binding: Binding, like: Sequence[npt.NDArray[Any]], fixed: Arrays
+    ) -> None:
+        self._device = session.device
+        self._errors = session.errors
+        self._binding = binding
+        self._call, self._inner, self._core = binding.call, binding.inner, binding.core
+        self._buffers = fixed
+        self._results = list(fixed.values())
+        self._varies = fixed.keys() != session.output_types.keys()
+        buffers = None
+        if session.recipe.memory == HOST_MEMORY:
+            binding.bind(like)
+            buffers = binding.buffers()
+        self._copy = None if buffers is None else _copier(buffers)
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Run on one array per input; see `Slots.run`."""
+        copy = self._copy
+        if copy is None:
+            return self._binding.run(arrays)
+        try:
+            copy(arrays)
+            if self._varies:
+                return self._binding.launch()
+            shared = self._core.shared
+            self._call(self._inner, stopping.run_options(shared) if stopping.in_use else shared)
+            return self._results
+        except self._errors as err:
+            raise running_error(err, self._device) from err
+
+
+class PlainSlots(Slots):
+    """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded.
+
+    Outputs of known shapes are pinned buffers; copies to other memory take twice as long, and a new array each time.
+    Inputs are read in place: copying them to pinned memory costs as much as it saves. Unless `pinned`, the outputs of
+    plain runs are new arrays.
+    """
+
+    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: Arrays, pinned: bool) -> None:
+        self._session = session
+        self._before = session.recipe.before_run
+        self._errors = session.errors
+        self._owner = next(_owners)
+        self._inputs = inputs
+        self._outputs = list(outputs)
+        self._pinned: _Pinned | None = None
+        make = session.recipe.pinned if pinned else None
+        if make is not None and sum(like.nbytes for like in outputs.values()) <= _MOST_PINNED_BYTES:
+            with contextlib.suppress(NotRecordedError):
+                vectors = HostVectors(session.engine)
+                places = [make(like) for like in outputs.values()]
+                self._pinned = vectors, places, vectors.of(places)
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Run on one array per input; see `Slots.run`."""
+        core, pinned = self._session.open_core(), self._pinned
+        try:
+            if self._before is not None:
+                self._before()
+            recordings = core.recordings
+            if recordings is None and pinned is not None:
+                return self._run_pinned(pinned, core, arrays)
+            feeds = dict(zip(self._inputs, arrays, strict=True))
+            if recordings is None or (pinned is None and not recordings.active):
+                outputs: list[npt.NDArray[Any]] = core.call(self._outputs, feeds, core.options)
+                return outputs
+            plain = None if pinned is None else partial(self._run_pinned, pinned, core, arrays)
+            return recordings.run_slots(self._owner, self._outputs, feeds, plain)
+        except self._errors as err:
+            raise running_error(err, self._session.device) from err
+
+    def _run_pinned(
+        self, pinned: _Pinned, core: SessionCore, arrays: Sequence[npt.NDArray[Any]]
+    ) -> list[npt.NDArray[Any]]:
+        vectors, places, fetches = pinned
+        feeds = dict(zip(self._inputs, arrays, strict=True))
+        vectors.run(core.session, core.options, feeds, self._outputs, fetches)
+        return places
+
+
+def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], object]:
+    """Return a function that copies arrays into buffers; without a loop, which costs as much again, for one and two."""
+    if len(buffers) == 1:
+        (only,) = buffers
+
+        def copy_one(arrays: Sequence[npt.NDArray[Any]]) -> None:
+            only[...] = arrays[0]
+
+        return copy_one
+    puts = [buffer.__setitem__ for buffer in buffers]
+    if len(puts) == 2:
+        first, second = puts
+        return lambda arrays: (first(..., arrays[0]), second(..., arrays[1]))
+
+    def copy_all(arrays: Sequence[npt.NDArray[Any]]) -> None:
+        for put, array in zip(puts, arrays, strict=True):
+            put(..., array)
+
+    return copy_all
