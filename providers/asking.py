@@ -31,6 +31,7 @@ import onnx
 
 from rlx_ort import kept
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, refer, tensor_proto, type_proto
+from rlx_ort.converters.protos import bodies_of
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
@@ -47,7 +48,6 @@ _NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
 _PARTS = 8  # sessions that a refused one is split into
 _REASON_CHARACTERS = 300
-_BODIES = (5, 10)  # GRAPH and GRAPHS: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (AttributeType)
 _NUMBERED = re.compile(r"\bq(\d+)\b")
 
 _SCHEMA = 1
@@ -146,7 +146,7 @@ def _ask_sheet(
     weights = _outside(proto)
     model = ExportedModel(proto, tuple(weights), nodes, {}, {})
     takers: list[set[str]] = [set() for _ in nodes]
-    bodies = any(attribute.type in _BODIES for node in proto.graph.node for attribute in node.attribute)
+    bodies = any(True for node in proto.graph.node for _ in bodies_of(node))
     with contextlib.closing(provider.open(SessionRequest(device, model, weights, options))) as session:
         for assigned in session.assignments:
             node = nodes[0] if len(nodes) == 1 and not bodies else model.node_of(assigned.name)

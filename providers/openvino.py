@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from rlx_ort.converters.protos import nodes_of, set_items
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CompileOptions, Precision
@@ -158,18 +159,13 @@ def _unread_inputs_last(payload: bytes) -> bytes:
     import onnx
 
     model = onnx.ModelProto.FromString(payload)
-    read: set[str] = set()
-    graphs = [model.graph]
-    while graphs:
-        for node in graphs.pop().node:
-            graphs += [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
-            read.update(() if node.op_type in _SHAPE_ONLY else node.input)
+    readers = [node for node in nodes_of(model, functions=False) if node.op_type not in _SHAPE_ONLY]
+    read = {name for node in readers for name in node.input}
     inputs = list(model.graph.input)
     ordered = sorted(inputs, key=lambda value: value.name not in read)
     if ordered == inputs:
         return payload
-    del model.graph.input[:]
-    model.graph.input.extend(ordered)
+    set_items(model.graph.input, ordered)
     ordered_bytes: bytes = model.SerializeToString(deterministic=True)
     return ordered_bytes
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
+
+from rlx_ort.converters.protos import bodies_of, graphs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -109,27 +112,24 @@ def disabled_optimizers(model: bytes, version: tuple[int, ...], *, on_cpu: bool)
     import onnx
 
     proto = onnx.ModelProto.FromString(model)
-    graphs = [proto.graph, *proto.functions]
-    types = {kind for graph in graphs for kind in _element_types(graph)}
-    other = any(_has_other_epsilon(graph, {}) for graph in graphs)
+    types = set(_element_types(proto))
+    other = any(_has_other_epsilon(graph, {}) for graph in (proto.graph, *proto.functions))
     wrong = [fault for fault in near if (other or not fault.epsilon) and not types.isdisjoint(fault.element_types)]
     return list(dict.fromkeys(fault.optimizer for fault in wrong))
 
 
-def _element_types(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[int]:
+def _element_types(model: onnx.ModelProto) -> Iterator[int]:
     """Yield the element types of inputs, weights, constants and casts, those of subgraphs included."""
-    if hasattr(graph, "initializer"):
+    graphs = [graph for graph in graphs_of(model) if graph.node]
+    for graph in graphs:
         yield from (tensor.data_type for tensor in graph.initializer)
         yield from (value.type.tensor_type.elem_type for value in graph.input)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.name in {"to", "dtype"}:
-                yield attribute.i
-            if attribute.HasField("t"):
-                yield attribute.t.data_type
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node:
-                    yield from _element_types(inner)
+    nodes = [node for owner in (*graphs, *model.functions) for node in owner.node]
+    for attribute in chain.from_iterable(node.attribute for node in nodes):
+        if attribute.name in {"to", "dtype"}:
+            yield attribute.i
+        if attribute.HasField("t"):
+            yield attribute.t.data_type
 
 
 def _has_other_epsilon(graph: onnx.GraphProto | onnx.FunctionProto, outer: Mapping[str, int]) -> bool:
@@ -142,8 +142,8 @@ def _has_other_epsilon(graph: onnx.GraphProto | onnx.FunctionProto, outer: Mappi
                 known[node.output[0]] = attribute.i
             elif node.op_type == "Constant" and attribute.HasField("t"):
                 known[node.output[0]] = attribute.t.data_type
-            if any(_has_other_epsilon(inner, known) for inner in (attribute.g, *attribute.graphs) if inner.node):
-                return True
+        if any(_has_other_epsilon(inner, known) for inner in bodies_of(node)):
+            return True
         if node.op_type == "Add":
             added[node.output[0]] = [known.get(name) for name in node.input]
         elif node.op_type == "Sqrt" and _F32 not in added.get(node.input[0], [_F32]):
