@@ -48,8 +48,7 @@ class Workers:
     def start_anew(self) -> None:
         """Forget the threads and their calls, which do not cross a fork."""
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = 0  # threads that wait and have not been promised a job
-        self._backlog = 0  # jobs that wait until a thread has finished another one
+        self._jobs_left = 0  # waiting or running
         self._threads = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -63,13 +62,10 @@ class Workers:
         call = holding(call)
         with self._lock:
             self._jobs.put((future, call))
-            if self._idle:
-                self._idle -= 1
-            elif self._threads < self._most:
+            self._jobs_left += 1
+            if self._threads < min(self._jobs_left, self._most):
                 self._threads += 1
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
-            else:
-                self._backlog += 1
         return future
 
     def close(self) -> None:
@@ -85,11 +81,10 @@ class Workers:
                 job = self._jobs.get(timeout=self._idle_s)
             except queue.Empty:
                 with self._lock:
-                    if self._idle and not self._closed:
-                        self._idle -= 1
+                    if self._threads > self._jobs_left and not self._closed:
                         self._threads -= 1
                         return
-                continue  # it was promised a job meanwhile
+                continue  # a job has come meanwhile
             if job is None:
                 return
             future, call = job
@@ -97,23 +92,20 @@ class Workers:
                 try:
                     result = call()
                 except BaseException as err:  # any exception belongs to the caller, who waits for it
-                    self._free()
+                    self._finish_job()
                     future.set_exception(err)
                 else:
-                    self._free()
+                    self._finish_job()
                     future.set_result(result)
                     del result
             else:
-                self._free()
+                self._finish_job()
             del job, future, call  # an idle thread must keep no result alive
 
-    def _free(self) -> None:
-        """Take a job of the backlog or become idle, before the caller continues, so that it finds this thread."""
+    def _finish_job(self) -> None:
+        """Count a job as done, before the caller continues, so that its next one finds this thread idle."""
         with self._lock:
-            if self._backlog:
-                self._backlog -= 1
-            else:
-                self._idle += 1
+            self._jobs_left -= 1
 
 
 _copiers = Workers(_COPYING - 1, "rlx_ort-copy", idle_s=10.0)
