@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
@@ -94,10 +95,6 @@ def _spreads_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return 0 in (input_dims(node, 0) or ())[2:] and rank(node) == _VOLUME_RANK
 
 
-def _has_no_frame(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    return is_empty(node, given, (2,))
-
-
 def _orders_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return "axis" in given and is_empty_first(node, given)
 
@@ -128,7 +125,7 @@ _EMPTY = (
     KernelLimit("Conv", _has_no_window, "with a window without elements it does not end"),
     KernelLimit("ConvTranspose", _spreads_nothing, "a volume without elements ends the process"),
     KernelLimit("NonMaxSuppression", has_no_number, "it reads a number that is not there"),
-    KernelLimit("STFT", _has_no_frame, "a window without elements ends the process"),
+    KernelLimit("STFT", partial(is_empty, places=(2,)), "a window without elements ends the process"),
     KernelLimit("Squeeze", has_no_axes, "without axes it takes all of size 1"),
     KernelLimit("SplitToSequence", has_no_axes, "without sizes it takes 1"),
     *limits_of(

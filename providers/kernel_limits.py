@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,9 +126,14 @@ def is_empty_beside(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     return is_empty(node, given, range(1, len(node.inputs)))
 
 
-def is_empty_first(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether the first input has no elements."""
-    return is_empty(node, given, (0,))
+is_empty_first = partial(is_empty, places=(0,))
+"""Returns whether the first input has no elements."""
+
+has_no_axes = partial(is_empty, places=(1,))
+"""Returns whether the second input is known to have no elements."""
+
+has_no_number = partial(is_empty, places=(2, 3, 4))
+"""Returns whether a number of a `NonMaxSuppression` is not there: how many boxes, or a threshold."""
 
 
 def has_other_operands(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
@@ -152,19 +158,9 @@ def _rooms(node: ExportedNode, given: Mapping[Any, Any], named: Mapping[str, int
     return window_rooms(given, [named.get(dim) if isinstance(dim, str) else dim for dim in sizes], window)
 
 
-def has_no_axes(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether the second input is known to have no elements."""
-    return is_empty(node, given, (1,))
-
-
 def has_no_heads(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
     """Return whether an `Attention` by heads has none."""
     return rank(node) == _HEADS_RANK and any(0 in (input_dims(node, place) or ())[1:2] for place in range(3))
-
-
-def has_no_number(node: ExportedNode, given: Mapping[Any, Any]) -> bool:
-    """Return whether a number of a `NonMaxSuppression` is not there: how many boxes, or a threshold."""
-    return is_empty(node, given, (2, 3, 4))
 
 
 def reduces_nothing(node: ExportedNode, given: Mapping[Any, Any]) -> bool:

@@ -133,8 +133,10 @@ def _open(
         if recipe.rewritten is not None:
             model = recipe.rewritten(model)
         if request.options.optimization is not OptimizationLevel.OFF:
-            faulty = disabled_optimizers(model, version, on_cpu=recipe.on_cpu)
-            _leave_out(options, [*recipe.leaves_out, *faulty], request.options)
+            left_out = [*recipe.leaves_out, *disabled_optimizers(model, version, on_cpu=recipe.on_cpu)]
+            if left_out:
+                given = request.options.session_config.get(KEY)  # those that the user disabled
+                options.add_session_config_entry(KEY, ";".join([*([str(given)] if given else []), *left_out]))
     else:
         model, memory = str(saved), []
     if prepare is not None:
@@ -205,13 +207,6 @@ def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions
     for key, value in entries.items():
         made.add_session_config_entry(key, value)
     return made
-
-
-def _leave_out(made: Any, optimizers: list[str], options: CompileOptions) -> None:
-    """Disable optimisers, beside those that the user disabled."""
-    given = options.session_config.get(KEY)
-    if optimizers:
-        made.add_session_config_entry(KEY, ";".join([*([str(given)] if given else []), *optimizers]))
 
 
 def _register_custom_ops(made: Any, library: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -204,7 +204,7 @@ class OrtBoundRun(BoundRun):
             core.recordings.give_up("steps over fixed memory plan convolutions anew")
         self._recordings = core.recordings
         self._replay: Any = None
-        self._end_replay: Callable[[], object] = _nothing
+        self._end_replay: weakref.finalize[Any, Any] | None = None
         self._runs = 0
         self._least_ns = [1 << 62, 1 << 62]  # of runs and of replays
 
@@ -266,7 +266,8 @@ class OrtBoundRun(BoundRun):
     def _refuse(self, reason: str) -> None:
         if self._recordings is not None:
             _log.info("steps are not replayed: %s", reason)
-        self._end_replay()
+        if self._end_replay is not None:
+            self._end_replay()
         self._recordings = self._replay = None
 
     def _bind(self, name: str, value: Any) -> None:
@@ -306,7 +307,3 @@ def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str,
 def needs_no_guard(session: OrtEngineSession) -> bool:
     """Return whether runs hold no lock and need no preparation."""
     return session.recipe.run_lock is nothing_to_hold and session.recipe.before_run is None and not session.takes_turns
-
-
-def _nothing() -> None:
-    """There is no replay to end."""

@@ -41,6 +41,7 @@ from rlx_ort.providers.engine.replays import (
     check_worth,
     described,
     signature,
+    without_memory,
 )
 from rlx_ort.providers.engine.values import OrtTensor
 from rlx_ort.timing import least_in_turns
@@ -79,7 +80,7 @@ class Recordings:
     plans of kernels, and with them the code that some recordings launch, which go before it.
 
     `active` is true if anything is recorded, or may be; `broken` if a failed recording left the session in an unknown
-    state.
+    state. `bound_refusal` is why no bound run is recorded.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Recordings:
         self._copied_out = 0  # runs in a row
         self._reason = ""
         self._bound: weakref.WeakSet[Replay] = weakref.WeakSet()
-        self._bound_refusal = ""
+        self.bound_refusal = ""
 
     @property
     def uses_arena(self) -> bool:
@@ -216,8 +217,8 @@ class Recordings:
         """
         arrays = {name: place for name, place in outputs.items() if not isinstance(place, str)}
         try:
-            if self._bound_refusal:
-                raise NotRecordedError(self._bound_refusal)
+            if self.bound_refusal:
+                raise NotRecordedError(self.bound_refusal)
             bound = self._bind(inputs, outputs)
             self._check_launches(bound)
             replay = Replay(self._driver, bound, (_BOUND, tuple(arrays), ()), inputs, arrays)
@@ -231,10 +232,6 @@ class Recordings:
             raise NotRecordedError(f"{type(err).__name__}: {err}") from err
         self._bound.add(replay)
         return replay
-
-    def refuse_bound(self, reason: str) -> None:
-        """Record no bound run from now on."""
-        self._bound_refusal = reason
 
     def give_up(self, reason: str) -> None:
         """Drop every recording but those of bound runs, and record no more by signature."""
@@ -259,8 +256,8 @@ class Recordings:
             }
             for replay in self._bound:
                 recorded.append(RecordedRun(replay.inputs, tuple(replay.outputs), replay.nbytes))
-            if self._bound_refusal:
-                refused["steps over fixed memory"] = self._bound_refusal
+            if self.bound_refusal:
+                refused["steps over fixed memory"] = self.bound_refusal
             return DeviceGraphReport(tuple(recorded), refused, self._reason)
 
     def close(self) -> None:
@@ -428,7 +425,7 @@ class Recordings:
                 replay = partial(recording.run_values, feeds, self._fresh)
             check_replay(names, [_array(value) for value in results], [_array(value) for value in replay()])
             if not self._required:
-                self._check_worth(plain, replay)
+                check_worth(*least_in_turns(plain, replay, rounds=TIMED_PAIRS))
         except self._errors as err:
             if recording is not None:
                 recording.close()
@@ -449,10 +446,6 @@ class Recordings:
         if launch_ns < HOST_BOUND * run_ns and not self._required:
             raise NotRecordedError(f"of {run_ns / 1e3:.0f} us, launching takes {launch_ns / 1e3:.0f} us")
 
-    def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], Any]) -> None:
-        """Compare the minimum times of interleaved replays and plain runs, and refuse a replay that is not faster."""
-        check_worth(*least_in_turns(plain, replay, rounds=TIMED_PAIRS))
-
 
 def not_recorded(reason: str) -> EngineError:
     """Return the error of a run that was to be recorded."""
@@ -461,7 +454,7 @@ def not_recorded(reason: str) -> EngineError:
 
 def _like(value: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:
     """Return an array with the dtype and shape of a value; for a tensor one without memory."""
-    return value if isinstance(value, np.ndarray) else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+    return value if isinstance(value, np.ndarray) else without_memory(value)
 
 
 def _array(value: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:

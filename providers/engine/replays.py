@@ -334,8 +334,8 @@ def check_replay(
             raise NotRecordedError(f"a replay gave output {name!r} with a relative error of {error:.1e}")
 
 
-def without_memory(like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array with the dtype and shape of another one, and no memory for its elements."""
+def without_memory(like: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:
+    """Return an array with the dtype and shape of another one or of a tensor, and no memory for its elements."""
     return np.broadcast_to(np.zeros((), like.dtype), like.shape)
 
 

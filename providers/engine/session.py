@@ -414,7 +414,7 @@ class OrtEngineSession:
                 core.recordings.give_up(self._reason)
             nodes = without_shape_arithmetic(self.assignments, node_of, guess=True)
             unbound = _REPLANS if recipe.replans else host_work(recipe.ep_name, recipe.memory[0], nodes, core.session)
-            core.recordings.refuse_bound(unfit or unbound)
+            core.recordings.bound_refusal = unfit or unbound
         if required and (why := self._reason):
 
             def refuse(*arguments: Any) -> Any:  # holds no session, or the core would keep it alive
