@@ -189,7 +189,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 def _remove_unused(folder: Path) -> None:
     """Delete files that no session opened for a week; where the system forbids it, as on Windows, mapped ones stay."""
     oldest = time.time() - _KEEP_UNUSED_DAYS * 24 * 3600
-    for path in [*folder.glob("*.bin"), *folder.glob("*.partial")]:
+    for path in folder.glob("*.bin"):
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < oldest:
                 path.unlink()

@@ -4,9 +4,9 @@ Each use of an entry checks its manifest, the size of every file, the SHA-256 of
 that of the first and last 64 KiB. That finds files that were cut short or never written out; a bit that flips inside of
 a large file is found by `problem(whole=True)` only, which reads everything.
 
-An entry is made in a folder of its own and appears by one rename, so a process that dies leaves no partial entry.
-Making holds one file lock per key, which the system releases when the process dies; using needs no lock. Eviction
-renames an entry before deleting it: where an open mapping forbids that, as on Windows, the entry stays.
+An entry is made in a hidden folder (`storage.partial_path`) and appears by one rename, so a process that dies leaves no
+partial entry. Making holds one file lock per key, which the system releases when the process dies; using needs no lock.
+Eviction renames an entry before deleting it: where an open mapping forbids that, as on Windows, the entry stays.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlx_ort import environment, kept
 from rlx_ort.errors import DeviceParseError
 from rlx_ort.providers.hardware import cpu_name
-from rlx_ort.storage import cache_root, put_in_place
+from rlx_ort.storage import cache_root, clear_unfinished, partial_path, put_in_place, remove, unfinished
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import filelock
-
 DEFAULT_LIMIT_BYTES = 10 * 1024**3
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _SIZE = r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?"
-_PART, _TRASH, _LOCKS = "part-", "trash-", "locks"
+_LOCKS = "locks"
 _NOTES = ("starts", "digests")  # of `starts` and `models`
 
 SCHEMA = "1"
@@ -250,9 +248,7 @@ class CompileStore:
     @property
     def limit(self) -> int:
         """The most bytes the entries take together."""
-        if self._limit is not None:
-            return self._limit
-        return _limit_of_variable()
+        return _limit_of_variable() if self._limit is None else self._limit
 
     def find(self, digest: str) -> Entry | None:
         """Return an intact entry and note its use; a damaged one is dropped. Reads at most 1 MiB a file."""
@@ -272,18 +268,19 @@ class CompileStore:
         `fill` gets an empty folder and writes the files. Afterwards the least recently used entries are evicted. With
         `open_ended` the files are not described: the provider keeps writing.
         """
-        import shutil
-        import tempfile
+        import filelock
 
-        begun = time.perf_counter()
-        self.root.mkdir(parents=True, exist_ok=True)
-        with self._lock(key.digest):
+        begun, locks = time.perf_counter(), self.root / _LOCKS
+        locks.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(locks / key.digest):
             entry = self.find(key.digest)
             if entry is not None:
                 return entry
-            self._clear_parts(key.digest)
-            part = Path(tempfile.mkdtemp(prefix=f"{_PART}{key.digest}-", dir=self.root))
+            clear_unfinished(self.root)
+            part = partial_path(self.root / key.digest)
+            unfinished.add(part)
             try:
+                part.mkdir(mode=0o700)
                 fill(part)
                 files = None if open_ended else describe_files(part)
                 now = time.time()
@@ -291,7 +288,8 @@ class CompileStore:
                 self.drop(key.digest)  # it is damaged, or has no manifest
                 put_in_place(part, self.root / key.digest)
             finally:
-                shutil.rmtree(part, ignore_errors=True)
+                remove(part)
+                unfinished.discard(part)
         self.evict(keep=key.digest)
         made = read_entry(self.root / key.digest)
         if made is None:
@@ -307,9 +305,7 @@ class CompileStore:
 
     def drop(self, digest: str) -> bool:
         """Delete an entry and return whether it is gone; Windows keeps one that is open."""
-        import shutil
-
-        trash = self.root / f"{_TRASH}{os.urandom(16).hex()}"
+        trash = partial_path(self.root / digest)
         try:
             (self.root / digest).rename(trash)  # atomic
         except FileNotFoundError:
@@ -317,12 +313,12 @@ class CompileStore:
         except OSError as err:
             _log().info("the compile cache keeps entry %s, which is in use: %s", digest, err)
             return False
-        shutil.rmtree(trash, ignore_errors=True)
+        remove(trash)
         return True
 
     def evict(self, keep: str = "") -> list[str]:
         """Delete least recently used entries until the limit holds, and leftovers of dead processes; return digests."""
-        self._clear_parts()
+        clear_unfinished(self.root)
         entries = self.entries()
         sizes = {entry.digest: entry.nbytes for entry in entries}
         total = sum(sizes.values())
@@ -337,11 +333,9 @@ class CompileStore:
 
     def clear(self) -> tuple[int, list[str]]:
         """Delete every entry and note; return the bytes of entries that were freed and the digests of those in use."""
-        import shutil
-
-        self._clear_parts()
+        clear_unfinished(self.root)
         for notes in _NOTES:
-            shutil.rmtree(self.root / notes, ignore_errors=True)
+            remove(self.root / notes)
         freed, kept = 0, []
         for folder in self._folders():
             entry = read_entry(folder)
@@ -357,29 +351,6 @@ class CompileStore:
             for path in sorted(self.root.iterdir()):
                 if len(path.name) == 32 and path.is_dir():
                     yield path
-
-    def _lock(self, digest: str, timeout_s: float = -1) -> filelock.BaseFileLock:
-        import filelock
-
-        locks = self.root / _LOCKS
-        locks.mkdir(exist_ok=True)
-        return filelock.FileLock(locks / digest, timeout=timeout_s)
-
-    def _clear_parts(self, digest: str = "") -> None:
-        """Delete the leftovers of dead processes: trash, and parts of keys that no process is making."""
-        import shutil
-
-        import filelock
-
-        with contextlib.suppress(OSError):
-            for path in list(self.root.iterdir()):
-                if path.name.startswith(_TRASH):
-                    shutil.rmtree(path, ignore_errors=True)
-                elif path.name.startswith(_PART):
-                    owner = path.name[len(_PART) :].partition("-")[0]
-                    held = contextlib.nullcontext() if owner == digest else self._lock(owner, timeout_s=0)
-                    with contextlib.suppress(filelock.Timeout), held:
-                        shutil.rmtree(path, ignore_errors=True)
 
 
 def _log() -> logging.Logger:
