@@ -42,23 +42,18 @@ _FATAL = 4  # every failure is an exception already; ONNX Runtime's copy on stde
 def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSession:
     """Open a session on one execution provider and prove that it is the one that was asked for.
 
-    Weights are borrowed, not copied, where ONNX Runtime can; the session keeps them alive.
+    The provider knows that ONNX Runtime can be used and has it (`OrtProvider.missing`). Weights are borrowed, not
+    copied, where ONNX Runtime can; the session keeps them alive.
 
     Raises:
-        DeviceUnavailableError: ONNX Runtime or the provider cannot be used here, or fell back to another one.
+        DeviceUnavailableError: ONNX Runtime fell back to another provider, or is too old for this one.
         LegalizeError: a node has no kernel.
         ParamError: a parameter has no value.
         EngineError: the model was refused, or an option is unknown; ONNX Runtime's exception is the cause.
     """
     refuse_at_the_end()
-    problem = runtime.runtime_problem()
-    if problem is not None:
-        raise DeviceUnavailableError(request.device, problem.reason, problem.remedy)
     check_config(request.options.session_config)
     check_provider_options(recipe.ep_name, request.options.provider_options, recipe.option_keys)
-    if not recipe.ep_devices and recipe.ep_name not in runtime.available_eps():
-        reason = f"this ONNX Runtime ({runtime.describe_runtime()}) has no {recipe.ep_name}"
-        raise DeviceUnavailableError(request.device, reason)
     engine = runtime.onnxruntime()
     version = runtime.runtime_version() or ()
     if recipe.ep_devices and version[:2] < PLUGIN_VERSION:

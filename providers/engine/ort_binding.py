@@ -178,8 +178,6 @@ class OrtBinder(Binder):
                 inferred = session.infer_outputs({name: array.shape for name, array in inputs.items()})
                 known = all(inferred.get(name) == array.shape for name, array in outputs.items())
             return PlainSlots(session, list(inputs), outputs, pinned=known)
-        if session.recipe.device_graph:
-            return Slots(session.run, list(inputs), outputs, ())
         if not Binding.possible(session, self._places, inputs, outputs):
             return Slots(session.run, list(inputs), outputs, fixed if self._keeps_on_host else ())
         kept = {name: np.array(like, order="C") for name, like in outputs.items() if name in fixed}

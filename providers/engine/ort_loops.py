@@ -271,18 +271,15 @@ class OrtBoundRun(BoundRun):
         self._recordings = self._replay = None
 
     def _bind(self, name: str, value: Any) -> None:
-        session = self._session
+        session, kind = self._session, self._session.input_types[name]
         if isinstance(value, OrtTensor):
-            self._kept[name] = kept = value.value_for(self._core)
-            self._io.bind_ortvalue_input(name, kept[0])
-            return
-        kind, memory = session.input_types[name], session.bound_memory(name)
-        if memory is None or memory == HOST_MEMORY or has_foreign_dtype(kind):
+            bound = value.value_for(self._core)
+        elif (memory := session.bound_memory(name)) is None or memory == HOST_MEMORY or has_foreign_dtype(kind):
             bound = to_ort_value(session.engine, name, value, kind)
             if memory != HOST_MEMORY:
                 self._sent[name] = value, None  # the engine copies bound arrays
         else:
-            bound = (session.engine.OrtValue.ortvalue_from_numpy(value, *memory), None)
+            bound = session.engine.OrtValue.ortvalue_from_numpy(value, *memory), None
             self._sent[name] = value, bound[0]
         self._kept[name] = bound
         self._io.bind_ortvalue_input(name, bound[0])
