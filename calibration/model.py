@@ -7,6 +7,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from rlx_ort.calibration.features import BY_WIDTH, TABLE, Kernel
@@ -182,7 +183,6 @@ class MeasuredCostModel:
         self._bytes_per_ns = self._rate("Add", lambda elements: 12.0 * elements, "memory_bytes_per_ns")
         self._flops_per_ns = self._rate("MatMul", lambda m, weight: 2.0 * m * weight, "gemm_gflops")
         self._operator_bytes_per_ns = self._operator_rate()
-        self._replayed: MeasuredCostModel | None = None
         self._grids: dict[tuple[str, str], Grid] = {}
         self._known: dict[Kernel, Price] = {}
 
@@ -346,16 +346,12 @@ class MeasuredCostModel:
         """Return the least that a kernel takes: most of a launch, unless it was measured to need none."""
         return 0.8 * self._launch if grid.least > 0.5 * self._shortest_launch else 0.0
 
-    @property
+    @cached_property
     def replayed(self) -> MeasuredCostModel:
         """The model of runs whose launches are replayed from a recording; this one where the device records none."""
         if self.recorded or ("launch:recorded", "f32") not in self._rows:
             return self
-        if self._replayed is None:
-            self._replayed = MeasuredCostModel(
-                self.device, self.profile, self._threads, recorded=True, shipped=self.shipped
-            )
-        return self._replayed
+        return MeasuredCostModel(self.device, self.profile, self._threads, recorded=True, shipped=self.shipped)
 
     def _dtype_factor(self, dtype: str) -> float:
         """Return how products of a type compare with f32 ones of the same size."""

@@ -144,7 +144,6 @@ class OrtEngineSession:
         )
         # ONNX Runtime gives the memory of the input or weight for such an output, and leaves a bound buffer as it is.
         self.handed_on = self.output_types.keys() & {*self.input_types, *weights}
-        self._bound_memory: Mapping[str, tuple[str, int]] | None = None
         self.infer_outputs: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]] = lambda shapes: {}
         self.retire: Callable[[], Callable[[], object] | None] = lambda: None
         self._spoiled = False
@@ -263,9 +262,22 @@ class OrtEngineSession:
         None if no value can be made there: ONNX Runtime then copies the value when it is bound, so later writes have no
         effect, and the input is bound again for each run.
         """
-        if self._bound_memory is None:
-            self._bound_memory = _bound_memory(self.open_core().session, self.input_types, self.recipe)
         return self._bound_memory.get(name)
+
+    @functools.cached_property
+    def _bound_memory(self) -> Mapping[str, tuple[str, int]]:
+        """The memory that each input is read in; inputs in memory of another kind are left out.
+
+        An input may be read in host memory on a device that has its own, such as the shape that Reshape takes, and in
+        the provider's memory on a device whose recipe has host memory.
+        """
+        own, places = self.recipe.memory, {}
+        for name, info in zip(self.input_types, self.open_core().session.get_input_memory_infos(), strict=True):
+            if info.name == "Cpu":
+                places[name] = HOST_MEMORY
+            elif own != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind
+                places[name] = own
+        return places
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -535,21 +547,6 @@ class GraphRuns:
 def _fast_run(session: Any) -> Any:
     """Return the private `run(names, feeds, options)`, or the public one, which checks names in quadratic time."""
     return getattr(getattr(session, "_sess", None), "run", session.run)
-
-
-def _bound_memory(session: Any, inputs: Collection[str], recipe: SessionRecipe) -> dict[str, tuple[str, int]]:
-    """Return the memory that each input is read in; inputs in memory of another kind are left out.
-
-    An input may be read in host memory on a device that has its own, such as the shape that Reshape takes, and in the
-    provider's memory on a device whose recipe has host memory.
-    """
-    places = {}
-    for name, info in zip(inputs, session.get_input_memory_infos(), strict=True):
-        if info.name == "Cpu":
-            places[name] = HOST_MEMORY
-        elif recipe.memory != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind
-            places[name] = recipe.memory
-    return places
 
 
 def _types(infos: Sequence[Any], declared: Mapping[str, ValueType]) -> dict[str, ValueType]:
