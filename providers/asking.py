@@ -232,9 +232,8 @@ def _ask_compiler(
 def _answer(provider: Provider, device: Device, sheets: Sequence[onnx.ModelProto], options: CompileOptions) -> str:
     """Return the answer to a node alone, or that to the node between neighbours if alone it is not taken."""
     answer = ""
-    for sheet in sheets:
+    for sheet, ask_it in zip(sheets, (_ask_sheet, _ask_inside), strict=False):
         try:
-            ask_it = _ask_inside if sheet is not sheets[0] else _ask_sheet
             verdict = ask_it(provider, device, sheet, options)[0]
         except DeviceUnavailableError:
             return ""  # the device, not the node, is at fault
@@ -374,20 +373,18 @@ class Answers:
     def __init__(self, path: Path, scope: str) -> None:
         self._path = path
         self._scope = scope
-        self._known: dict[str, str] | None = None
+        self._known = self._read()
         self._lock = threading.Lock()
 
     def known(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the answers that are known to these questions."""
         with self._lock:
-            if self._known is None:
-                self._known = self._read()
             return {key: self._known[key] for key in keys if key in self._known}
 
     def keep(self, answers: Mapping[str, str]) -> None:
         """Remember answers, on disk too."""
         with self._lock, kept.locked(self._path, _LOCK_TIMEOUT_S):
-            self._known = {**self._read(), **(self._known or {}), **answers}
+            self._known = {**self._read(), **self._known, **answers}
             kept.write(self._path, _SCHEMA, {"scope": self._scope, "answers": self._known})
 
     def _read(self) -> dict[str, str]:
