@@ -16,11 +16,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 import os
 import re
 import sys
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -341,13 +341,10 @@ class _Lender:
 
     def _free_idle(self) -> None:
         for nbytes, idle in list(self._idle.items()):
-            while True:
-                try:
-                    at = idle.pop()
-                except IndexError:
-                    break
-                _free_host(self._context, at)
-                self._nbytes -= nbytes
+            with contextlib.suppress(IndexError):  # another thread may take the last one
+                while True:
+                    _free_host(self._context, idle.pop())
+                    self._nbytes -= nbytes
 
 
 _lender = functools.cache(_Lender)
@@ -575,10 +572,7 @@ def _gpu(library: ctypes.CDLL, ordinal: int) -> CudaGpu:
     raw = (ctypes.c_ubyte * 16)()
     if library.cuDeviceGetUuid(raw, ordinal):
         return CudaGpu(bus_id.lower(), "")
-    digits = bytes(raw).hex()
-    cuts = (0, 8, 12, 16, 20, 32)
-    uuid = "-".join(digits[start:end] for start, end in itertools.pairwise(cuts))
-    return CudaGpu(bus_id.lower(), f"GPU-{uuid}")
+    return CudaGpu(bus_id.lower(), f"GPU-{uuid.UUID(bytes=bytes(raw))}")
 
 
 def _address(text: str) -> tuple[int, ...]:
