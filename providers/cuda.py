@@ -250,13 +250,13 @@ class CudaProvider(OrtProvider):
         """Open a session; where input sizes are open, and in f16, convolutions are planned by cuDNN's heuristics.
 
         ONNX Runtime plans anew whenever the shape of a convolution's input differs from the last one's: a small network
-        for text took 92 ms for each new width with its default, EXHAUSTIVE, and 17 ms with HEURISTIC, and other models
-        were about as fast afterwards (H100, ONNX Runtime 1.31.1; docs/results/h100-2026-11-25-second). The old plan
-        goes, and with it the code of kernels that cuDNN has compiled for it: a replay of them ended in CUDA error 715.
+        for text took 92 ms for each new width with its default, EXHAUSTIVE, and 17 ms with HEURISTIC (H100, ONNX
+        Runtime 1.31.1; docs/results/h100-2026-11-25-second). The old plan goes, and with it the code of kernels that
+        cuDNN has compiled for it: a replay of them ended in CUDA error 715.
 
         In f16 EXHAUSTIVE ends in kernels without tensor cores where none of cuDNN's first plans fits: DETR took 29 ms,
-        and 14 with HEURISTIC; U-Net 5.3 and 4.0, Whisper 5.7 and 4.5, ViT and ResNet-50 as long. In f32 U-Net was 8 %
-        slower with it (H200, ONNX Runtime 1.31.1; docs/results/README.md, h200-2026-11-26-second).
+        and 14 with HEURISTIC. In f32 U-Net was 8 % slower with it (H200; docs/results/README.md,
+        h200-2026-11-26-second).
         """
         recipe, model = self.recipe(request.device, request.options), request.model
         convolutions = [node for node in model.nodes if node.op_type in ("Conv", "ConvTranspose")]
