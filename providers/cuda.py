@@ -113,7 +113,31 @@ _EMPTY = (
 )
 
 
-class CudaProvider(OrtProvider):
+class NvidiaProvider(OrtProvider):
+    """The base of all providers for NVIDIA's GPUs: what is known of the hardware."""
+
+    precisions: ClassVar[Sequence[Precision]] = (Precision.TF32, Precision.F16, Precision.BF16)
+
+    def facts(self, device: Device) -> Availability:
+        """Return the GPU's name, driver and memory by the driver's tool, and its PCI address and UUID."""
+        process_bytes(device.index)  # the first call comes before any session
+        gpus, identity = nvidia_gpus()[device.index :], ""
+        if device.index < len(ordinals := cuda_gpus()):
+            known = ordinals[device.index]
+            gpus = tuple(gpu for gpu in nvidia_gpus() if same_bus(gpu.bus_id, known.bus_id))
+            identity = ", ".join(filter(None, (known.bus_id, known.uuid)))
+        if not gpus:
+            return Availability(False, remedy=_NO_GPU_REMEDY, identity=identity)
+        gpu = gpus[0]
+        return Availability(False, "", _NO_GPU_REMEDY, gpu.name, gpu.driver, gpu.memory_bytes, identity)
+
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return all that this process uses of the GPU: its context and its loaded kernels are included."""
+        used = process_bytes(device.index)
+        return None if used is None else MemoryReading(used[0], whole=True, source=used[1])
+
+
+class CudaProvider(NvidiaProvider):
     """NVIDIA GPUs; the index is CUDA's ordinal: visible GPUs only, fastest first unless CUDA_DEVICE_ORDER is set."""
 
     name: ClassVar[str] = "cuda"
@@ -121,8 +145,8 @@ class CudaProvider(OrtProvider):
     ep_name: ClassVar[str] = "CUDAExecutionProvider"
     genai_name: ClassVar[str] = "cuda"
     title: ClassVar[str] = "CUDA"
-    precisions: ClassVar[Sequence[Precision]] = (Precision.TF32, Precision.F16, Precision.BF16)
     extra: ClassVar[str] = "cuda"
+    keeps: ClassVar[Keeps] = Keeps.OPTIMIZED
     # cuBLAS recommends 32 MiB of work space on Hopper, 4 MiB on earlier GPUs, for each handle
     # (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace). Six models, two batches: 49 to 127 MiB beside what
     # is counted on an H200, 75 in the median (docs/results, h200-2026-11-27-fourth).
@@ -153,24 +177,6 @@ class CudaProvider(OrtProvider):
         if problem is None and count and device.index >= count:
             problem = Problem(f"the driver lists {count} GPUs, counted from 0", "rlx-ort devices lists them")
         return problem
-
-    def facts(self, device: Device) -> Availability:
-        """Return the GPU's name, driver and memory by the driver's tool, and its PCI address and UUID."""
-        process_bytes(device.index)  # the first call comes before any session
-        gpus, identity = nvidia_gpus()[device.index :], ""
-        if device.index < len(ordinals := cuda_gpus()):
-            known = ordinals[device.index]
-            gpus = tuple(gpu for gpu in nvidia_gpus() if same_bus(gpu.bus_id, known.bus_id))
-            identity = ", ".join(filter(None, (known.bus_id, known.uuid)))
-        if not gpus:
-            return Availability(False, remedy=_NO_GPU_REMEDY, identity=identity)
-        gpu = gpus[0]
-        return Availability(False, "", _NO_GPU_REMEDY, gpu.name, gpu.driver, gpu.memory_bytes, identity)
-
-    def memory(self, device: Device) -> MemoryReading | None:
-        """Return all that this process uses of the GPU: its context and its loaded kernels are included."""
-        used = process_bytes(device.index)
-        return None if used is None else MemoryReading(used[0], whole=True, source=used[1])
 
     def memory_limit(self, device: Device, options: CompileOptions, installed: int) -> int | None:
         """Return the limit of the session's arena, else the GPU's memory; Windows' driver lends of the host's."""
@@ -205,11 +211,11 @@ class CudaProvider(OrtProvider):
             # By default the arena doubles its size, and would reach the limit with half of it unused.
             chosen["gpu_mem_limit"] = str(options.device_memory_limit_bytes)
             chosen["arena_extend_strategy"] = "kSameAsRequested"
-        plugin = self.ep_devices(device)
+        recipe = super().recipe(device, options)
         obstacle, recording = "", None
         if taken := sorted(_STREAM_OPTIONS.intersection(options.provider_options)):
             obstacle = f"the provider option {taken[0]!r} is set"
-        elif plugin:
+        elif recipe.ep_devices:
             obstacle = "this ONNX Runtime has CUDA as a plugin, whose streams are its own"
         if options.device_graph:
             why = obstacle
@@ -218,11 +224,9 @@ class CudaProvider(OrtProvider):
             elif not why and options.session_config.get("session.use_env_allocators") == "1":
                 why = "other sessions share its arena (session.use_env_allocators)"
             recording = Recording(partial(open_recorder, device.index, why), options.device_graph is True)
-        return SessionRecipe(
-            self.ep_name,
+        return replace(
+            recipe,
             options=chosen,
-            option_keys=self.option_keys,
-            ep_devices=plugin,
             memory=("cuda", device.index),
             recording=recording,
             # ONNX Runtime (1.31.1) runs the body of a branch on another stream, if the branch itself is on the CPU, and
@@ -238,7 +242,6 @@ class CudaProvider(OrtProvider):
             # closing it may free their arena in a callback of the driver, which CUDA does not permit (cudaFreeHost:
             # 800) and which ends the process. See docs/results/h200-2026-11-22-slots.txt.
             run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
-            keeps=Keeps.OPTIMIZED,
             # Where all sizes are known, it makes a Gemm of each product with a bias, between two Reshapes, which leaves
             # no bias for BiasGelu and SkipLayerNormalization to take in: BERT at batch 16 took 19.4 ms, 10.8 without it
             # (H100, ONNX Runtime 1.31.1; docs/results/README.md, h100-2026-11-25-fifth).

@@ -10,35 +10,25 @@ from typing import ClassVar
 from rlx_ort.device import Device
 from rlx_ort.errors import install_command
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers.base import Availability, CostProfile, MemoryReading
-from rlx_ort.providers.cuda import CudaProvider, cuda_libraries_problem, cuda_options
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.cuda import CudaProvider, NvidiaProvider, cuda_libraries_problem, cuda_options
 from rlx_ort.providers.engine.cuda_driver import apart, wait_for
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import nvidia_gpus
-from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.storage import cache_folder
 
 
-class _NvidiaCompiler(OrtProvider):
-    """The base of both compilers: the hardware and the default profile."""
+class _NvidiaCompiler(NvidiaProvider):
+    """The base of both compilers."""
 
     compiles: ClassVar[bool] = True
     compiles_per_shape: ClassVar[bool] = True
-
-    def facts(self, device: Device) -> Availability:
-        """Return the GPU's name, driver and memory by the driver's tool."""
-        return CudaProvider().facts(device)
-
-    def memory(self, device: Device) -> MemoryReading | None:
-        """Return all that this process uses of the GPU."""
-        return CudaProvider().memory(device)
 
     def devices(self) -> Sequence[Device]:
         """Return one device for each GPU of the driver, or index 0 when it lists none."""
         return tuple(Device(self.kinds[0], index) for index in range(max(1, len(nvidia_gpus()))))
 
-    precisions: ClassVar[Sequence[Precision]] = (Precision.TF32, Precision.F16, Precision.BF16)
     profile: ClassVar[CostProfile | None] = CostProfile.shipped(
         "CUDA's transfers as on an H200, rates assumed",
         gflops=(14_000, 12_000),
