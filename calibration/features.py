@@ -283,18 +283,15 @@ def workload_of(model: ExportedModel | Outline, dims: Mapping[str, int] | None =
     return _Reader(outline, dims or {}).read()
 
 
+@dataclass(slots=True)
 class _Kind:
     """A kind of nodes: the facts of their types, and their kernels so far."""
 
-    __slots__ = ("inputs", "is_free", "op_type", "outputs", "pattern", "plain")
-
-    def __init__(self, reader: _Reader, pattern: ModelNode) -> None:
-        self.pattern = pattern
-        self.op_type = op_type = pattern.op_type
-        self.is_free = pattern.shape_only or op_type == "Constant"
-        self.outputs = reader.facts(pattern.outputs)
-        self.inputs: list[Fact] | None = None  # found when a node of the kind costs something
-        self.plain: dict[object, Kernel] = {}
+    pattern: ModelNode
+    is_free: bool
+    outputs: list[Fact]
+    inputs: list[Fact] | None = None  # found when a node of the kind costs something
+    kernels: dict[object, Kernel] = field(default_factory=dict)
 
 
 class _Reader:
@@ -320,9 +317,11 @@ class _Reader:
         kernels: list[Kernel | None] = []
         made: list[Sequence[Fact]] = []
         for node in self.outline.nodes:
-            kind = kinds.get(node.pattern)
+            pattern = node.pattern
+            kind = kinds.get(pattern)
             if kind is None:
-                kind = kinds[node.pattern] = _Kind(self, node.pattern)
+                is_free = pattern.shape_only or pattern.op_type == "Constant"
+                kind = kinds[pattern] = _Kind(pattern, is_free, self.facts(pattern.outputs))
             kernels.append(None if kind.is_free else self._kernel(node, kind))
             made.append(kind.outputs)
         busy = [node for node, kernel in zip(self.outline.nodes, kernels, strict=True) if kernel is not None]
@@ -370,25 +369,24 @@ class _Reader:
 
     def _kernel(self, node: ExportedNode, kind: _Kind) -> Kernel | None:
         """Return the kernel of a node, or None when it costs nothing."""
-        names = node.input_names
-        if self.run_time.isdisjoint(names) and any(names) and kind.op_type not in RANDOM_OPS:
+        names, op_type = node.input_names, kind.pattern.op_type
+        if self.run_time.isdisjoint(names) and any(names) and op_type not in RANDOM_OPS:
             self.run_time.difference_update(node.output_names)  # computed once, when the session is opened
             return None
         inputs = kind.inputs
         if inputs is None:
             inputs = kind.inputs = self.facts(kind.pattern.inputs)
         shared = len(names) > 1 and names[1] not in self.run_time
-        small = self._small(names) if kind.op_type not in TABLE else ()
-        kernel = kind.plain.get((shared, small))
+        small = self._small(names) if op_type not in TABLE else ()
+        kernel = kind.kernels.get((shared, small))
         if kernel is None:
-            kernel = kernel_of(
-                kind.op_type, inputs, kind.outputs, shared=shared, variant=_variant(kind.pattern, shared, small)
-            )
+            variant = _variant(kind.pattern, shared, small)
+            kernel = kernel_of(op_type, inputs, kind.outputs, shared=shared, variant=variant)
             if kind.pattern.loops:
                 kernel = kernel._replace(times=_TRIPS)
             if any(fact.guessed for fact in (*inputs, *kind.outputs)):
                 kernel = kernel._replace(guessed=True)
-            kind.plain[shared, small] = kernel
+            kind.kernels[shared, small] = kernel
         return kernel
 
     def _small(self, names: Sequence[str]) -> tuple[object, ...]:

@@ -28,9 +28,8 @@ def unknown(workload: Workload, model: MeasuredCostModel) -> dict[Kernel, Export
     at_worst: dict[Kernel, float] = {}
     for kernel, count in workload.counts.items():
         price = model.price(kernel)
-        if model.has(kernel.name) or (model.device, kernel.name) in _refused:
-            continue
-        if price.how in ("assumed", "extrapolated"):
+        is_known = model.has(kernel.name) or (model.device, kernel.name) in _refused
+        if not is_known and price.how in ("assumed", "extrapolated"):
             at_worst[kernel] = price.ns * count * (_MAY_TAKE if price.how == "assumed" else 1.0)
     limit_ns = _WEIGHS * max(total_ns, 1.0)
     wanted = [kernel for kernel in sorted(at_worst, key=lambda one: -at_worst[one]) if at_worst[kernel] >= limit_ns]

@@ -17,7 +17,7 @@ from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
 from rlx_ort.providers.base import Availability
-from rlx_ort.storage import cache_folder, cache_root, read_regular, write_atomic
+from rlx_ort.storage import cache_folder, cache_root, read_regular, stamp_of, write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.model import MeasuredCostModel
@@ -40,7 +40,7 @@ class Found:
 class _Memory:
     """A device's profile in this process: the state of its file, and the model made of it when asked."""
 
-    stamp: tuple[int, int] | None
+    stamp: tuple[int, ...] | None
     found: Found
     model: MeasuredCostModel | None = None
 
@@ -168,8 +168,7 @@ def _remembered(device: Device) -> _Memory:
     path = cache_root() / _FOLDER / key.file_name  # the folder is not made
     stamp = None
     with contextlib.suppress(OSError):
-        state = path.stat()
-        stamp = state.st_mtime_ns, state.st_size
+        stamp = stamp_of(path.stat())
     with _lock:
         known = _memory.get((device, str(path)))
         unsaved = _unsaved.get(key.file_name)
