@@ -54,7 +54,6 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
     refuse_at_the_end()
     check_config(request.options.session_config)
     check_provider_options(recipe.ep_name, request.options.provider_options, recipe.option_keys)
-    engine = runtime.onnxruntime()
     version = runtime.runtime_version() or ()
     if recipe.ep_devices and version[:2] < PLUGIN_VERSION:
         reason = f"{runtime.describe_runtime()} does not report which nodes a plugin provider runs; 1.31 or newer does"
@@ -74,10 +73,7 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         recipe = replace(recipe, before_run=forbid_in_forks(request.device))
     if recorder is not None:
         recipe = replace(recipe, before_run=_in_order(recipe.before_run, recorder.enter))
-    declared = (request.model.input_types, request.model.output_types)
-    errors = runtime.engine_exceptions()
-    made = (engine, session, memory, request.device, recipe, errors, declared, recorder, reason)
-    return OrtEngineSession(*made, weights=request.model.params, node_of=request.model.node_of)
+    return OrtEngineSession(session, memory, recipe, request, recorder, reason)
 
 
 def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder | None, str]:

@@ -178,10 +178,10 @@ class OrtBinder(Binder):
                 inferred = session.infer_outputs({name: array.shape for name, array in inputs.items()})
                 known = all(inferred.get(name) == array.shape for name, array in outputs.items())
             return PlainSlots(session, list(inputs), outputs, pinned=known)
+        fixed = fixed if self._keeps_on_host else ()
         if not Binding.possible(session, self._places, inputs, outputs):
-            return Slots(session.run, list(inputs), outputs, fixed if self._keeps_on_host else ())
+            return Slots(session.run, list(inputs), outputs, fixed)
         kept = {name: np.array(like, order="C") for name, like in outputs.items() if name in fixed}
-        kept = kept if self._keeps_on_host else {}
         with session.guarded():
             binding = Binding(session, self._places, list(inputs), list(outputs), (), kept)
             return BoundSlots(session, binding, list(inputs.values()), kept)

@@ -8,17 +8,16 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, as_cause
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment
+from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, SessionRequest
 from rlx_ort.providers.engine import stopping
 from rlx_ort.providers.engine.lent_outputs import HostVectors, LentOutputs
 from rlx_ort.providers.engine.process import watch
@@ -26,7 +25,7 @@ from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_
 from rlx_ort.providers.engine.recordable import host_work, unrecordable, without_shape_arithmetic
 from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
 from rlx_ort.providers.engine.replays import FixedRun, NotRecordedError, Recorder
-from rlx_ort.providers.engine.runtime import running_error
+from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime, running_error
 from rlx_ort.providers.engine.values import (
     OrtTensor,
     from_ort_value,
@@ -51,22 +50,16 @@ class SessionCore:
     __slots__ = ("apart", "call", "graph", "memory", "recorder", "recordings", "session", "shared", "wait")
 
     def __init__(
-        self,
-        session: Any,
-        memory: Sequence[Any],
-        options: Any,
-        recorder: Recorder | None = None,
-        wait: Callable[[], None] | None = None,
-        apart: Callable[[], contextlib.AbstractContextManager[Any]] = nothing_to_hold,
+        self, session: Any, memory: Sequence[Any], options: Any, recipe: SessionRecipe, recorder: Recorder | None
     ) -> None:
         self.session = session
-        self.apart = apart
+        self.apart = recipe.apart
         # One for all runs, so that they can be stopped at exit; one per run would cost a microsecond each.
         self.shared = options
         self.graph: GraphRuns | None = None
         self.recordings: Recordings | None = None
         self.recorder = recorder
-        self.wait = wait if recorder is None else recorder.wait
+        self.wait = recipe.wait if recorder is None else recorder.wait
         self.call = _fast_run(session)
         self.memory = memory
 
@@ -101,12 +94,13 @@ class SpoiledRunError(EngineError):
 class OrtEngineSession:
     """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
+    `reason` is why launches are not recorded.
+
     `assignments` has the place of each node after ONNX Runtime's first rewrites; folded nodes are gone. `refuses` is
     true if runs raise, since they had to be recorded and cannot be. `handed_on` has the outputs that are inputs or
-    `weights` themselves. `node_of` returns the exported node behind the name of a node of the session.
-    `infer_outputs` returns the shapes of the outputs that follow from those of the inputs, as far as its owner knows.
-    `retire` returns the function that has the next run made in another session, None once that is gone; a run calls it
-    where it fails and may have spoiled the next.
+    weights themselves. `infer_outputs` returns the shapes of the outputs that follow from those of the inputs, as far
+    as its owner knows. `retire` returns the function that has the next run made in another session, None once that is
+    gone; a run calls it where it fails and may have spoiled the next.
 
     `copies_back` is true if nodes on the CPU may read values of the device. ONNX Runtime (1.31.1) copies such a value
     to the host for them, and where it is an output too, from there into an array of the caller without waiting for the
@@ -115,35 +109,31 @@ class OrtEngineSession:
 
     def __init__(
         self,
-        engine: Any,
         session: Any,
         memory: Sequence[Any],
-        device: Device,
         recipe: SessionRecipe,
-        errors: tuple[type[Exception], ...],
-        declared: tuple[Mapping[str, ValueType], Mapping[str, ValueType]],
-        recorder: Recorder | None = None,
-        reason: str = "",
-        weights: Iterable[str] = (),
-        node_of: Callable[[str], ExportedNode | None] = lambda name: None,
+        request: SessionRequest,
+        recorder: Recorder | None,
+        reason: str,
     ) -> None:
-        self.device = device
+        model = request.model
+        self.device = request.device
         self.recipe = recipe
-        self.engine = engine
-        self.errors = errors
-        self._options = engine.RunOptions()
-        self._reason = reason  # why launches are not recorded
-        core = SessionCore(session, memory, self._options, recorder, recipe.wait, recipe.apart)
+        self.engine = onnxruntime()
+        self.errors = engine_exceptions()
+        self._options = self.engine.RunOptions()
+        self._reason = reason
+        core = SessionCore(session, memory, self._options, recipe, recorder)
         self._core: SessionCore | None = core
-        self.input_types = _types(session.get_inputs(), declared[0])
-        self.output_types = _types(session.get_outputs(), declared[1])
+        self.input_types = _types(session.get_inputs(), model.input_types)
+        self.output_types = _types(session.get_outputs(), model.output_types)
         self.assignments = tuple(
             NodeAssignment(group.ep_name, node.name, node.domain, node.op_type)
             for group in session.get_provider_graph_assignment_info()
             for node in group.get_nodes()
         )
         # ONNX Runtime gives the memory of the input or weight for such an output, and leaves a bound buffer as it is.
-        self.handed_on = self.output_types.keys() & {*self.input_types, *weights}
+        self.handed_on = self.output_types.keys() & {*self.input_types, *model.params}
         self.infer_outputs: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]] = lambda shapes: {}
         self.retire: Callable[[], Callable[[], object] | None] = lambda: None
         self._spoiled = False
@@ -159,7 +149,7 @@ class OrtEngineSession:
         self._stopped: SessionCore | None = None
         self.refuses = False
         self.copies_back = False
-        self._prepare_runs(core, node_of)
+        self._prepare_runs(core, model.node_of)
         watch(self, device=recipe.memory != HOST_MEMORY)
 
     @property
@@ -231,11 +221,10 @@ class OrtEngineSession:
         options.terminate, options.log_severity_level = True, _FATAL
         arenas = ["cpu:0"] if self.recipe.memory == HOST_MEMORY else [f"gpu:{self.recipe.memory[1]}", "cpu:0"]
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", ";".join(arenas))
-        feeds: dict[str, Any] = {}
         if self._before is not None:
             self._before()
         with self._guard(), contextlib.suppress(*self.errors):
-            _fast_run(core.session)(list(self.output_types)[:1], feeds, options)
+            _fast_run(core.session)(list(self.output_types)[:1], {}, options)
         return True
 
     @property
