@@ -11,7 +11,7 @@ import contextlib
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -130,14 +130,7 @@ def figure(whose: str, name: str, value: object, *, is_rate: bool = False) -> fl
     raise CalibrationError(f"{whose} gives {value!r} as {name}; it must be {wanted}")
 
 
-_TIMES = (
-    "dispatch_ns",
-    "roundtrip_ns",
-    "upload_bytes_per_ns",
-    "readback_bytes_per_ns",
-    "upload_latency_ns",
-    "readback_latency_ns",
-)
+_RATES = ("gemm_gflops", "conv_gflops", "memory_bytes_per_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +155,8 @@ class CostProfile:
     source: str = "default"
 
     def __post_init__(self) -> None:
-        for name in ("gemm_gflops", "conv_gflops", "memory_bytes_per_ns"):
-            figure(f"the profile {self.source!r}", name, getattr(self, name), is_rate=True)
-        for name in _TIMES:
-            figure(f"the profile {self.source!r}", name, getattr(self, name))
+        for name in (each.name for each in fields(self) if each.name != "source"):
+            figure(f"the profile {self.source!r}", name, getattr(self, name), is_rate=name in _RATES)
 
     @classmethod
     def shipped(
