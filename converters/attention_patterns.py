@@ -7,7 +7,7 @@ those of bools, count as constants: they are scales and masks. What a graph leav
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -94,7 +94,7 @@ class Matcher:
         if operator_of(node) != "MatMul":
             return self._standard(node, node.op) if operator_of(node) == "Attention" else None
         weights, guarded = self._softmax(node)
-        scores = None if weights is None else self._scores(weights)
+        scores = self._scores(weights)
         if scores is None:
             return None
         q, left = self._scaled(scores.product.inputs[0])
@@ -106,11 +106,11 @@ class Matcher:
         heads = {each.heads for each in (query, key, value)}
         sizes = {query.size, key.size}
         batches = {each.batch for each in (query, key, value)}
-        if None in heads | sizes | batches or max(map(len, (heads, sizes, batches))) > 1:
-            return None
         dtypes = {each.kind.dtype for each in (query, key, value)}
         count = query.heads
-        if not isinstance(count, int) or not isinstance(value.size, int) or len(dtypes) > 1:
+        if None in heads | sizes | batches or max(map(len, (heads, sizes, batches))) > 1 or len(dtypes) > 1:
+            return None
+        if not isinstance(count, int) or not isinstance(value.size, int):
             return None
         added = tuple(ref for ref in scores.added if not self._is_zero(ref))
         scale = scores.scale * left * right * inner
@@ -177,25 +177,18 @@ class Matcher:
     def _softmax(self, node: Node) -> tuple[Ref | None, bool]:
         """Return what the softmax reads whose result a product takes, and whether NaN in that result become zero."""
         ref = self.bare(node.inputs[0])
-        maker = self.maker(ref)
-        guarded = operator_of(maker) == "Where"
         passed = [ref]
-        if guarded:
-            assert maker is not None  # noqa: S101  # it has a name
-            tested, zero, kept = (*maker.inputs, None, None)[:3]
-            test = self.maker(tested)
-            if operator_of(test) != "IsNaN" or test is None or self.number(zero) != 0:
+        guard = self.made(ref, "Where")
+        if guard is not None:
+            tested, zero, kept = (*guard.inputs, None, None)[:3]
+            ref, test = self.bare(kept), self.made(tested, "IsNaN")
+            if test is None or self.number(zero) != 0 or self.bare(test.inputs[0]) != ref:
                 return None, False
-            ref = self.bare(kept)
-            if self.bare(test.inputs[0]) != ref:
-                return None, False
-            passed = [*passed, ref]
-            maker = self.maker(ref)
-        if maker is None or operator_of(maker) != "Softmax" or len(self.shape(ref)) != 4:
+            passed.append(ref)
+        softmax = self.made(ref, "Softmax")
+        if softmax is None or len(self.shape(ref)) != 4 or integer_of(softmax, "axis", -1) not in (-1, 3):
             return None, False
-        if integer_of(maker, "axis", -1) not in (-1, 3) or not all(self._is_inner(each) for each in passed):
-            return None, False
-        return maker.inputs[0], guarded
+        return (softmax.inputs[0], guard is not None) if all(map(self._is_inner, passed)) else (None, False)
 
     def _is_inner(self, ref: Ref | None) -> bool:
         """Return whether only attention reads its weights: a model that also returns them has to compute them."""
@@ -205,62 +198,52 @@ class Matcher:
 
     def _scores(self, ref: Ref | None) -> _Scores | None:
         ref = self.bare(ref)
-        node, kind = self.maker(ref), self.kind(ref)
-        if node is None or kind is None or kind.shape is None or len(kind.shape) != 4:
+        node = self.maker(ref)
+        if node is None or len(self.shape(ref)) != 4:
             return None
         if operator_of(node) == "MatMul":
             return _Scores(node, 1.0)
-        if operator_of(node) == "Add":
-            for one, other in (node.inputs, node.inputs[::-1]):
-                scores = self._scores(one)
-                added = self.kind(other)
-                if scores is not None and other is not None and added is not None and added.shape is not None:
-                    return scores._replace(added=(*scores.added, other)) if len(added.shape) <= 4 else None
-            return None
+        for one, other in operands(node, "Add"):
+            scores, added = self._scores(one), self.kind(other)
+            if scores is not None and added is not None and added.shape is not None:
+                return scores._replace(added=(*scores.added, other)) if len(added.shape) <= 4 else None
         rest, factor = self._factor(node)
-        scores = None if rest is None else self._scores(rest)
+        scores = self._scores(rest)
         return None if scores is None or scores.added else scores._replace(scale=scores.scale * factor)
 
     def _factor(self, node: Node | None) -> tuple[Ref | None, float]:
         """Return the value that a node multiplies by a number, and the number; None if the node does something else."""
-        if node is not None and operator_of(node) in ("Mul", "Div"):
-            number = self.number(node.inputs[1])
-            if number is not None and (number or operator_of(node) == "Mul"):
-                return node.inputs[0], number if operator_of(node) == "Mul" else 1 / number
-            number = self.number(node.inputs[0])
-            if number is not None and operator_of(node) == "Mul":
-                return node.inputs[1], number
+        for rest, other in operands(node, "Mul"):
+            if (number := self.number(other)) is not None:
+                return rest, number
+        if node is not None and operator_of(node) == "Div" and (divisor := self.number(node.inputs[1])):
+            return node.inputs[0], 1 / divisor
         return None, 1.0
 
     def _scaled(self, ref: Ref | None) -> tuple[Ref | None, float]:
         """Return a value without the numbers it is multiplied by, and their product."""
-        scale = 1.0
-        ref = self.bare(ref)
-        rest, factor = self._factor(self.maker(ref))
+        rest, scale = ref, 1.0
         while rest is not None:
-            ref, scale = self.bare(rest), scale * factor
+            ref = self.bare(rest)
             rest, factor = self._factor(self.maker(ref))
+            scale *= factor
         return ref, scale
 
     def _key(self, ref: Ref | None) -> tuple[Operand | None, float]:
         """Return the keys of transposed ones, `(B, H, D, T)`, and the number that they are multiplied by."""
-        node = self.maker(ref)
-        if operator_of(node) == "Transpose" and node is not None:
-            if perm_of(node) == (0, 2, 3, 1):
-                return self._parted(node.inputs[0]), 1.0
-            if perm_of(node) == (0, 1, 3, 2):
-                inner, scale = self._scaled(node.inputs[0])
-                return self.operand(inner), scale
-        return None, 1.0
+        if (parted := self._turned(ref, (0, 2, 3, 1))) is not None:
+            return self._parted(parted), 1.0
+        inner, scale = self._scaled(self._turned(ref, (0, 1, 3, 2)))
+        return self.operand(inner), scale
 
     def swapped(self, node: Node) -> Ref | None:
         """Return the value whose last two axes a Reshape swaps, with all others joined for the transposition.
 
         PyTorch's exporter of 2.5 and later writes the keys of attention so.
         """
-        swap = self.maker(node.inputs[0]) if operator_of(node) == "Reshape" else None
-        joined = self.maker(swap.inputs[0]) if operator_of(swap) == "Transpose" and swap is not None else None
-        if swap is None or joined is None or operator_of(joined) != "Reshape" or perm_of(swap) != (0, 2, 1):
+        swapped = self._turned(node.inputs[0], (0, 2, 1)) if operator_of(node) == "Reshape" else None
+        joined = self.made(swapped, "Reshape")
+        if joined is None:
             return None
         whole = joined.inputs[0]
         places = [self.place(whole, axis) for axis in range(len(self.shape(whole)))]
@@ -270,9 +253,8 @@ class Matcher:
 
     def operand(self, ref: Ref | None) -> Operand | None:
         """Return q, k or v of a value `(B, H, S, D)`."""
-        node = self.maker(ref)
-        if operator_of(node) == "Transpose" and node is not None and perm_of(node) == HEADS:
-            return self._parted(node.inputs[0])
+        if (parted := self._turned(ref, HEADS)) is not None:
+            return self._parted(parted)
         kind = self.kind(ref)
         if ref is None or kind is None or kind.shape is None or len(kind.shape) != 4:
             return None
@@ -285,8 +267,7 @@ class Matcher:
         if ref is None or kind is None or kind.shape is None or len(kind.shape) != 4:
             return None
         batch, length, heads, size = kind.shape
-        node = self.maker(ref)
-        source = node.inputs[0] if node is not None and operator_of(node) == "Reshape" else None
+        source = self.under(ref, "Reshape")
         before = self.kind(source)
         if source is not None and before is not None and len(self.shape(source)) == 3 and isinstance(size, int):
             *lead, width = self.shape(source)
@@ -308,16 +289,30 @@ class Matcher:
         """Return the node that gives a value."""
         return None if ref is None else self.graph.nodes[ref.node]
 
-    def bare(self, ref: Ref | None) -> Ref | None:
-        """Return a value before its casts from one float type to another."""
+    def made(self, ref: Ref | None, *operators: str) -> Node | None:
+        """Return the node that gives a value, None if it is of no operator of these."""
         node = self.maker(ref)
-        while ref is not None and node is not None and operator_of(node) == "Cast":
-            kinds = (self.kind(node.inputs[0]), self.kind(ref))
-            if not all(kind is not None and kind.dtype.is_float for kind in kinds):
-                break
-            ref = node.inputs[0]
-            node = self.maker(ref)
+        return node if operator_of(node) in operators else None
+
+    def under(self, ref: Ref | None, *operators: str) -> Ref | None:
+        """Return the first input of the node that gives a value, None if it is of no operator of these."""
+        node = self.made(ref, *operators)
+        return None if node is None else node.inputs[0]
+
+    def _turned(self, ref: Ref | None, perm: tuple[int, ...]) -> Ref | None:
+        """Return the value that a Transpose in an order of axes makes this one of."""
+        node = self.made(ref, "Transpose")
+        return node.inputs[0] if node is not None and perm_of(node) == perm else None
+
+    def bare(self, ref: Ref | None, *passed: str) -> Ref | None:
+        """Return a value before its casts from one float type to another, and before nodes of operators `passed`."""
+        while self._is_float(ref) and self._is_float(below := self.under(ref, "Cast", *passed)):
+            ref = below
         return ref
+
+    def _is_float(self, ref: Ref | None) -> bool:
+        kind = self.kind(ref)
+        return kind is not None and kind.dtype.is_float
 
     def _data(self, ref: Ref | None) -> npt.NDArray[Any] | None:
         """Return the data of a constant, or of a weight that is one number or holds bools."""
@@ -358,8 +353,7 @@ class Matcher:
 
     def _is_zero(self, ref: Ref | None) -> bool:
         """Return whether a mask adds zeros only, whatever the inputs are."""
-        node = self.maker(self.bare(ref))
-        if operator_of(node) == "Where" and node is not None:
+        if (node := self.made(self.bare(ref), "Where")) is not None:
             return self._is_true(node.inputs[0]) and self._is_zero(node.inputs[1])
         data = self._data(ref)
         return data is not None and not data.any()
@@ -448,6 +442,14 @@ def operator_of(node: Node | None) -> str:
     if isinstance(node.op, OnnxNode):
         return node.op.op_type if node.op.domain == "" and not node.op.overload else ""
     return "Cast" if isinstance(node.op, Cast) else ""
+
+
+def operands(node: Node | None, op_type: str) -> Iterator[tuple[Ref, Ref]]:
+    """Yield the two operands of a node in both orders, nothing if it is of another operator."""
+    if node is not None and operator_of(node) == op_type:
+        one, other = node.inputs
+        if one is not None and other is not None:
+            yield from ((one, other), (other, one))
 
 
 def integer_of(node: Node, name: str, default: int) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from rlx_ort.converters.attention_patterns import Matcher, operator_of
+from rlx_ort.converters.attention_patterns import Matcher, operands, operator_of
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.ops.leaf import Constant, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
@@ -65,10 +64,9 @@ def group_norm(matcher: Matcher, node: Node) -> GroupNorm | None:
 
 def over_root(matcher: Matcher, node: Node) -> tuple[Ref, Ref] | None:
     """Return x and a root for a product of x and the reciprocal of the root, as in RMS norms."""
-    for x, other in _operands(node, "Mul"):
-        inverse = matcher.maker(other)
-        root = inverse.inputs[0] if inverse is not None and operator_of(inverse) == "Reciprocal" else None
-        if root is not None and operator_of(matcher.maker(root)) == "Sqrt":
+    for x, other in operands(node, "Mul"):
+        root = matcher.under(other, "Reciprocal")
+        if root is not None and matcher.made(root, "Sqrt") is not None:
             return x, root
     return None
 
@@ -84,9 +82,9 @@ def _standard(node: Node) -> GroupNorm | None:
 
 def _written(matcher: Matcher, node: Node) -> GroupNorm | None:
     """Return a norm whose groups are channels of InstanceNormalization, times gamma, plus beta, its last node."""
-    for product, beta in _operands(node, "Add"):
+    for product, beta in operands(node, "Add"):
         scaled = _inner(matcher, product, "Mul")
-        for normal, gamma in _operands(scaled, "Mul"):
+        for normal, gamma in operands(scaled, "Mul"):
             whole = _inner(matcher, normal, "Reshape")
             norm = None if whole is None else _inner(matcher, whole.inputs[0], "InstanceNormalization")
             parted = None if norm is None else _inner(matcher, norm.inputs[0], "Reshape")
@@ -118,20 +116,10 @@ def _silu(matcher: Matcher, node: Node) -> Node | None:
     return products[0] if _inner(matcher, gate, "Sigmoid") and {*products[0].inputs} == {y, gate} else None
 
 
-def _operands(node: Node | None, kind: str) -> Iterator[tuple[Ref, Ref]]:
-    """Yield the operands of a node of a kind in both orders."""
-    if node is not None and operator_of(node) == kind:
-        one, other = node.inputs
-        if one is not None and other is not None:
-            yield from ((one, other), (other, one))
-
-
 def _inner(matcher: Matcher, ref: Ref | None, kind: str) -> Node | None:
     """Return the node of a kind that gives a value which one node reads, and which is no output."""
-    node = matcher.maker(ref)
-    if ref is None or node is None or operator_of(node) != kind or _is_output(matcher, ref):
-        return None
-    return node if len(matcher.users.get(ref, ())) == 1 else None
+    alone = ref is not None and len(matcher.users.get(ref, ())) == 1 and not _is_output(matcher, ref)
+    return matcher.made(ref, kind) if alone else None
 
 
 def _is_output(matcher: Matcher, ref: Ref) -> bool:

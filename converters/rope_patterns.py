@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rlx_ort.converters.attention_patterns import OLDEST, Matcher, Operand, integer_of, operator_of
+from rlx_ort.converters.attention_patterns import OLDEST, Matcher, Operand, integer_of, operands, operator_of
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.onnx import OnnxNode
@@ -55,59 +55,42 @@ class Rotations:
 
     def rotation(self, node: Node) -> Rotation | None:
         """Return the rotary embedding whose sum a node is, None if it is none."""
-        if operator_of(node) != "Add" or not isinstance(node.op, OnnxNode) or node.op.version < OLDEST:
+        if not isinstance(node.op, OnnxNode) or node.op.version < OLDEST:
             return None
-        for one, other in (node.inputs, node.inputs[::-1]):
-            for turned, sin in self._factors(other):
+        for one, other in operands(node, "Add"):
+            for turned, sin in operands(self.matcher.maker(other), "Mul"):
                 x = self._unturned(turned)
-                for straight, cos in self._factors(one):
+                for straight, cos in operands(self.matcher.maker(one), "Mul"):
                     if x is not None and self._plain(straight) == x and (match := self._match(x, cos, sin)) is not None:
                         return match
         return None
 
-    def _factors(self, ref: Ref | None) -> Sequence[tuple[Ref, Ref]]:
-        node = self.matcher.maker(ref)
-        if node is None or operator_of(node) != "Mul":
-            return ()
-        first, second = node.inputs
-        return () if first is None or second is None else ((first, second), (second, first))
-
     def _match(self, x: Ref, cos: Ref, sin: Ref) -> Rotation | None:
         """Return the rotation of `(B, H, S, D)` by cos and sin `(1 or B, 1, S, D)`."""
-        kind, operand = self.matcher.kind(x), self.matcher.operand(x)
-        shape = self._shape(x)
-        if kind is None or operand is None or len(shape) != 4:
-            return None
-        if kind.dtype not in (DType.F16, DType.BF16, DType.F32):
+        kind, operand, shape = self.matcher.kind(x), self.matcher.operand(x), self._shape(x)
+        if kind is None or kind.dtype not in (DType.F16, DType.BF16, DType.F32) or operand is None or len(shape) != 4:
             return None
         batch, _, length, size = shape
-        tables = [(1,) * (4 - len(table)) + tuple(table) for table in (self._shape(cos), self._shape(sin)) if table]
-        if (
-            len(tables) < 2
-            or tables[0] != tables[1]
-            or not isinstance(size, int)
-            or size % 2
-            or None in (batch, length)
-        ):
+        table, other = ((1,) * (4 - len(each)) + tuple(each) for each in (self._shape(cos), self._shape(sin)))
+        if not isinstance(size, int) or size % 2 or None in (batch, length):
             return None
-        if tables[0] not in ((1, 1, length, size), (batch, 1, length, size)):
+        if table != other or table not in ((1, 1, length, size), (batch, 1, length, size)):
             return None
         if not self._is_doubled(cos, size) or not self._is_doubled(sin, size):
             return None
-        return Rotation(x, operand, self._bare(cos), self._bare(sin), size // 2, by_row=tables[0][0] != 1)
+        cos, sin = (self.matcher.bare(each, "Identity", "Unsqueeze") or each for each in (cos, sin))
+        return Rotation(x, operand, cos, sin, size // 2, by_row=table[0] != 1)
 
     def _shape(self, ref: Ref) -> Sequence[Dim]:
         return [self.names.get(size, size) if isinstance(size, str) else size for size in self.matcher.shape(ref)]
 
     def _unturned(self, ref: Ref) -> Ref | None:
         """Return x of `Concat(-x[..., D/2:], x[..., :D/2])`."""
-        node = self.matcher.maker(ref)
-        if node is None or operator_of(node) != "Concat" or len(node.inputs) != 2:
+        node = self.matcher.made(ref, "Concat")
+        if node is None or len(node.inputs) != 2:
             return None
         negated, first = node.inputs
-        minus = self.matcher.maker(negated)
-        second = minus.inputs[0] if minus is not None and operator_of(minus) == "Neg" else None
-        low, high = self._part(first), self._part(second)
+        low, high = self._part(first), self._part(self.matcher.under(negated, "Neg"))
         if low is None or high is None or low[0] != high[0]:
             return None
         x, size = self._plain(low[0]), self.matcher.shape(low[0])[-1]
@@ -141,11 +124,8 @@ class Rotations:
         if node is None or not shape or shape[-1] != size:
             return False
         if operator_of(node) == "Concat":
-            return (
-                len({*node.inputs}) == 1
-                and len(node.inputs) == 2
-                and integer_of(node, "axis", 0) in (-1, len(shape) - 1)
-            )
+            twice = len(node.inputs) == 2 and len({*node.inputs}) == 1
+            return twice and integer_of(node, "axis", 0) in (-1, len(shape) - 1)
         if operator_of(node) in ("Mul", "Div"):
             first, second = node.inputs
             if self.matcher.number(second) is not None:
@@ -155,25 +135,11 @@ class Rotations:
 
     def _plain(self, ref: Ref) -> Ref:
         """Return a value before casts that lose nothing and end in its own type."""
-        own, inner = self.matcher.kind(ref), ref
-        node = self.matcher.maker(inner)
-        while node is not None and own is not None and operator_of(node) == "Cast" and node.inputs[0] is not None:
-            inner = node.inputs[0]
-            kind, node = self.matcher.kind(inner), self.matcher.maker(inner)
+        own, inner = self.matcher.kind(ref), self.matcher.under(ref, "Cast")
+        while inner is not None and own is not None:
+            kind = self.matcher.kind(inner)
             if kind is None or kind.dtype not in (own.dtype, DType.F32):
                 break
             ref = inner if kind.dtype is own.dtype else ref
-        return ref
-
-    def _bare(self, ref: Ref) -> Ref:
-        """Return cos or sin before the axes and the casts that layers add to it."""
-        node = self.matcher.maker(ref)
-        while (
-            node is not None and operator_of(node) in ("Cast", "Identity", "Unsqueeze") and node.inputs[0] is not None
-        ):
-            kind = self.matcher.kind(node.inputs[0])
-            if kind is None or not kind.dtype.is_float:
-                break
-            ref = node.inputs[0]
-            node = self.matcher.maker(ref)
+            inner = self.matcher.under(inner, "Cast")
         return ref
