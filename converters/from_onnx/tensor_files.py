@@ -56,6 +56,14 @@ def trusted_folders(folders: Folders) -> tuple[Path, ...]:
     return tuple(trusted)
 
 
+def mapped_file(path: Path) -> tuple[npt.NDArray[np.uint8], FileRange]:
+    """Return the bytes of a regular file, mapped, and where they are; raises `OSError` if it cannot be read."""
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())  # of the file that was opened, whatever the name points to by now
+        data = np.memmap(file, np.uint8, "r") if status.st_size else np.empty(0, np.uint8)
+        return data, FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
+
+
 def file_inside(folder: Path, location: str, what: str, trusted: Sequence[Path] = ()) -> Path:
     """Return the regular file that a model names relative to its folder, with every link followed.
 
@@ -114,7 +122,7 @@ class ExternalFiles:
     def __init__(self, folder: Path | None, trusted: Sequence[Path] = ()) -> None:
         self._folder = folder
         self._trusted = trusted
-        self._maps: dict[Path, tuple[npt.NDArray[np.uint8], tuple[int, ...]]] = {}
+        self._maps: dict[Path, tuple[npt.NDArray[np.uint8], FileRange]] = {}
 
     def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange]:
         """Return a view of the mapped file, which must be a file in the folder and long enough; see `TensorFiles`."""
@@ -127,29 +135,22 @@ class ExternalFiles:
             raise ConversionError(f"{what} needs {nbytes} bytes, its external data says {length}")
         path = self._checked(location, what)
         if path not in self._maps:
-            self._maps[path] = _mapped(path, what)
-        data, stamp = self._maps[path]
+            try:
+                self._maps[path] = mapped_file(path)
+            except OSError as err:
+                raise ConversionError(f"{what} is in {path}, which cannot be read: {err}") from err
+        data, place = self._maps[path]
         if offset + length > data.size:
             raise ConversionError(
                 f"{what} is bytes {offset} to {offset + length} of {path.name}, which has {data.size}; "
                 "the file is truncated or belongs to another model"
             )
-        return data[offset : offset + length], FileRange(str(path), offset, stamp)
+        return data[offset : offset + length], FileRange(place.path, offset, place.stamp)
 
     def _checked(self, location: str, what: str) -> Path:
         if self._folder is None:
             raise ConversionError(f"{what} is in the file {location!r}; pass base_dir to say in which folder that is")
         return file_inside(self._folder, location, f"{what} is in", self._trusted)
-
-
-def _mapped(path: Path, what: str) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
-    try:
-        with open_regular(path) as file:
-            status = os.fstat(file.fileno())  # of the file that was opened, whatever the name points to by now
-            data = np.memmap(file, np.uint8, "r") if status.st_size else np.empty(0, np.uint8)
-            return data, FileRange.stamp_of(status)
-    except OSError as err:
-        raise ConversionError(f"{what} is in {path}, which cannot be read: {err}") from err
 
 
 def _number(text: str, key: str, what: str) -> int:
@@ -209,20 +210,17 @@ def read_mapped(path: Path, trusted: Sequence[Path] = ()) -> tuple[onnx.ModelPro
         ConversionError: there is no such file, or it is no ONNX model.
     """
     try:
-        with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-            if not status.st_size:
-                raise ConversionError(f"{path} is empty")
-            data = np.memmap(file, np.uint8, "r")
+        data, place = mapped_file(path)
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err
+    if not data.size:
+        raise ConversionError(f"{path} is empty")
     mark = f"\0{os.urandom(16).hex()}"
     try:
         light = _Reader(data.data, mark).model()
     except (ValueError, IndexError) as err:
         raise ConversionError(f"{path}: not an ONNX model, or a damaged one: {err}") from err
     model = parsed_model(light, str(path))
-    place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
     return model, MappedFiles(mark, data, place, ExternalFiles(path.parent, trusted))
 
 

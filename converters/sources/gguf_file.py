@@ -8,7 +8,6 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#file-structure
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Mapping
 from functools import partial
@@ -18,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.from_onnx.tensor_files import mapped_file
 from rlx_ort.converters.onnx_ir_bridge import foreign_errors, optional_module
 from rlx_ort.converters.sources.weights import GgufAs, WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.storage import open_regular
 
 _PLAIN = {
     "F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F64,
@@ -53,11 +52,9 @@ def read_gguf(path: Path, quantised_as: GgufAs = "f32") -> WeightFile:
     if quantised_as not in ("f32", "f16", "packed"):
         raise ConversionError(f"quantised weights are read as f32, f16 or packed, not {quantised_as!r}")
     gguf = optional_module("gguf", "gguf", "reading GGUF files")
-    _check_header(path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
+    place = _checked(path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
     with foreign_errors(f"{path} is not a GGUF file, or a damaged one"):
-        status = path.stat()
         reader = gguf.GGUFReader(path)
-        place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
         entries = {tensor.name: _entry(gguf, reader, tensor, place, quantised_as) for tensor in reader.tensors}
     return WeightFile(str(path), entries)
 
@@ -98,16 +95,15 @@ def _dequantised(
     return TensorData.from_array(out.reshape(shape), dtype)
 
 
-def _check_header(path: Path, blocks: Mapping[int, tuple[int, int]]) -> None:
-    """Raise unless the header of a file is whole and every tensor it names lies inside the file.
+def _checked(path: Path, blocks: Mapping[int, tuple[int, int]]) -> FileRange:
+    """Return where a file is; raise unless its header is whole and every tensor it names lies inside the file.
 
     `blocks` has the weights and bytes of a block by the number of a tensor type.
     """
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            data = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
+        data, place = mapped_file(path)
         _Walk(data.data, blocks).check()
+        return place
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err
     except (ValueError, struct.error) as err:
