@@ -23,7 +23,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.elementwise import Cast
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import Dim, Shape, TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 _FUSED = ("com.microsoft", "MultiHeadAttention")
 _NORM = ("com.microsoft", "GroupNorm")
@@ -124,15 +124,9 @@ class _Rewrite:
         mask = self._mask(match, q, k) if match.added else None
         batch, length = match.q.batch, match.q.length
         width = TensorType(dtype, Shape((batch, length, heads * size)))
-        op = OnnxNode(
-            _FUSED[1],
-            _FUSED[0],
-            1,
-            attributes={"num_heads": heads, "scale": match.scale, **({"unidirectional": 1} if match.causal else {})},
-            formal_inputs=3 if mask is None else 6,
-        )
         inputs = [q, k, v] if mask is None else [q, k, v, None, None, mask]
-        (joined,) = self.new.add_node(op, inputs, name=node.name, types=[width])
+        causal = {"unidirectional": 1} if match.causal else {}
+        joined = self._fuse(_FUSED, inputs, node.name, width, num_heads=heads, scale=match.scale, **causal)
         parted = self._op("Reshape", joined, self._ints(0, 0, heads, size), shape=(batch, length, heads, size))
         if match.guarded and mask is not None:
             sees = self.masks[mask.ref, "sees"]
@@ -154,14 +148,9 @@ class _Rewrite:
         shape = (batch, height, width, channels)
         x = self._op("Transpose", self.values[norm.x], shape=shape, perm=_NHWC)
         gamma, beta = (self._by_channel(ref, channels, norm.groups) for ref in (norm.gamma, norm.beta))
-        attributes = {
-            "activation": int(norm.last is not norm.node),
-            "channels_last": 1,
-            "epsilon": norm.epsilon,
-            "groups": norm.groups,
-        }
-        op = OnnxNode(_NORM[1], _NORM[0], 1, attributes=attributes, formal_inputs=3)
-        (y,) = self.new.add_node(op, [x, gamma, beta], name=norm.last.name, types=[x.type])
+        settings = {"channels_last": 1, "epsilon": norm.epsilon, "groups": norm.groups}
+        activation = int(norm.last is not norm.node)
+        y = self._fuse(_NORM, [x, gamma, beta], norm.last.name, x.type, activation=activation, **settings)
         result = Ref(norm.last.id)
         self.values[result] = self._op("Transpose", y, shape=self.matcher.shape(result) or None, perm=_NCHW)
 
@@ -211,10 +200,9 @@ class _Rewrite:
         heads = x.heads if isinstance(x.heads, int) and not x.swapped else 0
         value = self._joined(x, heads) if heads else self.values[match.whole]
         assert isinstance(value.type, TensorType)  # noqa: S101  # the matcher asked
-        op = OnnxNode(_ROTARY[1], _ROTARY[0], 1, attributes={"num_heads": heads} if heads else {}, formal_inputs=4)
         cos, sin = (self._table(ref, match) for ref in (match.cos, match.sin))
         inputs = [value, self._places(match), cos, sin]
-        (turned,) = self.new.add_node(op, inputs, name=node.name, types=[value.type])
+        turned = self._fuse(_ROTARY, inputs, node.name, value.type, **({"num_heads": heads} if heads else {}))
         if not heads:
             return turned
         parted = self._op("Reshape", turned, self._ints(0, 0, heads, size), shape=(x.batch, x.length, heads, size))
@@ -227,13 +215,9 @@ class _Rewrite:
             shape = self.matcher.shape(ref)
             bounds = [self._ints(each) for each in (0, match.half, len(shape) - 1)]
             part = self._op("Slice", self.values[ref], *bounds, shape=(*shape[:-1], match.half))
-            rows = self._op(
-                "Reshape",
-                part,
-                self._ints(-1, match.half),
-                shape=(None if match.by_row else match.x.length, match.half),
-            )
-            self.tables[ref, dtype] = self._cast(rows, dtype)
+            rows = (None if match.by_row else match.x.length, match.half)
+            joined = self._op("Reshape", part, self._ints(-1, match.half), shape=rows)
+            self.tables[ref, dtype] = self._cast(joined, dtype)
         return self.tables[ref, dtype]
 
     def _places(self, match: Rotation) -> Value:
@@ -313,6 +297,14 @@ class _Rewrite:
 
     def _ints(self, *numbers: int) -> Value:
         return self.new.constant(np.array(numbers, np.int64))
+
+    def _fuse(
+        self, fused: tuple[str, str], inputs: Sequence[Value | None], name: str, kind: ValueType, **attributes: Any
+    ) -> Value:
+        """Add a node of a domain and operator that stands for the last node of a match, whose name it gets."""
+        domain, op_type = fused
+        op = OnnxNode(op_type, domain, 1, attributes=attributes, formal_inputs=len(inputs))
+        return self.new.add_node(op, inputs, name=name, types=[kind])[0]
 
     def _op(
         self,

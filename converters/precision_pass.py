@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlx_ort.converters.attention_patterns import Matcher
 from rlx_ort.converters.onnx_types import schema_of
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Node, Ref, Value
@@ -320,31 +321,27 @@ def _mean_squares(graph: Graph) -> set[int]:
 
     The squares of f16 end at 256. ONNX Runtime, which fuses such a norm, takes 1e-5 for an epsilon that is not an f32.
     """
-    nodes, found, users = graph.nodes, set[int](), dict[Ref, list[Node]]()
-    for node in nodes:
-        for ref in node.inputs:
-            if ref is not None:
-                users.setdefault(ref, []).append(node)
+    matcher, found = Matcher(graph, {}), set[int]()
 
-    def made(node: Node | None, kinds: Sequence[str]) -> Node | None:
-        """Return the node of such a kind that makes an input of a node."""
-        makers = [nodes[ref.node] for ref in (() if node is None else node.inputs) if ref is not None]
-        return next((maker for maker in makers if _operator(maker) in kinds), None)
+    def made(node: Node | None, *operators: str) -> Node | None:
+        """Return the node of one of some operators that makes an input of a node."""
+        makers = (matcher.made(ref, *operators) for ref in (() if node is None else node.inputs))
+        return next(filter(None, makers), None)
 
-    for root in nodes:
-        total = made(root, ["Add"]) if _operator(root) == "Sqrt" else None
-        mean = made(total, ["ReduceMean"])
-        square = made(mean, ["Pow", "Mul"])
-        if total is None or mean is None or square is None or made(square, ["Sub"]) is not None:  # of a layer norm
+    for root in graph.nodes:
+        total = made(root, "Add") if _operator(root) == "Sqrt" else None
+        mean = made(total, "ReduceMean")
+        square = made(mean, "Pow", "Mul")
+        if total is None or mean is None or square is None or made(square, "Sub") is not None:  # of a layer norm
             continue
         x = square.inputs[0]
         if _operator(square) == "Mul" and square.inputs[1] != x:
             continue
         found |= {square.id, mean.id, total.id, root.id}
-        over = list(users.get(Ref(root.id), ()))
+        over = list(matcher.users.get(Ref(root.id), ()))
         inverses = [node for node in over if _operator(node) == "Reciprocal"]
         found |= {node.id for node in inverses}
-        over += [user for node in inverses for user in users.get(Ref(node.id), ())]
+        over += [user for node in inverses for user in matcher.users.get(Ref(node.id), ())]
         found |= {node.id for node in over if _operator(node) in ("Div", "Mul") and x in node.inputs}
     return found
 
