@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx_ort.converters.row_independence.facts import (
-    RefusedError,
-    Size,
-    Value,
-    axis_at,
-    refuse_if,
-    refuse_sizes,
-)
+from rlx_ort.converters.row_independence.facts import RefusedError, Size, Value, axis_at, refuse_if, refuse_sizes
 from rlx_ort.converters.row_independence.proof import BodyRule, Node, Proof
 
 
@@ -31,15 +24,16 @@ def _if(proof: Proof, node: Node, known: dict[str, Value]) -> list[Value]:
         if one is other or (one == other and one.data is None):
             results.append(one)
             continue
-        if one.sized or other.sized or one.places or other.places or one.axis != other.axis:
-            raise RefusedError("its branches give rows on different axes")
-        if one.axis is None:
-            results.append(Value(_common(proof, one, other)))
-        elif one.rank != other.rank or one.rows != other.rows:
-            raise RefusedError("its branches give rows on different axes")
-        else:
-            results.append(Value(_common(proof, one, other), one.axis))
+        refuse_if(not _have_same_rows(one, other), "its branches give rows on different axes")
+        results.append(Value(_common(proof, one, other), one.axis))
     return results
+
+
+def _have_same_rows(one: Value, other: Value) -> bool:
+    """Return whether two values have as many rows on the same axis, or none, and no elements that count them."""
+    if one.axis != other.axis or any(value.sized or value.places for value in (one, other)):
+        return False
+    return one.axis is None or (one.rank == other.rank and one.rows == other.rows)
 
 
 def _common(proof: Proof, one: Value, other: Value) -> tuple[Size, ...] | None:
@@ -95,10 +89,7 @@ def _state(proof: Proof, value: Value) -> Value:
 
 def _keeps_states(states: Sequence[Value], results: Sequence[Value]) -> None:
     for before, after in zip(states, results, strict=False):
-        if after.axis != before.axis or after.sized or after.places or (after.axis is not None and (
-            after.rank != before.rank or after.rows != before.rows
-        )):  # fmt: skip
-            raise RefusedError("a state does not keep its rows on their axis")
+        refuse_if(not _have_same_rows(after, before), "a state does not keep its rows on their axis")
         if after.axis is None and after.shape is not None and before.shape is not None and after.rank != before.rank:
             raise RefusedError("a state changes its rank")
 

@@ -270,6 +270,9 @@ class Proof:
             label = f"{node.op_type} {node.name!r}" if node.name else node.op_type
             try:
                 results = self._results(node, known)
+                known.update((name, value) for name, value in zip(node.output, results, strict=False) if name)
+                if missing := [name for name in node.output if name and name not in known]:
+                    raise RefusedError(f"gives {missing[0]!r}, which has no rule")
             except RefusedError as err:
                 err.node = err.node or label
                 raise
@@ -277,11 +280,6 @@ class Proof:
                 refused = RefusedError(f"does not follow its operator's rules ({type(err).__name__}: {err})")
                 refused.node = label
                 raise refused from err
-            known.update((name, value) for name, value in zip(node.output, results, strict=False) if name)
-            if missing := [name for name in node.output if name and name not in known]:
-                refused = RefusedError(f"gives {missing[0]!r}, which has no rule")
-                refused.node = label
-                raise refused
 
     def inner_body(self, graph: onnx.GraphProto, known: dict[str, Value]) -> None:
         """Follow a body that may not run; its conclusions about sizes hold in it only."""
