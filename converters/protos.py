@@ -162,11 +162,6 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def has_open_dims(graph: onnx.GraphProto) -> bool:
-    """Return whether an input has a dim with neither a size nor a name."""
-    return any(True for _ in _open_dims(graph))
-
-
 def name_open_dims(graph: onnx.GraphProto) -> None:
     """Name each dim of an input that has neither a size nor a name by its place, as `x[0]`."""
     for name, dim in _open_dims(graph):
@@ -189,7 +184,7 @@ def declared_types(model: onnx.ModelProto) -> onnx.ModelProto:
     named dim of the inputs is in no output, sizes are inferred without the declared ones, and replace them if they
     differ.
     """
-    typed = model if is_fully_typed(model) and not has_open_dims(model.graph) else with_types(skeleton(model))
+    typed = model if is_fully_typed(model) and not any(_open_dims(model.graph)) else with_types(skeleton(model))
     named = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim} - {""}
     outputs = [dim for value in model.graph.output for dim in value.type.tensor_type.shape.dim]
     if named <= {dim.dim_param for dim in outputs} or not any(dim.dim_value > 1 for dim in outputs):

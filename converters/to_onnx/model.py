@@ -7,6 +7,7 @@ an export. Weights are never inside this model, so protobuf's limit of 2 GB is n
 
 from __future__ import annotations
 
+import copy
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -157,11 +158,7 @@ class ModelNode:
         self, inputs: tuple[ValueType | None, ...], outputs: tuple[ValueType | None, ...], *, shape_only: bool = False
     ) -> ModelNode:
         """Return the same node on values of other types; it shares the attributes."""
-        node = object.__new__(ModelNode)
-        node.domain, node.op_type, node.overload, node.name = self.domain, self.op_type, self.overload, self.name
-        node.attributes, node.reads, node.writes = self.attributes, self.reads, self.writes
-        node.written, node.version, node.imported = self.written, self.version, self.imported
-        node.depth, node.loops = self.depth, self.loops
+        node = copy.copy(self)  # `replace` would make it the node of its values
         node.inputs, node.outputs, node.shape_only = inputs, outputs, shape_only
         return node
 

@@ -371,9 +371,8 @@ def _invalid(node: onnx.NodeProto, opset: int) -> str:
 
     The converter leaves attributes alone that an older operator has not, and the inliner loses some references.
     """
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
-    except onnx.defs.SchemaError:
+    schema = schema_of(node.op_type, opset, node.domain)
+    if schema is None:
         return f"{node.op_type}, which is not there" if not node.domain else ""
     given = {attribute.name for attribute in node.attribute}
     lacking = [name for name, attribute in schema.attributes.items() if attribute.required and name not in given]
