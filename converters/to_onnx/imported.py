@@ -25,6 +25,8 @@ from rlx_ort.ir.types import Shape, TensorType, ValueType
 _Reads: TypeAlias = "list[ModelValue | None]"
 _Form: TypeAlias = Callable[[Emitter, OnnxNode, _Reads], Any]
 """(emitter, op, values of the formal inputs) -> the results, or None to write the node as it is."""
+_Substitute: TypeAlias = Callable[[Emitter, OnnxNode, _Reads, Any, DType], Any]
+"""The same, of a form for providers without a kernel: the last two are input 0 and its dtype."""
 
 _REDUCTIONS = {op_type: function for function, op_type in REDUCE.items()}
 _REDUCING = ("ArgMax", "ArgMin", "Reduce")
@@ -154,21 +156,29 @@ def _division(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return emit.imported(op, [emit.op("Div", reads[0], divisor), sign], "Mul", {})
 
 
-def _ordering(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    if emit.known_dtype(0) is not DType.I64 or not kernels.misorders(emit, op.op_type):
-        return None
+def _lacking(form: _Substitute, *dtypes: DType) -> _Form:
+    """Return a form where the provider has no kernel for the dtype of input 0, one of `dtypes` if there are any."""
+
+    def checked(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+        dtype = emit.known_dtype(0)
+        if dtype is None or (dtypes and dtype not in dtypes) or emit.has_kernel(op.op_type, TensorType(dtype)):
+            return None
+        return form(emit, op, reads, reads[0], dtype)
+
+    return checked
+
+
+def _ordering(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     op_type, last = kernels.compared(emit, op.op_type, reads)
     return emit.imported(op, last, op_type, {})
 
 
-def _instance_norm(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+def _instance_norm(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     """The same epsilon for every node, where the kernel of the provider normalises f32 with one only."""
     eps = float(op.attributes.get("epsilon", _SAFE_EPSILON))  # type: ignore[arg-type]  # by ONNX's schema
-    if reads[0] is None or emit.known_dtype(0) is not DType.F32 or math.isclose(eps, _SAFE_EPSILON, rel_tol=1e-6):
+    if math.isclose(eps, _SAFE_EPSILON, rel_tol=1e-6):
         return None
-    if emit.has_kernel("InstanceNormalization", TensorType(DType.F32)):
-        return None
-    x, eps = kernels.with_epsilon(emit, reads[0], DType.F32, eps, _SAFE_EPSILON)
+    x, eps = kernels.with_epsilon(emit, x, dtype, eps, _SAFE_EPSILON)
     return emit.imported(op, [x, *reads[1:]], attributes={**op.attributes, "epsilon": eps})
 
 
@@ -226,11 +236,10 @@ def _convolved(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return emit.op("Add", *(emit.op("Conv", *part, **attributes) for part in parts)) if parts else None
 
 
-def _backwards(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+def _backwards(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     """From the last element, after another Slice has left none behind the start; WebGPU begins right nowhere else."""
-    dtype = emit.known_dtype(0)
     given = [emit.input_data(place) for place in range(1, len(reads))]
-    if len(given) < 4 or reads[0] is None or dtype is None or emit.has_kernel("Slice", TensorType(dtype)):
+    if len(given) < 4:
         return None
     starts, ends, axes, steps = (None if each is None else each.numpy().tolist() for each in given)
     if starts is None or ends is None or steps is None or (axes is None and reads[3] is not None):
@@ -244,43 +253,31 @@ def _backwards(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
         return None
     along = [place if axes is None else axes[place] for place in inside]
     cuts = [starts[place] + 1 for place in inside]
-    cut = emit.op("Slice", reads[0], emit.i64([0] * len(cuts)), emit.i64(cuts), emit.i64(along))
+    cut = emit.op("Slice", x, emit.i64([0] * len(cuts)), emit.i64(cuts), emit.i64(along))
     begins = [_FAR if place in inside else start for place, start in enumerate(starts)]
     return emit.imported(op, [cut, emit.constant(np.asarray(begins), emit.known_dtype(1)), *reads[2:]])
 
 
-def _top(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    dtype = emit.known_dtype(0)
-    if dtype not in kernels.FILLED_TOPK or reads[0] is None:
-        return None
+def _top(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     shape, axis = emit.input_type(0).shape, op.integer("axis", -1)
     size = None if shape is None else shape[axis]
-    filled = kernels.filled_rows(emit, reads[0], dtype, size, axis, op.integer("largest", 1) == 1)
+    filled = kernels.filled_rows(emit, x, dtype, size, axis, op.integer("largest", 1) == 1)
     return emit.imported(op, [filled, *reads[1:]])
 
 
-def _place(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    dtype = emit.known_dtype(0)
-    if reads[0] is None or dtype is None or emit.has_kernel(op.op_type, TensorType(dtype)):
-        return None
+def _place(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     axis, keep, last = op.integer("axis", 0), op.integer("keepdims", 1) == 1, op.integer("select_last_index", 0) == 1
-    return kernels.extreme_place(emit, op.op_type, reads[0], dtype, axis, keep, last)
+    return kernels.extreme_place(emit, op.op_type, x, dtype, axis, keep, last)
 
 
-def _power(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    dtype = emit.known_dtype(0)
-    if dtype is None or not dtype.is_float or emit.known_dtype(1) is not dtype:
-        return None
-    return None if emit.has_kernel("Pow", TensorType(dtype)) else power(emit, reads[0], reads[1], dtype)
+def _power(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
+    return power(emit, x, reads[1], dtype) if dtype.is_float and emit.known_dtype(1) is dtype else None
 
 
-def _sigmoid(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+def _sigmoid(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     """Other operators for f64 where the kernel of the provider is coarse, if it has them."""
-    doubles = TensorType(DType.F64)
-    if reads[0] is None or emit.known_dtype(0) is not DType.F64 or emit.has_kernel("Sigmoid", doubles):
-        return None
-    has_all = all(emit.has_kernel(each, doubles) for each in ("Add", "Exp", "Neg", "Reciprocal"))
-    return activate(emit, "sigmoid", reads[0], DType.F64) if has_all else None
+    has_all = all(emit.has_kernel(each, TensorType(dtype)) for each in ("Add", "Exp", "Neg", "Reciprocal"))
+    return activate(emit, "sigmoid", x, dtype) if has_all else None
 
 
 def _gelu(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
@@ -291,56 +288,50 @@ def _gelu(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
     return other_gelu(emit, reads[0], dtype, str(approximate))
 
 
-def _is_nan(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+def _is_nan(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     """A test of the row that a Softmax read, where the provider has no `IsNaN`.
 
     Exporters write zeros for attention over a row that is masked out, where Softmax gives NaN: its largest value is
     infinite. WebGPU has no `IsNaN`, WGSL lets an implementation assume that nothing is NaN, and its Softmax gives 0 in
     such a row (plugin 0.4.0). https://www.w3.org/TR/WGSL/#floating-point-evaluation
     """
-    dtype = emit.known_dtype(0)
-    if dtype is None or emit.has_kernel("IsNaN", TensorType(dtype)) or (softmax := emit.softmax_before(0)) is None:
+    if (softmax := emit.softmax_before(0)) is None:
         return None
-    x, kind, axis = softmax
-    largest = emit.op("ReduceMax", x, emit.i64([axis]), types=[TensorType(kind.dtype)], keepdims=1)
+    scores, kind, axis = softmax
+    largest = emit.op("ReduceMax", scores, emit.i64([axis]), types=[TensorType(kind.dtype)], keepdims=1)
     most = float(ml_dtypes.finfo(kind.dtype.numpy).max)  # type: ignore[no-untyped-call]  # of ml_dtypes
     size = emit.op("Abs", largest, types=[TensorType(kind.dtype)])
     finite = emit.op("LessOrEqual", size, emit.constant(most, kind.dtype), types=[TensorType(DType.BOOL)])
     masked = emit.op("Not", finite, types=[TensorType(DType.BOOL)])
-    return emit.imported(op, [masked, emit.op("Shape", reads[0])], "Expand")
+    return emit.imported(op, [masked, emit.op("Shape", x)], "Expand")
 
 
-def _leaking(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+def _leaking(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     """A product where x is negative; WebGPU's kernel (plugin 0.4.0) does not repeat slopes along the last axis."""
-    dtype = emit.known_dtype(0)
-    if None in reads or dtype is None or emit.has_kernel(op.op_type, TensorType(dtype)):
+    if None in reads:
         return None
-    negative = emit.op("Less", reads[0], emit.constant(0, dtype), types=[TensorType(DType.BOOL)])
-    return emit.imported(op, [negative, emit.op("Mul", *reads), reads[0]], "Where", {})
+    negative = emit.op("Less", x, emit.constant(0, dtype), types=[TensorType(DType.BOOL)])
+    return emit.imported(op, [negative, emit.op("Mul", *reads), x], "Where", {})
 
 
-def _log_softmax(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
+def _log_softmax(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     """Differences from the largest value and the logarithm of their sum, where the provider has no `LogSoftmax`."""
-    dtype = emit.known_dtype(0)
-    if reads[0] is None or dtype is None or op.version < 13 or emit.has_kernel(op.op_type, TensorType(dtype)):
-        return None
-    if not all(emit.has_kernel(each, TensorType(dtype)) for each in ("Exp", "Log", "ReduceMax", "ReduceSum", "Sub")):
+    needed = ("Exp", "Log", "ReduceMax", "ReduceSum", "Sub")
+    if op.version < 13 or not all(emit.has_kernel(each, TensorType(dtype)) for each in needed):
         return None
     axes = emit.i64([op.integer("axis", -1)])
-    below = emit.op("Sub", reads[0], emit.op("ReduceMax", reads[0], axes, keepdims=1))
+    below = emit.op("Sub", x, emit.op("ReduceMax", x, axes, keepdims=1))
     total = emit.op("ReduceSum", emit.op("Exp", below), axes, keepdims=1)
     return emit.imported(op, [below, emit.op("Log", total)], "Sub", {})
 
 
-def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
-    if reads[0] is None or emit.known_dtype(0) is not DType.BOOL or emit.has_kernel(op.op_type, TensorType(DType.BOOL)):
-        return None
+def _moved_bools(emit: Emitter, op: OnnxNode, reads: _Reads, x: Any, dtype: DType) -> Any:
     stand_ins = (each for each in (DType.U8, DType.I32, DType.F32) if emit.has_kernel(op.op_type, TensorType(each)))
-    if (dtype := next(stand_ins, None)) is None:
+    if (stand_in := next(stand_ins, None)) is None:
         return None
     attributes: dict[str, Any] = dict(op.attributes)
-    moved = emit.op(op.op_type, emit.cast(reads[0], dtype), *reads[1:], **attributes)
-    return emit.imported(op, [moved], "Cast", {"to": DType.BOOL})
+    moved = emit.op(op.op_type, emit.cast(x, stand_in), *reads[1:], **attributes)
+    return emit.imported(op, [moved], "Cast", {"to": dtype})
 
 
 def _and(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
@@ -379,25 +370,23 @@ def _filled(emit: Emitter, op: OnnxNode, reads: _Reads) -> Any:
 
 _FORMS: dict[str, _Form] = {
     "And": _and,
-    "ArgMax": _place,
-    "ArgMin": _place,
+    **dict.fromkeys(("ArgMax", "ArgMin"), _lacking(_place)),
     "CastLike": _cast_like,
     "ConstantOfShape": _filled,
     "Conv": _convolved,
-    "Div": _division,
+    **dict.fromkeys(("Div", "Mod"), _division),
     "Gelu": _gelu,
-    "InstanceNormalization": _instance_norm,
-    "IsNaN": _is_nan,
-    "LogSoftmax": _log_softmax,
-    "Mod": _division,
-    "PRelu": _leaking,
-    "Pow": _power,
+    "InstanceNormalization": _lacking(_instance_norm, DType.F32),
+    "IsNaN": _lacking(_is_nan),
+    "LogSoftmax": _lacking(_log_softmax),
+    "PRelu": _lacking(_leaking),
+    "Pow": _lacking(_power),
     "Range": _range,
     "Reshape": _reshaped,
-    "Sigmoid": _sigmoid,
-    "Slice": _backwards,
-    "TopK": _top,
-    **dict.fromkeys(_BOOL_MOVES, _moved_bools),
-    **dict.fromkeys(kernels.MISORDERING, _ordering),
+    "Sigmoid": _lacking(_sigmoid, DType.F64),
+    "Slice": _lacking(_backwards),
+    "TopK": _lacking(_top, *kernels.FILLED_TOPK),
+    **dict.fromkeys(_BOOL_MOVES, _lacking(_moved_bools, DType.BOOL)),
+    **dict.fromkeys(kernels.MISORDERING, _lacking(_ordering, DType.I64)),
     **dict.fromkeys(_REDUCTIONS, _reduced),
 }
