@@ -31,7 +31,6 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 
 Model = TypeVar("Model", ModelBundle, Graph)
-_Declared = tuple[DType, tuple[int, ...]]
 _MOST_NAMED, _MOST_SHOWN = 5, 8
 
 
@@ -101,15 +100,11 @@ def apply_weights(
     if keep_packed:
         if not isinstance(model, Graph):
             raise ConversionError("weights stay packed in a graph only; make one of the bundle with graph_from_bundle")
-        products = {
-            name: _packable(model, name, file.entries[tensor], rename) for name, (tensor, rename) in plan.items()
-        }
-        packed = {name: product for name, product in products.items() if product is not None}
-    data = {
-        name: _made(file, tensor, rename, declared[name][0])
-        for name, (tensor, rename) in plan.items()
-        if name not in packed
-    }
+        for name, (tensor, rename) in plan.items():
+            if (product := _packable(model, name, file.entries[tensor], rename)) is not None:
+                packed[name] = product
+    made = {name: source for name, source in plan.items() if name not in packed}
+    data = {name: _made(file, tensor, rename, declared[name].dtype) for name, (tensor, rename) in made.items()}
     result = _with(model, data)
     if isinstance(result, Graph):
         _pack(result, packed)
@@ -117,19 +112,14 @@ def apply_weights(
     return WeightReport(result, loaded, missing, tuple(unused), tuple(left_out), tuple(packed))
 
 
-def _weights_of(model: ModelBundle | Graph) -> tuple[dict[str, _Declared], set[str]]:
-    """Return the dtype and shape of each weight, and which have no data yet."""
+def _weights_of(model: ModelBundle | Graph) -> tuple[dict[str, TensorType], set[str]]:
+    """Return the type of each weight, and which have no data yet."""
     if isinstance(model, Graph):
-        kinds = {value.name: value.type for value in model.params}
-        types = {
-            name: (kind.dtype, tuple(int(size) for size in kind.shape))  # type: ignore[arg-type]  # a parameter's sizes are numbers
-            for name, kind in kinds.items()
-            if isinstance(kind, TensorType) and kind.shape is not None
-        }
+        kinds = ((value.name, value.type) for value in model.params)
+        types = {name: kind for name, kind in kinds if isinstance(kind, TensorType) and kind.shape is not None}
         return types, set(types) - set(model.weights)
-    types = {name: (data.dtype, data.shape) for name, data in model.weights.items()}
-    for tensor in _small(model.proto):
-        types[tensor.name] = (dtype_of(tensor.data_type), tuple(tensor.dims))
+    types = {name: TensorType(data.dtype, Shape(data.shape)) for name, data in model.weights.items()}
+    types.update((tensor.name, tensor_type(tensor)) for tensor in _small(model.proto))
     return types, set()
 
 
@@ -141,7 +131,7 @@ def _small(proto: onnx.ModelProto) -> Iterable[onnx.TensorProto]:
 
 
 def _plan(
-    file: WeightFile, renames: Callable[[str], Rename], declared: Mapping[str, _Declared]
+    file: WeightFile, renames: Callable[[str], Rename], declared: Mapping[str, TensorType]
 ) -> tuple[dict[str, tuple[str, Rename]], list[str], list[str]]:
     plan: dict[str, tuple[str, Rename]] = {}
     unused, left_out = [], []
@@ -160,11 +150,11 @@ def _plan(
 
 
 def _check(
-    file: WeightFile, plan: Mapping[str, tuple[str, Rename]], declared: Mapping[str, _Declared], *, cast: bool
+    file: WeightFile, plan: Mapping[str, tuple[str, Rename]], declared: Mapping[str, TensorType], *, cast: bool
 ) -> None:
     problems = []
     for name, (tensor, rename) in plan.items():
-        (dtype, shape), entry = declared[name], file.entries[tensor]
+        dtype, shape, entry = declared[name].dtype, tuple(declared[name].shape or ()), file.entries[tensor]
         stored_shape = entry.shape[::-1] if rename.transpose else entry.shape
         hint = ""
         if rename.transpose and (len(entry.shape) != 2 or entry.dtype.is_packed):
@@ -206,7 +196,7 @@ def _with(model: Model, data: Mapping[str, TensorData]) -> Model:
     return ModelBundle(proto, {**model.weights, **large}, model.origin)
 
 
-def _complaint(file: WeightFile, lacking: list[str], unused: list[str], declared: Mapping[str, _Declared]) -> str:
+def _complaint(file: WeightFile, lacking: list[str], unused: list[str], declared: Iterable[str]) -> str:
     parts = []
     for strangers, text, known, whose in (
         (lacking, "it has no tensors for the weights", list(file), "its "),
