@@ -50,8 +50,8 @@ def fuse(graph: Graph, kernels: KernelSet | None, weights: Mapping[str, TensorDa
     if rotations:
         graph, origins = _Rewrite(graph, matcher, rotations, {}, {}).run()
         matcher = Matcher(graph, weights)
-    matches = {node.id: match for node in graph.nodes if (match := matcher.attention(node)) is not None}
-    matches = {at: match for at, match in matches.items() if _has_kernel(kernels, match)}
+    attend = matcher.attention
+    matches = {node.id: match for node in graph.nodes if (match := attend(node)) and _has_kernel(kernels, match)}
     norms = {norm.last.id: norm for node in graph.nodes if (norm := group_norm(matcher, node)) is not None}
     norms = {at: norm for at, norm in norms.items() if _has_norm(kernels, matcher.kind(norm.x))}
     quotients = {node.id: pair for node in graph.nodes if (pair := over_root(matcher, node)) is not None}

@@ -84,11 +84,7 @@ def file_inside(folder: Path, location: str, what: str, trusted: Sequence[Path] 
         folder = folder.resolve(strict=True)
         path = folder.joinpath(*parts).resolve(strict=True)
         status = path.stat()
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as err:  # a loop of links, before Python 3.13; no text of the file system
+    except (OSError, RuntimeError, ValueError) as err:  # loops of links before Python 3.13; no text of the file system
         raise ConversionError(f"{what} {location!r}, which cannot be read: {err}") from err
     if not any(path.is_relative_to(root) for root in (folder, *trusted)):
         raise ConversionError(

@@ -345,9 +345,7 @@ def _trilu(proof: Proof, node: Node) -> list[Value]:
 def _einsum(proof: Proof, node: Node) -> list[Value]:
     reads, arrow, writes = node.attributes["equation"].decode().replace(" ", "").partition("->")
     values = [value for value in node.inputs if value is not None]
-    operands = [
-        _subscripts(letters, value.rank) for letters, value in zip(reads.split(","), values, strict=True)
-    ]  # fmt: skip
+    operands = [_subscripts(letters, value.rank) for letters, value in zip(reads.split(","), values, strict=True)]
     if not arrow:
         count = Counter(label for labels in operands for label in labels)
         named = sorted(label for label, times in count.items() if times == 1 and label.isalpha())

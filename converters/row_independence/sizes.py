@@ -415,11 +415,8 @@ def _slice(proof: Proof, node: Node) -> list[Value]:
             for value, name in ((starts, "starts"), (ends, "ends"))
         )
         if axis == given.axis:
-            whole = (
-                end_size == proof.sizes(given)[axis]
-                or end_size == given.rows
-                or (end_size is not None and (end_size.whole or 0) >= END - 1)
-            )
+            to_end = end_size is not None and (end_size.whole or 0) >= END - 1
+            whole = to_end or end_size in (proof.sizes(given)[axis], given.rows)
             refuse_if(begin != Size(0) or not whole or steps[at] != 1, "takes some of the rows")
         elif any(size is not None and size.batched for size in (begin, end_size)):
             raise RefusedError("computes with the number of rows")

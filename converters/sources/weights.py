@@ -111,11 +111,7 @@ def _beside(index: Path, name: str) -> Path:
     try:
         folder = index.parent.resolve(strict=True)
         path = (folder / name).resolve(strict=True)
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as err:  # a loop of links, before Python 3.13; no text of the file system
+    except (OSError, RuntimeError, ValueError) as err:  # loops of links before Python 3.13; no text of the file system
         raise ConversionError(f"{index}: the index names the file {name!r}, which cannot be read: {err}") from err
     if not path.is_relative_to(folder):
         raise ConversionError(f"{index}: the file {name!r} is a link that leaves {folder}; copy the file itself there")
