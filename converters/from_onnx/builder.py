@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -36,29 +38,13 @@ _INDEX_TYPES = {DType.BOOL, DType.I16, DType.I32, DType.I64, DType.U16, DType.U3
 
 
 @dataclass(slots=True)
-class Captures:
-    """The values that the bodies of one node take from around them: the node's inputs after its formal ones."""
-
-    formal: int
-    values: list[Value] = field(default_factory=list)
-    _indices: dict[Ref, int] = field(default_factory=dict)
-
-    def index_of(self, value: Value) -> int:
-        """Return the place of a captured value among the node's inputs, adding it when it is new."""
-        if value.ref not in self._indices:
-            self._indices[value.ref] = self.formal + len(self.values)
-            self.values.append(value)
-        return self._indices[value.ref]
-
-
-@dataclass(slots=True)
 class Scope:
     """The names visible in one graph, body or function call.
 
     Nodes are added to `graph`; a function call shares that of its caller. `opsets` maps a domain to the version its
     nodes are written for, and `where` is the scope's name in messages. `values` has None for a function's formal input
-    that the call leaves out. `outer` is the scope around a body, `captures` the captured values of the node that owns
-    it; functions see nothing around them.
+    that the call leaves out. `outer` is the scope around a body, and `captures` has what the body reads of it, with the
+    places among the inputs of the node that owns the body; functions see nothing around them.
 
     In a function, `attributes` maps each attribute that it declares to its value in the call. With `in_function`, names
     of nodes may occur more than once.
@@ -70,7 +56,7 @@ class Scope:
     types: Mapping[str, ValueType] = field(default_factory=dict)
     values: dict[str, Value | None] = field(default_factory=dict)
     outer: Scope | None = None
-    captures: Captures | None = None
+    captures: defaultdict[Ref, int] | None = None
     attributes: Mapping[str, onnx.AttributeProto | None] | None = None
     in_function: bool = False
 
@@ -87,8 +73,8 @@ class Scope:
         outer_value = self.outer.resolve(name, reader)
         if outer_value is None:
             return None
-        index = self.captures.index_of(outer_value)
-        self.values[name] = self.graph.add_node(Capture(index, outer_value.type), (), name=name)[0]
+        capture = Capture(self.captures[outer_value.ref], outer_value.type)
+        self.values[name] = self.graph.add_node(capture, (), name=name)[0]
         return self.values[name]
 
     def define(self, name: str, value: Value | None) -> None:
@@ -184,7 +170,7 @@ class GraphBuilder:
 
     def _node(self, scope: Scope, node: onnx.NodeProto) -> None:
         formal = [scope.resolve(name, node_label(node)) if name else None for name in node.input]
-        captures = Captures(len(formal))
+        captures: defaultdict[Ref, int] = defaultdict(itertools.count(len(formal)).__next__)  # each gets the next place
         attributes = {}
         for attribute in resolved(node.attribute, scope.attributes):
             if scope.in_function and (problem := value_problem(attribute)):  # one that a call gives
@@ -208,7 +194,7 @@ class GraphBuilder:
         names = [self._fresh(scope, name) for name in outputs]
         results = scope.graph.add_node(
             op,
-            [*formal, *captures.values],
+            [*formal, *map(scope.graph.value, captures)],
             name=node.name or next(filter(None, names)),
             types=types,
             output_names=names,
@@ -237,7 +223,7 @@ class GraphBuilder:
             raise ConversionError(f"{node_label(node)} has an unknown attribute {next(iter(attributes))!r}")
         scope.define(node.output[0], scope.graph.constant(data, name=node.output[0]))
 
-    def _body(self, scope: Scope, body: onnx.GraphProto, captures: Captures, owner: str) -> Graph:
+    def _body(self, scope: Scope, body: onnx.GraphProto, captures: defaultdict[Ref, int], owner: str) -> Graph:
         inner = Scope(
             Graph(body.name or "body"),
             scope.opsets,

@@ -1,8 +1,7 @@
 """The ONNX model while it is being written: values, nodes, graphs, their shared parts, and how they become a protobuf.
 
-onnx_ir has the same classes and many more. It is not used here because importing it loads a computer-algebra package
-(36 MB of memory, onnx_ir 1.1) in every process that opens a model, and because its bookkeeping was half of the time of
-an export. Weights are never inside this model, so protobuf's limit of 2 GB is no concern.
+onnx_ir has the same classes; ARCHITECTURE.md says under "Dependencies" why they are not used. Weights are never inside
+this model, so protobuf's limit of 2 GB is no concern.
 """
 
 from __future__ import annotations
