@@ -25,7 +25,7 @@ from rlx_ort.providers.registry import (
     same_hardware,
     supports_run_slots,
 )
-from rlx_ort.selection.graph_cache import Rankings, Sizes, cache_of, named_dims, refusals
+from rlx_ort.selection.graph_cache import Rankings, Sizes, cache_of, open_dims, refusals, remember
 from rlx_ort.selection.memory import memory_need, memory_shortage
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import cost_model, curve_of, dims_of, predicted_ns
@@ -301,11 +301,9 @@ class Candidates:
         curves = known.curves.get((dim, others))
         if curves is None:
             graph = weakref.ref(self.graph)  # the cache must not keep the graph alive
-            curves = [(device, curve_of(graph, device, dim, self.options, dict(others))) for device in devices]
-            if len(known.curves) >= _CURVES_A_CHOICE:
-                known.curves = {}
-            known.curves[dim, others] = curves
-        return known.keep(sizes, self._in_order([(device, curve.ns(size)) for device, curve in curves]))
+            curves = [(device, curve_of(graph, device, dim, self.options, dict(others)).ns) for device in devices]
+            remember(known.curves, (dim, others), curves, _CURVES_A_CHOICE)
+        return known.keep(sizes, self._in_order([(device, ns(size)) for device, ns in curves]))
 
     def _in_order(self, predictions: Sequence[tuple[Device, float | None]]) -> list[Device]:
         """Return the devices by their predicted times, in ns, and the policy's preference, best first."""
@@ -362,7 +360,7 @@ class Candidates:
             profile_source=None if model is None else model.source,
             cpu_nodes=len(support.cpu_nodes),
             memory_bytes=None if need is None else need.total,
-            assumed_dims=() if model is None else _without_size(self.graph, {**self.options.dims, **self.dims}),
+            assumed_dims=() if model is None else open_dims(self.graph, {**self.options.dims, **self.dims}),
             judged_by=judged_by,
             first_unsupported=next(iter(judged.unsupported), None),
         )
@@ -373,9 +371,3 @@ def _shown(ranking: Sequence[Device], predictions: Mapping[Device, float | None]
     times = [(device.label, predictions[device]) for device in ranking]
     shown = [label if ns is None else f"{label} ({ns / 1e3:.4g} us)" for label, ns in times]
     return f"the choice is {', then '.join(shown)}" if shown else "no device may be chosen"
-
-
-def _without_size(graph: Graph, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the dims of the graph's inputs that have no size, named or by their place."""
-    open_dims = [dim for _, shape in named_dims(graph) for dim in shape.symbols]
-    return tuple(dict.fromkeys(dim for dim in open_dims if dim not in sizes))

@@ -20,7 +20,7 @@ from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile, figure
 from rlx_ort.selection.folding import sized_outline
-from rlx_ort.selection.graph_cache import named_dims
+from rlx_ort.selection.graph_cache import open_dims
 from rlx_ort.selection.support import draft_for
 
 if TYPE_CHECKING:
@@ -300,8 +300,7 @@ def sized_workload(draft: Draft, graph: Graph, dims: Mapping[str, int]) -> Workl
     All other sizes follow from those, as in `sized_outline`, which has the cost. A dim of an input that has no size
     counts as `DEFAULT_DIM`.
     """
-    open_dims = [dim for _, shape in named_dims(graph) for dim in shape.symbols]
-    assumed = tuple(dict.fromkeys(dim for dim in open_dims if dim not in dims))
+    assumed = open_dims(graph, dims)
     sizes = {**dims, **dict.fromkeys(assumed, DEFAULT_DIM)}
     return replace(workload_of(sized_outline(draft, graph.weights, sizes), sizes), assumed=assumed)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import tensor_proto, type_proto
@@ -22,6 +21,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel
+from rlx_ort.selection.graph_cache import PerDraft
 
 if TYPE_CHECKING:
     import onnx
@@ -44,7 +44,7 @@ _LARGEST_ELEMENTS = 1024
 _FED = frozenset({DType.BOOL, DType.F32, DType.I32, DType.I64})
 _SESSIONS = 4
 """How many sessions that compute shapes stay open for a model."""
-_plans: weakref.WeakKeyDictionary[Draft, _Plan] = weakref.WeakKeyDictionary()
+_plans: PerDraft[_Plan] = PerDraft()
 _lock = threading.Lock()
 
 
@@ -133,7 +133,6 @@ def as_compiled(
     return outline, constants
 
 
-@dataclass
 class _Plan:
     """What computing the sizes of a model needs of it whatever they are.
 
@@ -146,13 +145,14 @@ class _Plan:
         sessions: those that compute shapes, by the nodes and their inputs.
     """
 
-    types: Mapping[str, ValueType]
-    settled: frozenset[str]
-    open: Mapping[str, ValueType]
-    read: frozenset[str]
-    branches: bool
-    sessions: dict[object, EngineSession] = field(default_factory=dict)
-    _skeleton: onnx.ModelProto | None = None
+    def __init__(self, outline: Outline) -> None:
+        self.types = outline.known_types()
+        self.settled = frozenset(name for name, kind in self.types.items() if _is_static(kind))
+        self.open = {name: kind for name, kind in outline.types.items() if name not in self.settled}
+        self.read = frozenset(name for node in outline.nodes for name in node.input_names if name)
+        self.branches = any(node.op_type == "If" for node in outline.nodes)
+        self.sessions: dict[object, EngineSession] = {}
+        self._skeleton: onnx.ModelProto | None = None
 
     def bound(self, draft: Draft, dims: Mapping[str, int]) -> onnx.ModelProto:
         """Return a copy of the model without inferred types and large weights, whose inputs have these sizes."""
@@ -174,18 +174,7 @@ class _Plan:
 
 
 def _plan_of(draft: Draft) -> _Plan:
-    """Return the plan of a model, made once."""
-    plan = _plans.get(draft)
-    if plan is None:
-        outline = draft.outline
-        types = outline.known_types()
-        settled = frozenset(name for name, kind in types.items() if _is_static(kind))
-        still = {name: kind for name, kind in outline.types.items() if name not in settled}
-        read = frozenset(name for node in outline.nodes for name in node.input_names if name)
-        branches = any(node.op_type == "If" for node in outline.nodes)
-        with _lock:
-            plan = _plans.setdefault(draft, _Plan(types, settled, still, read, branches))
-    return plan
+    return _plans.get(draft, None, lambda: _Plan(draft.outline))
 
 
 def sized_outline(draft: Draft, weights: Mapping[str, TensorData], sizes: Mapping[str, int]) -> Outline:

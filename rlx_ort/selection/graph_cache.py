@@ -1,4 +1,4 @@
-"""What selection remembers of a graph: drafts, rankings, and the devices that refused it when its session was opened.
+"""What selection remembers of a graph and its drafts, such as rankings, and devices that refused it at opening.
 
 A cache belongs to one revision of a graph and one state of the provider registry; a change of either starts a new one.
 """
@@ -10,10 +10,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from rlx_ort import epoch
 from rlx_ort.device import Device
@@ -29,20 +29,35 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.providers.base import Provider
 
+K, V = TypeVar("K"), TypeVar("V")
 
-_SIZES_A_CHOICE = 64
+_MOST_KEPT = 64
 _NO_ROOM_S = 30.0  # after which a device that had no memory for a graph is tried again
-
 
 Sizes: TypeAlias = tuple[tuple[str, int], ...]
 """The sizes of named dims, in order."""
+Predict: TypeAlias = Callable[[int], float | None]
 
 
-class Curve(Protocol):
-    """Predicted times over the sizes of one dim."""
+class PerDraft(Generic[V]):
+    """Values that are made once for a draft and a key, and kept while the draft lives; none may refer to the draft."""
 
-    def ns(self, batch: int) -> float | None:
-        """Return the predicted time of a run of this size in ns, or None where there is none."""
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Draft, dict[Hashable, V]] = weakref.WeakKeyDictionary()
+
+    def get(self, draft: Draft, key: Hashable, make: Callable[[], V]) -> V:
+        """Return the value of a key, made where there is none."""
+        with _lock:
+            known = self._known.setdefault(draft, {})
+        value = known.get(key)
+        return remember(known, key, make()) if value is None else value
+
+
+def remember(known: dict[K, V], key: K, value: V, most: int = _MOST_KEPT) -> V:
+    """Add a value and return it; at the limit, the others are forgotten."""
+    if len(known) >= most:
+        known.clear()
+    return known.setdefault(key, value)
 
 
 @dataclass(eq=False)
@@ -50,7 +65,8 @@ class Rankings:
     """The rankings under a policy and options, as of one state of the calibrations and refusals.
 
     `by_sizes` maps the sizes of the named dims to the devices, the automatic choice first; `last` is the newest entry.
-    `curves` has the predicted times of the ranked devices, by the dim that varies and the sizes of the others.
+    `curves` has the ranked devices, each with the function that predicts its time in ns for a size of one dim, by that
+    dim and the sizes of the others.
     """
 
     policy: DevicePolicy
@@ -58,14 +74,11 @@ class Rankings:
     state: object
     by_sizes: dict[Sizes, Sequence[Device]] = field(default_factory=dict)
     last: tuple[Sizes, Sequence[Device]] = ((), ())
-    curves: dict[tuple[str, Sizes], list[tuple[Device, Curve]]] = field(default_factory=dict)
+    curves: dict[tuple[str, Sizes], list[tuple[Device, Predict]]] = field(default_factory=dict)
 
     def keep(self, sizes: Sizes, ranking: Sequence[Device]) -> Sequence[Device]:
-        """Remember a ranking and return it; at the limit, the others are forgotten."""
-        if len(self.by_sizes) >= _SIZES_A_CHOICE:
-            self.by_sizes = {}
-        self.by_sizes[sizes] = ranking
-        self.last = (sizes, ranking)
+        """Remember a ranking and return it."""
+        self.last = (sizes, remember(self.by_sizes, sizes, ranking))
         return ranking
 
 
@@ -118,6 +131,12 @@ def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
                 dims.append((value.name, Shape(names)))
         cache.open_dims = dims
     return cache.open_dims
+
+
+def open_dims(graph: Graph, given: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the dims of the inputs without a size, each once by its name or place, but those that are `given`."""
+    dims = dict.fromkeys(dim for _, shape in named_dims(graph) for dim in shape.symbols)
+    return tuple(dim for dim in dims if dim not in given)
 
 
 @contextmanager

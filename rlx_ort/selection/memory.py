@@ -9,7 +9,6 @@ rules, since values are copied into their layout and out of it and have no known
 from __future__ import annotations
 
 import math
-import weakref
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, W
 from rlx_ort.providers.registry import memory_limit, provider_of
 from rlx_ort.selection.arena import Arena, Pattern
 from rlx_ort.selection.folding import folded_nodes
-from rlx_ort.selection.graph_cache import named_dims
+from rlx_ort.selection.graph_cache import PerDraft, open_dims
 from rlx_ort.selection.predict import workload_on
 from rlx_ort.selection.support import draft_for
 
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
 MARGIN = 1.25
 """How far above the real peak a counted one may be; see docs/results/README.md, cpu-2026-11-26-memory."""
 
-_NEEDS_A_DRAFT = 64
-_needs: weakref.WeakKeyDictionary[Draft, dict[object, MemoryNeed]] = weakref.WeakKeyDictionary()
+_needs: PerDraft[MemoryNeed] = PerDraft()
 _VIEWS = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _CONVOLUTIONS = frozenset({"Conv", "FusedConv"})
 _POOLS = frozenset({"AveragePool", "Concat", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
@@ -146,15 +144,10 @@ def memory_need(
     draft = None if provider is None else draft_for(provider, graph, options)
     if provider is None or draft is None:
         return None
-    known = _needs.setdefault(draft, {})
-    key = (device, options.key, tuple(sorted(sizes.items())), opening_bytes(graph, device))
     if types is not None:
         return _Plan(graph, device, provider, options, draft, sizes, types).need()
-    if key not in known:
-        if len(known) >= _NEEDS_A_DRAFT:
-            known.clear()
-        known[key] = _Plan(graph, device, provider, options, draft, sizes).need()
-    return known[key]
+    key = (device, options.key, tuple(sorted(sizes.items())), opening_bytes(graph, device))
+    return _needs.get(draft, key, lambda: _Plan(graph, device, provider, options, draft, sizes).need())
 
 
 def memory_shortage(
@@ -166,7 +159,7 @@ def memory_shortage(
     count as 1.
     """
     limit = memory_limit(device, options)
-    sizes = {**{dim: 1 for _, shape in named_dims(graph) for dim in shape.symbols}, **options.dims, **(dims or {})}
+    sizes = {**dict.fromkeys(open_dims(graph), 1), **options.dims, **(dims or {})}
     workload = None if limit is None or not graph.nodes else workload_on(graph, device, options, sizes)
     if limit is None or workload is None:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import logging
 import math
 import threading
@@ -33,20 +32,17 @@ from rlx_ort.selection.cost import (
     sized_workload,
     total_ns,
 )
-from rlx_ort.selection.graph_cache import named_dims
+from rlx_ort.selection.graph_cache import PerDraft, named_dims, open_dims
 from rlx_ort.selection.support import draft_for, support_of
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
 
 _log = logging.getLogger(__name__)
-_WORKLOADS_A_DRAFT = 64
 _GRAPH_S = 2.0  # for the kernels of one graph
 _OTHER_SIZE, _LARGE_BATCH = 4, 64  # the second size that an unknown operator is measured at
 _lock = threading.Lock()
-_workloads: weakref.WeakKeyDictionary[Draft, Callable[[tuple[tuple[str, int], ...]], Workload]] = (
-    weakref.WeakKeyDictionary()
-)
+_workloads: PerDraft[Workload] = PerDraft()
 _tried: set[Device] = set()
 _seen: weakref.WeakKeyDictionary[Draft, set[Device]] = weakref.WeakKeyDictionary()
 
@@ -84,7 +80,7 @@ def explain(
     `dims` are sizes of named dims, as `dims_of` reads them from the inputs; they come before those of the options.
     """
     if dims:
-        nameless = {dim for _, shape in named_dims(graph) for dim in shape.symbols if "[" in dim}
+        nameless = {dim for dim in open_dims(graph) if "[" in dim}
         check_dims(graph, dims.keys() - nameless)
     case = _case(graph, Device(device), options or CompileOptions(), dims or {})
     if case is None:
@@ -151,7 +147,7 @@ def measure_unknown(
     if case is None or not isinstance(case.model, MeasuredCostModel):
         return 0
     sizes = [{**options.dims, **(dims or {})}]
-    batch = next((dim for _, shape in named_dims(graph) for dim in shape.symbols), None)
+    batch = next(iter(open_dims(graph)), None)
     if batch is not None:
         size = sizes[0].get(batch, DEFAULT_DIM)
         sizes.append({**sizes[0], batch: size * _OTHER_SIZE if size < _LARGE_BATCH else size // _OTHER_SIZE})
@@ -245,19 +241,7 @@ def workload_on(graph: Graph, device: Device, options: CompileOptions, dims: Map
     draft = None if provider is None else draft_for(provider, graph, options)
     if draft is None:
         return None
-    by_sizes = _workloads.get(draft)
-    if by_sizes is None:
-        drafted, user = weakref.ref(draft), weakref.ref(graph)  # the cache must not keep them alive
-
-        @functools.lru_cache(_WORKLOADS_A_DRAFT)
-        def made(sizes: tuple[tuple[str, int], ...]) -> Workload:
-            model, source = drafted(), user()
-            assert model is not None and source is not None  # noqa: S101, PT018  # the caller has both
-            return sized_workload(model, source, dict(sizes))
-
-        with _lock:
-            by_sizes = _workloads.setdefault(draft, made)
-    return by_sizes(tuple(sorted(dims.items())))
+    return _workloads.get(draft, tuple(sorted(dims.items())), lambda: sized_workload(draft, graph, dims))
 
 
 def _first(seen: set[Device], device: Device) -> bool:
@@ -333,7 +317,7 @@ def batch_curve(
         ValueError: no dim is given, and no input has a named one.
     """
     if dim is None:
-        dim = next((name for _, shape in named_dims(graph) for name in shape.symbols), None)
+        dim = next(iter(open_dims(graph)), None)
     if dim is None:
         raise ValueError(f"graph {graph.name!r} has no input with a named dim; name the one that varies")
     return curve_of(lambda: graph, Device(device), dim, options or CompileOptions(), dims or {})
