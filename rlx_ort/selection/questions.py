@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rlx_ort.device import Device
     from rlx_ort.providers.asking import Question
     from rlx_ort.providers.base import Provider
-    from rlx_ort.providers.kernel_limits import KernelLimit
 
 _log = logging.getLogger(__name__)
 _BUDGET_S = 10.0
@@ -51,22 +50,10 @@ class NodeGroup:
 
     key: str
     pattern: ModelNode
-    first: ExportedNode
     nodes: list[ExportedNode] = field(default_factory=list)
     constants: Mapping[int, TensorData | None] = field(default_factory=dict)
     computed: tuple[int, ...] = ()
     used: bool = False
-
-    def limited(
-        self, limits: Sequence[KernelLimit], constants: Mapping[str, object] = MappingProxyType({})
-    ) -> list[tuple[ExportedNode, str]]:
-        """Return the nodes on which kernels with these limits fail or are wrong, and why.
-
-        Limits may depend on sizes and on the data of `constants`, in which nodes of a group differ.
-        """
-        from rlx_ort.providers.kernel_limits import limited_nodes
-
-        return limited_nodes(self.nodes, limits, constants)
 
 
 def groups_of(
@@ -117,7 +104,7 @@ def groups_of(
                     key += f" from {computed} " + "inside" * used
                 group = by_key.get(key)
                 if group is None:
-                    group = by_key[key] = NodeGroup(key, pattern, node, [], _constants(node, constants), computed, used)
+                    group = by_key[key] = NodeGroup(key, pattern, [], _constants(node, constants), computed, used)
                 nodes = group.nodes
             groups[look] = nodes
         nodes.append(node)
@@ -159,10 +146,10 @@ def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.Mode
     from rlx_ort.converters.protos import nodes_of
     from rlx_ort.providers.asking import Question
 
-    wanted = {group.first.name for group in groups}
+    wanted = {group.nodes[0].name for group in groups}
     protos = {node.name: node for node in nodes_of(model, functions=False) if node.name in wanted}
     for group in groups:
-        node = protos[group.first.name]
+        node = protos[group.nodes[0].name]
         captured = list(names_read(node))[sum(map(bool, node.input)) :]  # by its bodies
         outer = {name: outline.types[name] for name in captured if name in outline.types}
         pattern = group.pattern

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, LegalizeError, cpu_help
@@ -26,10 +26,11 @@ from rlx_ort.providers import registry
 from rlx_ort.providers.asking import DEVICE, HELPED
 from rlx_ort.providers.base import Provider
 from rlx_ort.providers.engine.recipe import unknown_option
+from rlx_ort.providers.kernel_limits import limited_nodes
 from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
-from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
+from rlx_ort.selection.questions import answers_for, groups_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,49 +217,47 @@ def _judge(
     cpu = provider_of(Device.CPU)
     cpu_claims = None if cpu is None else cpu.claims()
     helped = options.placement is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
-
-    def listed(group: NodeGroup) -> str:
-        """Return the answer that the kernel lists give."""
-        functions, kind = draft.outline.functions, group.first
-        if claims is None:
-            return DEVICE
-        if cpu_takes_node(claims, kind, functions) if is_cpu else takes_node(claims, cpu_claims, kind, functions):
-            return DEVICE
-        why = f"{device.family.display} has no kernel for {signature(kind)}"
-        return HELPED if helped and cpu_takes_node(cpu_claims or (), kind, functions) else why
-
+    name, functions = device.family.display, draft.outline.functions
     unsupported: dict[int, UnsupportedOp] = {}
     cpu_nodes: set[int] = set()
+
+    def listed(node: ExportedNode) -> str:
+        """Return the answer that the kernel lists give."""
+        if claims is None:
+            return DEVICE
+        if cpu_takes_node(claims, node, functions) if is_cpu else takes_node(claims, cpu_claims, node, functions):
+            return DEVICE
+        helps = helped and cpu_takes_node(cpu_claims or (), node, functions)
+        return HELPED if helps else f"{name} has no kernel for {signature(node)}"
+
+    def refuse(nodes: Iterable[ExportedNode], why: str) -> None:
+        for node in nodes:
+            unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], why))
+
     on_device = not groups
     for group in groups:
-        nodes = group.nodes
-        limited = group.limited(provider.limits, draft.outline.constants)
-        if limited:
-            for node, why in limited:
-                why = f"{device.family.display} has no kernel for {signature(node)}: {why}"
-                unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], why))
-            names = {node.name for node, _ in limited}
-            nodes = [node for node in nodes if node.name not in names]
-            if not nodes:
-                continue
-        answer = answers.get(group.key) or listed(group)
+        limited = limited_nodes(group.nodes, provider.limits, draft.outline.constants)
+        for node, why in limited:
+            refuse([node], f"{name} has no kernel for {signature(node)}: {why}")
+        names = {node.name for node, _ in limited}
+        nodes = [node for node in group.nodes if node.name not in names]
+        if not nodes:
+            continue
+        first = group.nodes[0]
+        answer = answers.get(group.key) or listed(first)
         if answer == DEVICE:
             on_device = True
         elif answer == HELPED and helped:
             cpu_nodes.update(node.origin for node in nodes)
+        elif (why := listed(first)) not in (DEVICE, HELPED):
+            refuse(nodes, why)  # shorter than the message of ONNX Runtime about a missing kernel
+        elif answer == HELPED:
+            refuse(nodes, f"{name} leaves {signature(first)} to the CPU")
         else:
-            why = listed(group)
-            if why not in (DEVICE, HELPED):
-                answer = why  # shorter than the message of ONNX Runtime about a missing kernel
-            elif answer == HELPED:
-                answer = f"{device.family.display} leaves {signature(group.first)} to the CPU"
-            else:
-                answer = f"{device.family.display} has no kernel for {signature(group.first)}: {answer}"
-            for node in nodes:
-                unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], answer))
+            refuse(nodes, f"{name} has no kernel for {signature(first)}: {answer}")
     reason = ""
     if not on_device and not unsupported:
-        reason = f"{device.family.display} takes none of the graph's nodes; the CPU would run all of them"
+        reason = f"{name} takes none of the graph's nodes; the CPU would run all of them"
     ordered = tuple(unsupported[index] for index in sorted(unsupported))
     count = None if claims is None else len(claims)
     return Support(ordered, frozenset(cpu_nodes), count, reason, "" if answers else provider.judged_by())

@@ -17,7 +17,7 @@ from rlx_ort.providers import asking_child, registry
 from rlx_ort.providers.asking import ask, asking_options
 from rlx_ort.providers.base import EngineSession, Provider, SessionRequest
 from rlx_ort.providers.cuda import CudaProvider
-from rlx_ort.providers.kernel_limits import KernelLimit
+from rlx_ort.providers.kernel_limits import KernelLimit, limited_nodes
 from rlx_ort.providers.null import NullProvider
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of, questions_of
 from rlx_ort.selection.support import support_of
@@ -237,7 +237,7 @@ def test_cuda_casts_f32_to_four_bit_floats_and_f16_not(source: DType, refused: b
         *g.onnx_node("Cast", [x], types=[kind], attributes={"to": 23}),
         *g.onnx_node("CastLike", [x, like], types=[kind]),
     ]
-    assert {bool(group.limited(CudaProvider.limits)) for group in groups(g)} == {refused}
+    assert {bool(limited_nodes(group.nodes, CudaProvider.limits, {})) for group in groups(g)} == {refused}
 
 
 def keyed(graph: Graph) -> list[str]:
