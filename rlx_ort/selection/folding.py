@@ -12,7 +12,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+import onnx
+
 from rlx_ort.converters.onnx_types import tensor_proto, type_proto
+from rlx_ort.converters.protos import (
+    LONGEST_VECTOR,
+    bodies_of,
+    copied,
+    graphs_below,
+    graphs_of,
+    infer_proto,
+    nodes_of,
+    set_items,
+    skeleton,
+)
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight
 from rlx_ort.device import Device
@@ -21,11 +35,11 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel
+from rlx_ort.providers.base import SessionRequest
+from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.graph_cache import PerDraft
 
 if TYPE_CHECKING:
-    import onnx
-
     from rlx_ort.converters.to_onnx.exported import Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.providers.base import EngineSession
@@ -156,8 +170,6 @@ class _Plan:
 
     def bound(self, draft: Draft, dims: Mapping[str, int]) -> onnx.ModelProto:
         """Return a copy of the model without inferred types and large weights, whose inputs have these sizes."""
-        from rlx_ort.converters.protos import copied, skeleton
-
         if self._skeleton is None:
             light = skeleton(draft.finished().model)
             del light.graph.value_info[:]
@@ -268,8 +280,6 @@ def _refined(
 
     Adds the nodes of branches that are not taken to `untaken`.
     """
-    from rlx_ort.converters.protos import LONGEST_VECTOR, graphs_of, infer_proto
-
     there = {name: data for name, data in values.items() if data is not None}
     gone = {name for name, node in folded.items() if there.keys() >= {each for each in node.output_names if each}}
     for graph in graphs_of(proto, functions=False):  # inference reads the data of a graph's own constants alone
@@ -293,10 +303,6 @@ def _inline_taken(graph: onnx.GraphProto, values: Mapping[str, TensorData]) -> s
 
     Returns the names of the nodes in the other branches.
     """
-    import onnx
-
-    from rlx_ort.converters.protos import bodies_of, graphs_below, set_items
-
     nodes, untaken, known = list[onnx.NodeProto](), set[str](), 0
     for node in graph.node:
         bodies = [*bodies_of(node)]
@@ -358,12 +364,6 @@ def _session(
     wanted: Sequence[str],
 ) -> EngineSession | None:
     """Return a session of some nodes of a model with fixed and given inputs, or None if there is no CPU provider."""
-    import onnx
-
-    from rlx_ort.converters.protos import nodes_of
-    from rlx_ort.providers.base import SessionRequest
-    from rlx_ort.providers.registry import provider_of
-
     provider = provider_of(Device.CPU)
     if provider is None:
         return None
@@ -383,8 +383,6 @@ def _session(
 
 def _sizes(node: ExportedNode, types: Mapping[str, ValueType], dims: Mapping[str, int]) -> TensorData | None:
     """Return the result of a Shape or Size whose input has a known shape."""
-    import numpy as np
-
     if node.op_type not in _OF_SHAPE or node.pattern.domain:
         return None
     sizes = _static(types.get(node.input_names[0]), dims)

@@ -10,6 +10,9 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import onnx
+from onnx import helper, inliner
+
 from rlx_ort.converters.onnx_types import type_of, type_proto
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.ir.dtype import DType
@@ -91,8 +94,6 @@ def _widened(kinds: Sequence[ValueType | None]) -> tuple[ValueType | None, ...]:
 @functools.cache
 def is_function(domain: str, op_type: str, version: int) -> bool:
     """Return whether ONNX defines the operator by a function that may be used in a model of this opset version."""
-    import onnx
-
     try:
         schema: Any = onnx.defs.get_schema(op_type, version, domain)  # its stubs lack the function members
     except onnx.defs.SchemaError:
@@ -110,8 +111,6 @@ def _unchanged(node: Any, written: int, version: int) -> bool:
     ONNX refuses the body otherwise: Softplus, for one, is written with the CastLike of opset 18, which 19 changed.
     https://github.com/onnx/onnx/blob/main/onnx/defs/schema.cc (ValidateReferencedOpsInFunction)
     """
-    import onnx
-
     if node.domain not in ("", "ai.onnx"):
         return True
     then, now = (onnx.defs.get_schema(node.op_type, opset, "").since_version for opset in (written, version))
@@ -127,9 +126,6 @@ def function_body(node: ExportedNode) -> tuple[ExportedNode, ...] | None:
 def _body(
     domain: str, op_type: str, version: int, kinds: tuple[ValueType | None, ...], results: tuple[ValueType | None, ...]
 ) -> tuple[ExportedNode, ...] | None:
-    import onnx
-    from onnx import helper, inliner
-
     info = onnx.ValueInfoProto
     inputs = [f"i{place}" if kind is not None else "" for place, kind in enumerate(kinds)]
     outputs = [f"o{place}" for place in range(len(results))]

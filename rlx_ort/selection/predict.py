@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlx_ort import environment
+from rlx_ort.calibration import store
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload
+from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.converters.protos import paused_collector
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
@@ -53,8 +55,6 @@ def cost_model(device: Device | str) -> BackendCostModel | None:
     Nothing is measured, unless `RLX_AUTO_CALIBRATE` is set: then a device without a calibration gets one here, once
     a process, and so do kernels of a graph that the table lacks.
     """
-    from rlx_ort.calibration import store
-
     device = Device(device)
     provider = provider_of(device)
     if provider is None:
@@ -139,7 +139,6 @@ def measure_unknown(
     Takes at most `limit_s` seconds, and no time if all significant kernels are known. Predictions for every graph use
     the rows from then on. A graph with named dims is measured at two sizes, for interpolation.
     """
-    from rlx_ort.calibration.model import MeasuredCostModel
     from rlx_ort.calibration.on_demand import measure_unknown as measured
 
     device, options = Device(device), options or CompileOptions()
@@ -184,7 +183,6 @@ def calibrate(
         CalibrationError: the device does not work here, or no product could be measured.
         RlxError: the device fails at the smallest graph.
     """
-    from rlx_ort.calibration import store
     from rlx_ort.calibration.calibrate import calibrate_together
 
     device = Device(device)

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.protos import nodes_of
 from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, key_of_value
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
+from rlx_ort.providers.asking import Question, answers_of, ask, asking_options
 from rlx_ort.selection.folding import as_compiled, folded_nodes, idle_nodes
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedNode, Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.device import Device
-    from rlx_ort.providers.asking import Question
     from rlx_ort.providers.base import Provider
 
 _log = logging.getLogger(__name__)
@@ -118,8 +119,6 @@ def answers_for(
 
     The device works here. New questions open small sessions, in a child process for providers that compile.
     """
-    from rlx_ort.providers.asking import answers_of, ask, asking_options
-
     scope = provider.question_scope(device)
     if scope is None or not groups:
         return {}
@@ -143,8 +142,6 @@ def answers_for(
 def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.ModelProto) -> Iterator[Question]:
     """Yield the question of each group; its node is that of the finished model."""
     from rlx_ort.converters.from_onnx.structure import names_read
-    from rlx_ort.converters.protos import nodes_of
-    from rlx_ort.providers.asking import Question
 
     wanted = {group.nodes[0].name for group in groups}
     protos = {node.name: node for node in nodes_of(model, functions=False) if node.name in wanted}

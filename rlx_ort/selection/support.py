@@ -11,13 +11,14 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from rlx_ort.converters.to_onnx.emitter import lowering_of
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-from rlx_ort.converters.to_onnx.exporter import Draft
+from rlx_ort.converters.to_onnx.exporter import Draft, drafted
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, LegalizeError, cpu_help
 from rlx_ort.execution.placement import COMMON, KernelDispatchReport, common_kinds, format_dispatch_report, summarize
 from rlx_ort.ir.core import Node, Ref
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
@@ -25,6 +26,8 @@ from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy, Unsup
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import DEVICE, HELPED
 from rlx_ort.providers.base import Provider
+from rlx_ort.providers.claims import kernel_set
+from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.recipe import unknown_option
 from rlx_ort.providers.kernel_limits import limited_nodes
 from rlx_ort.providers.registry import availability, is_available, provider_of
@@ -128,13 +131,11 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
         if wrong:
             return Support(reason=f"{wrong}; options of one device: provider_options={{'cuda': {{...}}}}")
 
-    from rlx_ort.providers.engine.runtime import runtime_version
-
     try:
         draft = _drafted(provider, graph, options)
     except ConversionError as err:
         return Support(reason=str(err))
-    state = (runtime_version(), registry.default_registry().generation)
+    state = (runtime.runtime_version(), registry.default_registry().generation)
     judging = (ask, options.placement or PlacementRule.STRICT, state, options.optimization, options.precision)
     key = (provider.name, device, judging)
     whole = (provider.name, judging)
@@ -167,9 +168,6 @@ def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> Expo
 
 def _drafted(provider: Provider, graph: Graph, options: CompileOptions) -> Draft:
     """Return the draft for a provider; remembered, since to find that nothing changed takes milliseconds."""
-    from rlx_ort.converters.to_onnx.exporter import drafted
-    from rlx_ort.providers.claims import kernel_set
-
     known = cache_of(graph).drafts
     for drafted_for, under, draft in list(known):
         if drafted_for == provider and under == options:
@@ -264,8 +262,6 @@ def _judge(
 
 
 def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
-    from rlx_ort.ir.graph import live_nodes
-
     for index in sorted(live_nodes(graph) if graph.outputs else range(len(graph.nodes))):
         node = graph.nodes[index]
         missing = next((op for op in _ops_within(node) if not _has_lowering(op)), None)
@@ -283,8 +279,6 @@ def _ops_within(node: Node) -> Iterator[Op]:
 
 
 def _has_lowering(op: Op) -> bool:
-    from rlx_ort.converters.to_onnx.emitter import lowering_of
-
     return op.is_leaf or lowering_of(op) is not None
 
 
