@@ -74,7 +74,7 @@ def folded_nodes(outline: Outline, options: CompileOptions, *, bodies: bool = Fa
     for node in outline.nodes:
         pattern, _, _, _, input_names, _ = node
         if not known.issuperset(input_names) and not (
-            pattern.op_type in _OF_SHAPE and _static(outline.types.get(input_names[0]), options.dims) is not None
+            pattern.op_type in _OF_SHAPE and static_sizes(outline.types.get(input_names[0]), options.dims) is not None
         ):
             continue
         if (pattern.body and not bodies) or pattern.op_type in _NOT_FOLDED:
@@ -385,7 +385,7 @@ def _sizes(node: ExportedNode, types: Mapping[str, ValueType], dims: Mapping[str
     """Return the result of a Shape or Size whose input has a known shape."""
     if node.op_type not in _OF_SHAPE or node.pattern.domain:
         return None
-    sizes = _static(types.get(node.input_names[0]), dims)
+    sizes = static_sizes(types.get(node.input_names[0]), dims)
     if sizes is None:
         return None
     if node.op_type == "Size":
@@ -394,7 +394,7 @@ def _sizes(node: ExportedNode, types: Mapping[str, ValueType], dims: Mapping[str
     return TensorData.from_array(np.array(sizes[slice(given.get("start", 0), given.get("end"))], np.int64))
 
 
-def _static(kind: ValueType | None, dims: Mapping[str, int]) -> tuple[int, ...] | None:
+def static_sizes(kind: ValueType | None, dims: Mapping[str, int]) -> tuple[int, ...] | None:
     """Return the sizes of a type, those of named dims from `dims`, or None where one is not known."""
     if not isinstance(kind, TensorType) or kind.shape is None:
         return None

@@ -27,7 +27,7 @@ from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.registry import memory_limit, provider_of
 from rlx_ort.selection.arena import Arena, Pattern
-from rlx_ort.selection.folding import folded_nodes
+from rlx_ort.selection.folding import folded_nodes, static_sizes
 from rlx_ort.selection.graph_cache import PerDraft, open_dims
 from rlx_ort.selection.predict import workload_on
 from rlx_ort.selection.support import draft_for
@@ -191,8 +191,9 @@ class _Plan:
     ) -> None:
         self.graph, self.device, self.provider, self.options = graph, device, provider, options
         outline = draft.outline if types is None else draft.outline.with_types(types)
-        self.workload = workload_on(graph, device, options, sizes) if types is None else workload_of(outline, sizes)
-        assert self.workload is not None  # noqa: S101  # there is a draft
+        workload = workload_on(graph, device, options, sizes) if types is None else workload_of(outline, sizes)
+        assert workload is not None  # noqa: S101  # there is a draft
+        self.workload = workload
         self.sizes = {**sizes, **dict.fromkeys(self.workload.assumed, DEFAULT_DIM)}
         self.facts = provider.session_memory
         self.nbytes = {**self.workload.inputs, **self.workload.nbytes}
@@ -232,7 +233,6 @@ class _Plan:
     def need(self) -> MemoryNeed:
         """Return the memory."""
         facts, workload = self.facts, self.workload
-        assert workload is not None  # noqa: S101
         lives, arena = self._runs()
         weights = self._weights()
         held, packed = sum(weights), sum(self.packed)
@@ -272,7 +272,7 @@ class _Plan:
             return 0
         total = 0
         for place, (name, kind) in enumerate(zip(node.input_names, node.inputs, strict=False)):
-            size, shape = self.constants.get(name) or self.owned.get(name), self._shape(kind)
+            size, shape = self.constants.get(name) or self.owned.get(name), static_sizes(kind, self.sizes)
             if size and shape and name not in self.repacked:
                 copy = self.provider.packed_bytes(node.op_type, place, shape, size // max(math.prod(shape), 1))
                 total += copy
@@ -340,7 +340,7 @@ class _Plan:
             follows = into or (joins and {*names} <= self.relaid)
             copies = {}
             for name, kind in zip(node.input_names[: 1 if into else None], node.inputs, strict=False):
-                shape = self._shape(kind) or ()
+                shape = static_sizes(kind, self.sizes) or ()
                 wrong = (
                     name not in self.relaid and len(shape) == 4 and shape[1] >= _CHANNELS
                     if into
@@ -444,7 +444,7 @@ class _Plan:
                 places[name] = arena.take(size)
                 if name not in self.outputs:
                     planned[name] = pattern.take(size)
-            shapes = [shape for kind in node.inputs if (shape := self._shape(kind)) is not None]
+            shapes = [shape for kind in node.inputs if (shape := static_sizes(kind, self.sizes)) is not None]
             work = self.provider.node_work_bytes(node.op_type, shapes)
             arena.give_back(arena.take(work))
             lives.append(alive + work)
@@ -473,11 +473,6 @@ class _Plan:
             steps[at] += self.nbytes.get(name, 0)
             steps[last.get(name, at)] -= self.nbytes.get(name, 0)
         return list(accumulate(steps))[:-1]
-
-    def _shape(self, kind: ValueType | None) -> tuple[int, ...] | None:
-        """Return the sizes of a type in this run, None where one is not known."""
-        shape = kind.shape.bind(self.sizes) if isinstance(kind, TensorType) and kind.shape is not None else None
-        return shape.static() if shape is not None and shape.is_static else None
 
 
 def _is_gate(node: ExportedNode | None, factors: Collection[str]) -> bool:

@@ -37,6 +37,7 @@ from rlx_ort.selection.support import draft_for, support_of
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.features import Workload
+    from rlx_ort.selection.cost import BackendCostModel
 
 Figures = npt.NDArray[np.float64]
 
@@ -198,15 +199,17 @@ class _Counted:
         self.graph, self.options, self.sizes = graph, options, sizes
         self.strict = options.with_(placement=options.placement or PlacementRule.STRICT)
         self.works: dict[Device, Workload] = {}
+        self.models: dict[Device, BackendCostModel] = {}
         self.types: dict[Device, Mapping[str, ValueType]] = {}
         why_not: list[tuple[Device, str]] = []
         for device in devices:
             work, provider = workload_on(graph, device, options, sizes), provider_of(device)
             draft = None if provider is None else draft_for(provider, graph, options.on(device))
-            if work is None or draft is None or cost_model(device) is None:
+            model = None if draft is None else cost_model(device)
+            if work is None or draft is None or model is None:
                 why_not.append((device, support_of(device, graph, self.strict).blocker or "its times are not known"))
             else:
-                self.works[device] = work
+                self.works[device], self.models[device] = work, model
                 self.types[device] = sized_outline(draft, graph.weights, sizes).known_types()
         if not self.works:
             raise NoViableDeviceError(f"graph {graph.name!r} cannot be split:", why_not)
@@ -223,13 +226,12 @@ class _Counted:
         times = [stage.run_ns for stage in known]
         total = None if None in times else (max if overlap else sum)(time for time in times if time is not None)
         if streams and total is not None:
-            total += sum(self._opening_ns(stage) for stage in known)
+            total += sum(self.models[stage.device].upload_ns(stage.memory_bytes) for stage in known)
         return SplitPlan(tuple(known), (), tuple(self.sizes.items()), total, streams)
 
     def _count(self, device: Device, begin: int, end: int, part: Graph) -> Stage:
         """Return the figures of a stage, whose values have the sizes that they have in the whole graph."""
-        work, model = self.works[device], cost_model(device)
-        assert model is not None  # noqa: S101  # see the constructor
+        work, model = self.works[device], self.models[device]
         need = memory_need(part, device, stage_options(part, self.options), self.sizes, self.types[device])
         nbytes = {**work.inputs, **work.nbytes}
         inputs = [value.name for value in part.inputs]
@@ -241,10 +243,6 @@ class _Counted:
                 run_ns += model.price(kernel).ns
         moved = sum(work.nbytes.get(name, 0) for name in inputs)
         return Stage(device, self.graph.nodes[end - 1].name, 0 if need is None else need.total, run_ns, moved)
-
-    def _opening_ns(self, stage: Stage) -> float:
-        model = cost_model(stage.device)
-        return 0.0 if model is None else model.upload_ns(stage.memory_bytes)
 
 
 class _Table(_Counted):
@@ -310,8 +308,8 @@ class _Table(_Counted):
     def _costs(self, device: Device) -> _Costs:
         """Return the figures of one device."""
         need, work = memory_need(self.graph, device, self.options, self.sizes), self.works[device]
-        model, provider = cost_model(device), provider_of(device)
-        assert need is not None and model is not None and provider is not None  # noqa: S101, PT018  # it has work
+        model, provider = self.models[device], provider_of(device)
+        assert need is not None and provider is not None  # noqa: S101, PT018  # it has work
         count, places = len(self.graph.nodes), np.array(self.places)
         run_ns, packed, peak, kept, refused = (np.zeros(count) for _ in range(5))
         for node, kernel in zip(work.nodes, work.kernels, strict=True):
