@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlx_ort.device import Device
@@ -64,16 +64,7 @@ class SplitPlan:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON values, for `SplitPlan.read`."""
-        stages = [
-            {
-                "device": stage.device.label,
-                "last": stage.last,
-                "memory_bytes": stage.memory_bytes,
-                "run_ns": stage.run_ns,
-                "moved_bytes": stage.moved_bytes,
-            }
-            for stage in self.stages
-        ]
+        stages = [{**asdict(stage), "device": stage.device.label} for stage in self.stages]
         budgets = {device.label: nbytes for device, nbytes in self.budgets}
         facts = {"schema": _SCHEMA, "budgets": budgets, "sizes": dict(self.sizes), "streams": self.streams}
         return {**facts, "run_ns": self.run_ns, "stages": stages}
@@ -92,11 +83,9 @@ class SplitPlan:
         stages = []
         for each in fields.objects("stages"):
             each.only("device", "last", "memory_bytes", "run_ns", "moved_bytes")
-            device, counts = (
-                each.parsed("device", Device),
-                (each.count("memory_bytes", 0), each.count("moved_bytes", 0)),
-            )
-            stages.append(Stage(device, each.name("last"), counts[0], _time(each), counts[1]))
+            device = each.parsed("device", Device)
+            memory_bytes, moved_bytes = each.count("memory_bytes", 0), each.count("moved_bytes", 0)
+            stages.append(Stage(device, each.name("last"), memory_bytes, _time(each), moved_bytes))
         if not stages:
             fields.fail("has no stages", "stages")
         budgets = fields.fields("budgets").each(Fields.count)
