@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.providers.base import Provider
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 _MOST_KEPT = 64
 _NO_ROOM_S = 30.0  # after which a device that had no memory for a graph is tried again
