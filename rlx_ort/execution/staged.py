@@ -25,8 +25,7 @@ from rlx_ort.execution.placement import PlacedNode, Placement
 from rlx_ort.execution.session import working_provider
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.faults import is_device_failure
-from rlx_ort.ir.graph import Graph, dynamic_symbols
-from rlx_ort.ir.section import section
+from rlx_ort.ir.graph import Graph, dynamic_symbols, section
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.split_plan import SplitPlan

@@ -14,8 +14,8 @@ from onnx import parser
 from rlx_ort import Graph, from_onnx, to_onnx
 from rlx_ort.converters.to_onnx.dispatch import KernelSet
 from rlx_ort.converters.to_onnx.exporter import export_model
+from rlx_ort.ir.graph import section
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.section import section
 
 X = "float[2,3] x"
 DATA = np.array([[-2.5, 0.5, 7.0], [3.0, -1.0, 2.0]], np.float32)
