@@ -131,7 +131,8 @@ class Op(metaclass=_OpType):
         elif rule == "number":
             self.expect_number(value, name if len(self.operands) > 1 else "the input")
         elif rule == "indices":
-            self.expect_indices(value, name)
+            if not (value.dtype.is_float or value.dtype.is_integer):  # the fraction of a float is dropped
+                raise GraphVerifyError(f"{self.kind} needs integers as {name}, got {value.dtype.value}")
         elif rule not in ("own", "cast", value.dtype.value):
             raise GraphVerifyError(f"{self.kind} needs {name} as {rule}, got {value.dtype.value}; cast it first")
 
@@ -186,11 +187,6 @@ class Op(metaclass=_OpType):
         """Check that a tensor holds integers or real floating-point numbers."""
         if not (value.dtype.is_float or value.dtype.is_integer):
             raise GraphVerifyError(f"{self.kind} takes numbers, not {value.dtype.value}; cast {name} first")
-
-    def expect_indices(self, value: TensorType, name: str) -> None:
-        """Check that a tensor holds integers, or floats, whose fraction is dropped."""
-        if not (value.dtype.is_float or value.dtype.is_integer):
-            raise GraphVerifyError(f"{self.kind} needs integers as {name}, got {value.dtype.value}")
 
     def expect_rank(self, value: TensorType, ranks: Sequence[int], name: str) -> Shape:
         """Return the shape of a tensor that must have one of the given ranks."""

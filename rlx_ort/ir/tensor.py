@@ -88,9 +88,7 @@ class TensorData:
         if size != wanted:
             raise ValueError(f"a {self.dtype.value}{list(self.shape)} tensor needs {wanted} bytes, got {size}")
         if not size or len(self.shape) > _USUAL_RANK:  # whose sizes the number of bytes does not bound
-            np.broadcast_to(
-                np.empty((), self.dtype.numpy), self.shape
-            )  # raises ValueError where numpy has no such array
+            np.broadcast_to(np.empty((), self.dtype.numpy), self.shape)  # ValueError where numpy has no such array
 
     @classmethod
     def from_array(cls, array: npt.ArrayLike, dtype: DType | None = None) -> TensorData:

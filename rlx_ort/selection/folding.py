@@ -259,7 +259,8 @@ def _folded_values(
         if sizes is not None:
             known[node.output_names[0]] = values[node.output_names[0]] = sizes
         elif all(not name or name in known or name in made for name in node.input_names) and all(
-            _is_small(outline.types.get(name)) for name in written
+            isinstance(kind, TensorType) and _elements(kind) <= _LARGEST_ELEMENTS
+            for kind in map(outline.types.get, written)
         ):
             computed.append(node)
             made.update((name, None) for name in written)
@@ -400,12 +401,6 @@ def static_sizes(kind: ValueType | None, dims: Mapping[str, int]) -> tuple[int, 
         return None
     shape = kind.shape.bind(dims)
     return shape.static() if shape.is_static else None
-
-
-def _is_small(kind: ValueType | None) -> bool:
-    if not isinstance(kind, TensorType):
-        return False
-    return kind.shape is None or (kind.shape.num_elements or 0) <= _LARGEST_ELEMENTS
 
 
 def _elements(kind: ValueType) -> int:
