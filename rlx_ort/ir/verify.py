@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlx_ort.errors import GraphVerifyError
@@ -48,7 +48,8 @@ def _problems(graph: Graph, owner: str) -> Iterator[Problem]:
     unsure = _unsure_places(graph, kinds)
     for place, node in enumerate(graph.nodes if unsure or Capture in kinds else ()):
         if place in unsure:
-            yield from _node_problems(graph, node, place, owner)
+            for fault, remedy in _faults(graph, node, place):
+                yield Problem(f"{owner}{node}{fault}", remedy, place)
         if isinstance(node.op, Capture) and not owner:
             yield Problem(f"{node} captures a value, but its graph is not a body", "use an input instead", place)
         for body in node.op.bodies():
@@ -81,48 +82,44 @@ def _unsure_places(graph: Graph, kinds: Collection[type[Op]]) -> Collection[int]
     return places
 
 
-def _node_problems(graph: Graph, node: Node, place: int, owner: str) -> list[Problem]:
-    problems: list[Problem] = []
-
-    def report(message: str, remedy: str) -> None:
-        problems.append(Problem(f"{owner}{node}{message}", remedy, place))
-
+def _faults(graph: Graph, node: Node, place: int) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a node, as text after its name, each with a remedy."""
     least, most = node.op.arity
-    if len(node.inputs) < least or (most is not None and len(node.inputs) > most):
-        report(f" takes {node.op.arity_text()} inputs and has {len(node.inputs)}", "connect the right number")
+    connected = len(node.inputs) >= least and (most is None or len(node.inputs) <= most)
+    if not connected:
+        yield f" takes {node.op.arity_text()} inputs and has {len(node.inputs)}", "connect the right number"
     inputs: list[ValueType | None] = []
     for index, ref in enumerate(node.inputs):
         trouble = _ref_trouble(graph, ref, place) if ref is not None else ""
         if trouble:
-            report(f": input {index} {trouble}", "refer to a result of an earlier node")
+            connected = False
+            yield f": input {index} {trouble}", "refer to a result of an earlier node"
         else:
             inputs.append(None if ref is None else graph.nodes[ref.node].types[ref.output])
-    if not problems:
-        _check_types(node, inputs, report)
+    if connected:
+        yield from _type_faults(node, inputs)
     if node.id != place:
-        report(f" stands at place {place}", "build graphs with add_node, which numbers them")
-    return problems
+        yield f" stands at place {place}", "build graphs with add_node, which numbers them"
 
 
-def _check_types(node: Node, inputs: Sequence[ValueType | None], report: Callable[[str, str], None]) -> None:
+def _type_faults(node: Node, inputs: Sequence[ValueType | None]) -> Iterator[tuple[str, str]]:
     if len(node.output_names) != len(node.types):
-        report(f" has {len(node.types)} results and {len(node.output_names)} names for them", "name each result")
+        yield f" has {len(node.types)} results and {len(node.output_names)} names for them", "name each result"
     if isinstance(node.op, Refused):
-        report(f" does not run: {node.op.reason}", node.op.remedy)
+        yield f" does not run: {node.op.reason}", node.op.remedy
         return
     try:
         inferred = node.op.infer(inputs)
     except GraphVerifyError as err:
-        report(f" does not take its inputs: {err}", "change the inputs or the attributes")
+        yield f" does not take its inputs: {err}", "change the inputs or the attributes"
         return
     if len(inferred) != len(node.types):
-        message = f" declares {len(node.types)} results, the op has {len(inferred)}"
-        report(message, "rebuild the node with its builder")
+        yield f" declares {len(node.types)} results, the op has {len(inferred)}", "rebuild the node with its builder"
         return
     for index, (wanted, declared) in enumerate(zip(inferred, node.types, strict=True)):
         if not _agree(wanted, declared):
-            message = f" declares result {index} as {declared}, its inputs give {wanted}"
-            report(message, "correct the declared type, or rebuild the node after changing its inputs")
+            fault = f" declares result {index} as {declared}, its inputs give {wanted}"
+            yield fault, "correct the declared type, or rebuild the node after changing its inputs"
 
 
 def _name_problems(graph: Graph, owner: str) -> Iterator[Problem]:
