@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort import storage
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.storage import open_regular, parse_json, replacing
+from rlx_ort.storage import open_regular, parse_json, replacing, stamp_of
 
 PIECE_BYTES = 8 << 20
 """Size of the pieces in which a tensor is copied from file to file."""
@@ -41,23 +40,24 @@ class FileRange:
     stamp: tuple[int, ...]
     pinned: bool = False
 
-    stamp_of = staticmethod(storage.stamp_of)
+    stamp_of = staticmethod(stamp_of)
 
     @property
     def unchanged(self) -> bool:
         """Whether the path still names the file that was mapped. Reads the file's status."""
-        try:
-            return self.stamp_of(os.stat(self.path)) == self.stamp  # noqa: PTH116  # a plain path, asked often
-        except OSError:
-            return False
+        return self._now() == self.stamp
 
     @property
     def replaced(self) -> bool:
         """Whether the path names another file or none; a map of the old file still has its bytes."""
+        return self._now()[:2] != self.stamp[:2]
+
+    def _now(self) -> tuple[int, ...]:
+        """Return the stamp of the file that the path names, nothing if there is none."""
         try:
-            return self.stamp_of(os.stat(self.path))[:2] != self.stamp[:2]  # noqa: PTH116  # as above
+            return self.stamp_of(os.stat(self.path))  # noqa: PTH116  # a plain path, asked often
         except OSError:
-            return True
+            return ()
 
 
 _USUAL_RANK = 32  # which every numpy has

@@ -178,7 +178,6 @@ def plan_if_needed(
 class _Costs:
     """The figures of one device, at the places that are considered: sums over the nodes before, or of every stage."""
 
-    device: Device
     run_ns: Figures
     """(P,): the time of all nodes before a place."""
     refused: Figures
@@ -339,7 +338,7 @@ class _Table(_Counted):
         hand_over = (model.readback_ns, model.upload_ns)
         moved = [np.array([self._moved_ns(call, at) for at in range(len(places))]) for call in hand_over]
         sums, start_ns = _before(run_ns, places), model.roundtrip_overhead_ns()
-        return _Costs(device, sums, _before(refused, places), nbytes, (moved[0], moved[1]), start_ns)
+        return _Costs(sums, _before(refused, places), nbytes, (moved[0], moved[1]), start_ns)
 
     def _moved_ns(self, call: Callable[[int], float], at: int) -> float:
         """Return the time to move the values that cross a place, its values counted as alike."""
@@ -393,13 +392,13 @@ class _Table(_Counted):
         total, back = np.full(count, np.inf), []
         total[0] = 0
         before: _Costs | None = None
-        for costs in map(self.costs.__getitem__, order):
+        for device in order:
+            costs, (off, away) = self.costs[device], self._off[device]
             stage = costs.run_ns[None] - costs.run_ns[:, None] + costs.start_ns
             if before is not None:
                 stage = stage + (before.moved_ns[0] + costs.moved_ns[1])[:, None]
             taken = costs.refused[None] == costs.refused[:, None]
-            off, away = self._off[costs.device]
-            within = costs.nbytes + off * np.exp(-away / near) <= allowed[costs.device]
+            within = costs.nbytes + off * np.exp(-away / near) <= allowed[device]
             fits = taken & within & np.triu(np.ones((count, count), bool), 1)
             step = np.maximum(total[:, None], stage) if overlap else total[:, None] + stage
             step = np.where(fits, step, np.inf)
