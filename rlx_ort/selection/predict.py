@@ -35,7 +35,7 @@ from rlx_ort.selection.cost import (
     total_ns,
 )
 from rlx_ort.selection.graph_cache import PerDraft, named_dims, open_dims
-from rlx_ort.selection.support import draft_for, support_of
+from rlx_ort.selection.support import draft_on, support_of
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
@@ -85,7 +85,7 @@ def explain(
     case = _case(graph, Device(device), options or CompileOptions(), dims or {})
     if case is None:
         return None
-    return estimate_workload(case.workload, case.model, cpu_nodes=case.cpu_nodes, cpu_model=cost_model(Device.CPU))
+    return case.estimate()
 
 
 def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
@@ -118,11 +118,7 @@ def predicted_ns(
     case = _case(graph, device, options, dims or {})
     if case is None:
         return None
-    if case.cpu_nodes:
-        cpu_model = cost_model(Device.CPU)
-        time = estimate_workload(case.workload, case.model, cpu_nodes=case.cpu_nodes, cpu_model=cpu_model).total_ns
-    else:
-        time = total_ns(case.workload, case.model)
+    time = case.estimate().total_ns if case.cpu_nodes else total_ns(case.workload, case.model)
     return time if math.isfinite(time) else None
 
 
@@ -210,14 +206,15 @@ class _Case(NamedTuple):
     cpu_nodes: Collection[int]
     draft: Draft
 
+    def estimate(self) -> Estimate:
+        cpu_model = cost_model(Device.CPU)
+        return estimate_workload(self.workload, self.model, cpu_nodes=self.cpu_nodes, cpu_model=cpu_model)
+
 
 def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> _Case | None:
-    model, provider = cost_model(device), provider_of(device)
+    model, draft = cost_model(device), draft_on(device, graph, options)
     workload = workload_on(graph, device, options, {**options.dims, **dims})
-    if model is None or provider is None or workload is None:
-        return None
-    draft = draft_for(provider, graph, options.on(device))
-    if draft is None:
+    if model is None or draft is None or workload is None:
         return None
     cpu_nodes = support_of(device, graph, options).cpu_nodes
     if environment.flag("AUTO_CALIBRATE") and _first(_seen.setdefault(draft, set()), device):
@@ -234,9 +231,7 @@ def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[s
 
 def workload_on(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> Workload | None:
     """Return the work of a graph as the device would get it, or None where it gets no model; remembered by sizes."""
-    provider = provider_of(device)
-    options = options.on(device)
-    draft = None if provider is None else draft_for(provider, graph, options)
+    draft = draft_on(device, graph, options)
     if draft is None:
         return None
     return _workloads.get(draft, tuple(sorted(dims.items())), lambda: sized_workload(draft, graph, dims))

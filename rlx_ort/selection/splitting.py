@@ -33,7 +33,7 @@ from rlx_ort.providers.registry import availability, memory_limit, provider_of
 from rlx_ort.selection.folding import sized_outline
 from rlx_ort.selection.memory import memory_need, memory_shortage
 from rlx_ort.selection.predict import cost_model, predicted_ns, workload_on
-from rlx_ort.selection.support import draft_for, support_of
+from rlx_ort.selection.support import draft_on, support_of
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.features import Workload
@@ -202,8 +202,7 @@ class _Counted:
         self.types: dict[Device, Mapping[str, ValueType]] = {}
         why_not: list[tuple[Device, str]] = []
         for device in devices:
-            work, provider = workload_on(graph, device, options, sizes), provider_of(device)
-            draft = None if provider is None else draft_for(provider, graph, options.on(device))
+            work, draft = workload_on(graph, device, options, sizes), draft_on(device, graph, options)
             model = None if draft is None else cost_model(device)
             if work is None or draft is None or model is None:
                 why_not.append((device, support_of(device, graph, self.strict).blocker or "its times are not known"))

@@ -160,6 +160,12 @@ def draft_for(provider: Provider, graph: Graph, options: CompileOptions) -> Draf
         return None  # `support_of` has the reason
 
 
+def draft_on(device: Device, graph: Graph, options: CompileOptions) -> Draft | None:
+    """Return the draft of the model that a device would get, or None where it gets none."""
+    provider = provider_of(device)
+    return None if provider is None else draft_for(provider, graph, options.on(device))
+
+
 def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> ExportedModel | None:
     """Return the model that the provider would get, or None when the graph cannot be written."""
     draft = draft_for(provider, graph, options)
