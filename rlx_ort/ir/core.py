@@ -314,7 +314,6 @@ class Graph(Builders):
         return f"<{type(self).__name__} {self.name!r}, {len(self.nodes)} nodes, {outputs}>"
 
     def _repr_html_(self) -> str:
-        """Show the listing of the nodes in a notebook."""
         from rlx_ort.ir.notebook import html_listing
 
         return html_listing(repr(self), format_graph(self))

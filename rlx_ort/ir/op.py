@@ -12,13 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, dataclass_transform
+from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
 from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, broadcast_shapes
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.dtype import DType
 
 OpTypes: TypeAlias = Sequence["ValueType | None"]
 """Types of an op's inputs; None stands for an optional input that is absent."""

@@ -93,7 +93,6 @@ class DeviceRows(list[DeviceCandidate]):
     """The rows of a report or a ranking: a list that notebooks show as a table."""
 
     def _repr_html_(self) -> str:
-        """Show devices, predictions and blockers in a notebook."""
         from rlx_ort.ir.notebook import html_table
 
         rows = [

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
 from rlx_ort.calibration.model import Price
+from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph
@@ -22,9 +23,6 @@ from rlx_ort.providers.base import CostProfile, figure
 from rlx_ort.selection.folding import sized_outline
 from rlx_ort.selection.graph_cache import open_dims
 from rlx_ort.selection.support import draft_for
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.exporter import Draft
 
 __all__ = [
     "BackendCostModel", "BasicCostModel", "DEFAULT_DIM", "Estimate", "ProfileCostModel", "Term", "completed",

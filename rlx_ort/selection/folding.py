@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -27,7 +26,8 @@ from rlx_ort.converters.protos import (
     set_items,
     skeleton,
 )
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, Outline
+from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
@@ -35,14 +35,9 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel
-from rlx_ort.providers.base import SessionRequest
+from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.graph_cache import PerDraft
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.exported import Outline
-    from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.providers.base import EngineSession
 
 _log = logging.getLogger(__name__)
 # ONNX Runtime does not fold random values, nor weights that are stored quantised:

@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from rlx_ort.calibration.features import DEFAULT_DIM, workload_of
 from rlx_ort.converters.to_onnx.exported import SCORED, ExportedNode
+from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.converters.to_onnx.model import ExternalWeight
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError
@@ -25,16 +25,13 @@ from rlx_ort.execution.resident import opening_bytes
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, WeightSharing
+from rlx_ort.providers.base import Provider
 from rlx_ort.providers.registry import memory_limit, provider_of
 from rlx_ort.selection.arena import Arena, Pattern
 from rlx_ort.selection.folding import folded_nodes, static_sizes
 from rlx_ort.selection.graph_cache import PerDraft, open_dims
 from rlx_ort.selection.predict import workload_on
 from rlx_ort.selection.support import draft_for
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.providers.base import Provider
 
 MARGIN = 1.25
 """How far above the real peak a counted one may be; see docs/results/README.md, cpu-2026-11-26-memory."""

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from rlx_ort import environment
 from rlx_ort.calibration import store
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload
 from rlx_ort.calibration.model import MeasuredCostModel
+from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.converters.protos import paused_collector
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
@@ -36,9 +37,6 @@ from rlx_ort.selection.cost import (
 )
 from rlx_ort.selection.graph_cache import PerDraft, named_dims, open_dims
 from rlx_ort.selection.support import draft_on, support_of
-
-if TYPE_CHECKING:
-    from rlx_ort.calibration.profile import CalibrationProfile
 
 _log = logging.getLogger(__name__)
 _GRAPH_S = 2.0  # for the kernels of one graph
@@ -199,8 +197,6 @@ def calibrate(
 
 
 class _Case(NamedTuple):
-    """The inputs of a prediction."""
-
     workload: Workload
     model: BackendCostModel
     cpu_nodes: Collection[int]

@@ -12,24 +12,21 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+
+import onnx
 
 from rlx_ort.converters.protos import nodes_of
+from rlx_ort.converters.to_onnx.exported import ExportedNode, Outline
+from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode
+from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, key_of_value
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 from rlx_ort.providers.asking import Question, answers_of, ask, asking_options
+from rlx_ort.providers.base import Provider
 from rlx_ort.selection.folding import as_compiled, folded_nodes, idle_nodes
-
-if TYPE_CHECKING:
-    import onnx
-
-    from rlx_ort.converters.to_onnx.exported import ExportedNode, Outline
-    from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.device import Device
-    from rlx_ort.providers.base import Provider
 
 _log = logging.getLogger(__name__)
 _BUDGET_S = 10.0

@@ -12,11 +12,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.calibration.features import Workload
 from rlx_ort.device import Device, DeviceLike, with_options
 from rlx_ort.errors import InputError, MemoryBudgetError, NoViableDeviceError
 from rlx_ort.execution.residency import parse_budgets
@@ -30,14 +30,11 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.split_plan import SplitPlan, Stage
 from rlx_ort.providers.engine.compiled.store import parse_bytes
 from rlx_ort.providers.registry import availability, memory_limit, provider_of
+from rlx_ort.selection.cost import BackendCostModel
 from rlx_ort.selection.folding import sized_outline
 from rlx_ort.selection.memory import memory_need, memory_shortage
 from rlx_ort.selection.predict import cost_model, predicted_ns, workload_on
 from rlx_ort.selection.support import draft_on, support_of
-
-if TYPE_CHECKING:
-    from rlx_ort.calibration.features import Workload
-    from rlx_ort.selection.cost import BackendCostModel
 
 Figures = npt.NDArray[np.float64]
 

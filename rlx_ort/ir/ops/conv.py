@@ -17,8 +17,6 @@ RESIZE_MODES = ("nearest", "linear", "cubic")
 
 
 class _Conv(Op, operands="x:float weight bias?"):
-    """Base of the convolutions."""
-
     def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
         shape = conv_shape(self, x, weight)
         expect_bias(self, bias, shape[1])

@@ -17,8 +17,6 @@ from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 
 class _Leaf(Op):
-    """Base of the leaves."""
-
     arity = (0, 0)
     is_leaf = True
 
