@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import weakref
@@ -277,11 +276,8 @@ class Candidates:
     def _rankings(self) -> Rankings:
         known, state = cache_of(self.graph).rankings, (store.generation(), frozenset(self.refused))
         for entry in list(known):
-            if entry.policy == self.policy and entry.options == self.options:
-                if entry.state == state:
-                    return entry
-                with contextlib.suppress(ValueError):  # another thread removed it
-                    known.remove(entry)
+            if entry.policy == self.policy and entry.options == self.options and entry.state == state:
+                return entry
         made = Rankings(self.policy, self.options, state)
         known.append(made)
         return made

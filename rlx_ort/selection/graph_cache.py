@@ -108,12 +108,10 @@ def cache_of(graph: Graph) -> GraphCache:
     """Return the cache of a graph in its present revision."""
     providers = registry.default_registry()
     state = (graph.revision, providers, providers.generation)
-    cache = _caches.get(graph)
-    if cache is None or cache.state != state:
-        with _lock:
-            cache = _caches.get(graph)
-            if cache is None or cache.state != state:
-                cache = _caches[graph] = GraphCache(state)
+    with _lock:
+        cache = _caches.get(graph)
+        if cache is None or cache.state != state:
+            cache = _caches[graph] = GraphCache(state)
     return cache
 
 
