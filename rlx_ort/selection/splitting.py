@@ -329,7 +329,9 @@ class _Table(_Counted):
                     nbytes += size * np.outer((places > before) & (places <= reader), places > reader)
         until = _before(packed, places)
         nbytes += until[None] - until[:, None]
-        nbytes += self._peaks(peak, places) - _before(kept, places)[:, None]
+        most = [0, *(peak[begin:end].max(initial=0) for begin, end in itertools.pairwise(places))]
+        nbytes += np.maximum.accumulate(np.triu(np.tile(most, (len(places), 1)), 1), axis=1)  # alive between two places
+        nbytes -= _before(kept, places)[:, None]
         nbytes += need.total - need.session + need.work_space + need.runtime
         hand_over = (model.readback_ns, model.upload_ns)
         moved = [np.array([self._moved_ns(call, at) for at in range(len(places))]) for call in hand_over]
@@ -340,15 +342,6 @@ class _Table(_Counted):
         """Return the time to move the values that cross a place, its values counted as alike."""
         values = max(int(self.values[at]), 1)
         return call(int(self.across[at] / values)) * values
-
-    @staticmethod
-    def _peaks(peak: Figures, places: npt.NDArray[np.int64]) -> Figures:
-        """Return (P, P): the most that is alive between two places."""
-        most = np.zeros((len(places), len(places)))
-        each = [peak[begin:end].max(initial=0) for begin, end in itertools.pairwise(places)]
-        for row in range(len(each)):
-            most[row, row + 1 :] = np.maximum.accumulate(each[row:])
-        return most
 
     # --- plans
 
