@@ -129,11 +129,10 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
 }  # fmt: skip
 _FROM_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 _SUB_BYTE = {DType.I4: 4, DType.U4: 4, DType.F4E2M1: 4, DType.I2: 2, DType.U2: 2}
-_LONG_NAMES = {kind.name: dtype for dtype, kind in _NUMPY.items()} | {
+_NAMES = {dtype.value: dtype for dtype in DType} | {kind.name: dtype for dtype, kind in _NUMPY.items()} | {
     "float": DType.F32, "half": DType.F16, "double": DType.F64, "boolean": DType.BOOL, "str": DType.STRING,
     "fp16": DType.F16, "fp32": DType.F32, "fp64": DType.F64,
 }  # fmt: skip
-_NAMES = {dtype.value: dtype for dtype in DType} | _LONG_NAMES
 
 # contract.md 3.1: bool lowest, then by width class; a tie keeps the left type.
 _RANK = {

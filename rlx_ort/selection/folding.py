@@ -254,7 +254,7 @@ def _folded_values(
         if sizes is not None:
             known[node.output_names[0]] = values[node.output_names[0]] = sizes
         elif all(not name or name in known or name in made for name in node.input_names) and all(
-            isinstance(kind, TensorType) and _elements(kind) <= _LARGEST_ELEMENTS
+            isinstance(kind, TensorType) and num_elements(kind) <= _LARGEST_ELEMENTS
             for kind in map(outline.types.get, written)
         ):
             computed.append(node)
@@ -286,7 +286,7 @@ def _refined(
         graph.initializer.extend(tensor_proto(there[name], name) for name in made)
     untaken |= _inline_taken(proto.graph, there)
     # The first inference, which has no values yet, looks for long vectors.
-    few = bool(values) and all(_elements(types[name]) <= LONGEST_VECTOR for name in settled)
+    few = bool(values) and all(num_elements(types[name]) <= LONGEST_VECTOR for name in settled)
     found: dict[str, ValueType] = {
         name: TensorType(data.dtype, Shape(data.shape)) for name, data in there.items() if name not in settled
     }
@@ -398,7 +398,8 @@ def static_sizes(kind: ValueType | None, dims: Mapping[str, int]) -> tuple[int, 
     return shape.static() if shape.is_static else None
 
 
-def _elements(kind: ValueType) -> int:
+def num_elements(kind: ValueType) -> int:
+    """Return the number of elements of a type, 0 where it is not known."""
     return (kind.shape.num_elements or 0) if isinstance(kind, TensorType) and kind.shape is not None else 0
 
 

@@ -28,7 +28,7 @@ from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, W
 from rlx_ort.providers.base import Provider
 from rlx_ort.providers.registry import memory_limit, provider_of
 from rlx_ort.selection.arena import Arena, Pattern
-from rlx_ort.selection.folding import folded_nodes, static_sizes
+from rlx_ort.selection.folding import folded_nodes, num_elements, static_sizes
 from rlx_ort.selection.graph_cache import PerDraft, open_dims
 from rlx_ort.selection.predict import workload_on
 from rlx_ort.selection.support import draft_for
@@ -215,7 +215,7 @@ class _Plan:
             for name in node.input_names:
                 self.readers[name].append(node)
         self.constants = {
-            name: _nbytes(data.type) if isinstance(data, ExternalWeight) else data.nbytes
+            name: data.type.dtype.nbytes(num_elements(data.type)) if isinstance(data, ExternalWeight) else data.nbytes
             for name, data in outline.constants.items()
         }
         self.owned = {name: self.nbytes.get(name, 0) for node in folded.values() for name in node.output_names if name}
@@ -503,7 +503,3 @@ def _cache_of(draft: Draft, inputs: Mapping[str, ValueType]) -> tuple[CachePair,
         return DecoderInterface.of(draft.finished(), inputs).cache
     except InputError:
         return ()
-
-
-def _nbytes(kind: TensorType) -> int:
-    return kind.dtype.nbytes((kind.shape.num_elements or 0) if kind.shape is not None else 0)

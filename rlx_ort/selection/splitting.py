@@ -96,9 +96,8 @@ def counted(graph: Graph, plan: SplitPlan, options: CompileOptions, dims: Mappin
     stages = [(stage.device, end) for stage, end in zip(plan.stages, cuts_of(graph, plan), strict=True)]
     made = _Counted(graph, plan.devices, options, sizes).plan(stages, streams=plan.streams)
     budgets = dict(plan.budgets)
-    limits = {device: memory_limit(device, options) for device in plan.devices}
     for device, used in memory_of(made).items():
-        limit = min(filter(None, (budgets.get(device), limits[device])), default=None)
+        limit = min(filter(None, (budgets.get(device), memory_limit(device, options))), default=None)
         if limit is not None and used > limit:
             raise MemoryBudgetError(
                 f"the stages of graph {graph.name!r} on {device.display} need {used:,} bytes, and it has {limit:,} for "
@@ -218,9 +217,8 @@ class _Counted:
             if (device, begin, end) not in self._known:
                 self._known[device, begin, end] = self._count(device, begin, end, part)
             known.append(self._known[device, begin, end])
-        times = [stage.run_ns for stage in known]
-        total = None if None in times else (max if overlap else sum)(time for time in times if time is not None)
-        if streams and total is not None:
+        total = (max if overlap else sum)(stage.run_ns or 0.0 for stage in known)
+        if streams:
             total += sum(self.models[stage.device].upload_ns(stage.memory_bytes) for stage in known)
         return SplitPlan(tuple(known), (), tuple(self.sizes.items()), total, streams)
 
