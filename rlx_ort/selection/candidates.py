@@ -288,11 +288,10 @@ class Candidates:
     def _by_curves(self, known: Rankings, sizes: Sizes) -> Sequence[Device] | None:
         """Return and keep the ranking for sizes that differ from the last ones in one dim, or None for others."""
         last, devices = known.last
-        changed = [at for at, (old, new) in enumerate(zip(last, sizes, strict=False)) if old != new]
-        if len(changed) != 1 or len(last) != len(sizes) or last[changed[0]][0] != sizes[changed[0]][0]:
+        changed = set(sizes).difference(last)
+        if len(changed) != 1 or dict(last).keys() != dict(sizes).keys():
             return None
-        at = changed[0]
-        (dim, size), others = sizes[at], sizes[:at] + sizes[at + 1 :]
+        (dim, size), others = changed.pop(), tuple(entry for entry in sizes if entry in last)
         curves = known.curves.get((dim, others))
         if curves is None:
             graph = weakref.ref(self.graph)  # the cache must not keep the graph alive
