@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import functools
 import itertools
 import marshal
 import mmap
@@ -155,10 +156,8 @@ class _Outbox:
         self.memory, self.begins = memory, list[int]()
 
     def __call__(self, arrays: Sequence[Array], places: Sequence[_Outbox]) -> list[Array]:
-        if any(array.nbytes < _SHARED_FROM or array.dtype == object for array in arrays):
-            found = None
-        else:
-            found = self.memory.place(*arrays)
+        is_shared = all(array.nbytes >= _SHARED_FROM and array.dtype != object for array in arrays)
+        found = self.memory.place(*arrays) if is_shared else None
         if found is None:
             if len(arrays) == 1:
                 return [*arrays]
@@ -332,40 +331,36 @@ class Channel(asyncio.Protocol):
     def _infer(self, begin: Begin, number: int, values: Sequence[Any], tensors: dict[str, Array]) -> None:
         """Begin to answer a call; it is answered once nothing reads its tensors or writes to our memory for it."""
         outbox = _Outbox(self.arena)
-
-        def answered(result: tuple[Any, Tensors] | BaseException) -> None:
-            self._tasks.pop(number, None)
-            unused, packed = set(outbox.begins), _Packed()
-            try:
-                if isinstance(result, BaseException):
-                    raise result
-                packed = self._packed(result[1], [])
-            except BaseException as err:  # whatever it is, it belongs to the request
-                status, value = _failure(err)
-            else:
-                status, value = 200, result[0]
-                unused.difference_update([data for *_, data in packed if type(data) is int])
-            self._send(-number, status, value, packed)
-            for at in unused:  # of an answer that nobody waits for, or of a batch that ran again
-                self.arena.give_back(at)
-
+        ended = functools.partial(self._reply, number, placed=outbox.begins)
         try:
-            self._tasks[number] = begin(values, tensors, outbox, answered)
+            self._tasks[number] = begin(values, tensors, outbox, ended)
         except Exception as err:  # whatever it is, it belongs to the request
-            answered(err)
+            ended(err)
 
     async def _answer(self, number: int, name: str, values: Sequence[Any], tensors: dict[str, Array]) -> None:
-        status, packed = 200, _Packed()
         try:
-            value, found = await self._handler(name, values, tensors)
-            packed = self._packed(found, [])
-        except asyncio.CancelledError as err:
+            result = await self._handler(name, values, tensors)
+        except (asyncio.CancelledError, Exception) as err:  # whatever it is, it belongs to the request
+            self._reply(number, err)
+        else:
+            self._reply(number, result)
+
+    def _reply(self, number: int, result: tuple[Any, Tensors] | BaseException, placed: Sequence[int] = ()) -> None:
+        """Answer a call, and free the pieces of our memory that were taken for its answer and are not in it."""
+        self._tasks.pop(number, None)
+        unused, packed = set(placed), _Packed()
+        try:
+            if isinstance(result, BaseException):
+                raise result
+            packed = self._packed(result[1], [])
+        except BaseException as err:  # whatever it is, it belongs to the request
             status, value = _failure(err)
-        except Exception as err:  # whatever it is, it belongs to the request
-            status, value = _failure(err)
-        finally:
-            del self._tasks[number]
+        else:
+            status, value = 200, result[0]
+            unused.difference_update([data for *_, data in packed if type(data) is int])
         self._send(-number, status, value, packed)
+        for at in unused:  # of an answer that nobody waits for, or of a batch that ran again
+            self.arena.give_back(at)
 
     def _answered(self, number: int, status: int, value: Any, packed: _Packed) -> None:
         answered, regions, shared = self._asked.pop(number)
