@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -128,7 +128,7 @@ def parse_request(
     at = 0
     for name, shape, dtype, size, data in given:
         if size is None:
-            inputs[name] = array_of(name, shape, dtype, data)
+            inputs[name] = array_of_flat(name, shape, dtype, _flattened(data, name))
             continue
         if type(size) is not int or not 0 <= size <= len(rest) - at:
             raise ServingError(
@@ -148,11 +148,9 @@ def _described(text: bytes) -> tuple[list[_Given], InferRequest]:
     document = parse_document(text)
     described: dict[str, _Given] = {}
     for entry in _entries(document, "inputs"):
-        name, shape, dtype = _head_of(entry)
-        if name in described:
-            raise ServingError(f"input {name!r} is given twice", 400)
         parameters = _mapping(entry, "parameters")
-        _refuse_shared_memory(name, parameters)
+        head = entry.get("name"), entry.get("shape"), entry.get("datatype")
+        name, shape, dtype = checked_input(*head, parameters, described)
         size = parameters.get("binary_data_size")
         if size is None and "data" not in entry:
             raise ServingError(f"input {name!r} has no data", 400)
@@ -186,17 +184,8 @@ def request_of(inputs: dict[str, Array], document: Mapping[str, Any]) -> InferRe
     return InferRequest(inputs, outputs, id, parameters, binary, priority, timeout_s)
 
 
-def array_of(name: str, shape: Sequence[int], dtype: DType, data: Any) -> Array:
-    """Return JSON data, flat or nested, as an array.
-
-    Raises:
-        ServingError: it has other elements than the type or the shape says.
-    """
-    return array_of_flat(name, shape, dtype, _flattened(data, name))
-
-
 def array_of_flat(name: str, shape: Sequence[int], dtype: DType, flat: Sequence[Any]) -> Array:
-    """Return the elements of a tensor as an array.
+    """Return the elements of a tensor, which JSON or a message holds, as an array.
 
     Raises:
         ServingError: it has other elements than the type or the shape says.
@@ -414,13 +403,6 @@ def _entries(document: Mapping[str, Any], key: str) -> Sequence[dict[str, Any]]:
     return entries
 
 
-def _head_of(entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...], DType]:
-    name, shape, datatype = entry.get("name"), entry.get("shape"), entry.get("datatype")
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-        raise ServingError("an input has no name", 400)
-    return name, checked_shape(name, shape), checked_dtype(name, datatype)
-
-
 def check_tensors(key: str, count: int) -> None:
     """Check that a request has not too many inputs or outputs.
 
@@ -431,30 +413,35 @@ def check_tensors(key: str, count: int) -> None:
         raise ServingError(f"{key!r} has {count} entries; {_MOST_TENSORS} are allowed", 400)
 
 
-def checked_shape(name: str, shape: object) -> tuple[int, ...]:
-    """Return a shape of whole sizes that are not negative.
+def checked_input(
+    name: object, shape: object, datatype: object, parameters: Mapping[str, Any], earlier: Container[str]
+) -> tuple[str, tuple[int, ...], DType]:
+    """Return the name, the shape and the dtype of an input as a request describes it.
+
+    Args:
+        name: its name.
+        shape: its sizes.
+        datatype: the protocol's name of its type.
+        parameters: its parameters.
+        earlier: the names of the inputs before it.
 
     Raises:
-        ServingError: it is none.
+        ServingError: one of them is missing or wrong, the input is given twice, or its data is in shared memory.
     """
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+        raise ServingError("an input has no name", 400)
     sizes = list(shape) if isinstance(shape, Iterable) and not isinstance(shape, str | Mapping) else None
     if sizes is None or not all(type(size) is int and 0 <= size < 1 << 40 for size in sizes) or len(sizes) > 32:
         raise ServingError(f"the shape of {name!r} is {shape!r:.200}, not a list of sizes", 400)
     if 0 in sizes and math.prod(size for size in sizes if size) > _MOST_EMPTY:
         raise ServingError(f"the shape of {name!r} is {sizes}: without elements, and with outputs of any size", 400)
-    return tuple(sizes)
-
-
-def checked_dtype(name: str, datatype: object) -> DType:
-    """Return the dtype of the protocol's name.
-
-    Raises:
-        ServingError: there is no such name.
-    """
     dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
         raise ServingError(f"the datatype of {name!r} is {datatype!r}; known: {', '.join(_DTYPES)}", 400)
-    return dtype
+    if name in earlier:
+        raise ServingError(f"input {name!r} is given twice", 400)
+    _refuse_shared_memory(name, parameters)
+    return name, tuple(sizes), dtype
 
 
 def _wanted(entry: Mapping[str, Any], binary: bool) -> WantedOutput:

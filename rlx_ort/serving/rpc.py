@@ -28,8 +28,7 @@ from rlx_ort.serving.protocol import (
     bytes_of,
     bytes_of_array,
     check_tensors,
-    checked_dtype,
-    checked_shape,
+    checked_input,
     request_of,
 )
 from rlx_ort.serving.repository import Repository
@@ -410,12 +409,8 @@ def _parsed(
         raise ServingError(f"there are {len(raw)} raw contents for {len(request.inputs)} inputs", 400)
     inputs: dict[str, Array] = {}
     for at, tensor in enumerate(request.inputs):
-        name = tensor.name
-        if name in inputs:
-            raise ServingError(f"input {name!r} is given twice", 400)
-        if any(key.startswith("shared_memory") for key in tensor.parameters):
-            raise ServingError(f"{name!r} is in shared memory, which this server never reads; send the data", 400)
-        shape, dtype = checked_shape(name, tensor.shape), checked_dtype(name, tensor.datatype)
+        head = tensor.name, tensor.shape, tensor.datatype
+        name, shape, dtype = checked_input(*head, tensor.parameters, inputs)
         if raw:
             inputs[name] = array_from_bytes(name, shape, dtype, memoryview(raw[at]), take)
             continue
@@ -430,14 +425,12 @@ def _parsed(
             except UnicodeDecodeError as err:
                 raise ServingError(f"input {name!r} holds an element that is not UTF-8", 400) from err
         inputs[name] = array_of_flat(name, shape, dtype, data)
-    document = {}
-    if request.parameters or request.outputs:
-        document = {
-            "id": request.id,
-            "parameters": _plain(request.parameters),
-            "outputs": [{"name": output.name, "parameters": _plain(output.parameters)} for output in request.outputs],
-        }
-    wanted = request_of(inputs, document) if document else InferRequest(inputs, id=request.id)
+    if not (request.parameters or request.outputs):
+        wanted = InferRequest(inputs, id=request.id)
+    else:
+        outputs = [{"name": output.name, "parameters": _plain(output.parameters)} for output in request.outputs]
+        document = {"id": request.id, "parameters": _plain(request.parameters), "outputs": outputs}
+        wanted = request_of(inputs, document)
     return request.model_name, request.model_version, wanted, bool(raw)
 
 
