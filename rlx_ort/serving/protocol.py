@@ -364,15 +364,7 @@ def parse_document(text: bytes | bytearray) -> dict[str, Any]:
     return document
 
 
-def _float(text: str) -> float:
-    return float(text)
-
-
-def _int(text: str) -> int:
-    return int(text)
-
-
-_SLOW_NUMBERS: dict[str, Any] = {"parse_float": _float, "parse_int": _int}
+_SLOW_NUMBERS: dict[str, Any] = {"parse_float": lambda text: float(text), "parse_int": lambda text: int(text)}
 """The parser is in C and keeps the interpreter lock; each call of a function in Python lets other threads have it."""
 
 
