@@ -30,7 +30,7 @@ from rlx_ort.serving.rest import ALIGNMENT, described
 
 if TYPE_CHECKING:
     from rlx_ort.serving.lanes import Place
-    from rlx_ort.serving.scheduler import Pending
+    from rlx_ort.serving.pending import Pending
 
 Tensors: TypeAlias = Mapping[str, Array]
 Begin: TypeAlias = Callable[[Sequence[Any], dict[str, Array], "Place", "Answered"], "Pending"]

@@ -24,10 +24,10 @@ from rlx_ort.serving.channel import Answered, Channel, Tensors, shared_memory
 from rlx_ort.serving.front import FrontSettings
 from rlx_ort.serving.lanes import Answer, Place
 from rlx_ort.serving.options import ConnectionLimits, HttpOptions
+from rlx_ort.serving.pending import Pending
 from rlx_ort.serving.protocol import Array, InferRequest, WantedOutput
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import create_app
-from rlx_ort.serving.scheduler import Pending
 
 _OWN = 2  # connections that the server keeps, so that requests of few clients need no other process
 _MEMORY_BYTES = 128 << 20  # each way; tensors that find no room there are sent over the socket

@@ -22,8 +22,9 @@ from rlx_ort.serving.lanes import Answer, Place
 from rlx_ort.serving.model_devices import SAME_DEVICE, ModelDevices, started_devices, tried_devices
 from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
+from rlx_ort.serving.pending import Ended, Pending, awaited
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
-from rlx_ort.serving.scheduler import Ended, Pending, Scheduler, awaited
+from rlx_ort.serving.scheduler import Scheduler
 from rlx_ort.serving.statistics import Statistics
 
 if TYPE_CHECKING:

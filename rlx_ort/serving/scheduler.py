@@ -18,9 +18,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
-
-import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import ServingError
@@ -40,6 +37,7 @@ from rlx_ort.serving.lanes import (
     placed_bytes,
     ran,
 )
+from rlx_ort.serving.pending import Ended, Pending, Pieces, awaited
 
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
@@ -74,37 +72,6 @@ class BatchOptions:
     delay_s: float = 0.0
     queue_limit: int = 1024
     timeout_s: float | None = None
-
-
-Ended: TypeAlias = Callable[[Answer | BaseException], object]
-"""Takes the answer or the error of a request. Nothing reads its inputs or writes its outputs any more."""
-
-
-class Pending(Protocol):
-    """A request that was accepted."""
-
-    def cancel(self) -> object:
-        """Give it up; it ends with `CancelledError`, at once or with the batch that it runs in."""
-
-
-async def awaited(start: Callable[[Ended], Pending]) -> Answer:
-    """Start a request and wait for its answer. A cancelled call gives it up."""
-    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-    def ended(result: Answer | BaseException) -> None:
-        if future.done():
-            return
-        if isinstance(result, Answer):
-            future.set_result(result)
-        else:
-            future.set_exception(result)
-
-    request = start(ended)
-    try:
-        return await future
-    except asyncio.CancelledError:
-        request.cancel()
-        raise
 
 
 @dataclass(slots=True, eq=False)
@@ -240,10 +207,18 @@ class Scheduler:
                 f"{self._waiting} requests wait already; try again later", 429, retry_after_s=self.backlog_s()
             )
         rows = next(iter(inputs.values())).shape[0] if self._batched else 1
-        queue = functools.partial(self._queue, wanted=wanted, priority=priority, timeout_s=timeout_s, place=place)
+        queue = functools.partial(self._queue, wanted=wanted, priority=priority, timeout_s=timeout_s)
         if self._batched and rows > self.options.max_batch:
-            return _Pieces(self, inputs, rows, functools.partial(queue, place=None), ended)
-        return queue(inputs, rows, ended)
+            self._running += 1  # until it ends, the model is not closed
+            at_a_time, whole_ended = _PIECES_A_LANE * len(self.lanes), functools.partial(self._end_whole, ended)
+            return Pieces(inputs, rows, self.options.max_batch, at_a_time, queue, whole_ended)
+        return queue(inputs, rows, ended, place=place)
+
+    def _end_whole(self, ended: Ended, result: Answer | BaseException) -> None:
+        """End a request that ran in pieces."""
+        self._running -= 1
+        self._soon()
+        ended(result)
 
     def _queue(
         self,
@@ -253,7 +228,7 @@ class Scheduler:
         wanted: tuple[str, ...] | None,
         priority: int,
         timeout_s: float | None,
-        place: Place | None,
+        place: Place | None = None,
     ) -> _Waiting:
         """Queue an accepted request, or a piece of one."""
         request = _Waiting(inputs, wanted, rows, time.perf_counter_ns(), self, ended, place=place)
@@ -506,7 +481,8 @@ class Scheduler:
             lane.idle = False
             self._running += 1
             loop = asyncio.get_running_loop()
-            lane.worker.submit(lambda: loop.call_soon_threadsafe(self._probed, lane, _error_of(lane.probe)))
+            probe = lane.probe
+            lane.worker.submit(lambda: loop.call_soon_threadsafe(self._probed, lane, _error_of(probe)))
         return True
 
     def _probed(self, lane: Lane, error: Exception | None) -> None:
@@ -729,98 +705,14 @@ class Scheduler:
         self._soon()
 
 
-class _Pieces:
-    """A request with more rows than a batch may have; it runs as several, few at a time, so that others get their turn.
-
-    Args:
-        scheduler: runs them.
-        inputs: those of the request.
-        rows: its rows.
-        queue: queues a piece.
-        ended: called with the request's answer or error, once no piece runs any more.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        inputs: Mapping[str, Array],
-        rows: int,
-        queue: Callable[[Mapping[str, Array], int, Ended], Pending],
-        ended: Ended,
-    ) -> None:
-        self._scheduler, self._inputs, self._rows, self._queue, self._ended = scheduler, inputs, rows, queue, ended
-        self._most = scheduler.options.max_batch
-        self._starts = iter(range(0, rows, self._most))
-        self._active: dict[int, Pending] = {}
-        self._answers: dict[int, Answer] = {}
-        self._error: BaseException | None = None
-        scheduler._running += 1  # until it ends, the model is not closed
-        for _ in range(_PIECES_A_LANE * len(scheduler.lanes)):
-            self._begin()
-
-    def cancel(self) -> None:
-        """Give it up."""
-        self._fail(asyncio.CancelledError())
-
-    def _begin(self) -> None:
-        at = next(self._starts, None)
-        if at is not None:
-            piece = {name: array[at : at + self._most] for name, array in self._inputs.items()}
-            self._active[at] = self._queue(
-                piece, min(self._most, self._rows - at), lambda result: self._piece_ended(at, result)
-            )
-
-    def _fail(self, error: BaseException) -> None:
-        if self._error is None:
-            self._error, self._starts = error, iter(range(0))
-            for piece in list(self._active.values()):
-                piece.cancel()
-
-    def _piece_ended(self, at: int, result: Answer | BaseException) -> None:
-        del self._active[at]
-        if isinstance(result, Answer):
-            self._answers[at] = result
-            self._begin()
-        else:
-            self._fail(result)
-        if not self._active and self._inputs:
-            self._inputs = {}
-            joining = asyncio.get_running_loop().run_in_executor(None, self._joined)
-            joining.add_done_callback(self._end)
-
-    def _joined(self) -> Answer | BaseException:
-        if self._error is not None:
-            return self._error
-        pieces = [answer for _, answer in sorted(self._answers.items())]
-        self._answers.clear()
-        try:
-            return Answer(_concatenated([piece.outputs for piece in pieces]), pieces[-1].device, pieces[-1].times)
-        except Exception as err:  # such as too little memory
-            return err
-
-    def _end(self, joined: asyncio.Future[Answer | BaseException]) -> None:
-        self._scheduler._running -= 1
-        self._scheduler._soon()
-        self._ended(self._error or joined.result())
-
-
-def _concatenated(pieces: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    """Return the outputs of pieces as one, and free them."""
-    outputs = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    for piece in pieces:
-        piece.clear()
-    return outputs
-
-
 def _mean_of(before: float, now: float) -> float:
     """Return a running mean in which single large values count little."""
     return before + _GAP_WEIGHT * (min(now, 4 * before) - before) if math.isfinite(before) else now
 
 
-def _error_of(probe: Callable[[], object] | None) -> Exception | None:
+def _error_of(probe: Callable[[], object]) -> Exception | None:
     try:
-        if probe is not None:
-            probe()
+        probe()
     except Exception as err:  # whatever it is, the device stays out
         return err
     return None
