@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
@@ -15,14 +16,15 @@ if TYPE_CHECKING:
     from rlx_ort.serving.models import ServedModel
     from rlx_ort.serving.repository import Repository
 
-_SPANS = {
-    "success": ("request_success", "request_duration_us", "answered requests", "time of answered requests"),
-    "fail": ("request_failure", "", "failed requests", ""),
-    "queue": ("", "queue_duration_us", "", "time that requests waited"),
-    "compute_input": ("", "compute_input_duration_us", "", "time for joining inputs"),
-    "compute_infer": ("", "compute_infer_duration_us", "", "time of runs"),
-    "compute_output": ("", "compute_output_duration_us", "", "time for splitting outputs"),
-}
+_SPANS = (
+    ("request_success", "success", "answered requests"),
+    ("request_duration_us", "success", "time of answered requests"),
+    ("request_failure", "fail", "failed requests"),
+    ("queue_duration_us", "queue", "time that requests waited"),
+    ("compute_input_duration_us", "compute_input", "time for joining inputs"),
+    ("compute_infer_duration_us", "compute_infer", "time of runs"),
+    ("compute_output_duration_us", "compute_output", "time for splitting outputs"),
+)
 _SHOWN = ("1", "25", "5")  # the digits of buckets
 
 
@@ -45,14 +47,12 @@ class Metrics:
 
 
 def _of_models(models: Sequence[ServedModel]) -> Iterator[Any]:
-    for span, (count, duration, counted, timed) in _SPANS.items():
-        for name, text, attribute, unit in ((count, counted, "count", 1), (duration, timed, "ns", 1000)):
-            if name:
-                family = CounterMetricFamily(f"rlx_inference_{name}", text, labels=["model", "version"])
-                for model in models:
-                    value = getattr(model.statistics.spans[span], attribute)
-                    family.add_metric([*model.key], value / unit)
-                yield family
+    for name, span, text in _SPANS:
+        family = CounterMetricFamily(f"rlx_inference_{name}", text, labels=["model", "version"])
+        for model in models:
+            counter = model.statistics.spans[span]
+            family.add_metric([*model.key], counter.ns / 1000 if name.endswith("_us") else counter.count)
+        yield family
     each, on_device = ["model", "version"], ["model", "version", "device"]
     executions = CounterMetricFamily("rlx_inference_exec_count", "batches that ran", labels=each)
     devices = CounterMetricFamily("rlx_inference_device", "requests by the device that answered", labels=on_device)
@@ -115,18 +115,15 @@ def _of_server(repository: Repository) -> Iterator[Any]:
 
 def _histogram(counted: BatchRows) -> tuple[list[tuple[str, float]], float]:
     """Return the buckets of a histogram, each with all below it, and the sum."""
-    buckets, below = [], 0
-    for octave in range(max(counted.octaves, default=0) + 1):
-        below += counted.octaves.get(octave, 0)
-        buckets.append((f"{1 << octave}.0", float(below)))
-    return [*buckets, ("+Inf", float(below))], float(counted.total)
+    below = [
+        *accumulate(float(counted.octaves.get(octave, 0)) for octave in range(max(counted.octaves, default=0) + 1))
+    ]
+    buckets = [(f"{1 << octave}.0", count) for octave, count in enumerate(below)]
+    return [*buckets, ("+Inf", below[-1])], float(counted.total)
 
 
 def _seconds(durations: Durations, total_ns: int) -> tuple[list[tuple[str, float]], float]:
     """Return the buckets of a histogram of times, three a decade, each with all below it, and the sum in seconds."""
-    buckets, below = [], 0
-    for bound_ns, count in zip(BOUNDS_NS, durations, strict=False):
-        below += count
-        if str(bound_ns).rstrip("0") in _SHOWN:
-            buckets.append((str(bound_ns / 1e9), float(below)))
-    return [*buckets, ("+Inf", float(below + durations[-1]))], total_ns / 1e9
+    below = [*accumulate(map(float, durations))]
+    shown = [at for at, bound_ns in enumerate(BOUNDS_NS) if str(bound_ns).rstrip("0") in _SHOWN]
+    return [*((str(BOUNDS_NS[at] / 1e9), below[at]) for at in shown), ("+Inf", below[-1])], total_ns / 1e9
