@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -65,15 +65,6 @@ class FrontSettings:
     connections: int | None = None
 
 
-@dataclass(frozen=True)
-class _RemoteModel:
-    """The model that has answered a request, with the types of the outputs."""
-
-    name: str
-    version: str
-    output_types: Mapping[str, str]
-
-
 class _FrontRest(Rest):
     """The application of a front."""
 
@@ -116,7 +107,7 @@ class _FrontRest(Rest):
         answer = Answer(tensors, device, Times(*times))
         tracing.add_phases(request.model, version, answer, begun_ns)
         types = {name: LABELS[array.dtype] for name, array in tensors.items()}
-        return _RemoteModel(request.model, version, types), answer
+        return SimpleNamespace(name=request.model, version=version, output_types=types), answer
 
     def _room(self, request: Request, size: int, header_bytes: int) -> memoryview:
         start, arena = -header_bytes % ALIGNMENT, self._channel.arena

@@ -156,7 +156,9 @@ async def serve(
         await asyncio.sleep(0)  # the first model opens in its thread, while this one imports
         if options.http_port is not None:
             if options.fronts and options.certificate is None:
-                fronts = _fronts(repository, options)
+                from rlx_ort.serving.fronts import Fronts
+
+                fronts = Fronts(repository, options.guarded, options.connections, options.drain_s, options.fronts)
                 ready = asyncio.gather(loading, fronts.start())
             http, http_task = await _http_server(repository, options, fronts)
             http_address = _place(*http.servers[0].sockets[0].getsockname()[:2])
@@ -188,12 +190,6 @@ async def serve(
         except TimeoutError:
             _log.error("runs that did not end within %g s were given up", options.drain_s)
         handled.close()
-
-
-def _fronts(repository: Repository, options: HostOptions) -> Fronts:
-    from rlx_ort.serving.fronts import Fronts
-
-    return Fronts(repository, options.guarded, options.connections, options.drain_s, options.fronts)
 
 
 async def _http_server(

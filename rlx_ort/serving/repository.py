@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import re
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,17 +132,13 @@ class Repository:
             ServingError: there is no such model (404), or it is refused.
             RlxError: it cannot be opened.
         """
-        await self._shielded(self._load(name))
+        await asyncio.shield(self._load(name))  # a caller that goes away does not leave it half made
 
     def complete(self) -> None:
         """Begin to open packages in full that were started from the compile cache."""
         for entry in self.entries.values():
             for model in entry.loaded.values():
                 model.complete(functools.partial(self._refused, entry, model))
-
-    async def _shielded(self, change: Coroutine[Any, Any, None]) -> None:
-        """Wait for a change, which a caller that goes away does not leave half made."""
-        await asyncio.shield(asyncio.ensure_future(change))
 
     async def _load(self, name: str, complete: bool = True) -> None:
         entry = self.entries.get(name)
@@ -210,7 +206,7 @@ class Repository:
         Raises:
             ServingError: there is no such model (404).
         """
-        await self._shielded(self._unload(name))
+        await asyncio.shield(self._unload(name))
 
     async def _unload(self, name: str) -> None:
         entry = self.entries.get(name)
