@@ -1,26 +1,28 @@
-"""A served model: its devices and queue, its metadata and statistics."""
+"""A served model: its devices and queue, its metadata and statistics, and how long opening it may take."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from rlx_ort.deploy.start import StartedPackage
 from rlx_ort.deploy.triton import configured_type
 from rlx_ort.device import Device
-from rlx_ort.errors import RlxError, ServingError
+from rlx_ort.errors import CancelledRunError, RlxError, ServingError, TimeLimitError
+from rlx_ort.execution.background import returned
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import Shape, TensorType, ValueType
-from rlx_ort.resilience.limits import CancelToken
+from rlx_ort.providers.engine.stopping import Stopped
+from rlx_ort.resilience.limits import CancelToken, in_background, run_limited
 from rlx_ort.serving import tracing
 from rlx_ort.serving.lanes import Answer, Place
 from rlx_ort.serving.model_devices import SAME_DEVICE, ModelDevices, started_devices, tried_devices
-from rlx_ort.serving.opening import opened_in_time
 from rlx_ort.serving.options import ServeOptions
 from rlx_ort.serving.pending import Ended, Pending, awaited
 from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.providers.engine.compiled.starts import Interface
 
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_GRACE_S = 1.0  # for the engine to return after it was asked to stop
 
 
 class ServedModel:
@@ -277,6 +281,55 @@ def device_lines(models: Sequence[ServedModel]) -> list[str]:
         whose = "" if len(alike) == len(models) else f"{', '.join(alike)} "
         lines.append(f"{whose}not on {', '.join(labels)}: {reason}")
     return lines
+
+
+async def opened_in_time(
+    call: Callable[[], T], limit_s: float, cancel: CancelToken, discard: Callable[[T], object]
+) -> T:
+    """Return the result of a call that opens a model; a result that nobody waits for any more is discarded.
+
+    Raises:
+        TimeLimitError: it took longer than `limit_s` seconds, or the token was cancelled.
+    """
+    made: list[T] = []
+    failed = False
+
+    def keep() -> None:
+        nonlocal failed
+        try:
+            made.append(call())
+        except Stopped:
+            raise
+        except BaseException:  # also a limit of its own
+            failed = True
+            raise
+
+    def discard_late(future: Future[None] | None = None) -> None:
+        with contextlib.suppress(Exception):  # nobody waits for the result
+            while made:
+                discard(made.pop())
+
+    def limited() -> T:
+        try:
+            run_limited(keep, limit_s, _GRACE_S, cancel, lambda future: future.add_done_callback(discard_late))
+        except BaseException:
+            discard_late()
+            raise
+        return made.pop()
+
+    future = in_background(limited)
+    try:
+        await returned(future)
+        return future.result()
+    except (CancelledRunError, TimeLimitError) as err:
+        if failed:
+            raise
+        ended = isinstance(err, CancelledRunError)
+        raise TimeLimitError(
+            "opening was cancelled" if ended else f"it took longer than {limit_s:g} s to open"
+        ) from err
+    finally:
+        del future  # an error that it holds has this frame, and would keep files mapped until garbage is collected
 
 
 def _closed_lanes(devices: ModelDevices) -> None:

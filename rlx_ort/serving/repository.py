@@ -22,8 +22,7 @@ from rlx_ort.errors import ConversionError, RlxError, ServingError
 from rlx_ort.resilience.limits import CancelToken
 from rlx_ort.serving.budget import Budget
 from rlx_ort.serving.history import History, Served
-from rlx_ort.serving.models import ServedModel
-from rlx_ort.serving.opening import opened_in_time
+from rlx_ort.serving.models import ServedModel, opened_in_time
 from rlx_ort.serving.options import ServeOptions
 
 if TYPE_CHECKING:

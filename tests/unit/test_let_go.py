@@ -78,7 +78,7 @@ def _awaited(call: Callable[[], Any]) -> None:
 
 def _opening(call: Callable[[], Any]) -> None:
     pytest.importorskip("httptools")
-    from rlx_ort.serving.opening import opened_in_time
+    from rlx_ort.serving.models import opened_in_time
 
     async def opened() -> None:
         await _failed(opened_in_time(call, 60.0, CancelToken(), print))
