@@ -140,7 +140,7 @@ class History:
             series = self._series(each)
             whole += series.sample(now_s, seconds)
             for device in each.devices:
-                busy_ns[device] += series.busy(device.label)
+                busy_ns[device] += series.busy_ns.get(device.label, 0)
         self._all.add(_row(whole, seconds))
         for device, ns in busy_ns.items():
             share = min(ns / 1e9 / seconds, 1.0)
@@ -248,8 +248,8 @@ class _Series:
     def __init__(self, ring: _Ring, statistics: Statistics, since_s: float) -> None:
         self.ring, self.statistics = ring, statistics
         self.recent: deque[tuple[float, _Counts]] = deque([(since_s, np.zeros(_WIDTH, np.int64))], maxlen=RECENT)
-        self._busy_ns: dict[str, int] = {}
-        self._busy_before: dict[str, int] = {}
+        self.busy_ns: dict[str, int] = {}  # how long each device ran between the last two samples
+        self._ran_ns: dict[str, int] = {}
 
     def sample(self, now_s: float, seconds: float) -> _Counts:
         """Keep a sample, and return the counts since the last one."""
@@ -257,13 +257,9 @@ class _Series:
         since = counts - self.recent[-1][1]
         self.ring.add(_row(since, seconds))
         self.recent.append((now_s, counts))
-        self._busy_before = self._busy_ns
-        self._busy_ns = {label: batches.ns for label, batches in self.statistics.rows.items()}
+        before, self._ran_ns = self._ran_ns, {label: batches.ns for label, batches in self.statistics.rows.items()}
+        self.busy_ns = {label: ns - before.get(label, 0) for label, ns in self._ran_ns.items()}
         return since
-
-    def busy(self, label: str) -> int:
-        """Return how long a device ran between the last two samples, in ns."""
-        return self._busy_ns.get(label, 0) - self._busy_before.get(label, 0)
 
     def since(self, now_s: float) -> tuple[_Counts, float]:
         """Return the counts of the last minute, and its seconds."""
