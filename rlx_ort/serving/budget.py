@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rlx_ort.errors import ServingError
 
@@ -176,11 +176,13 @@ class Share:
         Raises:
             ServingError: the wait was ended.
         """
-        task = self._waits()
+        task, loop = cast("asyncio.Task[Any]", asyncio.current_task()), asyncio.get_running_loop()
+        self._end = lambda error: loop.call_soon_threadsafe(self._cancel, task, error)
+        self._budget._waiting[self] = time.monotonic()
         try:
             yield
         except asyncio.CancelledError:
-            if self.ended is None or task is None:
+            if self.ended is None:
                 raise
             task.uncancel()
             raise self.ended from None
@@ -204,13 +206,6 @@ class Share:
         end = self._end
         if end is not None:
             end(error)
-
-    def _waits(self) -> asyncio.Task[Any] | None:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        if task is not None:
-            self._end = lambda error: loop.call_soon_threadsafe(self._cancel, task, error)
-            self._budget._waiting[self] = time.monotonic()
-        return task
 
     def _goes_on(self) -> None:
         self._end = None
