@@ -55,7 +55,7 @@ class Served(NamedTuple):
 def machine_facts() -> dict[str, str]:
     """Return the versions of this build and the machine that it runs on. The first call may take 0.1 s."""
     from rlx_ort.providers.engine.runtime import describe_runtime
-    from rlx_ort.providers.hardware import core_share, cpu_name
+    from rlx_ort.providers.hardware import cpu_name
 
     return {
         "version": rlx_ort.__version__,
@@ -63,8 +63,16 @@ def machine_facts() -> dict[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": cpu_name(),
-        "cores": f"{_cores(core_share()):g}",
+        "cores": f"{usable_cores():g}",
     }
+
+
+def usable_cores() -> float:
+    """Return the cores that this process may use, of which one may be a part."""
+    from rlx_ort.providers.hardware import core_share
+
+    share = core_share()
+    return float(share.affinity if share.quota is None else min(share.affinity, share.quota))
 
 
 def percentiles(counts: npt.NDArray[np.int64], shares: Iterable[float] = _SHARES) -> list[float]:
@@ -145,9 +153,7 @@ class History:
         for device, ns in busy_ns.items():
             share = min(ns / 1e9 / seconds, 1.0)
             if device == Device.CPU:
-                from rlx_ort.providers.hardware import core_share
-
-                share = min((cpu_s - self._cpu_s) / seconds / _cores(core_share()), 1.0)
+                share = min((cpu_s - self._cpu_s) / seconds / usable_cores(), 1.0)
             if device not in self._devices:
                 self._devices[device] = _Ring(2, before=self._ring.count)
             self._devices[device].add([share, memory.get(device, (0, 0))[0] or math.nan])
@@ -296,11 +302,6 @@ def _named(row: Sequence[float]) -> dict[str, float | None]:
 
 def _number(value: float, digits: int = 3) -> float | None:
     return None if math.isnan(value) else round(value, digits)
-
-
-def _cores(share: Any) -> float:
-    """Return the cores that this process may use."""
-    return float(share.affinity if share.quota is None else min(share.affinity, share.quota))
 
 
 def _memory_of(devices: Iterable[Device]) -> dict[Device, tuple[int, int]]:

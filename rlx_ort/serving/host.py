@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import importlib
 import logging
-import os
 import signal
 import ssl
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.errors import ServingError
+from rlx_ort.serving.history import usable_cores
 from rlx_ort.serving.options import ENDING, ConnectionLimits, HttpOptions
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import create_app
@@ -91,11 +91,7 @@ def front_count() -> int:
     """
     if getattr(sys, "frozen", False) or not sys.executable:
         return 0
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    with contextlib.suppress(OSError, ValueError):  # a container may have a part of the time of its cores
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        cores = min(cores, int(quota) / int(period))
-    count = min(int(cores) // _CORES_A_FRONT, _MOST_FRONTS)
+    count = min(int(usable_cores()) // _CORES_A_FRONT, _MOST_FRONTS)
     return count if count > 1 else 0
 
 
