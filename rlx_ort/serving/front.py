@@ -73,10 +73,9 @@ class _FrontRest(Rest):
         super().__init__(repository, options, load=False, close=False)
         self._channel = channel
         self._known: set[tuple[str, str]] = set()
-        self._open["/v2/health/ready"] = self._forwarded
         for paths in (self._paths, self._of_models, self._of_repository):
             for path, (method, _) in paths.items():
-                if path != "infer":
+                if path not in ("/", "/v2/health/live", "infer"):
                     paths[path] = (method, self._forwarded)
 
     async def _infer(self, request: Request) -> Reply:

@@ -57,6 +57,7 @@ ALIGNMENT = 64
 """Of tensors in a body, in bytes."""
 INLINE_BYTES = 64 << 10
 """JSON, texts and compressed bodies beyond this are read in a thread."""
+_OPEN = ("/", "/v2/health/live", "/v2/health/ready")  # every caller may ask for these
 _HEADER = "Inference-Header-Content-Length"
 _HEADER_KEY = _HEADER.lower().encode()
 _INFLATERS: Mapping[str, int] = {"gzip": 31, "deflate": 15}
@@ -140,12 +141,10 @@ class Rest:
         self._options = options
         self._load, self._close = load, close
         self._watch = Watch()
-        self._open: dict[str, Handler] = {
-            "/": self._page,
-            "/v2/health/live": self._live,
-            "/v2/health/ready": self._ready,
-        }
         self._paths: dict[str, tuple[str, Handler]] = {
+            "/": ("GET", self._page),
+            "/v2/health/live": ("GET", self._live),
+            "/v2/health/ready": ("GET", self._ready),
             "/metrics": ("GET", self._metrics),
             "/status": ("GET", self._status),
             "/status/history": ("GET", self._history),
@@ -161,7 +160,10 @@ class Rest:
             "history": ("GET", self._history),
             "": ("GET", self._metadata),
         }
-        self._of_repository = {"load": ("POST", self._load_model), "unload": ("POST", self._unload_model)}
+        self._of_repository: dict[str, tuple[str, Handler]] = {
+            "load": ("POST", lambda request: self._change(self._repository.load, request)),
+            "unload": ("POST", lambda request: self._change(self._repository.unload, request)),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or load and close the models at the start and the end."""
@@ -205,10 +207,7 @@ class Rest:
             path = path[len(root) :]
         method: str = request.scope["method"]
         try:
-            handler = self._open.get(path)
-            wanted = "GET"
-            if handler is None:
-                wanted, handler = self._route(request, path)
+            wanted, handler = self._route(request, path)
             if method != wanted and not (method == "HEAD" and wanted == "GET"):
                 allowed = "GET, HEAD" if wanted == "GET" else wanted
                 text = f"{method} {path[:_LONGEST_ERROR]}: the method is not allowed; allowed: {allowed}"
@@ -217,7 +216,7 @@ class Rest:
                 names = {"model": request.model, "version": request.version}
                 request.scope["endpoint"] = handler
                 request.scope["path_params"] = {key: name for key, name in names.items() if name}
-            if path not in self._open:
+            if path not in _OPEN:
                 self._check_caller(request)
             return await handler(request)
         except ClientGoneError:
@@ -390,12 +389,6 @@ class Rest:
         if not isinstance(ready, bool):
             raise ServingError(f"'ready' is {ready!r}, not true or false", 400)
         return _json(self._repository.index(ready_only=ready))
-
-    async def _load_model(self, request: Request) -> Reply:
-        return await self._change(self._repository.load, request)
-
-    async def _unload_model(self, request: Request) -> Reply:
-        return await self._change(self._repository.unload, request)
 
     async def _change(self, change: Callable[[str], Awaitable[None]], request: Request) -> Reply:
         self._options.check_change({})
