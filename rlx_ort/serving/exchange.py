@@ -72,10 +72,8 @@ class Request:
         found = self.headers.get(name)
         if found is None:
             return None
-        if (
-            len(self.headers) != len(self.scope["headers"])
-            and [key for key, _ in self.scope["headers"]].count(name) > 1
-        ):
+        repeats = len(self.headers) != len(self.scope["headers"])
+        if repeats and [key for key, _ in self.scope["headers"]].count(name) > 1:
             raise ServingError(f"the header {name.decode()} occurs twice", 400)
         return found.decode("latin-1")
 

@@ -157,17 +157,16 @@ class ServedModel:
 
     def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
         """Return the model's metadata in the protocol's form."""
-        sides = {"inputs": (self.inputs, self.input_types), "outputs": (self.outputs, self.output_types)}
+
+        def tensors(kinds: Mapping[str, ValueType], types: Mapping[str, str]) -> list[dict[str, Any]]:
+            return [{"name": name, "datatype": types[name], "shape": _open_shape(kind)} for name, kind in kinds.items()]
+
         return {
             "name": self.name,
             "versions": list(versions),
             "platform": "onnxruntime_onnx",
-            **{
-                side: [
-                    {"name": name, "datatype": types[name], "shape": _open_shape(kind)} for name, kind in kinds.items()
-                ]
-                for side, (kinds, types) in sides.items()
-            },
+            "inputs": tensors(self.inputs, self.input_types),
+            "outputs": tensors(self.outputs, self.output_types),
         }
 
     @property
