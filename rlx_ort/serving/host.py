@@ -255,15 +255,14 @@ async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grp
     """Return a server that listens, its servicer, and its port."""
     import grpc
 
-    from rlx_ort.serving.rpc import Guard, Servicer
+    from rlx_ort.serving.rpc import Servicer, generic_handlers
 
     rpc = grpc.aio.server(
         options=[("grpc.max_receive_message_length", options.http.most_bytes), *_GRPC_OPTIONS],
         maximum_concurrent_rpcs=options.connections.most,
-        interceptors=[] if options.http.token is None else [Guard(options.http)],  # each call goes through it
     )
     servicer = Servicer(repository, options.http, options.connections)
-    rpc.add_generic_rpc_handlers(servicer.handlers())
+    rpc.add_generic_rpc_handlers(generic_handlers(servicer.methods()))
     place = _place(options.host, options.grpc_port)
     try:
         if options.certificate is None or options.private_key is None:

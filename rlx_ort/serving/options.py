@@ -81,15 +81,15 @@ class HttpOptions:
     access_log: bool = False
     traces: bool = False
 
-    def check_token(self, given: str | bytes) -> None:
-        """Compare the value of an `Authorization` header in constant time.
+    def check_token(self, given: str | bytes, asked: str = "a token: Authorization") -> None:
+        """Compare the value of an `Authorization` header in constant time; the error has what is asked for.
 
         Raises:
             ServingError: it is not the token (401).
         """
         given = given.encode("utf-8", "replace") if isinstance(given, str) else given
         if self.token is not None and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
-            raise ServingError("this server asks for a token: Authorization: Bearer TOKEN", 401)
+            raise ServingError(f"this server asks for {asked}: Bearer TOKEN", 401)
 
     def check_change(self, parameters: Mapping[str, Any]) -> None:
         """Check that models may be loaded and unloaded, with these parameters.

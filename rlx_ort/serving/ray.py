@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -31,7 +31,7 @@ from rlx_ort.serving.models import ServedModel, device_lines
 from rlx_ort.serving.options import ENDING, HttpOptions, ServeOptions
 from rlx_ort.serving.repository import Repository
 from rlx_ort.serving.rest import create_app
-from rlx_ort.serving.rpc import HEALTH, SERVICE, Guard, Servicer
+from rlx_ort.serving.rpc import Servicer, generic_handlers
 
 NAME = "rlx_ort"
 """The name of the application and of its deployment."""
@@ -101,8 +101,7 @@ class Replica:
         if not any(self._repository.models()):
             reasons = [f"{name}: {entry.reason}" for name, entry in self._repository.entries.items()]
             raise ServingError("no model can be loaded: " + "; ".join(reasons), 503)
-        self._guard = Guard(http)
-        self._handlers = Servicer(self._repository, http).handlers()
+        self._methods = Servicer(self._repository, http).methods()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Return the ASGI application, which Ray asks for after the constructor and ends before the process."""
@@ -117,31 +116,17 @@ class Replica:
         for model in self._repository.models():
             check_devices(model)
 
-    async def _handler(self, name: str, context: _Context) -> Any:
-        details = _Details(_path(name), context.invocation_metadata())
-        return await self._guard.intercept_service(self._found, details)
-
-    async def _found(self, details: _Details) -> Any:
-        methods = (handler.service(details) for handler in self._handlers)
-        return next(method for method in methods if method is not None)
-
     async def ModelStreamInfer(self, requests: Any, grpc_context: Any) -> AsyncIterator[Any]:  # noqa: N802  # gRPC's name
         """Answer the requests of a gRPC stream."""
-        context = _Context(grpc_context)
-        handler = await self._handler("ModelStreamInfer", context)
         with contextlib.suppress(_Aborted):
-            if handler.stream_unary is not None:  # the guard's refusal
-                await handler.stream_unary(requests, context)
-            async for message in handler.stream_stream(requests, context):
+            async for message in self._methods["ModelStreamInfer"].stream_stream(requests, _Context(grpc_context)):
                 yield message
 
 
 def _unary(name: str) -> Callable[..., Any]:
     async def answer(self: Replica, data: bytes, grpc_context: Any) -> Any:
-        context = _Context(grpc_context)
-        handler = await self._handler(name, context)
         try:
-            return await handler.stream_unary(data, context)
+            return await self._methods[name].stream_unary(data, _Context(grpc_context))
         except _Aborted:
             return messages.ServerLiveResponse()  # of no bytes; the status is in Ray's context
 
@@ -179,28 +164,15 @@ def _require_cores(scale: RayOptions) -> None:
         )
 
 
-def _path(name: str) -> str:
-    return f"/{HEALTH if name == 'Check' else SERVICE}/{name}"
-
-
 def add_servicer(servicer: object, server: Any) -> None:
     """Add the gRPC methods to the server of Ray's proxy, which passes their bytes on to the replicas."""
-    unary = {name: grpc.unary_unary_rpc_method_handler(_never) for name in _METHODS}
-    health = {"Check": unary.pop("Check")}
-    stream = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_never)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {**unary, **stream}),))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(HEALTH, health),))
+    methods = {name: grpc.unary_unary_rpc_method_handler(_never) for name in _METHODS}
+    stream = grpc.stream_stream_rpc_method_handler(_never)
+    server.add_generic_rpc_handlers(generic_handlers({**methods, "ModelStreamInfer": stream}))
 
 
 async def _never(request: object, context: object) -> None:
     raise ServingError("Ray's proxy replaces this function")
-
-
-class _Details(NamedTuple):
-    """What gRPC's handlers and interceptors are asked with."""
-
-    method: str
-    invocation_metadata: Sequence[tuple[str, str]]
 
 
 class _Aborted(Exception):  # noqa: N818  # it ends a call, as in gRPC

@@ -61,8 +61,7 @@ _CONTENTS = {
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
 }
 
-_OPEN = {f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"}
-
+_OPEN = ("ServerLive", "ServerReady", "HealthCheck")  # every caller may ask for these
 _AHEAD_BYTES = 64 << 10  # that gRPC receives of a call before its message is asked for
 _STREAM_BYTES, _MOST_AHEAD = 16 << 20, 64  # answers of a stream that are not read, and requests that are read ahead
 _LARGE_BYTES = 1 << 20  # from here on, numbers are copied and joined in a thread, without the interpreter lock
@@ -71,34 +70,12 @@ _STREAM_ANSWER = 2  # the field of ModelStreamInferResponse
 Method: TypeAlias = Callable[[Any, Share], Awaitable[Any]]
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
-    """Asks for the token before a message is received."""
-
-    def __init__(self, options: HttpOptions) -> None:
-        self._options = options
-
-    async def intercept_service(self, continuation: Any, call: Any) -> Any:
-        """Return the handler of a call, or one that refuses it."""
-        if call.method not in _OPEN:
-            try:
-                given = [value for key, value in call.invocation_metadata or () if key == "authorization"]
-                self._options.check_token(given[0] if len(given) == 1 else "")
-            except ServingError:
-                return grpc.stream_unary_rpc_method_handler(_refuse_caller)  # one that reads no message
-        return await continuation(call)
-
-
-async def _refuse_caller(requests: object, context: grpc.aio.ServicerContext) -> None:
-    message = "this server asks for a token in the metadata: authorization: Bearer TOKEN"
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
-
-
 class Servicer:
-    """Answers the service's methods for a repository; the server that hosts it should have a `Guard`.
+    """Answers the service's methods for a repository. A call without the token is refused before its message is read.
 
     Args:
         repository: the models.
-        options: the clients' rights. The server limits the size of messages, and its `Guard` asks for the token.
+        options: the clients' rights. The server limits the size of messages.
         limits: how long a message may take.
     """
 
@@ -125,8 +102,8 @@ class Servicer:
             task.add_done_callback(self._calls.discard)
             task.add_done_callback(call)
 
-    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """Return the handlers for `server.add_generic_rpc_handlers`."""
+    def methods(self) -> dict[str, grpc.RpcMethodHandler]:
+        """Return the handler of each method, that of the health service as `Check`."""
         methods: dict[str, Method] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -141,14 +118,14 @@ class Servicer:
             "RepositoryModelUnload": self._unload,
         }
         handlers = {name: self._handler(name, method) for name, method in methods.items()}
-        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, response_serializer=_serialized
-        )
-        health = {"Check": self._handler("HealthCheck", self._check)}
-        return (
-            grpc.method_handlers_generic_handler(SERVICE, handlers),
-            grpc.method_handlers_generic_handler(HEALTH, health),
-        )
+        handlers["Check"] = self._handler("HealthCheck", self._check)
+        stream = grpc.stream_stream_rpc_method_handler(self._stream, response_serializer=_serialized)
+        return {**handlers, "ModelStreamInfer": stream}
+
+    def _check_caller(self, context: grpc.aio.ServicerContext) -> None:
+        if self._options.token is not None:
+            given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+            self._options.check_token(given[0] if len(given) == 1 else "", "a token in the metadata: authorization")
 
     def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler:
         async def guarded(requests: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
@@ -170,6 +147,8 @@ class Servicer:
         share = Share(self._repository.budget)
         self._on_sent(lambda _: share.close())
         try:
+            if name not in _OPEN:
+                self._check_caller(context)
             data = await self._received(requests, share)
             size = len(data)
             answer = await method(self._message(name, data), share)
@@ -303,6 +282,10 @@ class Servicer:
 
     async def _stream(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Answer each request of a stream in order; an error answers its request and leaves the stream open."""
+        try:
+            self._check_caller(context)
+        except ServingError as err:
+            await context.abort(*_refusal(err))
         waiting: asyncio.Queue[tuple[asyncio.Task[Encoded], Share] | None] = asyncio.Queue()
         shares, room, largest = set[Share](), asyncio.Event(), 0
 
@@ -362,6 +345,13 @@ class Servicer:
                 room.set()
         finally:
             end(None)
+
+
+def generic_handlers(methods: Mapping[str, grpc.RpcMethodHandler]) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Return the handlers for `server.add_generic_rpc_handlers` of the methods of a `Servicer`."""
+    inference = {name: method for name, method in methods.items() if name != "Check"}
+    services = {SERVICE: inference, HEALTH: {"Check": methods["Check"]}}
+    return tuple(grpc.method_handlers_generic_handler(service, found) for service, found in services.items())
 
 
 def _refusal(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:

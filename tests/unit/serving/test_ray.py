@@ -20,7 +20,7 @@ from rlx_ort.serving.budget import Budget
 from rlx_ort.serving.host import HostOptions
 from rlx_ort.serving.messages import messages
 from rlx_ort.serving.options import HttpOptions, ServeOptions
-from rlx_ort.serving.rpc import Guard, Servicer
+from rlx_ort.serving.rpc import Servicer, generic_handlers
 
 
 @pytest.mark.parametrize(("gpus", "allowed"), [(0, ["cpu"]), (1, ["cuda", "tensorrt", "cpu"])])
@@ -85,8 +85,7 @@ class _RayContext:
 
 def _replica(http: HttpOptions) -> Any:
     replica = object.__new__(ray.Replica)
-    replica._guard = Guard(http)
-    replica._handlers = Servicer(SimpleNamespace(ready=True, budget=Budget()), http).handlers()  # type: ignore[arg-type]
+    replica._methods = Servicer(SimpleNamespace(ready=True, budget=Budget()), http).methods()  # type: ignore[arg-type]
     return replica
 
 
@@ -129,7 +128,7 @@ def test_every_method_is_added_to_rays_proxy() -> None:
     """The proxy has the paths of our own server, and a replica has a method for each."""
     added = []
     ray.add_servicer(None, SimpleNamespace(add_generic_rpc_handlers=added.extend))
-    ours = Servicer(SimpleNamespace()).handlers()  # type: ignore[arg-type]
+    ours = generic_handlers(Servicer(SimpleNamespace()).methods())  # type: ignore[arg-type]
     assert [set(handler._method_handlers) for handler in added] == [set(handler._method_handlers) for handler in ours]
     for path in [path for handler in added for path in handler._method_handlers]:
         assert callable(getattr(ray.Replica, path.rpartition("/")[2]))
