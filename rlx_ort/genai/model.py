@@ -163,11 +163,7 @@ class LanguageModel:
                 return
 
     def _opened(self, choice: Choice, max_length: int) -> tuple[GenaiCandidate, str, _OwnEngine | GenaiEngine]:
-        """Return the first candidate that opens, the name of its engine, and that.
-
-        Raises:
-            RlxError: none does; the error of the last one, or of the device that was named.
-        """
+        """Return the first candidate that opens, the name of its engine, and that; the last one's error is raised."""
         errors: list[Exception] = []
 
         def opened(candidate: tuple[GenaiCandidate, str]) -> _OwnEngine | GenaiEngine:

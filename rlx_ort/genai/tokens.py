@@ -53,7 +53,6 @@ def tokenizer_of(folder: Path, trusted: Sequence[Path] = ()) -> Tokenizer:
 
 
 def _of_genai(folder: Path) -> Tokenizer:
-    """Return the tokenizer of onnxruntime-genai."""
     try:
         tokenizer = runtime.genai().Tokenizer(str(folder))
     except RuntimeError as err:

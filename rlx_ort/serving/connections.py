@@ -34,7 +34,6 @@ class _HeadFirst:
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Hold the head; send anything else."""
         if not self._is_held:
             self._head, self._is_held = data, True
             return
@@ -46,7 +45,6 @@ class _HeadFirst:
         self._transport.write(data)
 
     def close(self) -> None:
-        """Send a head without a body, and close."""
         if self._head:
             self._transport.write(self._head)
         self._transport.close()

@@ -94,7 +94,6 @@ class Fronts:
     async def _answered(
         self, front: _Front, name: str, values: Sequence[Any], tensors: dict[str, Array]
     ) -> tuple[Any, Tensors]:
-        """Answer a call of a front."""
         if name == "find":
             self._repository.find(*values)
         elif name == "answer":
@@ -106,7 +105,6 @@ class Fronts:
         return None, {}
 
     def _begin(self, values: Sequence[Any], inputs: dict[str, Array], place: Place, answered: Answered) -> Pending:
-        """Begin an inference for a front."""
         name, version, wanted, priority, timeout_s = values
         model = self._repository.find(name, version)
         outputs = None if wanted is None else tuple(map(WantedOutput, wanted))

@@ -191,7 +191,6 @@ async def serve(
 async def _http_server(
     repository: Repository, options: HostOptions, fronts: Fronts | None
 ) -> tuple[LimitedServer, asyncio.Task[None]]:
-    """Return a server that listens, and its task."""
     from rlx_ort.serving.connections import LimitedServer
 
     server = LimitedServer(
@@ -252,7 +251,6 @@ async def _stopped(rpc: grpc.aio.Server, servicer: Servicer, options: HostOption
 
 
 async def _rpc_server(repository: Repository, options: HostOptions) -> tuple[grpc.aio.Server, Servicer, int]:
-    """Return a server that listens, its servicer, and its port."""
     import grpc
 
     from rlx_ort.serving.rpc import Servicer, generic_handlers

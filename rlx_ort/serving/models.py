@@ -337,7 +337,6 @@ def _closed_lanes(devices: ModelDevices) -> None:
 
 
 def _type_of(declared: Interface) -> TensorType:
-    """Return the type of an input or output of a package that was started."""
     return TensorType(DType.from_numpy(np.dtype(declared.dtype)), Shape(declared.shape))
 
 

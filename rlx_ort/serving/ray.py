@@ -150,11 +150,7 @@ for _name in _METHODS:
 
 
 def _require_cores(scale: RayOptions) -> None:
-    """Refuse replicas that do not fit on this machine, for which Ray would wait without an end.
-
-    Raises:
-        ServingError: the first replicas take more CPUs than there are.
-    """
+    """Refuse replicas that do not fit on this machine, for which Ray would wait without an end."""
     share = core_share()
     here = min(share.host_logical, share.quota or share.host_logical)
     if scale.cpus * scale.replicas[0] > here:

@@ -165,12 +165,7 @@ class Repository:
             await model.close()
 
     def _paths_of(self, name: str) -> dict[str, Path]:
-        """Return the versions of a model that are on disk now.
-
-        Raises:
-            ServingError: there is none (404).
-            ConversionError: two files are the same version.
-        """
+        """Return the versions of a model that are on disk now, at least one."""
         paths: dict[str, Path] = {}
         for each, version, path in self._found():
             if each != name:
@@ -318,7 +313,6 @@ def _started(path: Path, options: ServeOptions) -> StartedPackage | None:
 
 
 def _package(options: ServeOptions, path: Path, **expected: Any) -> PackageDevices:
-    """Return a package opened in full."""
     from rlx_ort.deploy.open import open_package
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.resilience.options import Resilience
@@ -330,7 +324,6 @@ def _package(options: ServeOptions, path: Path, **expected: Any) -> PackageDevic
 
 
 def _file(options: ServeOptions, path: Path) -> GraphDevices:
-    """Return the graph of a file on its devices."""
     from rlx_ort.deploy.open import load
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
     from rlx_ort.resilience.options import Resilience

@@ -226,11 +226,7 @@ class Rest:
             return Refusal(*described(err), retry_after_s=retry_after_s(err))
 
     def _route(self, request: Request, path: str) -> tuple[str, Handler]:
-        """Return the method and the handler of a path, and note the model that it names.
-
-        Raises:
-            ServingError: there is no such path (404).
-        """
+        """Return the method and the handler of a path, and note the model that it names."""
         route = self._paths.get(path)
         _, *parts = path.split("/")
         if route is None and parts[:2] == ["v2", "models"] and all(parts):

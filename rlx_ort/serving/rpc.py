@@ -170,7 +170,6 @@ class Servicer:
                 access.write("grpc", "POST", name, code.name, begun_s, **sizes)
 
     async def _joined(self, answer: Any) -> bytes:
-        """Return a message as bytes."""
         if isinstance(answer, Encoded) and len(answer) > _LARGE_BYTES:
             return await self._repository.budget.decoded(answer.SerializeToString)
         return _serialized(answer)

@@ -87,7 +87,6 @@ class _Waiting(Rows):
     group: _Group | None = None
 
     def cancel(self) -> None:
-        """Give it up."""
         self.owner._drop(self, asyncio.CancelledError())
 
 
@@ -105,7 +104,6 @@ class _Asked:
     scheduler, since_ns = 0, 0
 
     def note(self, scheduler: Scheduler, now_ns: int) -> None:
-        """Note a request for the model of a scheduler."""
         if self.scheduler != id(scheduler):
             self.scheduler, self.since_ns = id(scheduler), now_ns
 
