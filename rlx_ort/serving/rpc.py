@@ -123,9 +123,8 @@ class Servicer:
         return {**handlers, "ModelStreamInfer": stream}
 
     def _check_caller(self, context: grpc.aio.ServicerContext) -> None:
-        if self._options.token is not None:
-            given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
-            self._options.check_token(given[0] if len(given) == 1 else "", "a token in the metadata: authorization")
+        given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+        self._options.check_token(given[0] if len(given) == 1 else "", "a token in the metadata: authorization")
 
     def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler:
         async def guarded(requests: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
@@ -147,7 +146,7 @@ class Servicer:
         share = Share(self._repository.budget)
         self._on_sent(lambda _: share.close())
         try:
-            if name not in _OPEN:
+            if self._options.token is not None and name not in _OPEN:
                 self._check_caller(context)
             data = await self._received(requests, share)
             size = len(data)
