@@ -37,7 +37,7 @@ from rlx_ort.serving.lanes import (
     placed_bytes,
     ran,
 )
-from rlx_ort.serving.pending import Ended, Pending, Pieces, awaited
+from rlx_ort.serving.pending import Ended, Pending, Pieces
 
 _GAP_WEIGHT = 0.125  # weight of a new interval between arrivals in their mean
 _GAPS = 3  # a free device waits for so many mean intervals without an arrival
@@ -155,29 +155,6 @@ class Scheduler:
         """The requests that wait."""
         return self._waiting
 
-    async def submit(
-        self,
-        inputs: Mapping[str, Array],
-        wanted: tuple[str, ...] | None = None,
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> Answer:
-        """Wait for the outputs of one request. A cancelled call leaves the queue.
-
-        Args:
-            inputs: name -> data; with batches, the first dim counts the rows.
-            wanted: names of outputs; None for all.
-            priority: 1 runs first, larger ones later, 0 and those from 30 on last. Each second of waiting counts as
-                one priority, so that no request waits without end behind earlier ones.
-            timeout_s: how long the request may wait in the queue, in seconds.
-
-        Raises:
-            ServingError: the queue is full (429), the wait took too long (504), or the model is unloaded (503).
-            RlxError: the run failed.
-        """
-        return await awaited(lambda ended: self.accept(inputs, wanted, ended, priority=priority, timeout_s=timeout_s))
-
     def accept(
         self,
         inputs: Mapping[str, Array],
@@ -188,15 +165,19 @@ class Scheduler:
         timeout_s: float | None = None,
         place: Place | None = None,
     ) -> Pending:
-        """Queue a request as `submit` does; `ended` is called once with its answer or its error.
+        """Queue a request.
 
         Args:
-            inputs: name -> data.
+            inputs: name -> data; with batches, the first dim counts the rows.
             wanted: names of outputs; None for all.
-            ended: called on the event loop; with `place`, after this has returned.
-            priority: as in `submit`.
-            timeout_s: as in `submit`.
+            ended: called once with the answer or the error, on the event loop; with `place`, after this has returned.
+            priority: 1 runs first, larger ones later, 0 and those from 30 on last. Each second of waiting counts as
+                one priority, so that no request waits without end behind earlier ones.
+            timeout_s: how long the request may wait in the queue, in seconds; its error then has status 504.
             place: where outputs are copied to; without it, outputs of several requests share memory.
+
+        Raises:
+            ServingError: the queue is full (429), or the model is unloaded (503).
         """
         if self._closed:
             raise ServingError("the model is being unloaded", 503)

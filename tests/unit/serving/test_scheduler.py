@@ -20,6 +20,7 @@ from rlx_ort.providers.base import DeviceGraphReport
 from rlx_ort.serving import lanes, model_devices
 from rlx_ort.serving import scheduler as scheduling
 from rlx_ort.serving.lanes import Answer, Array, Lane, Padding, Rows, executed
+from rlx_ort.serving.pending import awaited
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
 CUDA = Device("cuda")
@@ -53,6 +54,11 @@ def rows(count: int, value: float = 1.0, width: int = 3) -> dict[str, Array]:
     return {"x": np.full((count, width), value, np.float32)}
 
 
+async def submit(scheduler: Scheduler, inputs: Mapping[str, Array], **limits: Any) -> Answer:
+    """Wait for the outputs of one request."""
+    return await awaited(lambda ended: scheduler.accept(inputs, None, ended, **limits))
+
+
 def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run a coroutine with a limit."""
     return asyncio.run(asyncio.wait_for(work(), 30))
@@ -62,7 +68,7 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 async def busy(fake: Fake, scheduler: Scheduler) -> AsyncIterator[None]:
     """Keep the device busy with a request meanwhile; what was submitted inside begins to wait before it ends."""
     fake.gate = threading.Event()
-    task = asyncio.create_task(scheduler.submit(rows(1)))
+    task = asyncio.create_task(submit(scheduler, rows(1)))
     while not fake.runs:
         await asyncio.sleep(0.001)
     yield
@@ -76,7 +82,7 @@ async def test_what_waits_runs_together() -> None:
     fake = Fake()
     scheduler = Scheduler([lane(fake)], batched=True)
     async with busy(fake, scheduler):
-        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(16)]
+        later = [asyncio.create_task(submit(scheduler, rows(1, at))) for at in range(16)]
     answers = await asyncio.gather(*later)
     assert fake.runs == [1, 16]
     assert [float(found.outputs["y"][0, 0]) for found in answers] == [2.0 * at for at in range(16)]
@@ -98,7 +104,7 @@ def test_requests_that_wait_for_others_run_on_every_event_loop() -> None:
     async def work() -> None:
         scheduler = Scheduler([lane(Fake())], batched=True, options=BatchOptions(delay_s=0.004))
         for at in range(20):
-            answers = await asyncio.gather(*(scheduler.submit(rows(1, at + row)) for row in range(at % 3 + 1)))
+            answers = await asyncio.gather(*(submit(scheduler, rows(1, at + row)) for row in range(at % 3 + 1)))
             for row, answer in enumerate(answers):
                 np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * (at + row))["x"])
             await asyncio.sleep(at % 4 / 1000)
@@ -205,7 +211,7 @@ async def test_a_device_goes_on_with_the_next_batch_without_the_event_loop() -> 
     scheduler = Scheduler([lane(fake, CUDA)], batched=True)
     scheduler._back_ns = 2e6  # clients come back so late that two batches take turns
     async with busy(fake, scheduler):
-        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(4)]
+        later = [asyncio.create_task(submit(scheduler, rows(1, at))) for at in range(4)]
         while not scheduler.lanes[0].rows_ahead:
             await asyncio.sleep(0.001)
         assert fake.runs == [1]
@@ -262,7 +268,7 @@ async def test_outputs_for_the_same_memory_are_placed_together(count: int) -> No
 
     scheduler = Scheduler([lane(fake, CUDA)], batched=True)
     fake.gate = threading.Event()
-    first = asyncio.create_task(scheduler.submit(rows(1, width=count)))
+    first = asyncio.create_task(submit(scheduler, rows(1, width=count)))
     while not fake.runs:
         await asyncio.sleep(0.001)
     memories = ["one", "other"]
@@ -305,10 +311,10 @@ async def test_sessions_for_larger_batches_are_opened_before_they_come() -> None
     device.padding, device.opens = "joined", lambda inputs: opened.append(len(inputs["x"]))
     device.learn(1, 1_000_000)
     scheduler = Scheduler([device], batched=True)
-    await scheduler.submit(rows(1))
+    await submit(scheduler, rows(1))
     assert opened == []
     async with busy(fake, scheduler):
-        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(3)]
+        later = [asyncio.create_task(submit(scheduler, rows(1, at))) for at in range(3)]
     for at, answer in enumerate(await asyncio.gather(*later)):
         np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * at)["x"])
     while device.cap() < 16 or len(opened) < 4:
@@ -327,7 +333,7 @@ async def test_of_many_shapes_few_are_prepared(monkeypatch: pytest.MonkeyPatch) 
     scheduler = Scheduler([device], batched=True)
     for width in range(1, 11):
         async with busy(fake, scheduler):
-            later = [asyncio.create_task(scheduler.submit(rows(1, at, width))) for at in range(2)]
+            later = [asyncio.create_task(submit(scheduler, rows(1, at, width))) for at in range(2)]
         for at, answer in enumerate(await asyncio.gather(*later)):
             np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * at, width)["x"])
         fake.runs.clear()
@@ -351,7 +357,7 @@ async def test_a_size_that_cannot_be_opened_ends_the_preparation_alone() -> None
     scheduler = Scheduler([device], batched=True)
     for _ in range(2):
         async with busy(fake, scheduler):
-            later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(4)]
+            later = [asyncio.create_task(submit(scheduler, rows(1, at))) for at in range(4)]
         for at, answer in enumerate(await asyncio.gather(*later)):
             np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * at)["x"])
         fake.runs.clear()
@@ -383,7 +389,7 @@ async def test_requests_of_other_shapes_are_not_joined() -> None:
     fake = Fake()
     scheduler = Scheduler([lane(fake)], batched=True)
     async with busy(fake, scheduler):
-        later = [asyncio.create_task(scheduler.submit(rows(1, width=3 + 2 * (at % 2)))) for at in range(6)]
+        later = [asyncio.create_task(submit(scheduler, rows(1, width=3 + 2 * (at % 2)))) for at in range(6)]
     answers = await asyncio.gather(*later)
     assert fake.runs == [1, 3, 3]
     assert [found.outputs["y"].shape[1] for found in answers] == [3, 5] * 3
@@ -403,7 +409,7 @@ async def test_a_failed_batch_runs_again_one_by_one() -> None:
     fake = Picky()
     scheduler = Scheduler([lane(fake)], batched=True)
     async with busy(fake, scheduler):
-        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in (1, 13, 2)]
+        later = [asyncio.create_task(submit(scheduler, rows(1, at))) for at in (1, 13, 2)]
     answers = await asyncio.gather(*later, return_exceptions=True)
     assert [type(found) for found in answers] == [Answer, InputError, Answer]
     assert fake.runs == [1, 3, 1, 1, 1]
@@ -415,7 +421,7 @@ async def test_a_device_that_fails_hands_its_requests_on() -> None:
     broken, sound = Fake(lambda rows: 1e5, EngineError("lost")), Fake(lambda rows: 5e6)
     scheduler = Scheduler([lane(broken, CUDA), lane(sound)], batched=True)
     for _ in range(3):
-        assert (await scheduler.submit(rows(1))).device == Device.CPU
+        assert (await submit(scheduler, rows(1))).device == Device.CPU
     assert len(broken.runs) == 1
     await scheduler.close()
 
@@ -424,7 +430,7 @@ async def test_the_last_device_raises_its_error() -> None:
     """A request that every device failed gets the error of the engine."""
     scheduler = Scheduler([lane(Fake(error=EngineError("lost")))], batched=True)
     with pytest.raises(EngineError, match="lost"):
-        await scheduler.submit(rows(1))
+        await submit(scheduler, rows(1))
     await scheduler.close()
 
 
@@ -434,9 +440,9 @@ def test_a_slow_device_takes_only_what_it_ends_sooner() -> None:
     async def work(slow_ns: float) -> list[int]:
         fast, slow = Fake(lambda rows: 400e6), Fake(lambda rows: slow_ns)
         scheduler = Scheduler([lane(fast, CUDA, most=1), lane(slow, most=1)], batched=True)
-        first = asyncio.create_task(scheduler.submit(rows(1)))
+        first = asyncio.create_task(submit(scheduler, rows(1)))
         await asyncio.sleep(0)
-        await scheduler.submit(rows(1))
+        await submit(scheduler, rows(1))
         await first
         await scheduler.close()
         return slow.runs
@@ -450,13 +456,13 @@ async def test_a_request_that_waits_too_long_or_is_cancelled_never_runs() -> Non
     fake = Fake()
     scheduler = Scheduler([lane(fake)], batched=True)
     async with busy(fake, scheduler):
-        gone = asyncio.create_task(scheduler.submit(rows(1)))
+        gone = asyncio.create_task(submit(scheduler, rows(1)))
         await asyncio.sleep(0)
         gone.cancel()
         with pytest.raises(ServingError) as caught:
-            await scheduler.submit(rows(1), timeout_s=0.02)
+            await submit(scheduler, rows(1), timeout_s=0.02)
     assert caught.value.status == 504
-    await scheduler.submit(rows(1))
+    await submit(scheduler, rows(1))
     assert fake.runs == [1, 1]
     await scheduler.close()
 
@@ -479,7 +485,7 @@ async def test_priorities_come_first(
     order: list[int] = []
 
     async def ask(priority: int) -> None:
-        await scheduler.submit(rows(1), priority=priority)
+        await submit(scheduler, rows(1), priority=priority)
         order.append(priority)
 
     async with busy(fake, scheduler):
@@ -496,12 +502,12 @@ async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     """Status 503 for what comes after."""
     fake = Fake()
     scheduler = Scheduler([lane(fake, most=1)], batched=True)
-    accepted = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(5)]
+    accepted = [asyncio.create_task(submit(scheduler, rows(1))) for _ in range(5)]
     await asyncio.sleep(0)
     closing = asyncio.create_task(scheduler.close())
     await asyncio.sleep(0)
     with pytest.raises(ServingError) as caught:
-        await scheduler.submit(rows(1))
+        await submit(scheduler, rows(1))
     assert caught.value.status == 503
     assert len(await asyncio.gather(*accepted)) == 5
     await closing
@@ -548,7 +554,7 @@ async def test_a_request_with_more_rows_than_a_batch_runs_in_pieces() -> None:
     fake = Fake()
     scheduler = Scheduler([lane(fake, most=4)], batched=True, options=BatchOptions(max_batch=4))
     given = {"x": np.arange(30, dtype=np.float32).reshape(10, 3)}
-    found = await scheduler.submit(given)
+    found = await submit(scheduler, given)
     np.testing.assert_array_equal(found.outputs["y"], given["x"] * 2)
     assert sum(fake.runs) == 10
     assert max(fake.runs) <= 4
@@ -559,9 +565,9 @@ async def test_a_large_request_neither_fills_the_queue_nor_is_refused_for_its_si
     """Forty pieces count as one request: others are accepted beside them, and closing waits for all of them."""
     fake = Fake()
     scheduler = Scheduler([lane(fake, most=2)], batched=True, options=BatchOptions(max_batch=2, queue_limit=4))
-    large = asyncio.create_task(scheduler.submit(rows(80)))
+    large = asyncio.create_task(submit(scheduler, rows(80)))
     await asyncio.sleep(0.003)
-    assert (await scheduler.submit(rows(1))).outputs["y"].shape == (1, 3)
+    assert (await submit(scheduler, rows(1))).outputs["y"].shape == (1, 3)
     assert sum(fake.runs) < 40
     await scheduler.close()
     assert (await large).outputs["y"].shape == (80, 3)
@@ -572,10 +578,10 @@ async def test_a_full_queue_names_the_time_of_its_backlog() -> None:
     fake = Fake(lambda rows: 2e9 * rows)
     scheduler = Scheduler([lane(fake)], batched=True, options=BatchOptions(queue_limit=4))
     scheduler.lanes[0].idle = False
-    later = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(4)]
+    later = [asyncio.create_task(submit(scheduler, rows(1))) for _ in range(4)]
     await asyncio.sleep(0)
     with pytest.raises(ServingError) as caught:
-        await scheduler.submit(rows(1))
+        await submit(scheduler, rows(1))
     assert (caught.value.status, caught.value.retry_after_s) == (429, pytest.approx(8.0, rel=0.05))
     for task in later:
         task.cancel()
@@ -597,7 +603,7 @@ def test_a_batch_shorter_than_a_hand_over_runs_on_the_event_loop() -> None:
         one = Lane(device, Named(lambda rows: 0), lambda rows: 1e4, 64)
         one.learn(1, ns)
         scheduler = Scheduler([one], batched=True)
-        await scheduler.submit(rows(1))
+        await submit(scheduler, rows(1))
         await scheduler.close()
         return threads.pop() == "MainThread"
 
@@ -628,7 +634,7 @@ def test_one_client_of_a_gpu_is_answered_without_a_thread_if_there_is_no_other(
         for each in (one, other):
             each.lanes[0].learn(1, ns + 100_000)
         for turn in range(30):
-            await (one if turn % models == 0 else other).submit(rows(1))
+            await submit(one if turn % models == 0 else other, rows(1))
             await asyncio.sleep(0.01)
         for each in (one, other):
             await each.close()
@@ -654,9 +660,9 @@ def test_clients_that_have_gone_are_not_expected_for_ever(monkeypatch: pytest.Mo
     async def work() -> None:
         scheduler = Scheduler([Lane(CUDA, Named(lambda rows: 0), lambda rows: 1e6 * rows, 64)], batched=True)
         scheduler.lanes[0].learn(1, 1_000_000)
-        await asyncio.gather(*(scheduler.submit(rows(1)) for _ in range(4)))
+        await asyncio.gather(*(submit(scheduler, rows(1)) for _ in range(4)))
         for _ in range(40):
-            await scheduler.submit(rows(1))
+            await submit(scheduler, rows(1))
             await asyncio.sleep(0.001)
         await scheduler.close()
 
@@ -678,7 +684,7 @@ def test_requests_close_behind_each_other_have_one_run(
     async def work() -> None:
         scheduler = Scheduler([one], batched=True)
         scheduler._arrived_ns -= 20_000_000_000
-        await asyncio.gather(*(scheduler.submit(rows(1)) for _ in range(4)))
+        await asyncio.gather(*(submit(scheduler, rows(1)) for _ in range(4)))
         await scheduler.close()
 
     run(work)
@@ -710,8 +716,8 @@ async def test_what_waits_moves_to_the_lanes_that_replace_others() -> None:
     old, new = Fake(), Fake()
     scheduler = Scheduler([lane(old)], batched=False)
     async with busy(old, scheduler):
-        gone = asyncio.create_task(scheduler.submit(rows(1, 9)))
-        later = [asyncio.create_task(scheduler.submit(rows(2, at, 3 + at % 2))) for at in range(8)]
+        gone = asyncio.create_task(submit(scheduler, rows(1, 9)))
+        later = [asyncio.create_task(submit(scheduler, rows(2, at, 3 + at % 2))) for at in range(8)]
         await asyncio.sleep(0.01)
         gone.cancel()
         scheduler.replace([lane(new)], batched=True)

@@ -16,7 +16,8 @@ import pytest
 from rlx_ort import Device, EngineError
 from rlx_ort.serving import lanes as lane_module
 from rlx_ort.serving import scheduler as scheduling
-from rlx_ort.serving.lanes import Array, Lane, Padding, Rooms, Rows
+from rlx_ort.serving.lanes import Answer, Array, Lane, Padding, Rooms, Rows
+from rlx_ort.serving.pending import awaited
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
 CPU, CUDA, SECOND = Device.CPU, Device("cuda:0"), Device("cuda:1")
@@ -98,6 +99,11 @@ class Fake:
         """End."""
 
 
+async def submit(scheduler: Scheduler, inputs: Mapping[str, Array], **limits: Any) -> Answer:
+    """Wait for the outputs of one request."""
+    return await awaited(lambda ended: scheduler.accept(inputs, None, ended, **limits))
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the time that the scheduler reads."""
@@ -159,14 +165,14 @@ def served(
         draw = random.Random(number)
         while clock.ns < until_ns:
             clock.ns += host_ns // 2
-            await scheduler.submit({"x": data})
+            await submit(scheduler, {"x": data})
             clock.ns += host_ns // 2
             done += clock.ns < until_ns
             varying_ns = spread_ns or think_ns
             await asyncio.sleep((think_ns - varying_ns) / 1e9 + draw.expovariate(1e9 / varying_ns))
 
     async def work() -> None:
-        once = [scheduler.submit({"x": data}) for _ in range(leaving)]
+        once = [submit(scheduler, {"x": data}) for _ in range(leaving)]
         await asyncio.gather(*once, *(client(number) for number in range(clients)))
         await scheduler.close()
 
