@@ -35,12 +35,9 @@ def support_row() -> str:
     gate = json.loads((RESULTS / "gpu-gate.json").read_text(encoding="utf-8"))
     machine, suite = gate["machine"], gate["suite"]
     agreement = f"{gate['truth']['cuda_agreement']:.1%}"
-    timing = gate["calibration"]
-    beside = (
-        ""
-        if "failed" not in timing or timing["ok"]
-        else f", and {timing['failed']} that time the machine failed beside other processes"
-    )
+    timing, beside = gate["calibration"], ""
+    if "failed" in timing and not timing["ok"]:
+        beside = f", and {timing['failed']} that time the machine failed beside other processes"
     tested = (
         f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} "
         f"backend tests, {suite['failed']} failed{beside}; "

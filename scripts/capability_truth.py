@@ -27,10 +27,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT / "scripts"), str(ROOT)]
 
+import onnxruntime  # noqa: E402
 from onnx_suite.cases import Case, all_cases  # noqa: E402  # a folder of the tests
 
 import rlx_ort  # noqa: E402
-from figures.child import Child  # noqa: E402
+from figures.record import Child  # noqa: E402
 from rlx_ort.device import Device  # noqa: E402
 from rlx_ort.errors import NoViableDeviceError, RlxError  # noqa: E402
 from rlx_ort.ir.graph import Graph  # noqa: E402
@@ -53,64 +54,35 @@ def main() -> int:
     parser.add_argument("--renew", type=int, default=0, metavar="N", help="take another child process after N cases")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    document = truth(
-        [Device(name) for name in options.devices.split(",")],
-        (options.start, options.every),
-        choice=not options.no_choice,
-        seconds=options.seconds,
-        each=options.each,
-        mixed=options.mixed,
-        renew=options.renew,
-    )
-    (options.out / "capability.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    for row in document["devices"]:
-        print(summary(row))
-    return 0
-
-
-def truth(
-    devices: list[Device],
-    taken: tuple[int, int] = (0, 1),
-    *,
-    choice: bool = True,
-    seconds: float = math.inf,
-    each: Path | None = None,
-    mixed: bool = False,
-    renew: int = 0,
-) -> dict[str, Any]:
-    """Return the comparison for each device, with the versions it depends on."""
-    import onnxruntime
-
-    end = time.monotonic() + seconds
+    end = time.monotonic() + options.seconds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the suite's own sources overflow and divide by zero on purpose
         cases = all_cases()
-    if mixed:
+    if options.mixed:
         cases = tuple(sorted(cases, key=lambda case: hashlib.sha256(case.id.encode()).digest()))
-    cases = cases[taken[0] :: taken[1]]
+    cases = cases[options.start :: options.every]
+    rows = [of_device(Device(name), cases, end, options) for name in options.devices.split(",")]
     versions = {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
-    return {
-        "versions": versions,
-        "devices": [of_device(device, cases, choice, end, each, renew) for device in devices],
-    }
+    document = json.dumps({"versions": versions, "devices": rows}, indent=1)
+    (options.out / "capability.json").write_text(document + "\n", encoding="utf-8")
+    print("\n".join(map(summary, rows)))
+    return 0
 
 
-def of_device(
-    device: Device, cases: tuple[Case, ...], choice: bool, end: float, each: Path | None, renew: int
-) -> dict[str, Any]:
+def of_device(device: Device, cases: tuple[Case, ...], end: float, options: argparse.Namespace) -> dict[str, Any]:
     """Return how often the answer for a device is right over the cases, and where it is not."""
     start = time.perf_counter()
-    counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
+    counts = dict.fromkeys(("both yes", "both no", "false yes", "false no", "not imported"), 0)
     found: dict[str, Any] = {"counts": counts, "right_by_list": 0, "list_differs": [], "wrong": [], "automatic": []}
-    child = Child(renew)
+    child = Child(options.renew)
     for case in cases:
         if time.monotonic() > end:
             print(f"stopped after {sum(counts.values())} of {len(cases)} cases", file=sys.stderr)
             break
-        answer = answer_of(child, case, device.label, choice and device.kind != "cpu")
+        answer = answer_of(child, case, device.label, not options.no_choice and device.kind != "cpu")
         kind = _count(case, answer, found)
-        if each is not None:
-            with each.open("a", encoding="utf-8") as file:
+        if options.each is not None:
+            with options.each.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"device": device.label, "case": case.id, "kind": kind, **answer}) + "\n")
     child.close()
     return row_of(device.label, {**found, "seconds": round(time.perf_counter() - start, 1)})

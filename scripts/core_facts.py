@@ -35,15 +35,12 @@ NO_SESSION_KEYS = "ep.dynamic."  # options of a session that is open
 CHUNK = 16  # GCC and Clang cut long constants into pieces of this size, which may lie beside pieces of others
 LIMITS = """
 import json, sys
-import onnx
+import onnx.parser
 import onnxruntime
-from onnx import TensorProto, helper
 
 def loads(ir_version, opset):
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
-    imports = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, ir_version=ir_version, opset_imports=imports).SerializeToString()
+    head = '<ir_version: %d, opset_import: ["": %d]>' % (ir_version, opset)
+    model = onnx.parser.parse_model(head + "g (float[1] x) => (float[1] y) { y = Identity(x) }").SerializeToString()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -65,22 +62,15 @@ def main() -> int:
     """Write or check the files and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     jobs = parser.add_subparsers(dest="job", required=True)
-    for name, help_text in (
-        ("write", "read the packages of one minor version"),
-        ("plugins", "read packages of execution providers"),
-    ):
-        jobs.add_parser(name, help=help_text).add_argument("wheels", type=Path, nargs="+")
+    for name, what in (("write", "the packages of one minor version"), ("plugins", "packages of execution providers")):
+        jobs.add_parser(name, help=f"read {what}").add_argument("wheels", type=Path, nargs="+")
     jobs.add_parser("check", help="compare the installed ONNX Runtime with the file of its version")
     args = parser.parse_args()
-    match args.job:
-        case "check":
-            problems = list(check())
-            print("\n".join(problems) or "the file of the installed version is right")
-            return int(bool(problems))
-        case "write":
-            write(args.wheels)
-        case "plugins":
-            write_plugins(args.wheels)
+    if args.job == "check":
+        problems = list(check())
+        print("\n".join(problems) or "the file of the installed version is right")
+        return int(bool(problems))
+    (write if args.job == "write" else write_plugins)(args.wheels)
     return 0
 
 
@@ -96,7 +86,7 @@ def write(wheels: list[Path]) -> None:
     limits = next((limit for wheel in wheels if (limit := limits_of_wheel(wheel)) is not None), None)
     if limits is None:
         raise ValueError("none of the packages runs here: add the one for this system and Python")
-    keys = whole(map(libraries_of_wheel, wheels))
+    keys = whole(("-win" in wheel.name, libraries_of_wheel(wheel)) for wheel in wheels)
     facts = known()
     minor = minors.pop()
     limits = {name: limits[name] for name in ("opset", "ir_version")}
@@ -113,7 +103,7 @@ def write_plugins(wheels: list[Path]) -> None:
     """Write the file of the keys that only execution providers read."""
     path = FOLDER / "plugins.toml"
     read = {key for facts in known().values() for key in facts["config_keys"]}
-    keys = whole(map(libraries_of_wheel, wheels)) - read
+    keys = whole(("-win" in wheel.name, libraries_of_wheel(wheel)) for wheel in wheels) - read
     path.write_text(render(source(wheels), keys), "utf-8", newline="\n")
     print(f"{path.name}: {len(keys)} config keys")
 
@@ -141,7 +131,7 @@ def check() -> Iterator[str]:
     if facts is None:
         yield f"there is no {version}.toml: write it from the packages of {version}"
         return
-    limits = limits_of(sys.executable, os.environ)
+    limits = limits_of()
     for name in ("opset", "ir_version"):
         if limits[name] != facts[name]:
             yield f"{version}.toml has {name} {facts[name]}, and ONNX Runtime takes {limits[name]}"
@@ -167,16 +157,10 @@ def keys_of(libraries: Iterable[bytes]) -> set[str]:
     return {key for key in keys if not key.startswith(NO_SESSION_KEYS)}
 
 
-def libraries_of_wheel(wheel: Path) -> tuple[bool, Iterable[bytes]]:
-    """Return whether a wheel is for Windows, and its libraries one after the other."""
-
-    def libraries() -> Iterator[bytes]:
-        with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                if is_library(name):
-                    yield archive.read(name)
-
-    return "-win" in wheel.name, libraries()
+def libraries_of_wheel(wheel: Path) -> Iterator[bytes]:
+    """Yield the libraries of a wheel, one after the other."""
+    with zipfile.ZipFile(wheel) as archive:
+        yield from (archive.read(name) for name in archive.namelist() if is_library(name))
 
 
 def is_library(name: str) -> bool:
@@ -190,20 +174,21 @@ def limits_of_wheel(wheel: Path) -> dict[str, Any] | None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
         try:
-            limits = limits_of(sys.executable, {**os.environ, "PYTHONPATH": folder}, cwd=folder)
+            limits = limits_of(folder)
         except subprocess.CalledProcessError:
             return None
     return limits if limits["version"] == wheel.name.split("-")[1] else None
 
 
-def limits_of(python: str, environment: Any, cwd: str | None = None) -> dict[str, Any]:
-    """Return the version, newest opset and IR version of a Python's ONNX Runtime.
+def limits_of(folder: str | None = None) -> dict[str, Any]:
+    """Return the version, newest opset and IR version of the ONNX Runtime in a folder, by default of the installed one.
 
     Raises:
         subprocess.CalledProcessError: it does not load.
     """
-    command = [python, "-P", "-c", LIMITS]
-    answer = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-P", "-c", LIMITS]
+    found = {**os.environ, **({"PYTHONPATH": folder} if folder else {})}
+    answer = subprocess.run(command, env=found, cwd=folder, capture_output=True, text=True, check=True).stdout
     limits: dict[str, Any] = json.loads(answer.splitlines()[-1])
     return limits
 

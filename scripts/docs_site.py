@@ -122,10 +122,8 @@ def build(out: Path) -> None:
         if config.repo_url:
             config.extra["version"] = {"provider": "mike"}  # reads versions.json, which the release workflow writes
         config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(package)]
-        sections = {
-            title: places for section in config.nav if isinstance(section, dict) for title, places in section.items()
-        }
-        sections["Reference"] += reference
+        section = next(each for each in config.nav if isinstance(each, dict) and "Reference" in each)
+        section["Reference"] += reference
         config.plugins.on_startup(command="build", dirty=False)
         try:
             build_site(config)

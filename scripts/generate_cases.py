@@ -47,9 +47,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", type=Path, help="ONNX files to change; only those are run")
     parser.add_argument("--plant", choices=["all", *FAULTS], help="measure how soon a fault is found that is planted")
     parser.add_argument("--choose", action="store_true", help="print few seeds that cover as much as all that were run")
-    parser.add_argument(
-        "--one", type=json.loads, help="the steps, outputs and ways of one graph, as failures name them"
-    )
+    parser.add_argument("--one", type=json.loads, help="steps, outputs and ways of one graph, as failures name them")
     parser.add_argument("--emptied", action="store_true", help="run ONNX's own cases on tensors without elements")
     given = parser.parse_args()
     if given.emptied:

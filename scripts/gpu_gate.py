@@ -25,12 +25,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_covered import covered_digest
+from gpu_covered import covered_digest  # makes the helpers of the tests known
+from outcomes import read_outcomes  # one of them
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS_S = {
@@ -45,6 +45,7 @@ LIMITS_S = {
 """The parts in order -> seconds after which each is stopped and keeps its results so far."""
 NAMED = ("models", "generated")  # run only if they are named: with them a call takes longer than ten minutes
 BESIDE = ("suite", "truth")  # run side by side: neither measures time, and neither uses WebGPU much
+OUTCOMES = ("passed", "failed", "skipped", "xfailed")
 TAIL = 1500
 GRACE_S = 30  # to end the case that a stopped process is at
 TRUTH = {"cpu": 2, "webgpu": 12}  # processes; others than these have 8, and compare the automatic choice as well
@@ -68,9 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="", help="the commit that is tested, where git is not at hand")
-    parser.add_argument(
-        "--covered", default="", help="the digest of gpu_covered.py, to save the time on the GPU machine"
-    )
+    parser.add_argument("--covered", default="", help="the digest of gpu_covered.py, to save the GPU machine's time")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parts", default=",".join(part for part in LIMITS_S if part not in NAMED))
     parser.add_argument("--limits", default="", metavar="PART=SECONDS,...", help=f"other than {LIMITS_S}")
@@ -84,8 +83,9 @@ def main() -> int:
     parts = options.parts.split(",")
     if unknown := {*limits, *parts} - LIMITS_S.keys():
         parser.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(LIMITS_S)}")
+    git = ["git", "rev-parse", "HEAD"]
     record: dict[str, Any] = {
-        "commit": options.commit or _git_commit(),
+        "commit": options.commit or subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip(),
         "covered": options.covered or covered_digest(),
         "device": options.device,
         "machine": machine(options.device),
@@ -153,59 +153,47 @@ def suite(device: str, out: Path, workers: int, limit_s: float, *, alone: bool =
     Those of `ALONE` time the machine, and are left out unless they are all that is run.
     """
     deadline = time.monotonic() + limit_s
-    folder = out / "junit"
+    folder = out / "outcomes"
     folder.mkdir(exist_ok=True)
     names = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests" / "backend").rglob("test_*.py"))]
     names = [name for name in names if name.startswith(ALONE) == alone]
     names.sort(key=lambda name: -SLOW.get(name, 0))
     shards = [(name, f"{at}/{SLOW.get(name, 1)}") for name in names for at in range(SLOW.get(name, 1))]
-    counts = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0}
-    failures: list[dict[str, str]] = []
-    times: dict[str, float] = {}
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        results = pool.map(lambda shard: _pytest(shard[0], shard[1], device, folder, deadline), shards)
-        for shard, result in zip(shards, results, strict=True):
-            times[" ".join(shard)] = result["seconds"]
-            for outcome in counts:
-                counts[outcome] += result[outcome]
-            failures += result["failures"]
+        results = list(pool.map(lambda shard: _pytest(*shard, device, folder, deadline), shards))
+    counts = {outcome: sum(result[outcome] for result in results) for outcome in OUTCOMES}
+    failures = [failure for result in results for failure in result["failures"]]
+    times = {" ".join(shard): result["seconds"] for shard, result in zip(shards, results, strict=True)}
     longest = dict(sorted(times.items(), key=lambda item: -item[1])[:5])
     return {"ok": not failures, **counts, "failures": failures, "longest_s": longest}
 
 
 def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -> dict[str, Any]:
-    report = folder / f"{name.replace('/', '.')}.{shard.replace('/', '-')}.xml"
+    log = folder / f"{name.replace('/', '.')}.{shard.replace('/', '-')}.jsonl"
+    log.unlink(missing_ok=True)  # tests that ended in an earlier call are not run again
     start = time.perf_counter()
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", name, "--device", device, "--shard", shard]
-    command += [f"--junitxml={report}", "--tb=short", "-o", "faulthandler_timeout=60", "-o", "junit_family=xunit1"]
+    command += [f"--outcomes={log}", "--tb=short", "-o", "faulthandler_timeout=60"]
     # In pytest's own folder, processes remove old folders while others list them.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
         code, out, err = _run([*command, f"--basetemp={own}/tests"], deadline - time.monotonic())
-    last = max(map(err.rfind, ("Timeout (", "Fatal Python error")))  # the stacks of a test that took long, or died
-    text = out[-TAIL:] + (err[-TAIL:] if last < 0 else err[last : last + TAIL])
-    result: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
-    cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own
-    for case in cases:
-        wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
-        skipped = case.find("skipped")
-        if wrong is not None:
-            result["failed"] += 1
-            test = f"{case.get('classname')}::{case.get('name')}"
-            why = _ABSOLUTE.sub("", f"{wrong.get('message')}\n{wrong.text}")
-            result["failures"].append({"test": test, "why": why[-700:]})
-        elif skipped is not None:
-            result["xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"] += 1
-        else:
-            result["passed"] += 1
-    if code not in (0, 1, 5) or (code == 1 and not result["failures"]):
-        result["failures"].append({"test": name, "why": _ABSOLUTE.sub("", text)[-2 * TAIL :]})
+    tests = read_outcomes(log)
+    result = {outcome: sum(test["outcome"] == outcome for test in tests) for outcome in OUTCOMES}
+    failures = [
+        {"test": test["test"], "why": _ABSOLUTE.sub("", test["why"])[-700:]}
+        for test in tests
+        if test["outcome"] == "failed"
+    ]
+    if code not in (0, 1, 5) or (code == 1 and not failures):
+        last = max(map(err.rfind, ("Timeout (", "Fatal Python error")))  # the stacks of a test that took long, or died
+        text = out[-TAIL:] + (err[-TAIL:] if last < 0 else err[last : last + TAIL])
+        failures.append({"test": name, "why": _ABSOLUTE.sub("", text)[-2 * TAIL :]})
         result["failed"] += 1
-    return {**result, "seconds": round(time.perf_counter() - start, 1)}
+    return {**result, "failures": failures, "seconds": round(time.perf_counter() - start, 1)}
 
 
 def truth(names: Sequence[str], out: Path, limit_s: float) -> dict[str, Any]:
     """Return how often the capability answers agree with a strict run, over the cases that the time allows."""
-    sys.path[:0] = [str(ROOT / "scripts")]
     from capability_truth import joined
 
     def answered(job: tuple[str, int]) -> tuple[list[dict[str, Any]], str]:
@@ -288,11 +276,6 @@ def _run(program: Sequence[str], limit_s: float, **variables: str) -> tuple[int,
             stream.seek(0)
             texts.append(stream.read().decode(errors="replace"))
     return code, texts[0], texts[1] + note
-
-
-def _git_commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)  # noqa: S607
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -43,15 +43,11 @@ def main() -> int:
     jobs.add_parser("live", help="read the kernel registry of a provider that works here").add_argument("device")
     jobs.add_parser("check", help="exit with 1 when a list is not in its normal form or repeats the one before")
     args = parser.parse_args()
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    match args.job:
-        case "check":
-            problems = list(check())
-            print("\n".join(problems) or "the lists are in order")
-            return int(bool(problems))
-        case "live":
-            ep, version, source, claims = from_live(parse_device(args.device))
-            write(ep, version, claims, f"{source} on {today}")
+    if args.job == "check":
+        problems = list(check())
+        print("\n".join(problems) or "the lists are in order")
+        return int(bool(problems))
+    write_live(parse_device(args.device))
     return 0
 
 
@@ -165,8 +161,8 @@ def joined(kernels: list[dict[str, frozenset[str]]]) -> list[dict[str, frozenset
     return kernels
 
 
-def from_live(device: Device) -> tuple[str, str, str, tuple[KernelClaim, ...]]:
-    """Return the execution provider of a device that works here, ONNX Runtime's version, the source and the kernels.
+def write_live(device: Device) -> None:
+    """Write the list of a device that works here.
 
     Raises:
         ValueError: ONNX Runtime cannot list the provider's kernels here.
@@ -181,8 +177,9 @@ def from_live(device: Device) -> tuple[str, str, str, tuple[KernelClaim, ...]]:
     plugin = plugin_for(provider.ep_name)
     core = runtime.describe_runtime()
     source = f"{plugin.distribution} {plugin.version} with {core}" if plugin else core
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     version = str(runtime.onnxruntime().__version__)
-    return provider.ep_name, version, f"kernel registry of {source}, read", claims
+    write(provider.ep_name, version, claims, f"kernel registry of {source}, read on {today}")
 
 
 if __name__ == "__main__":

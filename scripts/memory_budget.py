@@ -32,6 +32,7 @@ from figures.record import fresh, peak_bytes, sampled  # noqa: E402
 from rlx_ort import CompileOptions, Device, Graph, GraphDevices, Session, environment, load, memory_use, to_onnx  # noqa: E402
 from rlx_ort.execution.residency import residency  # noqa: E402
 from rlx_ort.made_up import random_inputs  # noqa: E402
+from rlx_ort.numerics import relative_error  # noqa: E402
 from rlx_ort.providers.engine.compiled.models import watched  # noqa: E402
 from rlx_ort.providers.hardware import private_bytes, release_free_heap  # noqa: E402
 from rlx_ort.providers.registry import provider_of, require_available  # noqa: E402
@@ -124,8 +125,7 @@ def serve(device: Device, requests: int, threads: int, megabytes: float, cache: 
             except Exception as err:
                 wrong.append(f"model {which}: {type(err).__name__}: {err}")
                 continue
-            off = float(np.abs(got - wanted[which][number]).max() / np.abs(wanted[which][number]).max())
-            if not off <= TOLERANCE:
+            if (off := relative_error(got, wanted[which][number])) > TOLERANCE:
                 wrong.append(f"model {which}: differs by {off:.2e}")
 
     pool, ledger = ThreadPoolExecutor(threads), partial(residency().used, device)

@@ -30,8 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers"), str(ROOT / "scripts"
 from model_corpus import UserModel, corpus  # noqa: E402  # a helper of the tests
 
 import rlx_ort  # noqa: E402
-from figures.child import Child  # noqa: E402
-from figures.record import turns_of  # noqa: E402
+from figures.record import Child, turns_of  # noqa: E402
 from rlx_ort.device import Device  # noqa: E402
 from rlx_ort.errors import LegalizeError, PlacementError, RlxError  # noqa: E402
 from rlx_ort.execution.compiled import CompiledGraph  # noqa: E402
@@ -168,14 +167,12 @@ def _settled(run: Callable[[], Any], compiled: CompiledGraph) -> float:
     """Run until no session is opened in the background either, and return the seconds of the last run."""
     end = time.monotonic() + MOST_SETTLED_S
     _warmed(run, WARM_S)
-    while time.monotonic() < end and _opening(compiled):
+    while time.monotonic() < end and any(
+        each.state == "opening" for each in compiled.device_graph_report().sized or ()
+    ):
         time.sleep(0.01)  # for the thread that opens it
         run()
     return _warmed(run)
-
-
-def _opening(compiled: CompiledGraph) -> bool:
-    return any(each.state == "opening" for each in compiled.device_graph_report().sized or ())
 
 
 def _warmed(run: Callable[[], Any], least_s: float = 0.0) -> float:

@@ -145,10 +145,8 @@ def work(kind: str, name: str, folder: Path, options: argparse.Namespace) -> Non
         begun = time.perf_counter()
         with contextlib.redirect_stdout(sys.stderr):  # the optimizer prints
             run = way(kind, name, folder, dict(feeds), options)
-        errors = [
-            float(np.abs(got - want).max() / np.abs(want).max())
-            for got, want in zip(run(), wanted.values(), strict=True)
-        ]
+        pairs = zip(run(), wanted.values(), strict=True)
+        errors = [float(np.abs(got - want).max() / np.abs(want).max()) for got, want in pairs]
     for _ in range(20):
         run()
     print(json.dumps({"error": max(errors), "ready_s": time.perf_counter() - begun}), flush=True)

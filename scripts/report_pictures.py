@@ -96,11 +96,6 @@ def written(name: str, folder: Path) -> str:
     return page.as_uri()
 
 
-def served(stack: contextlib.ExitStack, folder: Path) -> str:
-    """Start a server whose 20 models clients ask for a while, and return the address of its status page."""
-    return f"http://{stack.enter_context(serving_under_load(folder, seconds=90)).http}/"
-
-
 def taken(browser: Any, page: str, theme: str, width: int) -> tuple[bytes, list[str], float]:
     """Return the picture of a page as a PNG, what is wrong with the page, and the seconds of a core to draw it."""
     size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
@@ -143,7 +138,10 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         for name in names:
-            page = served(stack, Path(folder)) if name == SERVED else written(name, Path(folder))
+            if name == SERVED:
+                page = f"http://{stack.enter_context(serving_under_load(Path(folder), seconds=90)).http}/"
+            else:
+                page = written(name, Path(folder))
             for theme, width in VIEWS:
                 data, wrong, drawn_s = taken(browser, page, theme, width)
                 (PICTURES / f"{name}-{theme}-{width}.png").write_bytes(data)

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "helpers")]
 from served_models import started_command  # noqa: E402  # a helper of the tests
 
 from figures.graphs import Maker  # noqa: E402
-from figures.record import Figure, machine, process_seconds, seconds_of, show  # noqa: E402
+from figures.record import Figure, in_turns, machine, process_seconds, seconds_of, show  # noqa: E402
 from rlx_ort.converters.files import save_onnx  # noqa: E402
 from rlx_ort.deploy.create import Recipe, create_package  # noqa: E402
 from rlx_ort.deploy.open import load, warm_package  # noqa: E402
@@ -120,15 +121,15 @@ def overhead(folder: Path, args: argparse.Namespace, rounds: int) -> Iterator[Fi
         calls: dict[str, Callable[[], object]] = {"direct": lambda: compiled.run(feeds)}
         for kind, address in zip(("http", "grpc"), addresses, strict=True):
             calls[kind] = caller(kind, address, "product", tensors)
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for turn in range(-1, rounds):
-            for name, call in list(calls.items())[:: 1 if turn % 2 else -1]:
-                median = statistics.median(seconds_of(call) for _ in range(200)) * 1e3
-                times[name] += [median] if turn >= 0 else []
-    p50 = {name: lower(values) for name, values in times.items()}
+        times = in_turns(*(partial(_median_ms, call) for call in calls.values()), rounds=rounds, warm=1)
+    p50 = dict(zip(calls, map(lower, times), strict=True))
     detail = ", ".join(f"{name} {value:.3f}" for name, value in p50.items())
     yield Figure("HTTP binary over CompiledGraph.run, p50", p50["http"] - p50["direct"], "ms", 0.5, detail)
     yield Figure("gRPC over CompiledGraph.run, p50", p50["grpc"] - p50["direct"], "ms")
+
+
+def _median_ms(call: Callable[[], object]) -> float:
+    return statistics.median(seconds_of(call) for _ in range(200)) * 1e3
 
 
 def batching(folder: Path, args: argparse.Namespace) -> Iterator[Figure]:
@@ -144,9 +145,8 @@ def batching(folder: Path, args: argparse.Namespace) -> Iterator[Figure]:
             p95 = [lower([each["p95"] for each in side]) for side in zip(*many, strict=True)]
             stats = http.InferenceServerClient(batched).get_inference_statistics(model)["model_stats"][0]
             rows = int(stats["inference_count"]) / max(1, int(stats["execution_count"]))
-            detail = (
-                f"{rates[0]:.0f} and {rates[1]:.0f}/s, p95 {p95[0]:.1f} and {p95[1]:.1f} ms, {rows:.1f} rows a batch"
-            )
+            detail = f"{rates[0]:.0f} and {rates[1]:.0f}/s, p95 {p95[0]:.1f} and {p95[1]:.1f} ms, "
+            detail += f"{rows:.1f} rows a batch"
             ratio = statistics.median(two["rate"] / one["rate"] for one, two in many)
             least = _LEAST_GAIN.get(model) if args.devices == "cpu" else _GPU_GAIN
             title = f"{model}: requests/s of {args.clients} clients, single over batched"
@@ -209,10 +209,7 @@ def startup(folder: Path, tokens: int, rounds: int) -> Iterator[Figure]:
         "REST": lambda: _ready_seconds(path, "0"),
         "REST alone": lambda: _ready_seconds(path, "-1"),
     }
-    times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for turn in range(rounds):
-        for kind, measure in list(kinds.items())[:: 1 if turn % 2 else -1]:
-            times[kind].append(measure())
+    times = dict(zip(kinds, in_turns(*kinds.values(), rounds=rounds), strict=True))
     detail = ", ".join(f"{kind} {statistics.median(taken):.3f} s" for kind, taken in times.items())
     over = {"start_package": ("InferenceSession", 0.5)} | dict.fromkeys(("REST", "REST alone"), ("start_package", 1.3))
     for kind, (base, target) in over.items():

@@ -20,7 +20,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,21 +153,20 @@ def _soak(asked: argparse.Namespace) -> int:
             time.sleep(order.random() * PAUSE_S)
             _request(runner, tally, cases[-1] if large else order.choice(cases[: len(SIZES)]), order)
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(asked.threads)]
-    troubles = []
-    if "fault" in asked.devices:
-        troubles.append(threading.Thread(target=_faults, args=(fault, runners, done, asked.seed)))
-    if "cuda" in asked.devices:
-        troubles.append(threading.Thread(target=_take_memory, args=(done,)))
-    for thread in [*threads, *troubles]:
-        thread.start()
-    with sampled(lambda: psutil.Process().memory_info().rss, 1.0) as memory:
-        for thread in threads:
-            thread.join()
-    took_s = time.perf_counter() - begun
-    done.set()
-    for thread in troubles:
-        thread.join()
+    troubles = [partial(_faults, fault, runners, done, asked.seed)] if "fault" in asked.devices else []
+    troubles += [partial(_take_memory, done)] if "cuda" in asked.devices else []
+    with (
+        ThreadPoolExecutor(asked.threads + len(troubles)) as pool,
+        sampled(lambda: psutil.Process().memory_info().rss, 1.0) as memory,
+    ):
+        running = [pool.submit(trouble) for trouble in troubles]
+        try:
+            list(pool.map(client, range(asked.threads)))
+        finally:
+            done.set()
+        took_s = time.perf_counter() - begun
+    for each in running:
+        each.result()
     health = [[f"{row.device.label} {row.state.value} {row.failures}" for row in runner.health()] for runner in runners]
     for runner in runners:
         runner.close()

@@ -103,9 +103,8 @@ def of_table(table: Mapping[str, Any]) -> Architecture:
         model.config.use_cache = False
     cases = tuple(table.get("cases", IMAGES if "image" in table else TEXT))
     called = Called(model, [each.name for each in inputs], table)
-    return Architecture(
-        called, inputs, tuple(table.get("fields", ["output"])), cases, tuple(table.get("opsets", (17,)))
-    )
+    outputs, opsets = tuple(table.get("fields", ["output"])), tuple(table.get("opsets", (17,)))
+    return Architecture(called, inputs, outputs, cases, opsets)
 
 
 def main() -> int:
@@ -144,34 +143,26 @@ def keep(name: str, built: Architecture) -> dict[str, Any]:
             kept[f"{case}.{at}"], kept[f"{case}.{at}.shape"] = sampled(output), np.asarray(output.shape, np.int64)
     np.savez_compressed(FOLDER / f"{name}.npz", **kept)
     expected = [[Expected(output.shape, sampled(output)) for output in outputs] for outputs in results]
-    entry: dict[str, Any] = {
-        "inputs": [_without_defaults(each) for each in built.inputs],
-        "cases": built.cases,
-        "exports": [],
-        "left_out": [],
-    }
+    given = [_without_defaults(each) for each in built.inputs]
+    entry: dict[str, Any] = {"inputs": given, "cases": built.cases, "exports": [], "left_out": []}
     for exporter, opset in (*(("torchscript", opset) for opset in built.opsets), ("dynamo", None)):
         title = f"{exporter} {opset or ''}".strip()
         try:
             model = export(built, exporter, opset, cases[1])
             skeleton = without_weights(model, parameters)
-            errors = [
-                _error(restored(skeleton).SerializeToString(), feeds, want)
-                for feeds, want in zip(cases, expected, strict=True)
-            ]
+            whole = restored(skeleton).SerializeToString()
+            errors = [_error(whole, feeds, want) for feeds, want in zip(cases, expected, strict=True)]
         except Exception as err:  # whatever an exporter raises
             reason = _COLOUR.sub("", f"{type(err).__name__}: {err}".splitlines()[0])[:200]
             entry["left_out"].append({"export": title, "reason": reason})
             print(f"{name:20} {title:16} left out: {reason}", flush=True)
             continue
-        versions = {each.domain: each.version for each in model.opset_import}
-        written = versions[""]
+        written = next(each.version for each in model.opset_import if not each.domain)
         if max(errors) > BOUND:
-            reason = (
-                f"ONNX Runtime's results are off by {max(errors):.1e}, by case {[f'{each:.0e}' for each in errors]}"
-            )
+            by_case = [f"{each:.0e}" for each in errors]
+            reason = f"ONNX Runtime's results are off by {max(errors):.1e}, by case {by_case}"
             entry["left_out"].append({"export": title, "reason": reason})
-        elif any(each == {"exporter": exporter, "opset": written} for each in entry["exports"]):
+        elif {"exporter": exporter, "opset": written} in entry["exports"]:
             continue
         else:
             entry["exports"].append({"exporter": exporter, "opset": written})
@@ -224,9 +215,9 @@ def answers(built: Architecture, feeds: Mapping[str, Any]) -> list[np.ndarray[An
 def export(built: Architecture, exporter: str, opset: int | None, feeds: Mapping[str, Any]) -> onnx.ModelProto:
     """Return an ONNX model as an exporter writes it."""
     tensors = tuple(torch.from_numpy(array) for array in feeds.values())
-    dynamic = {
-        each.name: {at: dim for at, dim in enumerate(each.dims) if isinstance(dim, str)} for each in built.inputs
-    }
+    dynamic: dict[str, dict[int, str]] = {}
+    for each in built.inputs:
+        dynamic[each.name] = {at: dim for at, dim in enumerate(each.dims) if isinstance(dim, str)}
     names = {"input_names": list(dynamic), "output_names": list(built.outputs)}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "model.onnx"

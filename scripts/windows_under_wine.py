@@ -122,9 +122,7 @@ def main() -> int:
     """Do what the command line asks for and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx_ort" / "wine"
-    parser.add_argument(
-        "--cache", type=Path, default=cache, help="folder for all that is set up (default: %(default)s)"
-    )
+    parser.add_argument("--cache", type=Path, default=cache, help="folder for what is set up (default: %(default)s)")
     commands = parser.add_subparsers(dest="command", required=True)
     each = commands.add_parser("setup", help="set up an environment and stop")
     each.add_argument("environment", nargs="?", choices=EXTRAS, default="cpu")
@@ -142,15 +140,13 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # the processes of Wine are ended in every case
         signal.signal(number, lambda *_: sys.exit(1))
     try:
+        if options.command == "test":
+            return test(options)
         if options.command == "age":
             print(age())
             return 0
-        if options.command == "test":
-            return test(options)
         with windows(options.cache.resolve(), options.environment) as found:
-            if options.command == "setup":
-                return 0
-            return found.python(*options.arguments).returncode
+            return found.python(*options.arguments).returncode if options.command == "python" else 0
     except SetupError as err:
         print(f"windows_under_wine: {err}", file=sys.stderr)
         return 1
@@ -211,11 +207,6 @@ class Windows:
         """The folder for what a run writes."""
         return self.drive / "rlx" / "out"
 
-    @property
-    def packages(self) -> Path:
-        """The folder of the environment's packages."""
-        return self.drive / "rlx" / self.name / "Lib" / "site-packages"
-
     def wine(self, *arguments: str, folder: str = "/", **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a program of Windows; without a display no window is ever made."""
         variables = [
@@ -260,16 +251,14 @@ def windows(cache: Path, name: str) -> Iterator[Windows]:
             found.display = stack.enter_context(display(system))
         stack.callback(found.stop)
         began = time.monotonic()
-        once(
-            found.prefix / "python-ready",
-            [LAYOUT, PYTHON_SHA256, UCRT_SHA256, wine_version(system)],
-            lambda: make_prefix(found),
-        )
+        made_of = [LAYOUT, PYTHON_SHA256, UCRT_SHA256, wine_version(system)]
+        once(found.prefix / "python-ready", made_of, lambda: make_prefix(found))
         wanted = requirements(EXTRAS[name])
-        text = [wanted, PATCHES, *(shim.read_text(encoding="utf-8") for shim in SHIMS)]
+        text = [wanted, PSUTIL_PATCHED, *(shim.read_text(encoding="utf-8") for shim in SHIMS)]
         once(found.prefix / f"{name}-ready", text, lambda: make_environment(found, wanted))
         files = project_files()
-        once(found.prefix / f"{name}-project", [found.name, digest(files)], lambda: put_project(found, files))
+        contents = [(file, hashlib.sha256((ROOT / file).read_bytes()).hexdigest()) for file in files]
+        once(found.prefix / f"{name}-project", contents, lambda: put_project(found, files))
         found.versions = versions(found)
         print(f"set up in {time.monotonic() - began:.0f} s, {size_mb(cache)} MB: {found.versions}", flush=True)
         yield found
@@ -289,9 +278,7 @@ def set_up_system(cache: Path) -> System:
         if wine_major(here) < WINE:
             raise SetupError(f"the Wine that apt-get installed is older than {WINE}")
         return here
-    mounts = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True, check=False)  # noqa: S607
-    if mounts.returncode:
-        raise SetupError(f"no right to mount, which a folder with Debian 13 needs: {mounts.stderr.strip()}")
+    run(["unshare", "--mount", "true"], "no right to mount, which a folder with Debian 13 needs")
     if shutil.which("mmdebstrap") is None:
         here.install(["mmdebstrap"])
     system = System(cache, cache / "debian")
@@ -309,11 +296,9 @@ def unpack_debian(folder: Path) -> None:
     archives = [line.split()[0] for line in listed if line and not line.split()[-1].endswith("-security")]
     if not archives:
         raise SetupError("apt has no source of packages; configure one and run apt-get update")
-    command = ["mmdebstrap", "--quiet", "--variant=apt", "--components=main"]
-    command += [
-        '--aptopt=APT::Install-Recommends "false"',
-        f"--include={','.join((*WINE_PACKAGES, 'ca-certificates'))}",
-    ]
+    included = ",".join((*WINE_PACKAGES, "ca-certificates"))
+    command = ["mmdebstrap", "--quiet", "--variant=apt", "--components=main", f"--include={included}"]
+    command.append('--aptopt=APT::Install-Recommends "false"')
     run([*command, RELEASE, str(folder), archives[0]], f"mmdebstrap cannot unpack {RELEASE}")
     (folder / "rlx").mkdir()
 
@@ -350,6 +335,7 @@ def make_prefix(found: Windows) -> None:
 def make_environment(found: Windows, wanted: str) -> None:
     """Make the virtual environment with all packages but the project, and bridge gaps of Wine."""
     folder = found.drive / "rlx" / found.name
+    packages = folder / "Lib" / "site-packages"
     shutil.rmtree(folder, ignore_errors=True)
     made = found.wine("C:\\Python313\\python.exe", "-m", "venv", "--without-pip", f"C:\\rlx\\{found.name}")
     if made.returncode:
@@ -357,20 +343,20 @@ def make_environment(found: Windows, wanted: str) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
         listed.write(wanted)
         listed.flush()
-        target = ["--target", str(found.packages), "--python-platform", "x86_64-pc-windows-msvc"]
+        target = ["--target", str(packages), "--python-platform", "x86_64-pc-windows-msvc"]
         target += ["--python-version", PYTHON, "--only-binary", ":all:", "--require-hashes", "-r", listed.name]
         run(["uv", "pip", "install", "--quiet", *target], "the wheels for Windows cannot be fetched")
-    for name, (old, new) in PATCHES.items():
-        text = (found.packages / name).read_text(encoding="utf-8")
-        if old not in text:
-            raise SetupError(f"{name} has changed: look again at what Wine lacks for it")
-        (found.packages / name).unlink()  # it may be a link into uv's cache
-        (found.packages / name).write_text(text.replace(old, new, 1), encoding="utf-8")
+    path = packages / "psutil" / "_pswindows.py"
+    text = path.read_text(encoding="utf-8")
+    if PSUTIL_READS not in text:
+        raise SetupError(f"{path.name} of psutil has changed: look again at what Wine lacks for it")
+    path.unlink()  # it may be a link into uv's cache
+    path.write_text(text.replace(PSUTIL_READS, PSUTIL_PATCHED, 1), encoding="utf-8")
     for shim in SHIMS if found.name == "directml" else SHIMS[:1]:
-        shutil.copyfile(shim, found.packages / shim.name)
+        shutil.copyfile(shim, packages / shim.name)
     if found.name == "webgpu":  # Dawn finds the loader beside its plugin only: its search of system folders fails
         loader = found.drive / "windows" / "system32" / "vulkan-1.dll"
-        shutil.copyfile(loader, found.packages / "onnxruntime_ep_webgpu" / loader.name)
+        shutil.copyfile(loader, packages / "onnxruntime_ep_webgpu" / loader.name)
 
 
 def project_files() -> list[str]:
@@ -381,20 +367,10 @@ def project_files() -> list[str]:
     except SetupError:
         ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
         patterns = [".git", *(line.strip("/") for line in ignored)]
+        hidden = re.compile("|".join(map(fnmatch.translate, patterns)))
         paths = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
-        hidden = {
-            path for path in paths for part in path.parts if any(fnmatch.fnmatch(part, each) for each in patterns)
-        }
-        listed = [str(path) for path in paths if path not in hidden]
+        listed = [str(path) for path in paths if not any(map(hidden.match, path.parts))]
     return sorted(name for name in set(listed) if (ROOT / name).is_file())
-
-
-def digest(names: Sequence[str]) -> str:
-    """Return a hash of files of the checkout."""
-    found = hashlib.sha256()
-    for name in names:
-        found.update(f"{name}\0".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
-    return found.hexdigest()
 
 
 def put_project(found: Windows, files: Sequence[str]) -> None:
@@ -522,9 +498,8 @@ def last_line(text: str) -> str:
 
 def wine_version(system: System) -> str:
     """Return the version of Wine, or nothing where there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        done = subprocess.run(system.command("wine", "--version"), capture_output=True, text=True, check=False)
-        return done.stdout.strip()
+    with contextlib.suppress(SetupError):
+        return run(system.command("wine", "--version"), "Wine does not start").strip()
     return ""
 
 
@@ -547,13 +522,10 @@ def size_mb(folder: Path) -> int:
 
 SHIMS = [ROOT / "tests" / "data" / "wine" / name for name in ("sitecustomize.py", "direct3d_shim.py")]
 """Modules for the environments: of all, and of the one with DirectML beside it."""
-PATCHES = {
-    "psutil/_pswindows.py": (
-        "            return cext.proc_memory_info(self.pid)\n",
-        "            raw = cext.proc_memory_info(self.pid)\n"
-        "            return (*raw[:-1], raw[7])  # Wine sets no PrivateUsage; PagefileUsage is the same\n",
-    )
-}
+PSUTIL_READS = "            return cext.proc_memory_info(self.pid)\n"
+PSUTIL_PATCHED = """            raw = cext.proc_memory_info(self.pid)
+            return (*raw[:-1], raw[7])  # Wine sets no PrivateUsage; PagefileUsage is the same
+"""
 
 
 # What is run
@@ -577,8 +549,7 @@ def test(options: argparse.Namespace) -> int:
             record.setdefault("setup", {})[name] = spent
             for part in (part for part in parts if PARTS[part].environment == name):
                 start = origin()
-                result = run_part(found, part, sharded(PARTS[part], options.shard), logs, options.seconds)
-                result |= {"shard": options.shard} if options.shard else {}
+                result = run_part(found, part, logs, options.shard, options.seconds)
                 for each in [each for each in result.get("failures", []) if not each["cause"]]:
                     failed += 1
                     print(f"failed: {each['test']}: {each['why']}", flush=True)
@@ -589,11 +560,6 @@ def test(options: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
-def sharded(part: Part, shard: str) -> Part:
-    """Return a part with each Nth of its tests."""
-    return replace(part, options=(*part.options, f"--shard={shard}")) if shard and part.tests else part
-
-
 def origin() -> dict[str, str]:
     """Return the commit and the day of a run."""
     commit = ""
@@ -602,29 +568,31 @@ def origin() -> dict[str, str]:
     return {"commit": commit, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
 
 
-def run_part(found: Windows, name: str, part: Part, logs: Path, most_s: float) -> dict[str, Any]:
-    """Run a part and return its counts, seconds and every failure."""
+def run_part(found: Windows, name: str, logs: Path, shard: str, most_s: float) -> dict[str, Any]:
+    """Run a part, or of its tests those of a shard, and return its counts, seconds and every failure."""
     print(f"\n=== {name}", flush=True)
-    began = time.monotonic()
+    part, began = PARTS[name], time.monotonic()
     (found.out / DXIL).unlink(missing_ok=True)
-    if part.script:
-        if name == "readme":
-            return {**run_readme(found, logs / "readme.log"), "seconds": round(time.monotonic() - began)}
+    if name == "readme":
+        result = run_readme(found, logs / "readme.log")
+    elif part.script:
         for kind in ("json", "jsonl"):
             (found.out / f"{name}.{kind}").unlink(missing_ok=True)
         done = found.python(*part.script)
         result = truth_summary(found.out) if name == "truth" else models_summary(found.out)
         if done.returncode and not result["failures"]:
             result["failures"] = [{"test": part.script[0], "cause": "", "why": f"it ended with {done.returncode}"}]
-        return {"seconds": round(time.monotonic() - began), **result}
-    outcomes = found.out / f"{name}.jsonl"
-    outcomes.unlink(missing_ok=True)
-    run_pytest(found, part, part.tests, outcomes, began + most_s if most_s else 0.0)
-    result = {"seconds": round(time.monotonic() - began), **summary(outcomes)}
-    shutil.copyfile(outcomes, logs / outcomes.name)
-    counts = result["counts"]
-    print(f"{name}: {', '.join(f'{counts[kind]} {kind}' for kind in counts)} in {result['seconds']} s", flush=True)
-    return result
+    else:
+        outcomes = found.out / f"{name}.jsonl"
+        outcomes.unlink(missing_ok=True)
+        taken = replace(part, options=(*part.options, f"--shard={shard}")) if shard else part
+        run_pytest(found, taken, part.tests, outcomes, began + most_s if most_s else 0.0)
+        result = summary(outcomes)
+        shutil.copyfile(outcomes, logs / outcomes.name)
+    seconds = round(time.monotonic() - began)
+    if counts := result.get("counts"):
+        print(f"{name}: {', '.join(f'{counts[kind]} {kind}' for kind in counts)} in {seconds} s", flush=True)
+    return {"seconds": seconds, **result, **({"shard": shard} if shard else {})}
 
 
 def run_readme(found: Windows, log: Path) -> dict[str, Any]:
@@ -663,21 +631,25 @@ def run_pytest(found: Windows, part: Part, places: Sequence[str], outcomes: Path
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *part.options]
     arguments += [f"--ignore={place}" for place in part.without]
     arguments += [f"--outcomes={OUT}\\{outcomes.name}", f"--at-most={part.at_most}", f"--basetemp={OUT}\\tests"]
+    from outcomes import read_outcomes  # a helper of the tests; it needs pytest
+
     while not end or time.monotonic() < end:
-        before = started(outcomes)
+        before = len(read_outcomes(outcomes))
         with stopped_if_still(found, outcomes) as still:
             code = found.python(*arguments, *places).returncode
         what = f"does not end in {STILL_S} s" if still.is_set() else "ends the process"
-        entries = started(outcomes)
+        entries = read_outcomes(outcomes)
         open_ones = [entry["test"] for entry in entries if not entry["outcome"]]
-        if open_ones and len(entries) - len(before) <= 1:
+        ended = not open_ones and (code not in (0, 1) or len(entries) == before or not part.at_most)
+        failed: dict[str, str] = {}
+        if open_ones and len(entries) - before <= 1:
+            failed = {"test": open_ones[-1], "why": what}
+        elif ended and code not in (0, 1, 5):
+            failed = {"test": " ".join(places), "why": f"pytest ended with {code}"}
+        if failed:
             with outcomes.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"test": open_ones[-1], "outcome": "failed", "why": what}) + "\n")
-        elif not open_ones and (code not in (0, 1) or len(entries) == len(before) or not part.at_most):
-            if code not in (0, 1, 5):
-                entry = {"test": " ".join(places), "outcome": "failed", "why": f"pytest ended with {code}"}
-                with outcomes.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(entry) + "\n")
+                file.write(json.dumps({**failed, "outcome": "failed"}) + "\n")
+        if ended:
             return
 
 
@@ -707,22 +679,15 @@ def stopped_if_still(found: Windows, outcomes: Path) -> Iterator[threading.Event
         watcher.join()
 
 
-def started(outcomes: Path) -> list[dict[str, Any]]:
-    """Return the tests that began so far."""
-    from outcomes import read_outcomes  # a helper of the tests
-
-    lines = outcomes.read_text(encoding="utf-8").splitlines() if outcomes.exists() else []
-    return list(read_outcomes(lines))
-
-
 def summary(outcomes: Path) -> dict[str, Any]:
     """Return counts, every failure, and for what reasons tests were skipped or expected to fail."""
-    entries = started(outcomes)
+    from outcomes import read_outcomes
+
     refused = of_vkd3d(outcomes.parent)
     counts = dict.fromkeys(("passed", "failed", "skipped", "xfailed"), 0)
     failures = []
     reasons: dict[str, dict[str, int]] = {"skipped": {}, "xfailed": {}}
-    for entry in entries:
+    for entry in read_outcomes(outcomes):
         outcome = entry["outcome"] or "failed"
         counts[outcome] += 1
         if outcome == "failed":
@@ -731,11 +696,8 @@ def summary(outcomes: Path) -> dict[str, Any]:
         elif outcome in reasons:
             why = re.sub(r"[A-Za-z]:\\\S+", "PATH", entry["why"])[:200].strip()
             reasons[outcome][why] = reasons[outcome].get(why, 0) + 1
-    return {
-        "counts": counts,
-        "failures": failures,
-        **{kind: dict(sorted(each.items())) for kind, each in reasons.items()},
-    }
+    listed = {kind: dict(sorted(each.items())) for kind, each in reasons.items()}
+    return {"counts": counts, "failures": failures, **listed}
 
 
 def of_vkd3d(out: Path) -> set[str]:
@@ -766,13 +728,11 @@ def truth_summary(out: Path) -> dict[str, Any]:
 def models_summary(out: Path) -> dict[str, Any]:
     """Return for each user model whether it runs on the device, its largest error and which device is chosen."""
     path, refused = out / "models.json", of_vkd3d(out)
-    found: dict[str, Any] = {"rows": {}, "not_reached": "all"}
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-    causes = {name: "vkd3d" if name in refused else "" for name in found["rows"]}
-    failures = [
-        {"test": name, "cause": causes[name], "why": why} for name, row in found["rows"].items() for why in row["wrong"]
-    ]
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": {}, "not_reached": "all"}
+    failures = []
+    for name, row in found["rows"].items():
+        cause = "vkd3d" if name in refused else ""
+        failures += [{"test": name, "cause": cause, "why": why} for why in row["wrong"]]
     if found["not_reached"]:
         failures.append({"test": "models", "cause": "", "why": f"{found['not_reached']} were not reached"})
     return {"models": found["rows"], "failures": failures}

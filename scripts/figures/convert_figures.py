@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from figures.graphs import chain
-from figures.record import Figure, fresh, mapped_bytes, peak_bytes, sampled, seconds_of
+from figures.record import Figure, fresh, peak_bytes, sampled, seconds_of
 from rlx_ort.conversion.convert import ConvertOptions, convert
 from rlx_ort.converters.files import save_onnx
+from rlx_ort.providers.hardware import private_bytes
 
 LAYERS, WIDTH = 192, 2048  # 192 matrices of 16 MiB: 3 GiB
 REPEATS = 3
@@ -44,7 +45,7 @@ def make(path: str) -> None:
 def converted(source: str, target: str, verify: bool, precision: str) -> list[float]:
     """Convert, and return the seconds and the peaks of the resident set and of its anonymous part."""
     options = ConvertOptions(verify=verify, precision=precision or None)
-    with sampled(lambda: mapped_bytes("Anonymous")[0], 0.01) as anonymous:
+    with sampled(private_bytes, 0.01) as anonymous:
         seconds = seconds_of(lambda: convert(source, target, options))
     return [seconds, peak_bytes(), max(anonymous)]
 

@@ -25,6 +25,7 @@ from figures.record import Figure
 from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph, Value
+from rlx_ort.numerics import relative_error
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.registry import is_available
 
@@ -148,8 +149,7 @@ def _timed(ways: Mapping[str, Callable[[int], Any]], count: int) -> dict[str, An
 
 def _check(way: str, got: Any, wanted: Any) -> None:
     for ours, theirs in zip(got, wanted, strict=True):
-        error = float(np.abs(ours - theirs).max()) / max(float(np.abs(theirs).max()), 1e-30)
-        if not error <= 1e-4:
+        if (error := relative_error(ours, theirs)) > 1e-4:
             raise AssertionError(f"{way} is wrong by {error:.1e}")
 
 

@@ -49,8 +49,7 @@ def chain(layers: int, width: int, data: Any = None) -> Graph:
     for layer in range(layers):
         x = x @ graph.param(f"w{layer}", [width, width])
         if data is not None:
-            graph.weights[f"w{layer}"] = TensorData.from_array(
-                data[layer : layer + width * width].reshape(width, width)
-            )
+            square = data[layer : layer + width * width].reshape(width, width)
+            graph.weights[f"w{layer}"] = TensorData.from_array(square)
     graph.outputs = [x]
     return graph

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from functools import partial
 
-from figures.record import Figure, process_seconds
+from figures.record import Figure, in_turns, process_seconds
 
 REPEATS = 15
-COMMANDS = {
-    "numpy": ("-c", "import numpy"),
-    "package": ("-c", "import numpy, rlx_ort"),
-    "help": ("-m", "rlx_ort.cli", "--help"),
-}
+COMMANDS = (("-c", "import numpy"), ("-c", "import numpy, rlx_ort"), ("-m", "rlx_ort.cli", "--help"))
 
 
 def measure() -> Iterator[Figure]:
     """Yield the import time over numpy's own, and the time of `rlx-ort --help`."""
-    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for _ in range(REPEATS):
-        for name, arguments in COMMANDS.items():
-            times[name].append(process_seconds(*arguments))
-    over = statistics.median(after - before for before, after in zip(times["numpy"], times["package"], strict=True))
-    detail = f"numpy alone {statistics.median(times['numpy']) * 1e3:.0f} ms"
-    yield Figure("import rlx_ort, over numpy", over * 1e3, "ms", 60, detail)
-    yield Figure("rlx-ort --help", statistics.median(times["help"]), "s", 0.3)
+    numpy, package, shown = in_turns(*(partial(process_seconds, *command) for command in COMMANDS), rounds=REPEATS)
+    over = statistics.median(after - before for before, after in zip(numpy, package, strict=True))
+    yield Figure(
+        "import rlx_ort, over numpy", over * 1e3, "ms", 60, f"numpy alone {statistics.median(numpy) * 1e3:.0f} ms"
+    )
+    yield Figure("rlx-ort --help", statistics.median(shown), "s", 0.3)

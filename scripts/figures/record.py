@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -14,9 +16,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 MEBIBYTE = 2**20
@@ -27,6 +31,7 @@ function = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])
 print(json.dumps(function(*json.loads(sys.argv[4]))), flush=True)
 """
 _END = object()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ def machine() -> dict[str, Any]:
     # Imported here, or the processes that only measure ONNX Runtime would load this package as well.
     from rlx_ort.errors import EngineError
     from rlx_ort.providers.engine.runtime import describe_runtime
+    from rlx_ort.providers.hardware import cpu_name
 
     versions = {}
     for name in ("rlx_ort", "onnxruntime", "onnx", "numpy"):
@@ -78,20 +84,12 @@ def machine() -> dict[str, Any]:
     facts = {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
-        "processor": _processor(),
+        "processor": cpu_name(),
         "cores": os.cpu_count(),
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else -1.0,
         "python": platform.python_version(),
     }
     return facts | versions
-
-
-def _processor() -> str:
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as stream:
-            return next(line.split(":", 1)[1].strip() for line in stream if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 @dataclass(frozen=True)
@@ -111,21 +109,28 @@ class Turns:
     least_ratio: float
 
 
+def in_turns(*calls: Callable[[], T], rounds: int, warm: int = 0) -> list[list[T]]:
+    """Return the results of each call; every round makes each once, in the other order than the round before.
+
+    The rounds of `warm` go before and do not count.
+    """
+    results: list[list[T]] = [[] for _ in calls]
+    for turn in range(-warm, rounds):
+        for at in range(len(calls))[:: 1 if turn % 2 else -1]:
+            result = calls[at]()
+            results[at] += [result] if turn >= 0 else []
+    return results
+
+
 def turns_of(first: Callable[[], object], second: Callable[[], object], blocks: int, runs: int) -> Turns:
     """Measure two actions in blocks that alternate and swap their order; one block of each goes before as warm-up."""
-    times: tuple[list[float], list[float]] = ([], [])
-    ratios = []
-    for block in range(-1, blocks):
-        medians = [0.0, 0.0]
-        for side in (0, 1) if block % 2 else (1, 0):
-            action = (first, second)[side]
-            samples = [seconds_of(action) for _ in range(runs)]
-            medians[side] = statistics.median(samples)
-            if block >= 0:
-                times[side].extend(samples)
-        if block >= 0:
-            ratios.append(medians[0] / medians[1])
-    return _turns(times, ratios)
+
+    def block(action: Callable[[], object]) -> list[float]:
+        return [seconds_of(action) for _ in range(runs)]
+
+    both = in_turns(lambda: block(first), lambda: block(second), rounds=blocks, warm=1)
+    ratios = [statistics.median(ours) / statistics.median(theirs) for ours, theirs in zip(*both, strict=True)]
+    return _turns([list(itertools.chain(*each)) for each in both], ratios)
 
 
 def step_turns_of(first: Callable[[], Iterable[object]], second: Callable[[], Iterable[object]], blocks: int) -> Turns:
@@ -177,15 +182,41 @@ def fresh(function: Callable[..., Any], *arguments: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def mapped_bytes(*names: str) -> list[int]:
-    """Return sums over this process's memory, such as `Rss`, `Pss` or `Anonymous`, in bytes; 0 but on Linux."""
-    sums = dict.fromkeys(names, 0)
-    if sys.platform == "linux":
-        for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
-            name, _, rest = line.partition(":")
-            if name in sums:
-                sums[name] = int(rest.split()[0]) * 1024
-    return list(sums.values())
+class Child:
+    """Calls functions that may end their process, as drivers do, in another one; after such a call in the next.
+
+    Args:
+        most: calls a process, where it would keep memory or end after more; 0 for any number.
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        self._most = most
+        self._pool = self._started()
+        self._fresh = True
+
+    def call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Return what a function returns. A call that ends a process is repeated once, in one that made no call before.
+
+        Raises:
+            BrokenProcessPool: it ended that one, too.
+        """
+        while True:
+            fresh, self._fresh = self._fresh, False
+            try:
+                return self._pool.submit(function, *arguments).result()
+            except BrokenProcessPool:
+                self.close()
+                self._pool, self._fresh = self._started(), True
+                if fresh:
+                    raise
+
+    def close(self) -> None:
+        """End the process."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _started(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=self._most or None)
 
 
 @contextlib.contextmanager

@@ -12,9 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from figures.graphs import chain
-from figures.record import MEBIBYTE, Figure, fresh, mapped_bytes, seconds_of, turns_of
+from figures.record import MEBIBYTE, Figure, fresh, seconds_of, turns_of
 from rlx_ort.execution.session import Session
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.graph import Graph
@@ -28,7 +29,7 @@ def measure() -> Iterator[Figure]:
     """Yield memory of further sessions, latency of shared weights, and the time to open mapped ones."""
     total = LAYERS * WIDTH * WIDTH * 4 / MEBIBYTE
     if sys.platform == "linux":  # other systems do not report which memory processes share
-        for sharing, kind in (("raw", "Rss"), ("prepacked", "Pss")):
+        for sharing, kind in (("raw", "rss"), ("prepacked", "pss")):
             runs = [fresh(further_sessions, sharing, kind) for _ in range(REPEATS)]
             for ordinal, added in zip(("second", "third"), zip(*runs, strict=True), strict=True):
                 title = f"{total:.0f} MiB of weights on cpu, {sharing}: {kind.upper()} of a {ordinal} session"
@@ -63,7 +64,7 @@ def further_sessions(sharing: str, kind: str) -> list[int]:
     for _ in range(3):
         held.append(session.compile(graph, store))
         held[-1].run({"x": np.ones((1, WIDTH), np.float32)})
-        levels += mapped_bytes(kind)
+        levels.append(getattr(psutil.Process().memory_full_info(), kind))
     return [levels[1] - levels[0], levels[2] - levels[1]]
 
 
@@ -71,10 +72,8 @@ def latency(sharing: str) -> dict[str, float]:
     """Return the times of a way of sharing and of private weights, in turns."""
     graph, store = _filled()
     inputs = {"x": np.ones((8, WIDTH), np.float32)}
-    shared, private = (
-        Session("cpu", CompileOptions(sharing=way)).compile(graph, store)
-        for way in (WeightSharing(sharing), WeightSharing.PRIVATE)
-    )
+    ways = [CompileOptions(sharing=way) for way in (WeightSharing(sharing), WeightSharing.PRIVATE)]
+    shared, private = (Session("cpu", options).compile(graph, store) for options in ways)
     return asdict(turns_of(lambda: shared.run(inputs), lambda: private.run(inputs), 9, 5))
 
 

@@ -7,7 +7,6 @@ with the same file are not run again, and `--at-most N` leaves what is beyond th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ import pytest
 __all__ = ["OutcomeLog", "read_outcomes"]
 
 
-def read_outcomes(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield a record for each test that began: its id, its outcome or nothing, the reason, and seconds."""
+def read_outcomes(log: Path) -> list[dict[str, Any]]:
+    """Return a record for each test that began: its id, its outcome or nothing, the reason, and seconds."""
     found: dict[str, dict[str, Any]] = {}
-    for line in lines:
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
         entry = json.loads(line)
         found.setdefault(entry["test"], {"outcome": "", "why": "", "seconds": 0.0}).update(entry)
-    yield from found.values()
+    return list(found.values())
 
 
 class OutcomeLog:
@@ -36,8 +35,7 @@ class OutcomeLog:
     @pytest.hookimpl(trylast=True)  # after `--shard`
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave out what ended in an earlier call, and what is beyond the number that this one may run."""
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        done = {entry["test"] for entry in read_outcomes(lines) if entry["outcome"]}
+        done = {entry["test"] for entry in read_outcomes(self._path) if entry["outcome"]}
         left = [item for item in items if item.nodeid not in done]
         items[:] = left[: self._at_most] if self._at_most else left
 
