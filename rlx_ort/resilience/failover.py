@@ -142,11 +142,7 @@ class Failover:
         return [replace(self.quarantine.health(device), memory=device_memory(device)) for device in devices]
 
     def run(
-        self,
-        goal: Key,
-        inputs: Mapping[str, Any],
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        self, goal: Key, inputs: Mapping[str, Any], timeout_s: float | None = None, cancel: CancelToken | None = None
     ) -> tuple[Device, Outputs]:
         """Run on the chosen device, or on the next one that answers; return it with the outputs. See `last_run`.
 
@@ -189,17 +185,12 @@ class Failover:
                         self._thread.last = device, began, ended
                         return device, outputs
                     del route
-        return self._answer(self._call(goal, inputs, began, timeout_s, cancel))
-
-    def _call(
-        self, goal: Key, inputs: Mapping[str, Any], began: int, timeout_s: float | None, cancel: CancelToken | None
-    ) -> _Call:
-        """Return a run within the caller's limit, else within that of the options."""
         usual_s = self.options.timeout_s
         if timeout_s is None:
-            return _Call(goal, inputs, began, usual_s, cancel)
+            return self._answer(_Call(goal, inputs, began, usual_s, cancel))
         check_timeout(timeout_s)
-        return _Call(goal, inputs, began, timeout_s, cancel, usual_s is None or timeout_s < usual_s)
+        impatient = usual_s is None or timeout_s < usual_s
+        return self._answer(_Call(goal, inputs, began, timeout_s, cancel, impatient))
 
     def _answer(self, call: _Call, failed: tuple[Device, Exception] | None = None) -> tuple[Device, Outputs]:
         """Answer a run, where `failed` has just failed, if anything."""
@@ -227,7 +218,7 @@ class Failover:
                 return device, outputs
         device, error = failed
         fault, what = fault_of(error)
-        attempt = Attempt(device, _reason(what, error), (self._clock() - call.began) / 1e9)
+        attempt = Attempt(device, f"{what}: {error}", (self._clock() - call.began) / 1e9)
         self._thread.last = (None, call.began, self._clock(), call.began, (attempt,))
         if fault is Fault.DEVICE:
             self._put_out(device, attempt.reason, call.began)
@@ -443,7 +434,7 @@ class Failover:
             return
         let_go(err)
         fault, what = fault_of(err)
-        reason = _reason(what, err)
+        reason = f"{what}: {err}"
         if isinstance(err, StageError):
             device = Device(err.device.label)
         call.attempts.append(Attempt(device, reason, (self._clock() - start) / 1e9))
@@ -485,7 +476,3 @@ _INPUTS = (
 
 def _on_device(inputs: Mapping[str, Any]) -> bool:
     return any(isinstance(value, DeviceTensor) and not getattr(value, "on_host", True) for value in inputs.values())
-
-
-def _reason(what: str, err: Exception) -> str:
-    return f"{what}: {err}"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rlx_ort.errors import CancelledRunError, TimeLimitError
@@ -112,10 +113,7 @@ async def limited_async(
     graph: CompiledGraph | None = None,
 ) -> T:
     """Await a call within limits; cancelling the task ends it as well. See `limited`."""
-
-    def within() -> T:
-        return limited(call, timeout_s=timeout_s, cancel=cancel, grace_s=grace_s, graph=graph)
-
+    within = partial(limited, call, timeout_s=timeout_s, cancel=cancel, grace_s=grace_s, graph=graph)
     return await run_in_background(within)
 
 

@@ -64,26 +64,19 @@ def device_memory(device: Device | str) -> DeviceMemory:
     """
     device = Device(device)
     now = time.monotonic()
-    models = tuple(
-        ModelMemory(
-            each.model,
-            each.nbytes if each.governed else None,
-            each.sessions,
-            each.opened,
-            each.evictions,
-            now - each.used_s,
-        )
-        for each in reversed(residency().residents(device))
-    )
+    models = []
+    for each in reversed(residency().residents(device)):
+        nbytes = each.nbytes if each.governed else None
+        models.append(ModelMemory(each.model, nbytes, each.sessions, each.opened, each.evictions, now - each.used_s))
     budget = budget_of(device)
     provider = provider_of(device)
     reading = None if provider is None else provider.memory(device)
     if reading is not None and reading.whole:
-        return DeviceMemory(device, budget, reading.nbytes, reading.source, models)
+        return DeviceMemory(device, budget, reading.nbytes, reading.source, tuple(models))
     if budget is None:
-        return DeviceMemory(device, None, None, "", models)
+        return DeviceMemory(device, None, None, "", tuple(models))
     source = "weights of the open sessions" if reading is None else f"sum over the sessions, from {reading.source}"
-    return DeviceMemory(device, budget, residency().used(device), source, models)
+    return DeviceMemory(device, budget, residency().used(device), source, tuple(models))
 
 
 def memory_use() -> list[DeviceMemory]:

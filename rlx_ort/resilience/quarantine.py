@@ -114,8 +114,7 @@ class Quarantine:
         Failures of other runs of the same outage do not lengthen it, and neither do those of runs that began before
         the device was last re-admitted.
         """
-        with self._changing():
-            record = self._record(device)
+        with self._changing(device) as record:
             ready = record.state is HealthState.READY or record.spared
             if not ready or (record.failures and begun_ns < record.since_ns):
                 return False
@@ -126,20 +125,18 @@ class Quarantine:
 
     def fail_again(self, device: Device, reason: str, *, wrong: bool = False) -> None:
         """Count a failed check, or a failed run of the last resort, and double the back-off."""
-        with self._changing():
-            record = self._record(device)
+        with self._changing(device) as record:
             record.wrong = wrong or record.wrong
             self._count(record, reason)
 
     def postpone(self, device: Device) -> None:
         """Check a device again after the same back-off, since the check had no result."""
-        with self._changing():
-            self._postpone(self._record(device))
+        with self._changing(device) as record:
+            self._postpone(record)
 
     def set_opening(self, device: Device, owner: object = None) -> bool:
         """Put a device that is ready out until it is opened and checked; return False if it is out already."""
-        with self._changing():
-            record = self._record(device)
+        with self._changing(device) as record:
             if record.state is not HealthState.READY:
                 return False
             record.state, record.since_ns, record.owner = HealthState.OPENING, self._clock(), owner
@@ -147,8 +144,7 @@ class Quarantine:
 
     def give_up(self, device: Device, owner: object) -> None:
         """End an opening or a check that has come to no result, unless another one has begun since."""
-        with self._changing():
-            record = self._record(device)
+        with self._changing(device) as record:
             if record.owner is owner and record.state is HealthState.OPENING:
                 record.state = HealthState.READY
             elif record.owner is owner and record.state is HealthState.ON_TRIAL:
@@ -161,18 +157,18 @@ class Quarantine:
 
     def abandon_openings(self) -> None:
         """Let the devices in whose opening is given up; they are opened when they are next chosen."""
-        with self._changing():
+        with self._lock:
             for record in self._records.values():
                 if record.state is HealthState.OPENING:
                     record.state = HealthState.READY
+            epoch.advance()
 
     def enter_stuck(self, device: Device, reason: str, *, failed: bool = True) -> None:
         """Note that a run does not come back from the device's engine; the device is out.
 
         Unless that is a failure, it is in again as soon as the run has come back.
         """
-        with self._changing():
-            record = self._record(device)
+        with self._changing(device) as record:
             record.stuck += 1
             if failed and (record.state is HealthState.READY or record.spared):
                 self._count(record, reason)
@@ -182,8 +178,7 @@ class Quarantine:
 
     def leave_stuck(self, device: Device) -> None:
         """Note that such a run has come back after all; a device that failed is checked when its back-off is over."""
-        with self._changing():
-            record = self._record(device)
+        with self._changing(device) as record:
             record.stuck -= 1
             if not record.stuck and record.state is HealthState.STUCK:
                 record.state = HealthState.READY if record.spared else HealthState.QUARANTINED
@@ -191,18 +186,18 @@ class Quarantine:
 
     def readmit(self, device: Device) -> None:
         """Let a device in again."""
-        with self._changing():
-            record = self._record(device)
+        with self._changing(device) as record:
             if not record.stuck:
                 record.state, record.since_ns, record.wrong = HealthState.READY, self._clock(), False
 
     def claim(self, owner: object = None) -> Device | None:
         """Return a device whose check is due, which is then on trial; None if there is none."""
-        with self._changing():
+        with self._lock:
             now = self._clock()
             for device, record in self._records.items():
                 if record.state is HealthState.QUARANTINED and record.next_try_ns <= now:
                     record.state, record.owner = HealthState.ON_TRIAL, owner
+                    epoch.advance()
                     return device
         return None
 
@@ -229,14 +224,11 @@ class Quarantine:
             return list(self._records)
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Hold the lock, and end the epoch: routes that were chosen before do not hold after it."""
+    def _changing(self, device: Device) -> Iterator[_Record]:
+        """Give the record of a device under the lock, and end the epoch: routes chosen before do not hold after it."""
         with self._lock:
-            yield
+            yield self._records.setdefault(device, _Record(self._clock()))
             epoch.advance()
-
-    def _record(self, device: Device) -> _Record:
-        return self._records.setdefault(device, _Record(self._clock()))
 
     def _postpone(self, record: _Record) -> None:
         record.state = HealthState.STUCK if record.stuck else HealthState.QUARANTINED
