@@ -160,7 +160,7 @@ def suite(device: str, out: Path, workers: int, limit_s: float, *, alone: bool =
     names.sort(key=lambda name: -SLOW.get(name, 0))
     shards = [(name, f"{at}/{SLOW.get(name, 1)}") for name in names for at in range(SLOW.get(name, 1))]
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        results = list(pool.map(lambda shard: _pytest(*shard, device, folder, deadline), shards))
+        results = list(pool.map(lambda shard: _pytest(shard[0], shard[1], device, folder, deadline), shards))
     counts = {outcome: sum(result[outcome] for result in results) for outcome in OUTCOMES}
     failures = [failure for result in results for failure in result["failures"]]
     times = {" ".join(shard): result["seconds"] for shard, result in zip(shards, results, strict=True)}
@@ -179,11 +179,8 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
         code, out, err = _run([*command, f"--basetemp={own}/tests"], deadline - time.monotonic())
     tests = read_outcomes(log)
     result = {outcome: sum(test["outcome"] == outcome for test in tests) for outcome in OUTCOMES}
-    failures = [
-        {"test": test["test"], "why": _ABSOLUTE.sub("", test["why"])[-700:]}
-        for test in tests
-        if test["outcome"] == "failed"
-    ]
+    failed = [test for test in tests if test["outcome"] == "failed"]
+    failures = [{"test": test["test"], "why": _ABSOLUTE.sub("", test["why"])[-700:]} for test in failed]
     if code not in (0, 1, 5) or (code == 1 and not failures):
         last = max(map(err.rfind, ("Timeout (", "Fatal Python error")))  # the stacks of a test that took long, or died
         text = out[-TAIL:] + (err[-TAIL:] if last < 0 else err[last : last + TAIL])

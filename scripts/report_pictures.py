@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import io
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,14 +23,14 @@ from typing import Any
 import onnx
 from click.testing import CliRunner
 from PIL import Image
-from selenium import webdriver
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "tests" / "helpers")]
 
 import make_text_classifier  # noqa: E402  # a folder of the examples
 import tiny_llama  # noqa: E402
-from served_models import serving_under_load  # noqa: E402  # a helper of the tests
+from headless_chromium import headless_chromium, prefer_theme  # noqa: E402  # a helper of the tests
+from served_models import serving_under_load  # noqa: E402  # another one
 
 import rlx_ort  # noqa: E402
 from rlx_ort.cli import main as rlx  # noqa: E402
@@ -100,8 +99,7 @@ def taken(browser: Any, page: str, theme: str, width: int) -> tuple[bytes, list[
     """Return the picture of a page as a PNG, what is wrong with the page, and the seconds of a core to draw it."""
     size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    feature = {"name": "prefers-color-scheme", "value": theme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    prefer_theme(browser, theme)
     browser.get("about:blank")
     for kind in ("browser", "performance"):
         browser.get_log(kind)
@@ -129,14 +127,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join([*PICTURED, SERVED])}; all by default")
     names = parser.parse_args().names or [*PICTURED, SERVED]
-    options = webdriver.ChromeOptions()
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    options.binary_location = shutil.which("chromium") or ""
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     failed = False
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.ExitStack() as stack,
+        headless_chromium("--hide-scrollbars", recorded=True) as browser,
+    ):
         for name in names:
             if name == SERVED:
                 page = f"http://{stack.enter_context(serving_under_load(Path(folder), seconds=90)).http}/"
@@ -147,7 +143,6 @@ def main() -> int:
                 (PICTURES / f"{name}-{theme}-{width}.png").write_bytes(data)
                 print(f"{name:18} {theme:5} {width:4} drawn in {drawn_s:.2f} s, {len(data):9,} bytes", *wrong)
                 failed |= bool(wrong)
-    browser.quit()
     return int(failed)
 
 

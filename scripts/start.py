@@ -77,11 +77,7 @@ def demo(python: Path) -> int:
         (*cli, "report", model, "--dim", "batch=2", "--dim", "tokens=16"),
         (*cli, "run", model, "--dim", "batch=2", "--dim", "tokens=16", "--outputs", "out/outputs.npz"),
     ]
-    for step in steps:
-        code = run(python, *step)
-        if code:
-            return code
-    return 0
+    return next(filter(None, (run(python, *step) for step in steps)), 0)  # ends at the first failure
 
 
 def run(python: Path, *arguments: str) -> int:

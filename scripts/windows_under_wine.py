@@ -45,6 +45,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from figures.record import sampled
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "helpers")]
 RECORD = ROOT / "docs" / "results" / "windows-under-wine.json"
@@ -659,24 +661,17 @@ def stopped_if_still(found: Windows, outcomes: Path) -> Iterator[threading.Event
 
     A process has stood still in Wine for no reason that could be seen from outside; its test passed when tried again.
     """
-    ended, still = threading.Event(), threading.Event()
+    still, latest_s = threading.Event(), time.time()
 
-    def watch() -> None:
-        latest = time.time()
-        while not ended.wait(2):
-            latest = max(latest, outcomes.stat().st_mtime if outcomes.exists() else 0)
-            if time.time() - latest > STILL_S:
-                still.set()
-                found.stop()
-                return
+    def look() -> None:
+        nonlocal latest_s
+        latest_s = max(latest_s, outcomes.stat().st_mtime if outcomes.exists() else 0)
+        if time.time() - latest_s > STILL_S and not still.is_set():
+            still.set()
+            found.stop()
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with sampled(look, 2.0):
         yield still
-    finally:
-        ended.set()
-        watcher.join()
 
 
 def summary(outcomes: Path) -> dict[str, Any]:
@@ -728,7 +723,9 @@ def truth_summary(out: Path) -> dict[str, Any]:
 def models_summary(out: Path) -> dict[str, Any]:
     """Return for each user model whether it runs on the device, its largest error and which device is chosen."""
     path, refused = out / "models.json", of_vkd3d(out)
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": {}, "not_reached": "all"}
+    found: dict[str, Any] = {"rows": {}, "not_reached": "all"}
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
     failures = []
     for name, row in found["rows"].items():
         cause = "vkd3d" if name in refused else ""

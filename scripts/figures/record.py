@@ -220,8 +220,8 @@ class Child:
 
 
 @contextlib.contextmanager
-def sampled(read: Callable[[], int], pause_s: float) -> Iterator[list[int]]:
-    """Read a number before a `with` block and again and again within it."""
+def sampled(read: Callable[[], T], pause_s: float) -> Iterator[list[T]]:
+    """Read a value before a `with` block and again and again within it."""
     samples, done = [read()], threading.Event()
 
     def sample() -> None:
