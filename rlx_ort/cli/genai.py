@@ -111,7 +111,7 @@ def command(
         text = "".join(map(model.tokenizer.pieces(), written)) if ids is None else None
         run = {"device": model.chosen.device.label, "engine": model.engine, "placement": _placed(model)}
         document |= {"run": {**run, "prompt": tokens, "tokens": written, "text": text, "seconds": seconds}}
-        emit(document, True, lambda _: None)
+        emit(document, as_json)
 
 
 def _write(

@@ -154,13 +154,11 @@ def _print(document: dict[str, Any]) -> None:
     if "memory" in document:
         from rlx_ort.calibration.features import DEFAULT_DIM
 
-        shown = ("total", *_PARTS)
-        print_table(
-            ("memory", *(row["device"] for row in document["memory"])),
-            [
-                (part.replace("_", " "), *(binary_size(row[part]) if row[part] else "" for row in document["memory"]))
-                for part in shown
-            ],
-        )
-        assumed = [name for row in document["memory"] for name in row["assumed_dims"]]
+        needs = document["memory"]
+        table = []
+        for part in ("total", *_PARTS):
+            sizes = (binary_size(row[part]) if row[part] else "" for row in needs)
+            table.append((part.replace("_", " "), *sizes))
+        print_table(("memory", *(row["device"] for row in needs)), table)
+        assumed = [name for row in needs for name in row["assumed_dims"]]
         options.note_assumed("counted", dict.fromkeys(assumed, DEFAULT_DIM))

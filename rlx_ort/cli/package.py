@@ -12,17 +12,7 @@ import click
 import rlx_ort
 from rlx_ort.cli import Commands, options
 from rlx_ort.cli.run import print_run, refusals, written
-from rlx_ort.cli.show import (
-    binary_size,
-    counted,
-    duration,
-    emit,
-    note,
-    print_digests,
-    print_json,
-    print_table,
-    progress,
-)
+from rlx_ort.cli.show import binary_size, counted, duration, emit, note, print_digests, print_table, progress
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.open import WarmedDevice
@@ -122,8 +112,7 @@ def extract(
     with counted(f"writing {target}", package.index.total_bytes) as step:
         package.check_all()
         write_package(target, package.contents(), folder=not as_file, overwrite=force, progress=step)
-    if as_json:
-        print_json({"package": str(target), "sha256": package.sha256, "files": len(package.names)})
+    emit({"package": str(target), "sha256": package.sha256, "files": len(package.names)}, as_json)
     note(f"wrote {target}")
 
 
@@ -150,8 +139,7 @@ def sign(
     with Package(package) as opened, progress(f"signing {package}"):
         sign_package(opened, key, password)
         digest = opened.sha256
-    if as_json:
-        print_json({"package": str(package), "sha256": digest, "signed": True})
+    emit({"package": str(package), "sha256": digest, "signed": True}, as_json)
     note(f"signed {package}; verify it with: rlx-ort package verify {package} --key PUBLIC_KEY")
 
 
@@ -245,9 +233,8 @@ def export(
             except OSError as err:
                 raise rlx_ort.WriteError(f"{target} cannot be written: {err.strerror}; check its rights") from err
             rlx_ort.save_onnx(graph, made, external_data=bool(graph.params), overwrite=force, options=given)
-    if as_json:
-        document = {"written": str(made), "format": form, "batched_along": dim}
-        print_json({**document, "not_batched": why} if why else document)
+    document = {"written": str(made), "format": form, "batched_along": dim}
+    emit({**document, "not_batched": why} if why else document, as_json)
     note(f"wrote {made}")
     if form == "triton":
         note(f"requests are batched along {dim!r}" if dim else f"requests are not batched{why and f': {why}'}")

@@ -149,14 +149,7 @@ def command(
         most_held_bytes=most_held_bytes,
     )
     hosts = frozenset(map(str.lower, allow_host)) or None
-    limits = HttpOptions(
-        most_bytes,
-        token,
-        repository_control,
-        hosts=hosts,
-        access_log=access_log,
-        traces=traces,
-    )
+    limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts, access_log=access_log, traces=traces)
     on_all = host == "0.0.0.0"  # noqa: S104  # it is compared with
     if on_ray and not on_all and given("grpc_port") is ParameterSource.DEFAULT:
         grpc_port = -1

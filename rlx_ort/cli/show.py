@@ -56,11 +56,11 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, Set) else str(value)
 
 
-def emit(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], object]) -> None:
-    """Print the result of a command: one JSON document with --json, else by `show`."""
+def emit(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], object] | None = None) -> None:
+    """Print the result of a command: one JSON document with --json, else by `show`, if there is one."""
     if as_json:
         print_json(document)
-    else:
+    elif show is not None:
         show(document)
 
 

@@ -50,17 +50,8 @@ def _print(tuning: Tuning) -> None:
         ratio = "-" if trial.ratio is None else f"{trial.ratio:.2f}"
         error = "-" if trial.error is None else f"{trial.error:.0e}"
         memory = "-" if trial.memory_bytes is None else binary_size(trial.memory_bytes)
-        rows.append(
-            (
-                trial.variant,
-                duration(trial.run_ns),
-                ratio,
-                error,
-                memory,
-                duration(trial.open_ns),
-                trial.note or "taken",
-            )
-        )
+        outcome = trial.note or "taken"
+        rows.append((trial.variant, duration(trial.run_ns), ratio, error, memory, duration(trial.open_ns), outcome))
     print_table(("variant", "run", "of the best's", "error", "memory", "to open", "outcome"), rows)
     times = f"{duration(tuning.run_ns)} a run, {duration(tuning.usual_ns)} with the options as they are"
     click.echo(

@@ -60,11 +60,8 @@ def manifest_bytes(name: str, version: str, variants: Mapping[str, tuple[Device,
             info["session_options"] = {_FOLDER_KEY: uri}
         # No `device`: a provider that is appended by name has no hardware metadata, and ONNX Runtime 1.31.1 then passes
         # over every variant that names one, the CPU's included.
-        bodies[variant] = {
-            "variant_directory": variant,
-            "ep": execution_provider(device),
-            "executor_info": {"ort": info},
-        }
+        ep = execution_provider(device)
+        bodies[variant] = {"variant_directory": variant, "ep": ep, "executor_info": {"ort": info}}
     document: dict[str, Any] = {
         "schema_version": "1.0",
         "package_name": name,
