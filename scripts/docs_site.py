@@ -100,12 +100,6 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-def lay_out_package(folder: Path) -> None:
-    """Copy the package to a folder as it is installed, so that its source is read without installing it."""
-    for name, source in SETTINGS["tool"]["setuptools"]["package-dir"].items():
-        shutil.copytree(ROOT / source, folder / name.replace(".", "/"), ignore=shutil.ignore_patterns("__pycache__"))
-
-
 def build(out: Path) -> None:
     """Build the site into a folder; raises `mkdocs.exceptions.Abort` on a warning."""
     from mkdocs.commands.build import build as build_site
@@ -115,7 +109,9 @@ def build(out: Path) -> None:
         sources, package = Path(made, "pages"), Path(made, "package")
         sources.mkdir()
         reference = collect(sources)
-        lay_out_package(package)
+        for name, source in SETTINGS["tool"]["setuptools"]["package-dir"].items():  # as it is installed
+            place = package / name.replace(".", "/")
+            shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
         more = {"docs_dir": str(sources), "site_dir": str(out), "repo_url": os.environ.get("REPOSITORY_URL")}
         config: Any = load_config(str(ROOT / "mkdocs.yml"), strict=True, **more)
         config.site_name += f" {SETTINGS['project']['version']}"

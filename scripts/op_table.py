@@ -19,12 +19,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
-from op_tests.cases import CASES, DTYPES, Case, built, kind_of, plain, runnable_kinds  # noqa: E402  # a folder of the tests
+from op_tests.cases import CASES, DTYPES, Case, graphs_of, kind_of, plain, runnable_kinds  # noqa: E402  # a folder of the tests
 
 from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice  # noqa: E402
 from rlx_ort.converters.to_onnx.exporter import export_model  # noqa: E402
 from rlx_ort.device import Device  # noqa: E402
-from rlx_ort.errors import GraphVerifyError  # noqa: E402
 from rlx_ort.ir.graph import Graph  # noqa: E402
 from rlx_ort.ir.op import op_class  # noqa: E402
 from rlx_ort.ir.ops.onnx import REFUSED_KINDS  # noqa: E402
@@ -60,15 +59,8 @@ def recorded_dtypes(label: str, case: Case) -> str:
     """Return the dtypes in which the provider of a device has kernels for a case, whatever this machine's adapter."""
     from rlx_ort.selection.support import support_of
 
-    dtypes = []
-    for dtype in DTYPES if case.has_dtype else DTYPES[:1]:
-        try:
-            graph, _ = built(case, dtype)
-        except GraphVerifyError:
-            continue
-        if support_of(Device(label), graph, ask=False).supported:
-            dtypes.append(dtype.value)
-    return " ".join(dtypes)
+    device = Device(label)
+    return " ".join(dtype.value for dtype, graph in graphs_of(case) if support_of(device, graph, ask=False).supported)
 
 
 def table() -> str:

@@ -35,7 +35,9 @@ def main() -> int:
             parser.error(f"demo takes no further arguments, got {' '.join(rest)}")
         install(python, [])
         return demo(python)
-    install(python, [*development_requirements(), TESTED_CORE])
+    # pip before 25.1 cannot read the group by itself
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    install(python, [*project["dependency-groups"]["dev"], TESTED_CORE])
     # -P keeps the checkout off the import path: its rlx_ort/ lacks the folders that are mapped into it
     return run(python, "-P", "-m", "pytest", *rest)
 
@@ -57,12 +59,6 @@ def install(python: Path, requirements: Sequence[str]) -> None:
     print(f"installing rlx_ort with {EXTRAS}{' and the needs of the tests' if requirements else ''}", flush=True)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install", "--quiet"]
     subprocess.run([*pip, "--editable", f"{ROOT}[{EXTRAS}]", *requirements], check=True)
-
-
-def development_requirements() -> list[str]:
-    """Return the `dev` group of pyproject.toml, which pip before 25.1 cannot read by itself."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return list(project["dependency-groups"]["dev"])
 
 
 def demo(python: Path) -> int:

@@ -13,7 +13,7 @@ from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, counted, emit, note, print_digests, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.engine.compiled.store import CacheKey, Explanation
+    from rlx_ort.providers.engine.compiled.store import Explanation
 
 _SHOWN_CHARACTERS = 80  # a digest is whole
 
@@ -115,7 +115,11 @@ def explain_entry(
     entries = default_store().entries()
     path = Path(subject)
     if path.exists():
-        report = explain(_key_of(path, device, dims, key), entries)
+        from rlx_ort.execution.session import key_of_graph
+
+        place = rlx_ort.parse_device(device)
+        graph, settings = options.read_model(path, rlx_ort.CompileOptions(dims=dims), key)
+        report = explain(key_of_graph(graph, place, settings), entries)
     else:
         matching = [entry for entry in entries if entry.digest.startswith(subject.lower())]
         if len(matching) != 1:
@@ -131,14 +135,6 @@ def explain_entry(
         "changed": [change._asdict() for change in report.changed],
     }
     emit(document, as_json, lambda _: _print(report))
-
-
-def _key_of(path: Path, name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
-    from rlx_ort.execution.session import key_of_graph
-
-    device = rlx_ort.parse_device(name)
-    graph, settings = options.read_model(path, rlx_ort.CompileOptions(dims=dims), key)
-    return key_of_graph(graph, device, settings)
 
 
 def _print(report: Explanation) -> None:

@@ -34,10 +34,10 @@ def _page(html_path: Path | None, show: bool) -> Page | None:
     return None if html_path is None else Page(html_path, show)
 
 
-HTML: Any = options.written("--html", "Write a page with the graph, its costs and its splits; runs the model.")
-
 HTML_AND_OPEN: Any = options.joined(
-    _page, html_path=HTML, show=options.flag("--open", "Show the page of --html in the browser.")
+    _page,
+    html_path=options.written("--html", "Write a page with the graph, its costs and its splits; runs the model."),
+    show=options.flag("--open", "Show the page of --html in the browser."),
 )
 """A `Page`, or None where none is asked for; --open alone is wrong usage."""
 

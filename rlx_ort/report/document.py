@@ -94,7 +94,7 @@ def view_of(
     estimate = explain(graph, device, options, dims)
     model = cost_model(device)
     measured = _measured(traced)
-    predicted = {} if estimate is None else {term.name: (term.ns, term.kind) for term in estimate.terms}
+    predicted = {} if estimate is None else {term.name: term.ns for term in estimate.terms}
     sites = traced.placement.sites
     kept = [node for node in exported.nodes if node.name in sites]  # the others were folded away
     origins = [exported.origin_names.get(node.origin) or node.name for node in kept]
@@ -110,7 +110,7 @@ def view_of(
             "op": node.op_type,
             "out": ", ".join(map(str, node.outputs)),
             "ep": sites[node.name],
-            "predicted_ns": predicted.get(node.name, (None, ""))[0],
+            "predicted_ns": predicted.get(node.name),
             "measured_ns": measured.get(node.name),
             "group": group_of[at],
         }

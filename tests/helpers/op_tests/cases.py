@@ -6,7 +6,8 @@ results come from `interpreter`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from rlx_ort.ir.ops.norm import REDUCTIONS
 from rlx_ort.ir.ops.onnx import Refused
 from rlx_ort.ir.ops.shape import SCATTER_MODES
 
-__all__ = ["CASES", "DTYPES", "Case", "X", "built", "kind_of", "kinds_of", "plain", "runnable_kinds"]
+__all__ = ["CASES", "DTYPES", "Case", "X", "built", "graphs_of", "kind_of", "kinds_of", "plain", "runnable_kinds"]
 
 Array: TypeAlias = npt.NDArray[Any]
 DTYPES = (
@@ -96,6 +97,13 @@ def built(case: Case, dtype: DType) -> tuple[Graph, dict[str, Array]]:
     made = case.build(graph, *values)
     graph.outputs = [made] if isinstance(made, Value) else list(made)
     return graph, feeds
+
+
+def graphs_of(case: Case) -> Iterator[tuple[DType, Graph]]:
+    """Yield the graph of a case in each dtype that the op takes; once where no input follows the dtype."""
+    for dtype in DTYPES if case.has_dtype else DTYPES[:1]:
+        with contextlib.suppress(GraphVerifyError):
+            yield dtype, built(case, dtype)[0]
 
 
 def plain(case: Case) -> tuple[Graph, dict[str, Array]]:
