@@ -29,7 +29,7 @@ DESCRIPTION = "vk_swiftshader_icd.json"
 
 
 class SetupError(Exception):
-    """The software GPU cannot be prepared; the message has the reason and a remedy."""
+    """Something cannot be set up here; the message is one line with the reason and a remedy."""
 
 
 def main() -> int:

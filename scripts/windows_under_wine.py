@@ -45,6 +45,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from software_gpu import SetupError
+
 from figures.record import sampled
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,10 +116,6 @@ EVERY_CHANGE = ("unit", "commands", "serving")
 DXIL = Path("dxil.log")  # where the shim lists the tests and cases whose shaders Wine's vkd3d cannot read
 PROCESS_S = 3600  # after which a command of the README hangs
 STILL_S = 300  # the same without a test that begins or ends
-
-
-class SetupError(Exception):
-    """Windows' Python cannot be set up here; the message is one line and says why and what to do."""
 
 
 def main() -> int:
