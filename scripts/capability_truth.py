@@ -27,7 +27,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT / "scripts"), str(ROOT)]
 
-import onnxruntime  # noqa: E402
 from onnx_suite.cases import Case, all_cases  # noqa: E402  # a folder of the tests
 
 import rlx_ort  # noqa: E402
@@ -53,6 +52,8 @@ def main() -> int:
     parser.add_argument("--each", type=Path, help="a file that gets a line of JSON for each case, as it ends")
     parser.add_argument("--renew", type=int, default=0, metavar="N", help="take another child process after N cases")
     options = parser.parse_args()
+    import onnxruntime  # not in the children, where rlx_ort is the first to load it
+
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + options.seconds
     with warnings.catch_warnings():
