@@ -87,44 +87,8 @@ class Opened:
             self._folder.cleanup()
 
 
-def _run(o: Opened, feeds: Feeds) -> list[Any]:
-    return o.compiled.run(feeds)
-
-
-def _named(o: Opened, feeds: Feeds) -> list[Any]:
-    return list(o.compiled(**feeds))
-
-
-def _runner(o: Opened, feeds: Feeds) -> list[Any]:
-    return o.runner.run(o.device, feeds)
-
-
-def _runner_named(o: Opened, feeds: Feeds) -> list[Any]:
-    return list(o.runner(**feeds))
-
-
-def _fastest(o: Opened, feeds: Feeds) -> list[Any]:
-    return o.runner.run_fastest(feeds)
-
-
-def _chain(o: Opened, feeds: Feeds) -> list[Any]:
-    return o.runner.run_try([o.device], feeds)[1]
-
-
-def _runner_dlpack(o: Opened, feeds: Feeds) -> list[Any]:
-    return [tensor.numpy() for tensor in o.runner.run_dlpack(feeds, o.device)]
-
-
-def _slots(o: Opened, feeds: Feeds) -> list[Any]:
-    return o.compiled.run_slots([feeds[value.name] for value in o.graph.inputs])
-
-
-def _raw(o: Opened, feeds: Feeds) -> list[Any]:
-    return o.compiled.run_raw(feeds)
-
-
-def _slots_of_clone(o: Opened, feeds: Feeds) -> list[Any]:
-    return o.keep("slot clone", o.compiled.clone).run_slots([feeds[value.name] for value in o.graph.inputs])
+def _ordered(o: Opened, feeds: Feeds) -> list[Array]:
+    return [feeds[value.name] for value in o.graph.inputs]
 
 
 def _typed(o: Opened, feeds: Feeds) -> list[Any]:
@@ -134,10 +98,6 @@ def _typed(o: Opened, feeds: Feeds) -> list[Any]:
     shapes = map(np.shape, o.compiled.run(feeds))  # a changed model may declare others
     found = o.compiled.run_typed(raw)
     return [np.frombuffer(data, dtype.numpy).reshape(shape) for (data, dtype), shape in zip(found, shapes, strict=True)]
-
-
-def _dlpack(o: Opened, feeds: Feeds) -> list[Any]:
-    return [tensor.numpy() for tensor in o.compiled.run_dlpack(feeds)]
 
 
 def _dlpack_in(o: Opened, feeds: Feeds) -> list[Any]:
@@ -174,7 +134,7 @@ def _rows(o: Opened, feeds: Feeds) -> list[Any]:
 def _slot_rows(o: Opened, feeds: Feeds) -> list[Any]:
     """Read the outputs of the fixed buffers row by row."""
     found = []
-    for index, output in enumerate(_slots(o, feeds)):
+    for index, output in enumerate(o.compiled.run_slots(_ordered(o, feeds))):
         rows = [o.compiled.read_output_row(index, row, 1) for row in range(output.size)]
         found.append(np.concatenate([output.reshape(-1)[:0], *rows]).reshape(output.shape))
     return found
@@ -206,27 +166,6 @@ def _committed(o: Opened, feeds: Feeds) -> list[Any]:
     for array in feeds.values():
         array[...] = np.zeros((), array.dtype)
     return o.compiled.sync_pending()[0]
-
-
-def _async(o: Opened, feeds: Feeds) -> list[Any]:
-    return asyncio.run(o.compiled.run_async(feeds))
-
-
-def _resilient(o: Opened, feeds: Feeds) -> list[Any]:
-    def make() -> GraphDevices:
-        return GraphDevices(o.graph, DevicePolicy.only([o.device]), resilience=Resilience())
-
-    return list(o.keep("resilient", make)(**feeds))
-
-
-def _reimported(o: Opened, feeds: Feeds) -> list[Any]:
-    """Run what comes back from ONNX and JSON."""
-
-    def make() -> CompiledGraph:
-        text, tensors = to_json(from_onnx(to_onnx(o.graph)))
-        return Session(o.device, _OPTIONS).compile(from_json(text, tensors))
-
-    return o.keep("reimported", make).run(feeds)
 
 
 def _threads(o: Opened, feeds: Feeds) -> list[Any]:
@@ -282,19 +221,12 @@ def _packed(o: Opened, name: str, recipe: Recipe | None = None) -> Path:
     return path
 
 
-def _package(o: Opened, feeds: Feeds) -> list[Any]:
-    def make() -> Any:
-        return open_package(_packed(o, "model"), DevicePolicy.only([o.device]))
-
-    return list(o.keep("package", make)(**feeds))
-
-
 def _warmed(o: Opened, feeds: Feeds) -> list[Any]:
     """Run a package from the compile cache."""
 
     def make() -> Any:
         warm_package(_packed(o, "model"), [o.device])
-        return open_package(_packed(o, "model"), DevicePolicy.only([o.device]))
+        return _opened_package(o)
 
     return list(o.keep("warmed", make)(**feeds))
 
@@ -352,19 +284,53 @@ def _size(o: Opened, feeds: Mapping[str, Array], dim: str) -> int:
     return next(found, 0)
 
 
-def _serving(o: Opened, feeds: Feeds) -> list[Any]:
-    return o.keep("serving", lambda: Served(o.device, o.graph, o.folder)).run(feeds)
+def _reimport(o: Opened) -> CompiledGraph:
+    """Compile what comes back from ONNX and JSON."""
+    text, tensors = to_json(from_onnx(to_onnx(o.graph)))
+    return Session(o.device, _OPTIONS).compile(from_json(text, tensors))
+
+
+def _resilient(o: Opened) -> GraphDevices:
+    return GraphDevices(o.graph, DevicePolicy.only([o.device]), resilience=Resilience())
+
+
+def _opened_package(o: Opened) -> Any:
+    return open_package(_packed(o, "model"), DevicePolicy.only([o.device]))
 
 
 WAYS: dict[str, Callable[[Opened, Feeds], list[Any]]] = {
-    "run": _run, "names": _named, "runner": _runner, "runner names": _runner_named, "fastest": _fastest,
-    "chain": _chain, "runner dlpack": _runner_dlpack, "slots": _slots, "raw": _raw, "clone slots": _slots_of_clone,
-    "typed": _typed, "dlpack": _dlpack, "dlpack in": _dlpack_in, "read_outputs": _read_outputs, "rows": _rows,
-    "slot rows": _slot_rows, "handles": _handles, "device handles": _device_handles, "pipelined": _pipelined,
-    "committed": _committed, "async": _async, "resilient": _resilient, "reimported": _reimported,
-    "threads": _threads, "updated": _updated, "extent": _extent, "package": _package, "warmed package": _warmed,
-    "started package": _started, "buckets": _buckets, "serving": _serving,
-}  # fmt: skip
+    "run": lambda o, feeds: o.compiled.run(feeds),
+    "names": lambda o, feeds: list(o.compiled(**feeds)),
+    "runner": lambda o, feeds: o.runner.run(o.device, feeds),
+    "runner names": lambda o, feeds: list(o.runner(**feeds)),
+    "fastest": lambda o, feeds: o.runner.run_fastest(feeds),
+    "chain": lambda o, feeds: o.runner.run_try([o.device], feeds)[1],
+    "runner dlpack": lambda o, feeds: [tensor.numpy() for tensor in o.runner.run_dlpack(feeds, o.device)],
+    "slots": lambda o, feeds: o.compiled.run_slots(_ordered(o, feeds)),
+    "raw": lambda o, feeds: o.compiled.run_raw(feeds),
+    "clone slots": lambda o, feeds: o.keep("slot clone", o.compiled.clone).run_slots(_ordered(o, feeds)),
+    "typed": _typed,
+    "dlpack": lambda o, feeds: [tensor.numpy() for tensor in o.compiled.run_dlpack(feeds)],
+    "dlpack in": _dlpack_in,
+    "read_outputs": _read_outputs,
+    "rows": _rows,
+    "slot rows": _slot_rows,
+    "handles": _handles,
+    "device handles": _device_handles,
+    "pipelined": _pipelined,
+    "committed": _committed,
+    "async": lambda o, feeds: asyncio.run(o.compiled.run_async(feeds)),
+    "resilient": lambda o, feeds: list(o.keep("resilient", lambda: _resilient(o))(**feeds)),
+    "reimported": lambda o, feeds: o.keep("reimported", lambda: _reimport(o)).run(feeds),
+    "threads": _threads,
+    "updated": _updated,
+    "extent": _extent,
+    "package": lambda o, feeds: list(o.keep("package", lambda: _opened_package(o))(**feeds)),
+    "warmed package": _warmed,
+    "started package": _started,
+    "buckets": _buckets,
+    "serving": lambda o, feeds: o.keep("serving", lambda: Served(o.device, o.graph, o.folder)).run(feeds),
+}
 """Name -> the way."""
 
 COSTLY = {
