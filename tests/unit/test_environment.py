@@ -18,17 +18,11 @@ def test_an_unset_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.get("THING") is None
 
 
-def test_an_override_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What code sets wins, without touching the environment."""
-    monkeypatch.setenv("RLX_THING", "outside")
-    environment.set_override("THING", "inside")
-    assert environment.get("THING") == "inside"
-
-
-def test_unsetting_removes_only_the_override(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process environment shows through again."""
+def test_an_override_comes_before_the_environment_until_it_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What code sets wins without touching the environment, which shows through again afterwards."""
     monkeypatch.setenv("RLX_THING", "outside")
     environment.set_override("RLX_THING", "inside")
+    assert environment.get("THING") == "inside"
     environment.unset_override("THING")
     assert environment.get("THING") == "outside"
 
@@ -75,15 +69,11 @@ def test_the_guard_restores_what_was_overridden_before() -> None:
     assert (environment.get("A"), environment.get("B")) == ("old", None)
 
 
-def test_the_bulk_builder_sets_nothing_before_it_is_applied() -> None:
-    """Collecting is not setting."""
-    RlxEnv().set("A", 5)
-    assert environment.get("A") is None
-
-
-def test_the_bulk_builder_applies_values_and_flags_at_once() -> None:
+def test_the_bulk_builder_sets_values_and_flags_once_it_is_applied() -> None:
     """Values become text, flags 1 or 0, and they stay."""
-    RlxEnv().set("A", 5).flag("RLX_B").flag("C", on=False).apply()
+    noted = RlxEnv().set("A", 5).flag("RLX_B").flag("C", on=False)
+    assert environment.get("A") is None
+    noted.apply()
     assert [environment.get(key) for key in "ABC"] == ["5", "1", "0"]
 
 
