@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -102,62 +103,43 @@ def test_there_is_one_token_a_row() -> None:
     assert Sample(dtype=DType.I64).infer([f32(7)]) == (TensorType(DType.I64, Shape()),)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"top_k": -1},
-        {"top_p": 1.5},
-        {"top_p": float("nan")},
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"seed": 2**64},
-        {"dtype": DType.BOOL},
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    """NaN is out of every range."""
-    with pytest.raises(GraphVerifyError, match="Sample"):
-        Sample(**settings)
+HALF = TensorType(DType.F16, Shape((2,)))
+COMPLEX = TensorType(DType.C64, Shape((2,)))
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    **{
+        f"a sample with {name} {value}": (lambda name=name, value=value: Sample(**{name: value}), "Sample")
+        for name, value in (
+            *(("top_k", -1), ("top_p", 1.5), ("top_p", math.nan), ("temperature", -0.1), ("temperature", math.nan)),
+            *(("seed", 2**64), ("dtype", DType.BOOL)),
+        )
+    },
+    "logits of three axes": (lambda: Sample().infer([f32(2, 3, 4)]), "Sample"),
+    "logits of an unknown number of tokens": (lambda: Sample().infer([f32("b", "v")]), "Sample"),
+    "logits of no token": (lambda: Sample().infer([f32(2, 0)]), "Sample"),
+    "logits that are integers": (lambda: Sample().infer([TensorType(DType.I32, Shape((2, 3)))]), "Sample"),
+    "an odd number of parts": (lambda: Fft().infer([f32(3)]), "even last dimension"),
+    "no parts": (lambda: Fft().infer([f32(0)]), "even last dimension"),
+    "an unknown number of parts": (lambda: Fft().infer([f32("n")]), "even last dimension"),
+    "parts without an axis": (lambda: Fft().infer([f32()]), "even last dimension"),
+    "a transform of f16": (lambda: Fft().infer([HALF]), "cast it"),
+    "a conjugate of f16": (lambda: Conjugate().infer([HALF]), "cast it"),
+    "a transform of complex numbers": (lambda: Fft().infer([COMPLEX]), "store the parts of complex numbers as f32"),
+    "a conjugate of complex numbers": (lambda: Conjugate().infer([COMPLEX]), "store the parts of complex numbers as"),
+    "a misspelt norm": (lambda: Fft(norm="orto"), "did you mean 'ortho'"),
+}
 
 
-@pytest.mark.parametrize("kind", [f32(2, 3, 4), f32("b", "v"), f32(2, 0), TensorType(DType.I32, Shape((2, 3)))])
-def test_other_logits_are_refused(kind: TensorType) -> None:
-    """One or two axes, a known number of tokens, floating-point numbers."""
-    with pytest.raises(GraphVerifyError, match="Sample"):
-        Sample().infer([kind])
-
-
-def kind(*dims: int | str, dtype: DType = DType.F32) -> TensorType:
-    return TensorType(dtype, Shape(dims))
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_an_op_does_not_take_is_refused_with_a_remedy(make: Callable[[], object], message: str) -> None:
+    """NaN is out of every range; `[re | im]` has an even, known last dimension, and is f32 or f64."""
+    with pytest.raises(GraphVerifyError, match=message):
+        make()
 
 
 def values(constant: Value) -> list[float]:
     op = constant.node.op
     assert isinstance(op, Constant)
     return [float(item) for item in op.data.numpy()]
-
-
-@pytest.mark.parametrize("wrong", [kind(3), kind(0), kind("n"), kind()])
-def test_the_last_dimension_holds_both_parts(wrong: TensorType) -> None:
-    """An odd, empty or unknown last dimension is no `[re | im]`."""
-    with pytest.raises(GraphVerifyError, match="even last dimension"):
-        Fft().infer([wrong])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "remedy"), [(DType.F16, "cast it"), (DType.C64, "store the parts of complex numbers as f32")]
-)
-def test_other_dtypes_are_refused_with_a_remedy(dtype: DType, remedy: str) -> None:
-    """Transforms are computed in f32 or f64."""
-    for op in (Fft(), Conjugate()):
-        with pytest.raises(GraphVerifyError, match=remedy):
-            op.infer([kind(2, dtype=dtype)])
-
-
-def test_an_unknown_norm_gets_a_suggestion() -> None:
-    """A typo is named with the closest norm."""
-    with pytest.raises(GraphVerifyError, match="did you mean 'ortho'"):
-        Fft(norm="orto")
 
 
 @pytest.mark.parametrize(

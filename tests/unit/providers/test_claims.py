@@ -53,36 +53,26 @@ def test_a_kernel_takes_the_versions_its_range_says(kernel, opset, wanted):
     assert module.takes((kernel,), "", "Op", opset) is wanted
 
 
-@pytest.mark.parametrize(("dtype", "wanted"), [(DType.F32, True), (DType.F16, False)])
-def test_a_kernel_takes_its_element_types(dtype, wanted):
-    """The type parameter of the formal input decides."""
-    assert module.takes((claim(13, None),), "", "Op", 13, (TensorType(dtype),)) is wanted
-
-
-def test_output_types_count_as_well():
-    """A kernel without f16 results does not take a node that has one."""
-    kernel = claim(13, None)
-    assert not module.takes((kernel,), "", "Op", 13, (TensorType(DType.F32),), (TensorType(DType.F16),))
-
-
-def test_unconstrained_and_absent_inputs_are_free():
-    """An input whose type the kernel does not mention, or that is absent, refuses nothing."""
-    kinds = (None, TensorType(DType.STRING))
-    assert module.takes((claim(13, None),), "", "Op", 13, kinds)
-
-
-def test_a_sequence_is_judged_by_its_elements():
-    """The element type inside a sequence must be one of the kernel's."""
-    kernel = claim(13, None)
-    assert not module.takes((kernel,), "", "Op", 13, (SequenceType(TensorType(DType.F64)),))
-
-
-def test_another_operator_is_not_taken():
-    """Claims of one operator say nothing of another."""
-    assert not module.takes((claim(13, None),), "", "Other", 13)
-
-
 F32 = TensorType(DType.F32)
+TAKEN = {
+    "the element type of the input": ("Op", (F32,), (), True),
+    "another element type": ("Op", (TensorType(DType.F16),), (), False),
+    "another element type of the output": ("Op", (F32,), (TensorType(DType.F16),), False),
+    "an absent input, and one whose type the kernel does not mention": (
+        "Op",
+        (None, TensorType(DType.STRING)),
+        (),
+        True,
+    ),
+    "a sequence of another element type": ("Op", (SequenceType(TensorType(DType.F64)),), (), False),
+    "another operator": ("Other", (), (), False),
+}
+
+
+@pytest.mark.parametrize(("op", "inputs", "outputs", "wanted"), TAKEN.values(), ids=TAKEN)
+def test_a_kernel_takes_its_element_types(op, inputs, outputs, wanted):
+    """The type parameters of the formal inputs and outputs decide."""
+    assert module.takes((claim(13, None),), "", op, 13, inputs, outputs) is wanted
 
 
 @pytest.mark.parametrize(
@@ -105,9 +95,10 @@ def test_type_strings_become_ir_types(text, wanted):
     assert value_type(text) == wanted
 
 
-def test_dims_may_be_sizes_names_or_unknown():
-    """ONNX Runtime gives None for a dim nobody named."""
-    assert value_type("tensor(float)", ["N", 2, None]) == TensorType(DType.F32, Shape(("N", 2, None)))
+@pytest.mark.parametrize("unknown", [None, -1])
+def test_dims_may_be_sizes_names_or_unknown(unknown):
+    """ONNX Runtime gives None for a dim nobody named, and -1 for one that its shape inference could not find."""
+    assert value_type("tensor(float)", ["N", 2, unknown]) == TensorType(DType.F32, Shape(("N", 2, None)))
 
 
 def test_the_declared_shape_stands_in_for_an_unknown_rank():
@@ -127,8 +118,3 @@ def test_every_dtype_has_onnx_number():
     numbers = {dtype: elem_type(dtype) for dtype in DType}
     assert len(set(numbers.values())) == len(DType)
     assert (numbers[DType.F32], numbers[DType.BF16], numbers[DType.I4]) == (1, 16, 22)
-
-
-def test_a_negative_size_counts_as_unknown() -> None:
-    """ONNX Runtime shows -1 for an output whose size its shape inference could not find."""
-    assert value_type("tensor(float)", [2, -1, "n"]) == TensorType(DType.F32, Shape([2, None, "n"]))
