@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from interpreter.core import Array, result_dtype, rule, sized
+from interpreter.core import RULES, Array, result_dtype, rule, sized
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
 
@@ -78,11 +78,6 @@ def activation(name: str | None, x: Array) -> Array:
     return x if name is None else ACTIVATION[name](x)
 
 
-@rule(Activation)
-def _activation(node: Node, op: Activation, x: Array) -> Array:
-    return sized(node, ACTIVATION[op.function](x))
-
-
 @rule(Binary)
 def _binary(node: Node, op: Binary, a: Array, b: Array) -> Array:
     if op.function != "div":
@@ -91,16 +86,6 @@ def _binary(node: Node, op: Binary, a: Array, b: Array) -> Array:
         return np.asarray(a / b)
     # Toward zero: the magnitude of the quotient, then its sign.
     return sized(node, np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))
-
-
-@rule(Compare)
-def _compare(node: Node, op: Compare, a: Array, b: Array) -> Array:
-    return _COMPARE[op.function](a, b)
-
-
-@rule(Where)
-def _where(node: Node, op: Where, condition: Array, then: Array, otherwise: Array) -> Array:
-    return np.where(condition, then, otherwise)
 
 
 @rule(Cast)
@@ -118,11 +103,12 @@ def _clamp(node: Node, op: Clamp, x: Array) -> Array:
     return sized(node, np.clip(x.astype(np.float64), low, high))
 
 
-@rule(Fma)
-def _fma(node: Node, op: Fma, a: Array, b: Array, c: Array) -> Array:
-    return sized(node, a * b + c)
-
-
-@rule(StopGradient)
-def _stop_gradient(node: Node, op: StopGradient, x: Array) -> Array:
-    return x
+RULES.update(
+    {
+        Activation: lambda node, op, x: sized(node, ACTIVATION[op.function](x)),
+        Compare: lambda node, op, a, b: _COMPARE[op.function](a, b),
+        Where: lambda node, op, condition, then, otherwise: np.where(condition, then, otherwise),
+        Fma: lambda node, op, a, b, c: sized(node, a * b + c),
+        StopGradient: lambda node, op, x: x,
+    }
+)

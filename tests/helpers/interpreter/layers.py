@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from interpreter.core import Array, rule, sized
+from interpreter.core import RULES, Array, rule, sized
 from interpreter.elementwise import activation
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops import attention, blocks, conv, norm
@@ -31,21 +31,6 @@ def rms_norm(x: Array, gamma: Array, beta: Array, eps: float, axis: int = -1) ->
 def by_channel(vector: Array, rank: int) -> Array:
     """Return a vector as `(C, 1, ...)`, which broadcasts against `(N, C, ...)`."""
     return vector.reshape(-1, *(1 for _ in range(rank - 2)))
-
-
-@rule(norm.LayerNorm)
-def _layer_norm(node: Node, op: norm.LayerNorm, x: Array, gamma: Array, beta: Array) -> Array:
-    return layer_norm(x, gamma, beta, op.eps, op.axis)
-
-
-@rule(norm.RmsNorm)
-def _rms_norm(node: Node, op: norm.RmsNorm, x: Array, gamma: Array, beta: Array) -> Array:
-    return rms_norm(x, gamma, beta, op.eps, op.axis)
-
-
-@rule(norm.LayerNorm2d)
-def _layer_norm2d(node: Node, op: norm.LayerNorm2d, x: Array, gamma: Array, beta: Array) -> Array:
-    return layer_norm(x, gamma, beta, op.eps, 1)
 
 
 @rule(norm.GroupNorm)
@@ -150,11 +135,6 @@ def _pool(node: Node, op: conv.Pool, x: Array) -> Array:
     found = windows(padded(x, op.padding, neutral), op.kernel, op.stride, (1, 1))
     reduced = {"max": np.max, "min": np.min, "sum": np.sum, "mean": np.mean}[op.function]
     return np.asarray(reduced(found, axis=(2, 3)))
-
-
-@rule(conv.ResizeNearest2x)
-def _resize_2x(node: Node, op: conv.ResizeNearest2x, x: Array) -> Array:
-    return x.repeat(2, 2).repeat(2, 3)
 
 
 @rule(conv.Im2Col)
@@ -345,17 +325,19 @@ def _conv_bias_act(node: Node, op: blocks.FusedConvBiasAct, x: Array, w: Array, 
     return sized(node, activation(op.activation, result))
 
 
-@rule(blocks.AdaLayerNorm)
-def _ada(node: Node, op: blocks.AdaLayerNorm, x: Array, scale: Array, shift: Array) -> Array:
-    return layer_norm(x, 1 + scale, shift, op.eps)
-
-
-@rule(blocks.GatedResidual)
-def _gated(node: Node, op: blocks.GatedResidual, x: Array, gate: Array, y: Array) -> Array:
-    return sized(node, x + gate * y)
-
-
 @rule(blocks.SoftmaxCrossEntropyWithLogits)
 def _cross_entropy(node: Node, op: blocks.SoftmaxCrossEntropyWithLogits, logits: Array, labels: Array) -> Array:
     chosen = logits[np.arange(len(logits)), labels.astype(np.int64)]
     return np.asarray(np.logaddexp.reduce(logits, axis=1) - chosen)
+
+
+RULES.update(
+    {
+        norm.LayerNorm: lambda node, op, x, gamma, beta: layer_norm(x, gamma, beta, op.eps, op.axis),
+        norm.RmsNorm: lambda node, op, x, gamma, beta: rms_norm(x, gamma, beta, op.eps, op.axis),
+        norm.LayerNorm2d: lambda node, op, x, gamma, beta: layer_norm(x, gamma, beta, op.eps, 1),
+        conv.ResizeNearest2x: lambda node, op, x: x.repeat(2, 2).repeat(2, 3),
+        blocks.AdaLayerNorm: lambda node, op, x, scale, shift: layer_norm(x, 1 + scale, shift, op.eps),
+        blocks.GatedResidual: lambda node, op, x, gate, y: sized(node, x + gate * y),
+    }
+)

@@ -6,17 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from interpreter.core import Array, rule, sized
+from interpreter.core import RULES, Array, rule, sized
 from interpreter.elementwise import activation
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops import dequant, linalg, norm, shape
 
 __all__: list[str] = []
-
-
-@rule(linalg.MatMul)
-def _matmul(node: Node, op: linalg.MatMul, a: Array, b: Array) -> Array:
-    return a @ b
 
 
 @rule(linalg.DotGeneral)
@@ -29,16 +24,6 @@ def _dot_general(node: Node, op: linalg.DotGeneral, a: Array, b: Array) -> Array
     batch = [left[i] for i in op.lhs_batch]
     free = [name for name in (*left, *right) if (name in left) != (name in right)]
     return np.einsum(f"{''.join(left)},{''.join(right)}->{''.join(batch + free)}", a, b)
-
-
-@rule(linalg.FusedMatMulBiasAct)
-def _fused(node: Node, op: linalg.FusedMatMulBiasAct, x: Array, w: Array, bias: Array) -> Array:
-    return sized(node, activation(op.activation, x @ w + bias))
-
-
-@rule(linalg.LoraMatMul)
-def _lora(node: Node, op: linalg.LoraMatMul, x: Array, w: Array, a: Array, b: Array) -> Array:
-    return sized(node, x @ w + op.scale * ((x @ a) @ b))
 
 
 @rule(dequant.GroupedMatMul)
@@ -105,56 +90,6 @@ def _order(x: Array, axis: int, descending: bool) -> Array:
     return np.argsort(-keys if descending else keys, axis=axis, kind="stable")
 
 
-@rule(norm.TopK)
-def _topk(node: Node, op: norm.TopK, x: Array) -> Array:
-    return sized(node, _order(x, -1, descending=True)[..., : op.k])
-
-
-@rule(norm.ArgMax)
-def _argmax(node: Node, op: norm.ArgMax, x: Array) -> Array:
-    return np.argmax(x, op.axis, keepdims=op.keep_dim)
-
-
-@rule(norm.ArgMin)
-def _argmin(node: Node, op: norm.ArgMin, x: Array) -> Array:
-    return np.argmin(x, op.axis, keepdims=op.keep_dim)
-
-
-@rule(shape.Sort)
-def _sort(node: Node, op: shape.Sort, x: Array) -> Array:
-    return np.take_along_axis(x, _order(x, op.axis, op.descending), op.axis)
-
-
-@rule(shape.ArgSort)
-def _argsort(node: Node, op: shape.ArgSort, x: Array) -> Array:
-    return _order(x, op.axis, op.descending)
-
-
-@rule(shape.CumProd)
-def _cumprod(node: Node, op: shape.CumProd, x: Array) -> Array:
-    return np.cumprod(x, op.axis, dtype=x.dtype)
-
-
-@rule(shape.CumMax)
-def _cummax(node: Node, op: shape.CumMax, x: Array) -> Array:
-    return np.maximum.accumulate(x, op.axis)
-
-
-@rule(shape.Reverse)
-def _reverse(node: Node, op: shape.Reverse, x: Array) -> Array:
-    return np.flip(x, op.axes)
-
-
-@rule(shape.Trilu)
-def _trilu(node: Node, op: shape.Trilu, x: Array) -> Array:
-    return np.triu(x, op.diagonal) if op.upper else np.tril(x, op.diagonal)
-
-
-@rule(shape.GatherElements)
-def _gather_elements(node: Node, op: shape.GatherElements, x: Array, indices: Array) -> Array:
-    return np.take_along_axis(x, indices.astype(np.int64), op.axis)
-
-
 @rule(shape.GatherNd)
 def _gather_nd(node: Node, op: shape.GatherNd, x: Array, indices: Array) -> Array:
     places = indices.astype(np.int64)
@@ -200,25 +135,10 @@ def _reshape(node: Node, op: shape.Reshape, x: Array) -> Array:
     return x.reshape(sizes)
 
 
-@rule(shape.Transpose)
-def _transpose(node: Node, op: shape.Transpose, x: Array) -> Array:
-    return x.transpose(op.perm)
-
-
 @rule(shape.Expand)
 def _expand(node: Node, op: shape.Expand, x: Array) -> Array:
     padded = (*(1 for _ in range(len(op.dims) - x.ndim)), *x.shape)
     return np.broadcast_to(x, [own if dim == -1 else dim for own, dim in zip(padded, op.dims, strict=True)])  # type: ignore[misc]  # named dims are bound
-
-
-@rule(shape.Concat)
-def _concat(node: Node, op: shape.Concat, *parts: Array) -> Array:
-    return np.concatenate(parts, op.axis)
-
-
-@rule(shape.Narrow)
-def _narrow(node: Node, op: shape.Narrow, x: Array) -> Array:
-    return np.take(x, range(op.start, op.start + op.length), op.axis)
 
 
 @rule(shape.Slice)
@@ -229,11 +149,6 @@ def _slice(node: Node, op: shape.Slice, x: Array) -> Array:
     return x[tuple(taken)]
 
 
-@rule(shape.Gather)
-def _gather(node: Node, op: shape.Gather, table: Array, indices: Array) -> Array:
-    return np.take(table, np.trunc(indices).astype(np.int64), op.axis)
-
-
 @rule(shape.Pad)
 def _pad(node: Node, op: shape.Pad, x: Array) -> Array:
     widths = [*zip(op.before, op.after, strict=True)]
@@ -242,6 +157,25 @@ def _pad(node: Node, op: shape.Pad, x: Array) -> Array:
     return np.pad(x, widths, mode="reflect" if op.mode == "reflect" else "edge")
 
 
-@rule(shape.Tile)
-def _tile(node: Node, op: shape.Tile, x: Array) -> Array:
-    return np.tile(x, op.repeats)
+RULES.update(
+    {
+        linalg.MatMul: lambda node, op, a, b: a @ b,
+        linalg.FusedMatMulBiasAct: lambda node, op, x, w, bias: sized(node, activation(op.activation, x @ w + bias)),
+        linalg.LoraMatMul: lambda node, op, x, w, a, b: sized(node, x @ w + op.scale * ((x @ a) @ b)),
+        norm.TopK: lambda node, op, x: sized(node, _order(x, -1, descending=True)[..., : op.k]),
+        norm.ArgMax: lambda node, op, x: np.argmax(x, op.axis, keepdims=op.keep_dim),
+        norm.ArgMin: lambda node, op, x: np.argmin(x, op.axis, keepdims=op.keep_dim),
+        shape.Sort: lambda node, op, x: np.take_along_axis(x, _order(x, op.axis, op.descending), op.axis),
+        shape.ArgSort: lambda node, op, x: _order(x, op.axis, op.descending),
+        shape.CumProd: lambda node, op, x: np.cumprod(x, op.axis, dtype=x.dtype),
+        shape.CumMax: lambda node, op, x: np.maximum.accumulate(x, op.axis),
+        shape.Reverse: lambda node, op, x: np.flip(x, op.axes),
+        shape.Trilu: lambda node, op, x: np.triu(x, op.diagonal) if op.upper else np.tril(x, op.diagonal),
+        shape.GatherElements: lambda node, op, x, indices: np.take_along_axis(x, indices.astype(np.int64), op.axis),
+        shape.Transpose: lambda node, op, x: x.transpose(op.perm),
+        shape.Concat: lambda node, op, *parts: np.concatenate(parts, op.axis),
+        shape.Narrow: lambda node, op, x: np.take(x, range(op.start, op.start + op.length), op.axis),
+        shape.Gather: lambda node, op, table, indices: np.take(table, np.trunc(indices).astype(np.int64), op.axis),
+        shape.Tile: lambda node, op, x: np.tile(x, op.repeats),
+    }
+)
