@@ -150,13 +150,19 @@ def _f32(*shape: int) -> Array:
 def _elementwise() -> list[Case]:
     one, two = X((3, 4)), [X((3, 1)), X((4,), positive=True)]
     cases = [
-        Case(f"{name}", partial(_activation, name), [X((3, 4), positive=name in _LOG)], _tan(name), _tan_why(name))
+        Case(
+            name,
+            lambda g, x, name=name: g.activation(name, x),
+            [X((3, 4), positive=name in _LOG)],
+            *((10.0, "near its poles tan multiplies the rounding of its argument") if name == "tan" else ()),
+        )
         for name in ACTIVATIONS
     ]
     for name in BINARIES:
         powers = [X((3, 1), positive=True, scale=0.5), X((4,), positive=True, scale=0.5)]
-        cases.append(Case(name, partial(_binary, name), powers if name == "pow" else two))
-    cases += [Case(name, partial(_compare, name), [one, X((4,))]) for name in COMPARISONS]
+        build = lambda g, a, b, name=name: g.binary(name, a, b)  # noqa: E731
+        cases.append(Case(name, build, powers if name == "pow" else two))
+    cases += [Case(name, lambda g, a, b, name=name: g.compare(name, a, b), [one, X((4,))]) for name in COMPARISONS]
     cases += [Case(f"cast to {to.value}", partial(_cast, to), [X((3, 4), positive=True)], of="Cast") for to in DTYPES]
     condition = np.array([True, False, True, False])
     cases += [
@@ -168,26 +174,6 @@ def _elementwise() -> list[Case]:
         Case("add nothing", lambda g, x: g.binary("add", x, x), [X((0, 3))]),
     ]
     return cases
-
-
-def _tan(name: str) -> float:
-    return 10.0 if name == "tan" else 1.0
-
-
-def _tan_why(name: str) -> str:
-    return "near its poles tan multiplies the rounding of its argument" if name == "tan" else ""
-
-
-def _activation(name: str, g: Graph, x: Value) -> Value:
-    return g.activation(name, x)
-
-
-def _binary(name: str, g: Graph, a: Value, b: Value) -> Value:
-    return g.binary(name, a, b)
-
-
-def _compare(name: str, g: Graph, a: Value, b: Value) -> Value:
-    return g.compare(name, a, b)
 
 
 def _cast(to: DType, g: Graph, x: Value) -> Value:
