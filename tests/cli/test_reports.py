@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import make_text_classifier
-import numpy as np
 import onnx
 import onnx.parser
 import pytest
@@ -180,13 +179,6 @@ def test_doctor_tells_the_onnx_runtime_of_this_machine(cli: Cli) -> None:
     rows = cli("doctor", "--json").document["findings"]
     [runtime] = [row for row in rows if row["code"] == "runtime"]
     assert importlib.metadata.version("onnxruntime") in runtime["what"]
-
-
-def test_one_json_document_holds_only_plain_numbers(cli: Cli, classifier: Path) -> None:
-    """Numbers in the documents are JSON numbers, not numpy's text."""
-    count = cli("inspect", classifier, "--json").document["params"]["count"]
-    assert isinstance(count, int)
-    assert not isinstance(count, np.integer)
 
 
 def test_report_says_of_each_kind_of_op_how_it_gets_to_the_device(cli: Cli, add_one: Path) -> None:

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.errors import InputError
-from rlx_ort.providers.engine.recipe import check_config
 
 ROOT = Path(__file__).resolve().parents[3]
 LESS_THAN_THE_LONGEST_WAIT_S = 25.0  # for threads that are inside ONNX Runtime, which is 30 s
@@ -398,12 +396,6 @@ for name, least in (("int32", -2**31), ("int64", -2**63)):
 print(wrong or "fine")
 """
     )
-
-
-def test_compile_only_sessions_are_refused() -> None:
-    """7: a session that only compiles can end the process when it is opened."""
-    with pytest.raises(InputError, match="compile_only"):
-        check_config({"session.compile_only": "1"})
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("webgpu", marks=pytest.mark.webgpu)])

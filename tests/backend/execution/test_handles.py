@@ -285,7 +285,7 @@ def test_calls_about_handles_say_that_they_are_supported(device: Device) -> None
     assert compiled.set_handle_feed("out0", 0)
     assert compiled.bind_gpu_handle("out0", state)
     assert compiled.set_gpu_handle_feed("out0", 0)
-    assert {"clone", "moe", "persistent_handles", "gpu_handles"} <= compiled.capabilities()
+    assert {"clone", "moe", "persistent_handles", "gpu_handles", "async_pipeline"} <= compiled.capabilities()
 
 
 def test_outputs_left_on_the_device_feed_handles(device: Device) -> None:

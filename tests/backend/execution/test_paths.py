@@ -8,21 +8,8 @@ import numpy as np
 import pytest
 from sample_models.step_graphs import W, assert_same, step_graph, step_inputs
 
-from rlx_ort import Device, InputError, RlxError, Session
+from rlx_ort import Device, RlxError, Session
 from rlx_ort.providers import registry
-
-
-def test_the_active_extent_runs_only_what_matters(device: Device) -> None:
-    """Padded inputs return the rows of the extent, until it is reset."""
-    compiled = Session(device).compile(step_graph())
-    (inputs,) = step_inputs(rows=8)
-    expected = compiled.run({name: array[:3] for name, array in inputs.items()})[0]
-    compiled.set_active_extent((3, 8))
-    assert_same(device, compiled.run(inputs)[0], expected)
-    compiled.set_active_extent(None)
-    assert compiled.run(inputs)[0].shape == (8, 4)
-    with pytest.raises(InputError, match="actual"):
-        compiled.set_active_extent((9, 8))
 
 
 def test_a_clone_has_a_state_of_its_own(device: Device) -> None:

@@ -123,19 +123,3 @@ def test_typed_runs_take_and_give_bytes(matmul_graph: Build) -> None:
         compiled.run_typed({"x": (X.astype(np.float64).tobytes(), "f64")})
     with pytest.raises(InputError, match="1 outputs"):
         compiled.run_typed(halves, ["u8", "u8"])
-
-
-@pytest.mark.usefixtures("providers")
-def test_wrong_inputs_are_refused_before_the_engine(matmul_graph: Build) -> None:
-    """A run without inputs names what is missing."""
-    compiled = Session("cpu").compile(matmul_graph(ONES))
-    with pytest.raises(InputError, match="'x'"):
-        compiled.run()
-
-
-@pytest.mark.usefixtures("providers")
-def test_the_returned_list_is_the_callers(matmul_graph: Build) -> None:
-    """Emptying the returned list does not disturb `read_output_row`."""
-    compiled = Session("cpu").compile(matmul_graph(ONES))
-    compiled.run({"x": X}).clear()
-    np.testing.assert_array_equal(compiled.read_output_row(0, 0, 3), Y[0])

@@ -205,7 +205,7 @@ def test_rows_are_those_of_the_last_run(compiled: CompiledGraph, way: str) -> No
         np.testing.assert_array_equal(compiled.read_output_row(0, 1, 3), Y[1] * factor)
 
 
-@pytest.mark.parametrize("way", ["run_slots", "run_raw", "run_async", "run_pipelined"])
+@pytest.mark.parametrize("way", ["run", "run_slots", "run_raw", "run_async", "run_pipelined"])
 def test_what_a_caller_does_with_the_returned_list_stays_with_the_caller(compiled: CompiledGraph, way: str) -> None:
     """Emptying the list of outputs takes no row away."""
     returned: Any = WAYS[way](compiled, X)
