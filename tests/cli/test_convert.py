@@ -33,15 +33,6 @@ def test_a_model_survives_json_and_back(cli: Cli, classifier: Path, tmp_path: Pa
     np.testing.assert_allclose(_answer(cli, again, tmp_path), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".json"])
-def test_convert_replaces_nothing_without_force(cli: Cli, add_one: Path, tmp_path: Path, suffix: str) -> None:
-    """An existing target is kept as it is, and the message says how to replace it."""
-    target = tmp_path / f"target{suffix}"
-    target.write_text("mine", encoding="utf-8")
-    cli("convert", add_one, target).fails(4, "--force")
-    assert target.read_text(encoding="utf-8") == "mine"
-
-
 def test_convert_keeps_the_weights_of_another_model(cli: Cli, classifier: Path, tmp_path: Path) -> None:
     """A tensor file that stands where the JSON's would go is not replaced without --force either."""
     (tmp_path / "target.safetensors").write_text("mine", encoding="utf-8")
@@ -52,9 +43,11 @@ def test_convert_keeps_the_weights_of_another_model(cli: Cli, classifier: Path, 
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".json"])
-def test_convert_replaces_with_force(cli: Cli, add_one: Path, tmp_path: Path, suffix: str) -> None:
-    """With --force the target holds the model."""
+def test_convert_replaces_a_target_with_force_only(cli: Cli, add_one: Path, tmp_path: Path, suffix: str) -> None:
+    """Without it an existing target is kept as it is, and the message says how to replace it."""
     target = tmp_path / f"target{suffix}"
-    target.write_text("old", encoding="utf-8")
+    target.write_text("mine", encoding="utf-8")
+    cli("convert", add_one, target).fails(4, "--force")
+    assert target.read_text(encoding="utf-8") == "mine"
     assert cli("convert", add_one, target, "--force").code == 0
     assert cli("inspect", target).code == 0

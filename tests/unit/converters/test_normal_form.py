@@ -400,71 +400,47 @@ def test_a_node_of_a_session_leads_back_to_the_users_node(session_node: str, ori
     assert ("" if found is None else found.name) == origin
 
 
-SHAPES = """(float[N,4] x, int64[M] ids) => (float[a,b] y, int64[M] z)
-<int64 zero = {0}, int64[1] two = {2}, int64[1] minus = {-1}, int64[1] axis = {0}> {
-  s = Shape (x)
-  n = Gather (s, zero)
-  u = Unsqueeze (n, axis)
-  h = Mul (u, two)
-  t = Concat <axis = 0> (h, minus)
-  y = Reshape (x, t)
-  z = Add (ids, ids)
-}"""
+SHAPES = {
+    "sizes, and not integer work on real data": (
+        """(float[N,4] x, int64[M] ids) => (float[a,b] y, int64[M] z)
+        <int64 zero = {0}, int64[1] two = {2}, int64[1] minus = {-1}, int64[1] axis = {0}> {
+          s = Shape (x)  n = Gather (s, zero)  u = Unsqueeze (n, axis)  h = Mul (u, two)
+          t = Concat <axis = 0> (h, minus)  y = Reshape (x, t)  z = Add (ids, ids)
+        }""",
+        "s n u h t",
+    ),
+    # As Paddle's exports do, which cast constants; the sum of two constants is another constant.
+    "sizes that are joined with what is computed beforehand": (
+        """(float[N,4] x) => (float[a,b] y) <int32[1] zero = {0}, int32[1] one = {1}, int32[1] first = {0}> {
+          s = Shape (x)  narrow = Cast <to = 6> (s)  part = Slice (narrow, zero, one)  n = Cast <to = 7> (part)
+          c = Cast <to = 7> (one)  d = Add (c, c)  t = Concat <axis = 0> (n, d, d)  y = Reshape (x, t)
+        }""",
+        "s narrow part n t",
+    ),
+    # The square root of a head's size, as DeBERTa divides by it.
+    "a scale that follows from a size, and not what it scales": (
+        """(float[N,4] x) => (float[N,4] y) <int64 last = {1}, float factor = {3.0}> {
+          s = Shape (x)  n = Gather (s, last)  f = Cast <to = 1> (n)  m = Mul (f, factor)  r = Sqrt (m)  y = Div (x, r)
+        }""",
+        "s n f m r",
+    ),
+    # A table of positions, of any rank, that is compared; `data` depends on an input.
+    "positions and what follows from them, and not masks of data": (
+        """(float[N,4] x, int64[N,4] ids) => (bool[a,b] y, bool[N,4] z, float[a,b] h)
+        <int64 zero = {0}, int64 one = {1}, int64[1] axis = {1}, int64[1,2] table = {1, 2}> {
+          s = Shape (x)  n = Gather (s, zero)  r = Range (zero, n, one)  u = Unsqueeze (r, axis)
+          grid = Add (u, table)  f = Cast <to = 1> (grid)  y = Less (u, table)
+          data = Add (u, ids)  z = Less (data, one)  h = Sqrt (f)
+        }""",
+        "s n r u grid f y",
+    ),
+}
 
 
-def test_nodes_that_only_compute_shapes_are_marked() -> None:
-    """ONNX Runtime keeps them on the CPU; integer work on real data is not among them."""
-    marked = {node.name for node in imported(SHAPES).nodes if node.shape_only}
-    assert marked == {"s", "n", "u", "h", "t"}
-
-
-def test_sizes_that_are_joined_with_what_is_computed_beforehand_are_marked() -> None:
-    """As Paddle's exports do, which cast constants; the sum of two constants is another constant."""
-    text = """(float[N,4] x) => (float[a,b] y)
-    <int32[1] zero = {0}, int32[1] one = {1}, int32[1] first = {0}> {
-      s = Shape (x)
-      narrow = Cast <to = 6> (s)
-      part = Slice (narrow, zero, one)
-      n = Cast <to = 7> (part)
-      c = Cast <to = 7> (one)
-      d = Add (c, c)
-      t = Concat <axis = 0> (n, d, d)
-      y = Reshape (x, t)
-    }"""
-    assert {node.name for node in imported(text).nodes if node.shape_only} == {"s", "narrow", "part", "n", "t"}
-
-
-def test_a_scale_that_follows_from_a_size_is_marked_and_what_it_scales_is_not() -> None:
-    """The square root of a head's size, as DeBERTa divides by it."""
-    text = """(float[N,4] x) => (float[N,4] y)
-    <int64 last = {1}, float factor = {3.0}> {
-      s = Shape (x)
-      n = Gather (s, last)
-      f = Cast <to = 1> (n)
-      m = Mul (f, factor)
-      r = Sqrt (m)
-      y = Div (x, r)
-    }"""
-    assert {node.name for node in imported(text).nodes if node.shape_only} == {"s", "n", "f", "m", "r"}
-
-
-def test_positions_and_what_follows_from_them_are_marked_and_masks_of_data_are_not() -> None:
-    """A table of positions, of any rank, that is compared; `data` depends on an input."""
-    text = """(float[N,4] x, int64[N,4] ids) => (bool[a,b] y, bool[N,4] z, float[a,b] h)
-    <int64 zero = {0}, int64 one = {1}, int64[1] axis = {1}, int64[1,2] table = {1, 2}> {
-      s = Shape (x)
-      n = Gather (s, zero)
-      r = Range (zero, n, one)
-      u = Unsqueeze (r, axis)
-      grid = Add (u, table)
-      f = Cast <to = 1> (grid)
-      y = Less (u, table)
-      data = Add (u, ids)
-      z = Less (data, one)
-      h = Sqrt (f)
-    }"""
-    marked = {node.name for node in imported(text).nodes if node.shape_only}
-    assert marked == {"s", "n", "r", "u", "grid", "f", "y"}
+@pytest.mark.parametrize(("text", "marked"), SHAPES.values(), ids=SHAPES)
+def test_nodes_that_only_compute_shapes_are_marked(text: str, marked: str) -> None:
+    """ONNX Runtime keeps them on the CPU."""
+    assert {node.name for node in imported(text).nodes if node.shape_only} == set(marked.split())
 
 
 def test_a_captured_value_that_is_absent_is_named() -> None:
