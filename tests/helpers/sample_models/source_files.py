@@ -14,6 +14,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rlx_ort import Graph, save_onnx
+from rlx_ort.converters.bundle import graph_from_bundle
+from rlx_ort.converters.sources import open_source, read_weights
 from rlx_ort.ir.serde import save_json
 from rlx_ort.ir.tensor import TensorData, write_tensors
 
@@ -24,6 +26,7 @@ __all__ = [
     "arrays",
     "damaged",
     "model_with_bodies",
+    "read_all",
     "small_graph",
     "write_gguf",
     "write_source",
@@ -166,3 +169,16 @@ def damaged(content: bytes, count: int, seed: int) -> Iterator[bytes]:
             case 4:
                 changed[at:at] = rng.bytes(int(rng.integers(1, 9)))
         yield bytes(changed)
+
+
+def read_all(kind: str, path: Path) -> None:
+    """Read everything of a file, also what is only read on demand."""
+    if kind in ("onnx", "onnx-external", "json"):
+        bundle = open_source(path)
+        graph_from_bundle(bundle)
+        parts = dict(bundle.weights)
+    else:
+        weights = read_weights(path)
+        parts = {name: weights[name] for name in weights}
+    for data in parts.values():
+        data.numpy().tobytes()

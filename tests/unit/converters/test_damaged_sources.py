@@ -5,27 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sample_models.source_files import SOURCES, damaged, write_source
+from sample_models.source_files import SOURCES, damaged, read_all, write_source
 
-from rlx_ort.converters.bundle import graph_from_bundle
-from rlx_ort.converters.sources import open_source, read_weights
 from rlx_ort.errors import ConversionError
 
-MODELS = {"onnx", "onnx-external", "json"}
 COPIES = 150
-
-
-def read_all(kind: str, path: Path) -> None:
-    """Read everything of a file, also what is only read on demand."""
-    if kind in MODELS:
-        bundle = open_source(path)
-        graph_from_bundle(bundle)
-        parts = dict(bundle.weights)
-    else:
-        weights = read_weights(path)
-        parts = {name: weights[name] for name in weights}
-    for data in parts.values():
-        data.numpy().tobytes()
 
 
 @pytest.mark.parametrize("kind", SOURCES)
