@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from command_line import Cli
-from sample_models.source_files import SOURCES, small_graph, write_source
+from sample_models.source_files import SOURCES, Trap, small_graph, write_source
 
 from rlx_ort import Graph, save_onnx
 
@@ -68,21 +68,11 @@ def test_weights_that_were_cut_off_are_refused(cli: Cli, small: Path, tmp_path: 
     assert _nothing_in(out)
 
 
-class _Trap:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.path,)
-
-
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_pickle_is_refused_and_never_loaded(cli: Cli, small: Path, tmp_path: Path, out: Path, zipped: bool) -> None:
     """Neither as a model nor as weights, plain or in the archive that torch.save writes."""
     path, sprung = tmp_path / "model.pt", tmp_path / "sprung"
-    payload = pickle.dumps({"w": _Trap(sprung)}, protocol=2)
+    payload = pickle.dumps({"w": Trap(sprung)}, protocol=2)
     if zipped:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("model/data.pkl", payload)

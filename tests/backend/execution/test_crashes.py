@@ -54,6 +54,16 @@ def endless():
           { k2 = Identity (k) v2 = MatMul (v, v) }> }'''
     compiled = Session("cpu", CompileOptions(intra_op_threads=1)).compile(imported(text))
     return compiled, {"x": np.eye(64, dtype=np.float32)}
+
+def ended(child):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, 9)
+    return "the child hangs"
 """
 
 
@@ -534,7 +544,7 @@ compiled.run({"x": x})
 child = os.fork()
 if child == 0:
     os._exit(0 if (compiled.run({"x": x})[0] == 1).all() else 1)
-print("fine" if os.waitpid(child, 0)[1] == 0 else "wrong")
+print("fine" if ended(child) == 0 else "wrong")
 """
     )
 
@@ -560,17 +570,8 @@ if child == 0:
         except DeviceUnavailableError:
             refused += 1
     os._exit(0 if refused == 6 else 1)
-deadline = time.monotonic() + 20
-while time.monotonic() < deadline:
-    done, status = os.waitpid(child, os.WNOHANG)
-    if done:
-        print("fine" if status == 0 else f"status {status}")
-        break
-    time.sleep(0.05)
-else:
-    os.kill(child, 9)
-    print("the child hangs")
-os._exit(0) if sys.stdout.flush() else None
+found = ended(child)
+print("fine" if found == 0 else found)
 """
     )
 
@@ -591,16 +592,9 @@ for way in ("exit", "close"):
         if way == "close":
             compiled.close()
         sys.exit(7)
-    deadline = time.monotonic() + 20
-    done = 0
-    while not done and time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        time.sleep(0.02)
-    if not done:
-        os.kill(child, 9)
-        print("the child hangs")
-    elif os.waitstatus_to_exitcode(status) != 7:
-        print(f"status {{status}}")
+    found = ended(child)
+    if found != 7:
+        print(found)
 assert (compiled.run({{"x": x}})[0] == 1).all()
 print("fine")
 """
@@ -633,13 +627,6 @@ if child == 0:
     compiled.commit_no_wait({"x": x}, [0])
     ((found,),) = compiled.sync_pending()
     os._exit(0 if (found == 1).all() and (asyncio.run(both())[0] == 1).all() else 1)
-deadline = time.monotonic() + 20
-done = status = 0
-while not done and time.monotonic() < deadline:
-    done, status = os.waitpid(child, os.WNOHANG)
-    time.sleep(0.02)
-if not done:
-    os.kill(child, 9)
-print("fine" if done and status == 0 else "wrong")
+print("fine" if ended(child) == 0 else "wrong")
 """
     )

@@ -15,6 +15,7 @@ import numpy as np
 import onnx.parser
 import pytest
 from doubles.fake_recorder import FakeRecorder, record_whatever_the_clock_says
+from fault_provider import until
 
 from rlx_ort import CompileOptions, EngineError, GraphDevices
 from rlx_ort.converters.from_onnx import from_onnx
@@ -525,13 +526,6 @@ def test_a_model_that_computes_shapes_is_right_run_after_run(device: Device, mon
             x = np.full((batch, 5, 8), value / 20, np.float32)
             np.testing.assert_allclose(runner.run(device, {"x": x})[0], np.tanh(x.reshape(batch, -1)), rtol=1e-5)
             if device.kind == "cuda" and value == sized.AFTER_RUNS:
-                wait_for(lambda: all(found.state != "opening" for found in sizes_of(compiled)))
+                until(lambda: all(found.state != "opening" for found in sizes_of(compiled)), 30.0)
     if device.kind == "cuda":
         assert compiled.device_graph_report().recorded
-
-
-def wait_for(done: Callable[[], bool], limit_s: float = 30.0) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + limit_s
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.01)

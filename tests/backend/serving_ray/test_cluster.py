@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from fault_provider import until
 from serve_client import Client
 from served_models import WEIGHT, save_product
 
@@ -32,6 +32,7 @@ from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 _CLIENTS = 8
+PATIENCE_S = 90.0
 
 
 @dataclass
@@ -104,13 +105,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Ite
     assert not thread.is_alive()
 
 
-def _until(what: Callable[[], bool], seconds: float = 90) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
 class Load:
     """Clients that send again as `examples/serve_client.py` does, and how their requests ended."""
 
@@ -132,7 +126,7 @@ class Load:
     def wait(self, more: int) -> None:
         """Wait until so many more requests were answered."""
         wanted = self.counts.total() + more
-        _until(lambda: self.counts.total() >= wanted)
+        until(lambda: self.counts.total() >= wanted, PATIENCE_S)
 
     def _ask(self, number: int) -> None:
         draw, client = np.random.default_rng(number), Client(self._address)
@@ -187,7 +181,7 @@ def test_a_grpc_stream_is_answered_in_order(cluster: Cluster) -> None:
         given = triton_grpc.InferInput("x", [1, 4], "FP32")
         given.set_data_from_numpy(np.full((1, 4), number, np.float32))
         client.async_stream_infer(model, [given])
-    _until(lambda: len(answers) == 3)
+    until(lambda: len(answers) == 3, PATIENCE_S)
     client.stop_stream()
     client.close()
     assert [answers[0], answers[2]] == [0, 2 * WEIGHT[:, 0].sum()]
@@ -201,7 +195,7 @@ def test_a_killed_replica_loses_no_request(cluster: Cluster) -> None:
         load.wait(100)
         os.kill(min(before), getattr(signal, "SIGKILL", signal.SIGTERM))
         load.wait(100)
-        _until(lambda: cluster.running() == 2 and len(cluster.pids() - before) == 1)
+        until(lambda: cluster.running() == 2 and len(cluster.pids() - before) == 1, PATIENCE_S)
         load.wait(100)
     assert set(load.counts) == {"right"}
 
@@ -219,7 +213,7 @@ def test_running_it_again_replaces_the_models_without_losing_a_request(cluster: 
         cluster.serve.run(app, name=NAME, route_prefix="/")
         load.wait(50)
     assert set(load.counts) == {"right"}
-    _until(lambda: not cluster.pids() & before)
+    until(lambda: not cluster.pids() & before, PATIENCE_S)
     client = Client(cluster.http)
     for _ in range(10):
         found = client.infer("product", {"x": np.ones((1, 4), np.float32)})["matmul"]
@@ -233,4 +227,4 @@ def test_running_it_again_replaces_the_models_without_losing_a_request(cluster: 
 def test_the_end_unloads_the_models(cluster: Cluster) -> None:
     """After `stop` no replica is left."""
     cluster.end()
-    _until(lambda: not cluster.pids())
+    until(lambda: not cluster.pids(), PATIENCE_S)
