@@ -42,11 +42,6 @@ def test_conv2d(stride: Pair, pad: Pair, dilation: Pair, groups: int, device: De
     )
 
 
-def test_conv2d_with_bias(device: Device) -> None:
-    """The bias is added to each channel."""
-    check(device, lambda g, x, w, b: g.conv2d(x, w, b, 1, 1), rand(1, 3, 5, 5), rand(2, 3, 3, 3), rand(2))
-
-
 def test_conv1d_is_a_conv2d_of_height_one(device: Device) -> None:
     """A 1-D convolution is written with a kernel (1, k)."""
     check(device, lambda g, x, w: g.conv2d(x, w, None, 1, (0, 1)), rand(1, 2, 1, 6), rand(3, 2, 1, 3))

@@ -26,13 +26,6 @@ def test_matmul_of_other_dtypes(dtype: type) -> None:
     check(Device.CPU, lambda g, a, b: a @ b, a, b)
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
-def test_fused_matmul_bias_act(activation: str | None, device: Device) -> None:
-    """act(x @ w + b), with an open batch."""
-    build = lambda g, x, w, b: g.fused_matmul_bias_act(x, w, b, activation=activation)  # noqa: E731
-    check(device, build, rand(3, 4), rand(4, 5), rand(5), shapes=[["n", 4]])
-
-
 @pytest.mark.parametrize("open_dims", [False, True])
 def test_dot_general_orders_its_axes(open_dims: bool, device: Device) -> None:
     """Batch, free axes of lhs, free axes of rhs; two axes are contracted."""

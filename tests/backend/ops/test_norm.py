@@ -77,12 +77,6 @@ def test_rms_norm_of_large_halves() -> None:
     check(Device.CPU, lambda g, x: g.rms_norm(x, np.ones(4, np.float16)), x, bound=1e-3)
 
 
-def test_layer_norm2d_normalises_the_channels_of_each_pixel(device: Device) -> None:
-    """Statistics run over axis 1 of an NCHW image of open size."""
-    arrays = rand(2, 3, 4, 5), rand(3), rand(3, seed=1)
-    check(device, lambda g, x, a, b: g.layer_norm2d(x, a, b, EPS), *arrays, shapes=[["n", 3, "h", "w"]])
-
-
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_group_norm(groups: int, device: Device) -> None:
     """Statistics over a group of channels and all pixels, gamma and beta for each channel."""
@@ -104,17 +98,6 @@ def test_norms_of_f64_have_the_precision_of_f64(build: Callable[..., Any]) -> No
     """The eps of 1e-3 is rounded in the attribute of a kernel, which is an f32."""
     x, gamma, beta = (rand(*shape, seed=9) / 7.0 for shape in ((2, 6, 6), (6,), (6,)))
     check(Device.CPU, build, *(part.astype(np.float64) + 1e-9 for part in (x, gamma, beta)), bound=1e-14)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("name", ["fused_residual_ln", "fused_residual_rms_norm"])
-def test_fused_residual_norm(name: str, bias: bool, device: Device) -> None:
-    """norm(x + residual [+ bias])."""
-    check(
-        device,
-        lambda g, x, r, c, a, b: getattr(g, name)(x, r, c if bias else None, a, b, EPS),
-        *(rand(2, 3, 4), rand(2, 3, 4, seed=1), rand(4), rand(4, seed=1), rand(4, seed=2)),
-    )
 
 
 @pytest.mark.parametrize("gate_first", [False, True])
