@@ -76,8 +76,7 @@ def test_sizes_in_turns_have_sessions_where_each_change_would_plan_anew(
     for _ in range(2 * sized.AFTER_RUNS):
         for count in (3, 5):
             run_often(compiled, count, 1)
-            while replanning:
-                replanning.pop()()
+            finish(replanning)
     assert {found.sizes for found in sizes_of(compiled)} == {"x [3, 4]", "x [5, 4]"}
     for count in (3, 5, 7, 3, 5):
         run_often(compiled, count, 2)
@@ -148,8 +147,7 @@ def test_a_size_has_a_session_where_a_faster_variant_was_found_for_it(
     compiled = Session("cpu").compile(graph())
     for count in (3, 5):
         run_often(compiled, count, 20)
-        while recording:
-            recording.pop()()
+        finish(recording)
     assert compiled.device_graph_report().recorded
     assert [(found.sizes, found.state) for found in sizes_of(compiled)] == [("x [3, 4]", "used")]
 
@@ -163,8 +161,7 @@ def test_a_size_that_seldom_changes_has_no_session_that_is_not_faster(
     compiled = Session("cpu").compile(graph())
     for count in (3, 5):
         run_often(compiled, count, 40)
-        while replanning:
-            replanning.pop()()
+        finish(replanning)
     assert {found.state for found in sizes_of(compiled)} == {"refused"}
 
 
@@ -201,6 +198,12 @@ def sizes_of(compiled: CompiledGraph) -> tuple[SizedRun, ...]:
     found = compiled.device_graph_report().sized
     assert found is not None
     return found
+
+
+def finish(jobs: list[Callable[[], None]]) -> None:
+    """Do what waits in the background."""
+    while jobs:
+        jobs.pop()()
 
 
 def run_often(compiled: CompiledGraph, count: int, times: int = sized.AFTER_RUNS) -> None:
@@ -259,8 +262,7 @@ def test_there_are_at_most_as_many_as_the_options_say(jobs: list[Callable[[], No
     compiled = Session("cpu", CompileOptions(sized_sessions=2)).compile(graph())
     for count in (1, 2, 3):
         run_often(compiled, count)
-        while jobs:
-            jobs.pop()()
+        finish(jobs)
     assert [found.sizes for found in sizes_of(compiled)] == ["x [1, 4]", "x [2, 4]"]
     without = Session("cpu", CompileOptions(sized_sessions=0)).compile(graph())
     run_often(without, 1, 20)
@@ -279,8 +281,7 @@ def test_their_weights_take_a_share_of_the_memory_at_most(
     engine.sized.most_bytes = 20
     for count in (1, 2):
         run_often(compiled, count)
-        while jobs:
-            jobs.pop()()
+        finish(jobs)
     assert [found.state for found in sizes_of(compiled)] == ["used", "refused"]
 
 
@@ -295,8 +296,7 @@ def test_the_memory_that_they_really_take_counts_and_no_more_are_opened_without_
     compiled = Session("cpu").compile(graph())
     for count in (1, 2, 3):
         run_often(compiled, count)
-        while jobs:
-            jobs.pop()()
+        finish(jobs)
     assert [(found.sizes, found.state) for found in sizes_of(compiled)] == [
         ("x [1, 4]", "used"),
         ("x [2, 4]", "refused"),

@@ -77,13 +77,18 @@ async def busy(fake: Fake, scheduler: Scheduler) -> AsyncIterator[None]:
     await task
 
 
+async def behind(fake: Fake, scheduler: Scheduler, *inputs: dict[str, Array]) -> list[Answer]:
+    """Return the answers to requests that came while the device was busy."""
+    async with busy(fake, scheduler):
+        later = [asyncio.create_task(submit(scheduler, each)) for each in inputs]
+    return await asyncio.gather(*later)
+
+
 async def test_what_waits_runs_together() -> None:
     """Sixteen requests behind a busy device are one batch, and each gets its own rows."""
     fake = Fake()
     scheduler = Scheduler([lane(fake)], batched=True)
-    async with busy(fake, scheduler):
-        later = [asyncio.create_task(submit(scheduler, rows(1, at))) for at in range(16)]
-    answers = await asyncio.gather(*later)
+    answers = await behind(fake, scheduler, *(rows(1, at) for at in range(16)))
     assert fake.runs == [1, 16]
     assert [float(found.outputs["y"][0, 0]) for found in answers] == [2.0 * at for at in range(16)]
     assert all(found.outputs["y"].shape == (1, 3) for found in answers)
@@ -313,9 +318,7 @@ async def test_sessions_for_larger_batches_are_opened_before_they_come() -> None
     scheduler = Scheduler([device], batched=True)
     await submit(scheduler, rows(1))
     assert opened == []
-    async with busy(fake, scheduler):
-        later = [asyncio.create_task(submit(scheduler, rows(1, at))) for at in range(3)]
-    for at, answer in enumerate(await asyncio.gather(*later)):
+    for at, answer in enumerate(await behind(fake, scheduler, *(rows(1, at) for at in range(3)))):
         np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * at)["x"])
     while device.cap() < 16 or len(opened) < 4:
         await asyncio.sleep(0.001)
@@ -332,9 +335,7 @@ async def test_of_many_shapes_few_are_prepared(monkeypatch: pytest.MonkeyPatch) 
     device.padding, device.opens = "joined", lambda inputs: opened.append(inputs["x"].shape)
     scheduler = Scheduler([device], batched=True)
     for width in range(1, 11):
-        async with busy(fake, scheduler):
-            later = [asyncio.create_task(submit(scheduler, rows(1, at, width))) for at in range(2)]
-        for at, answer in enumerate(await asyncio.gather(*later)):
+        for at, answer in enumerate(await behind(fake, scheduler, *(rows(1, at, width) for at in range(2)))):
             np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * at, width)["x"])
         fake.runs.clear()
     while len(opened) < 12:
@@ -356,9 +357,7 @@ async def test_a_size_that_cannot_be_opened_ends_the_preparation_alone() -> None
     device.padding, device.opens = "joined", full
     scheduler = Scheduler([device], batched=True)
     for _ in range(2):
-        async with busy(fake, scheduler):
-            later = [asyncio.create_task(submit(scheduler, rows(1, at))) for at in range(4)]
-        for at, answer in enumerate(await asyncio.gather(*later)):
+        for at, answer in enumerate(await behind(fake, scheduler, *(rows(1, at) for at in range(4)))):
             np.testing.assert_array_equal(answer.outputs["y"], rows(1, 2 * at)["x"])
         fake.runs.clear()
     while not opened:
@@ -388,9 +387,7 @@ async def test_requests_of_other_shapes_are_not_joined() -> None:
     """Rows of 3 and rows of 5 run in two batches."""
     fake = Fake()
     scheduler = Scheduler([lane(fake)], batched=True)
-    async with busy(fake, scheduler):
-        later = [asyncio.create_task(submit(scheduler, rows(1, width=3 + 2 * (at % 2)))) for at in range(6)]
-    answers = await asyncio.gather(*later)
+    answers = await behind(fake, scheduler, *(rows(1, width=3 + 2 * (at % 2)) for at in range(6)))
     assert fake.runs == [1, 3, 3]
     assert [found.outputs["y"].shape[1] for found in answers] == [3, 5] * 3
     await scheduler.close()
