@@ -205,18 +205,22 @@ def test_variables_that_change_the_session_count(
     assert name != "RLX_CACHE" or openings == []
 
 
-@both_ways
-@pytest.mark.parametrize("asked", ["variable", "argument"])
-def test_a_signature_that_is_asked_for_is_looked_at(
-    warmed: Path, way: Way, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str
-) -> None:
-    """The cache does not stand in for it."""
+@pytest.fixture(params=["variable", "argument"])
+def signature(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Path]:
+    """Ask for a signature by what is no key, and return the arguments that do."""
     key = tmp_path / "key.pem"
     key.write_text("no key", encoding="ascii")
-    if asked == "variable":
-        monkeypatch.setenv("RLX_PACKAGE_KEY", str(key))
+    if request.param == "argument":
+        return {"require_signature": key}
+    monkeypatch.setenv("RLX_PACKAGE_KEY", str(key))
+    return {}
+
+
+@both_ways
+def test_a_signature_that_is_asked_for_is_looked_at(warmed: Path, way: Way, signature: dict[str, Path]) -> None:
+    """The cache does not stand in for it."""
     with pytest.raises(PackageError):
-        way.open(warmed, **{} if asked == "variable" else {"require_signature": key})
+        way.open(warmed, **signature)
 
 
 def test_a_package_that_wants_its_golden_cases_run_first_does_not_start_without_them(tmp_path):
@@ -283,15 +287,10 @@ def test_private_weights_from_the_cache_cannot_be_had(package, options):
         open_package(package, options=options, private=True)
 
 
-@pytest.mark.parametrize("asked", ["variable", "argument"])
-def test_a_package_without_the_signature_that_is_asked_for_is_not_warmed(package, monkeypatch, tmp_path, asked):
+def test_a_package_without_the_signature_that_is_asked_for_is_not_warmed(package, signature):
     """The cache is filled from nothing that could not be opened."""
-    key = tmp_path / "key.pem"
-    key.write_text("no key", encoding="ascii")
-    if asked == "variable":
-        monkeypatch.setenv("RLX_PACKAGE_KEY", str(key))
     with pytest.raises(PackageError):
-        warm_package(package, [Device.CPU], require_signature=None if asked == "variable" else key)
+        warm_package(package, [Device.CPU], **signature)
     assert default_store().entries() == []
 
 

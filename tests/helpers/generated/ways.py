@@ -140,18 +140,10 @@ def _slot_rows(o: Opened, feeds: Feeds) -> list[Any]:
     return found
 
 
-def _handles(o: Opened, feeds: Feeds) -> list[Any]:
-    twin = o.keep("handles", o.compiled.clone)
+def _handles(o: Opened, feeds: Feeds, bind: str = "bind_handle") -> list[Any]:
+    twin = o.keep(bind, o.compiled.clone)
     for name, array in feeds.items():
-        twin.bind_handle(name, array)
-        array[...] = np.zeros((), array.dtype)
-    return twin.run({})
-
-
-def _device_handles(o: Opened, feeds: Feeds) -> list[Any]:
-    twin = o.keep("device handles", o.compiled.clone)
-    for name, array in feeds.items():
-        twin.bind_gpu_handle(name, array)
+        getattr(twin, bind)(name, array)
         array[...] = np.zeros((), array.dtype)
     return twin.run({})
 
@@ -221,24 +213,19 @@ def _packed(o: Opened, name: str, recipe: Recipe | None = None) -> Path:
     return path
 
 
-def _warmed(o: Opened, feeds: Feeds) -> list[Any]:
-    """Run a package from the compile cache."""
-
-    def make() -> Any:
-        warm_package(_packed(o, "model"), [o.device])
-        return _opened_package(o)
-
-    return list(o.keep("warmed", make)(**feeds))
+def _warmed(o: Opened) -> Path:
+    """Return a package that can run from the compile cache."""
+    warm_package(_packed(o, "model"), [o.device])
+    return _packed(o, "model")
 
 
-def _started(o: Opened, feeds: Feeds) -> list[Any]:
-    """Run a package from the compile cache that was not opened in full."""
+def _warmed_package(o: Opened) -> Any:
+    return open_package(_warmed(o), DevicePolicy.only([o.device]))
 
-    def make() -> Any:
-        warm_package(_packed(o, "model"), [o.device])
-        return start_package(_packed(o, "model"), o.device.label)
 
-    return list(o.keep("started", make).run(feeds))
+def _started_package(o: Opened) -> Any:
+    """Return a package that is not opened in full."""
+    return start_package(_warmed(o), o.device.label)
 
 
 def _buckets(o: Opened, feeds: Feeds) -> list[Any]:
@@ -316,7 +303,7 @@ WAYS: dict[str, Callable[[Opened, Feeds], list[Any]]] = {
     "rows": _rows,
     "slot rows": _slot_rows,
     "handles": _handles,
-    "device handles": _device_handles,
+    "device handles": lambda o, feeds: _handles(o, feeds, "bind_gpu_handle"),
     "pipelined": _pipelined,
     "committed": _committed,
     "async": lambda o, feeds: asyncio.run(o.compiled.run_async(feeds)),
@@ -326,8 +313,8 @@ WAYS: dict[str, Callable[[Opened, Feeds], list[Any]]] = {
     "updated": _updated,
     "extent": _extent,
     "package": lambda o, feeds: list(o.keep("package", lambda: _opened_package(o))(**feeds)),
-    "warmed package": _warmed,
-    "started package": _started,
+    "warmed package": lambda o, feeds: list(o.keep("warmed", lambda: _warmed_package(o))(**feeds)),
+    "started package": lambda o, feeds: list(o.keep("started", lambda: _started_package(o)).run(feeds)),
     "buckets": _buckets,
     "serving": lambda o, feeds: o.keep("serving", lambda: Served(o.device, o.graph, o.folder)).run(feeds),
 }

@@ -40,8 +40,11 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """Replace the race: `times` is ns or a failure by device, `asked` who took part, `paces` the host's speed."""
-    script: dict[str, Any] = {"asked": [], "times": {}, "paces": []}
+    """Replace the race: `times` is ns or a failure by device, `asked` who took part, `paces` the host's speed.
+
+    Unless a test says otherwise, WebGPU wins.
+    """
+    script: dict[str, Any] = {"asked": [], "times": {"cuda": 9000, "webgpu": 5000}, "paces": []}
 
     def measure(devices: Iterable[Device], *rest: object, pace: Pace) -> list[DeviceBenchResult]:
         rows = []
@@ -74,7 +77,6 @@ def test_a_prediction_that_stands_out_is_believed(providers: Any, matmul_graph: 
 def test_predictions_within_their_error_are_measured(providers: Any, matmul_graph: Build, timed: Any) -> None:
     """The two that are close are timed, the third is not, and the measurement decides."""
     close_together(providers)
-    timed["times"] = {"cuda": 9000, "webgpu": 5000}
     runner = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE)
     assert runner.resolve_with_inputs(INPUTS) == WEBGPU
     assert set(timed["asked"]) == {CUDA, WEBGPU}
@@ -85,7 +87,6 @@ def test_predicted_and_measured_times_are_recorded(
 ) -> None:
     """In the runner and in the file."""
     close_together(providers)
-    timed["times"] = {"cuda": 9000, "webgpu": 5000}
     runner = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE)
     runner.resolve_with_inputs(INPUTS)
     [file] = stored.iterdir()
@@ -99,7 +100,6 @@ def test_predicted_and_measured_times_are_recorded(
 def test_a_winner_is_remembered_for_other_processes(providers: Any, matmul_graph: Build, timed: Any) -> None:
     """A second runner of an equal graph measures nothing."""
     close_together(providers)
-    timed["times"] = {"cuda": 9000, "webgpu": 5000}
     GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
     timed["asked"].clear()
     second = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE)
@@ -194,7 +194,6 @@ def test_a_policy_that_leaves_nothing_says_why(providers: Any, matmul_graph: Bui
 def test_the_measured_device_is_the_one_that_runs(providers: Any, matmul_graph: Build, timed: Any) -> None:
     """`compile_resolved_with_inputs` takes what the strategy chose."""
     close_together(providers)
-    timed["times"] = {"cuda": 9000, "webgpu": 5000}
     compiled = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).compile_resolved_with_inputs(INPUTS)
     assert compiled.device == WEBGPU
     np.testing.assert_array_equal(compiled.run(INPUTS)[0], INPUTS["x"] @ WEIGHTS)
@@ -212,7 +211,6 @@ def test_what_is_unknown_is_measured_before_devices_are_compared(
 
     monkeypatch.setattr(adaptive, "measure_unknown", refuse)
     close_together(providers)
-    timed["times"] = {"cuda": 9000, "webgpu": 5000}
     assert GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS) == WEBGPU
     assert {device for device, _ in asked} == {CPU, CUDA, WEBGPU}
     assert all(dims == {"n": 2} for _, dims in asked)
