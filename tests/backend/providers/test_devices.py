@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from rlx_ort import Device, DeviceUnavailableError, EngineError
+from rlx_ort.providers.base import Availability, NodeAssignment
 from rlx_ort.providers.hardware import core_share
+from rlx_ort.providers.null import NullProvider
+from rlx_ort.providers.ort_provider import prove
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
 
 ADD = "(float[2,2] a, float[2,2] b) => (float[2,2] y) { y = Add(a, b) }"
@@ -250,9 +255,6 @@ def test_a_webgpu_option_that_the_plugin_does_not_take_is_refused(open_model, op
 
 def test_a_probe_closes_its_session():
     """Probing leaves no session behind, however it ends."""
-    from rlx_ort.providers.null import NullProvider
-    from rlx_ort.providers.ort_provider import prove
-
     provider = NullProvider()
     facts = provider.probe(Device.CPU)
     answer = prove(Device.CPU, provider.ep_name, provider.open, facts)
@@ -260,33 +262,20 @@ def test_a_probe_closes_its_session():
     assert provider.sessions == 0
 
 
-def test_a_device_that_records_no_assignment_is_not_proven():
-    """A right result alone could have come from the CPU."""
-    from types import SimpleNamespace
+RIGHT, NODE = np.array([[19, 22], [43, 50]], np.float32), NodeAssignment("SomeExecutionProvider", "p", "", "MatMul")
 
-    from rlx_ort.providers.base import Availability
-    from rlx_ort.providers.ort_provider import prove
 
-    product = np.array([[19, 22], [43, 50]], np.float32)
-    silent = SimpleNamespace(assignments=(), run=lambda names, feeds: [product], close=lambda: None)
-    answer = prove(Device.CPU, "SomeExecutionProvider", lambda _: silent, Availability(False, remedy="do"))
+@pytest.mark.parametrize(
+    ("assignments", "result", "reason"),
+    [((), RIGHT, "left a matrix product"), ((NODE,), 0 * RIGHT, "wrongly")],
+    ids=["no assignment is recorded, so the result may be the CPU's", "the known product is another one"],
+)
+def test_a_device_that_is_not_proven_is_not_available(assignments, result, reason):
+    """Although its session opened and ran; the remedy that was known before stays."""
+    session = SimpleNamespace(assignments=assignments, run=lambda names, feeds: [result], close=lambda: None)
+    answer = prove(Device.CPU, "SomeExecutionProvider", lambda _: session, Availability(False, remedy="do"))
     assert (answer.available, answer.remedy) == (False, "do")
-
-
-def test_a_device_that_computes_wrongly_is_not_available():
-    """The probe compares its result with the known product."""
-    from types import SimpleNamespace
-
-    from rlx_ort.providers.base import Availability, NodeAssignment
-    from rlx_ort.providers.ort_provider import prove
-
-    node = NodeAssignment("SomeExecutionProvider", "probe", "", "MatMul")
-    zeros = SimpleNamespace(
-        assignments=(node,), run=lambda names, feeds: [np.zeros((2, 2), np.float32)], close=lambda: None
-    )
-    answer = prove(Device.CPU, "SomeExecutionProvider", lambda _: zeros, Availability(False))
-    assert not answer.available
-    assert "wrongly" in answer.reason
+    assert reason in answer.reason
 
 
 @pytest.mark.webgpu

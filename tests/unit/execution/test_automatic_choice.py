@@ -245,12 +245,6 @@ def test_a_chain_of_the_environment_is_compiled_for_the_first_that_takes_it(prov
     assert runner.last_attempts == ((CUDA, str(FULL)),)
 
 
-def test_a_chain_may_be_one_string(providers: Any, runner: GraphDevices) -> None:
-    """It is read as the variable is."""
-    providers["cuda"].refuses["cuda"] = FULL
-    assert runner.run_try("cuda,cpu", INPUTS)[0] == CPU
-
-
 def test_listed_devices_are_accepted_by_run(providers: Any, matmul_graph: Build) -> None:
     """A device that the CPU has to help is not listed, and is in the ranking."""
     graph = half_on_cuda(providers, matmul_graph)
