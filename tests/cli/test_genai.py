@@ -109,13 +109,6 @@ def test_text_without_a_tokenizer_is_an_error_before_anything_is_opened(cli: Cli
     cli("genai", folder, "--prompt", "text").fails(4, "no tokenizer.json; give tokens instead")
 
 
-def test_a_misspelt_provider_is_refused(cli: Cli, tmp_path: Path) -> None:
-    """The exit code is that of a wrong model, and the right name is in the message."""
-    cli("genai", write_folder(tmp_path, providers=[{"CUDAExecutionProvidr": {}}])).fails(
-        4, "did you mean 'cudaexecutionprovider'"
-    )
-
-
 def test_a_variant_that_cannot_be_read_is_listed(cli: Cli, tmp_path: Path) -> None:
     """The others are ranked."""
     write_folder(tmp_path / "good", session_options={"intra_op_num_thread": "1"})

@@ -159,11 +159,3 @@ def test_calibrating_for_a_graph_measures_what_it_needs(profile: CalibrationProf
     assert found.rows[: len(profile.rows)] == profile.rows
     assert len(found.rows) == len(profile.rows) + 1
     assert found.measured == profile.measured
-
-
-def test_calibrating_an_uncalibrated_device_for_a_graph_measures_both() -> None:
-    """The table first, then the operator."""
-    found = calibrate("cpu", graph=determinants("n"), dims={"n": 300}, quick=True)
-    assert {"run", "launch", "MatMul", "Add"} <= {row.kernel for row in found.rows}
-    assert [row.size for row in found.rows if row.kernel.startswith("?Det")]
-    assert store.find(Device.CPU).profile == found

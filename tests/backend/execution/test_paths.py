@@ -9,7 +9,6 @@ import pytest
 from sample_models.step_graphs import W, assert_same, step_graph, step_inputs
 
 from rlx_ort import Device, RlxError, Session
-from rlx_ort.providers import registry
 
 
 def test_a_clone_has_a_state_of_its_own(device: Device) -> None:
@@ -57,8 +56,3 @@ def test_sessions_share_one_budget_of_threads() -> None:
     for compiled in graphs:
         compiled.close()
     assert budget().granted <= before
-
-
-def test_the_registry_knows_the_device(device: Device) -> None:
-    """The tests above ran on the device they name."""
-    assert registry.default_registry().availability(device).available

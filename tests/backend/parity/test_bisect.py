@@ -7,11 +7,10 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from rlx_ort import CompileOptions, ConversionError, Graph, Precision, to_onnx
+from rlx_ort import CompileOptions, Graph, Precision, to_onnx
 from rlx_ort.parity.bisect import Divergence, bisect
 from rlx_ort.parity.compare import compare
 from rlx_ort.parity.metrics import Tolerance
-from rlx_ort.parity.opening import OrtFormatFile
 
 WIDTH, BLOCKS = 32, 250  # 1,000 nodes
 
@@ -161,15 +160,6 @@ m (float[4] x, bool f) => (float[4] y) {
     assert found is not None
     assert (found.op_type, found.output, found.before) == ("If", "y", 0.0)
     assert "branch" in found.causes[0]
-
-
-def test_an_ort_file_has_no_nodes_to_look_at(tmp_path: object) -> None:
-    """The format hides its values, and the message names what to compare instead."""
-    model = parser.parse_model('<ir_version: 8, opset_import: ["": 18]> m (float[2] x) => (float[2] y) { y = Neg (x) }')
-    from pathlib import Path
-
-    with pytest.raises(ConversionError, match="ORT format"):
-        bisect(OrtFormatFile(Path("model.ort")), model, {"x": np.zeros(2, np.float32)})
 
 
 @pytest.mark.webgpu

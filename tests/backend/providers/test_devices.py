@@ -12,7 +12,7 @@ from rlx_ort.providers.base import Availability, NodeAssignment
 from rlx_ort.providers.hardware import core_share
 from rlx_ort.providers.null import NullProvider
 from rlx_ort.providers.ort_provider import prove
-from rlx_ort.providers.registry import ProviderRegistry, default_registry
+from rlx_ort.providers.registry import default_registry
 
 ADD = "(float[2,2] a, float[2,2] b) => (float[2,2] y) { y = Add(a, b) }"
 
@@ -133,12 +133,6 @@ def test_the_first_session_of_a_process_gets_all_the_threads_it_may_use(python, 
     """The process's share of the cores, which ONNX Runtime's own default does not look at, or RLX_WORKERS."""
     done = python(THREAD_COUNT, RLX_WORKERS=workers)
     assert (done.returncode, done.stdout.strip()) == (0, str(expected)), done.stderr
-
-
-def test_a_registry_probes_a_device_once():
-    """The second question is answered from memory."""
-    registry = ProviderRegistry((default_registry().for_device(Device.CPU),))
-    assert registry.availability(Device.CPU) is registry.availability(Device.CPU)
 
 
 @pytest.mark.webgpu
