@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,8 +11,6 @@ from developer_scripts import load_script
 from op_tests.cases import CASES
 
 from rlx_ort.device import Device
-
-SCRIPT = Path(__file__).parents[3] / "scripts" / "op_table.py"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import make_text_classifier
 import numpy as np
 import onnx
 import pytest
@@ -17,10 +16,6 @@ from rlx_ort.parity.metrics import Tolerance
 
 def _model(body: str, opening: str = "(float[rows, 2] x) => (float[rows, 2] y)", version: int = 8) -> onnx.ModelProto:
     return parser.parse_model(f'<ir_version: {version}, opset_import: ["": 18]>\nm {opening} {{ {body} }}')
-
-
-def _classifier() -> onnx.ModelProto:
-    return make_text_classifier.make_model(make_text_classifier.make_weights())
 
 
 def test_the_difference_is_that_of_the_outputs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -16,8 +15,6 @@ from rlx_ort import GraphDevices, LegalizeError, from_onnx, supports_graph
 from rlx_ort.converters.to_onnx.opset import MAX_OPSET
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cores import core_of, known_cores
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from rlx_ort.execution.residency import Residency
 from rlx_ort.providers.hardware import private_bytes, release_free_heap
 from rlx_ort.providers.webgpu import is_software
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "memory_budget.py"
 MIB = 1 << 20
 PROCESS_BYTES = 12 * MIB
 """For the work of opening, and threads with the rest of their heaps: 2 to 6 MB with four threads of requests."""
