@@ -74,6 +74,14 @@ def command(
         feeds = _feeds(graph, inputs, runner.options.dims)
         refused: list[tuple[rlx_ort.Device, str]] = []
         values: list[Any]
+
+        def answer() -> tuple[rlx_ort.Device, list[Any]]:
+            if named is not None:
+                return named, runner.run(named, feeds)
+            if tries and not resilient and plan is None:
+                return runner.run_try(tries, feeds)
+            return runner.run_chosen(feeds)
+
         begun, again_ns = time.perf_counter_ns(), None
         with progress("running"):
             if trace is not None:
@@ -81,25 +89,16 @@ def command(
                 traced = traced_run(graph, feeds, lambda: runner.resolve_with_inputs(feeds, named), how)
                 page.write_trace(trace, [traced])
                 used, values = traced.device, traced.outputs
-            elif named is not None:
-                used, values = named, runner.run(named, feeds)
-            elif tries and not resilient and plan is None:
-                used, values = runner.run_try(tries, feeds)
-                refused = list(runner.last_attempts)
             else:
-                used, values = runner.run_chosen(feeds)
-                failed = () if runner.last_run is None else runner.last_run.attempts
-                refused = [*runner.last_attempts, *((attempt.device, attempt.reason) for attempt in failed)]
+                used, values = answer()
+                if named is None:
+                    failed = () if runner.last_run is None else runner.last_run.attempts
+                    refused = [*runner.last_attempts, *((attempt.device, attempt.reason) for attempt in failed)]
             took_ns = time.perf_counter_ns() - begun
             if trace is None and not resilient and took_ns < _SOON_NS:
                 begun = time.perf_counter_ns()
                 with contextlib.suppress(rlx_ort.RlxError):  # the first run has answered
-                    if named is not None:
-                        runner.run(named, feeds)
-                    elif tries and plan is None:
-                        runner.run_try(tries, feeds)
-                    else:
-                        runner.run_chosen(feeds)
+                    answer()
                     again_ns = time.perf_counter_ns() - begun
         results = dict(zip((value.name for value in graph.outputs), values, strict=True))
         placement = getattr(values, "placement", None) or runner.placement(used)

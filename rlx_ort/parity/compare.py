@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,8 +19,6 @@ from rlx_ort.made_up import SEED, SIZE_CHOICES
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.parity.metrics import Array, Difference, Tolerance, difference
 from rlx_ort.parity.opening import ModelSource, OpenModel, OrtFormatFile, as_model, open_model
-
-_Output: TypeAlias = tuple[str, Array]
 
 # Operators that pass the values of their first input on, so that an index stays an index.
 _CARRIERS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Slice", "Expand", "Tile"}
@@ -85,7 +83,7 @@ class Reference:
     inputs: Mapping[str, Any]
     assumed: Mapping[str, int]
     seed: int | None
-    outputs: tuple[_Output, ...]
+    outputs: tuple[tuple[str, Array], ...]
     device: str
     placement: Placement
 
