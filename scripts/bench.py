@@ -2,7 +2,7 @@
 
     python scripts/bench.py            every figure
     python scripts/bench.py export     one family: a file of scripts/figures/, or scripts/serve_figures.py
-    python scripts/bench.py import --json
+    python scripts/bench.py overhead --json
 
 Compared things run in turns in one process or in fresh processes of one run, so that a busy machine slows both.
 With --json, one JSON object a line: the machine first, then the figures. The exit code is 1 when a target is missed.
@@ -18,8 +18,7 @@ import sys
 from figures.record import machine, show
 
 FAMILIES = {
-    name: f"figures.{name}_figures"
-    for name in ("import", "overhead", "export", "weights", "decode", "choose", "convert", "cuda")
+    name: f"figures.{name}_figures" for name in ("overhead", "export", "weights", "decode", "choose", "convert", "cuda")
 } | {"serve": "serve_figures"}
 
 

@@ -3,7 +3,6 @@
     python scripts/windows_under_wine.py test                  the parts of every change, on the CPU
     python scripts/windows_under_wine.py test rest vulkan directx truth models --record FILE
     python scripts/windows_under_wine.py python cpu -c "import sys; print(sys.platform)"
-    python scripts/windows_under_wine.py age                   how old the committed record is
 
 Needs Debian 12 or 13 on x86-64, root, and the archives that apt and pip are configured for. Debian 13 has a Wine that
 is new enough; on Debian 12 the one of Debian 13 is unpacked into a folder that Wine then runs in. Everything lies in
@@ -51,7 +50,6 @@ from figures.record import sampled
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "helpers")]
-RECORD = ROOT / "docs" / "results" / "windows-under-wine.json"
 
 LAYOUT = 2  # raise it when a prefix is made in another way
 WINE = 10  # the oldest that numpy and ONNX Runtime for Windows work on
@@ -135,16 +133,12 @@ def main() -> int:
     each = commands.add_parser("python", help="run Windows' Python in the copy of the checkout")
     each.add_argument("environment", choices=EXTRAS)
     each.add_argument("arguments", nargs=argparse.REMAINDER)
-    commands.add_parser("age", help="say how old the committed record is")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # the processes of Wine are ended in every case
         signal.signal(number, lambda *_: sys.exit(1))
     try:
         if options.command == "test":
             return test(options)
-        if options.command == "age":
-            print(age())
-            return 0
         with windows(options.cache.resolve(), options.environment) as found:
             return found.python(*options.arguments).returncode if options.command == "python" else 0
     except SetupError as err:
@@ -260,7 +254,7 @@ def windows(cache: Path, name: str) -> Iterator[Windows]:
         contents = [(file, hashlib.sha256((ROOT / file).read_bytes()).hexdigest()) for file in files]
         once(found.prefix / f"{name}-project", contents, lambda: put_project(found, files))
         found.versions = versions(found)
-        print(f"set up in {time.monotonic() - began:.0f} s, {size_mb(cache)} MB: {found.versions}", flush=True)
+        print(f"set up in {time.monotonic() - began:.0f} s: {found.versions}", flush=True)
         yield found
 
 
@@ -515,11 +509,6 @@ def debian() -> int:
     return int(found.get("VERSION_ID", "0").split(".")[0]) if found["ID"] == "debian" else 0
 
 
-def size_mb(folder: Path) -> int:
-    """Return what a folder takes on the disk, in megabytes."""
-    return int(run(["du", "-sxm", str(folder)], f"cannot measure {folder}").split()[0])
-
-
 SHIMS = [ROOT / "tests" / "data" / "wine" / name for name in ("sitecustomize.py", "direct3d_shim.py")]
 """Modules for the environments: of all, and of the one with DirectML beside it."""
 PSUTIL_READS = "            return cext.proc_memory_info(self.pid)\n"
@@ -545,27 +534,19 @@ def test(options: argparse.Namespace) -> int:
     for name in dict.fromkeys(PARTS[part].environment for part in parts):
         began = time.monotonic()
         with windows(cache, name) as found:
-            spent = {"seconds": round(time.monotonic() - began), "disk_mb": size_mb(cache)}
-            record.setdefault("setup", {})[name] = spent
+            record.setdefault("setup", {})[name] = {"seconds": round(time.monotonic() - began)}
             for part in (part for part in parts if PARTS[part].environment == name):
-                start = origin()
+                date, commit = datetime.datetime.now(datetime.UTC).date().isoformat(), ""
+                with contextlib.suppress(SetupError):
+                    commit = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], "git knows no commit").strip()
                 result = run_part(found, part, logs, options.shard, options.seconds)
                 for each in [each for each in result.get("failures", []) if not each["cause"]]:
                     failed += 1
                     print(f"failed: {each['test']}: {each['why']}", flush=True)
-                record["parts"][part] = {**start, "versions": found.versions, **result}
+                record["parts"][part] = {"commit": commit, "date": date, "versions": found.versions, **result}
                 if options.record:
                     options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(age())
     return int(bool(failed))
-
-
-def origin() -> dict[str, str]:
-    """Return the commit and the day of a run."""
-    commit = ""
-    with contextlib.suppress(SetupError):
-        commit = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], "git knows no commit").strip()
-    return {"commit": commit, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
 
 
 def run_part(found: Windows, name: str, logs: Path, shard: str, most_s: float) -> dict[str, Any]:
@@ -731,17 +712,6 @@ def models_summary(out: Path) -> dict[str, Any]:
     if found["not_reached"]:
         failures.append({"test": "models", "cause": "", "why": f"{found['not_reached']} were not reached"})
     return {"models": found["rows"], "failures": failures}
-
-
-def age() -> str:
-    """Return how old the parts of the committed record are."""
-    if not RECORD.exists():
-        return "there is no committed record of the other parts"
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    today = datetime.datetime.now(datetime.UTC).date()
-    days = {name: (today - datetime.date.fromisoformat(part["date"])).days for name, part in record["parts"].items()}
-    ages = ", ".join(f"{name} {count} days" for name, count in days.items())
-    return f"recorded in {RECORD.relative_to(ROOT)}, by age: {ages}"
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""Small graphs: the cost of a call beside the arithmetic, against `InferenceSession.run` on the same model.
+"""The costs of importing the package, of starting the command, and of a call beside the arithmetic of a small graph.
 
-Whatever way a runner is asked for a run, with resilience and without.
+Calls are compared with `InferenceSession.run` on the same model: whatever way a runner is asked for a run, with
+resilience and without.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from figures.record import Figure, turns_of
+from figures.record import Figure, in_turns, process_seconds, turns_of
 from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
@@ -20,6 +23,8 @@ from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.selection.policy import DevicePolicy
 
+STARTS = 15
+COMMANDS = (("-c", "import numpy"), ("-c", "import numpy, rlx_ort"), ("-m", "rlx_ort.cli", "--help"))
 BLOCKS, RUNS, CALLS = 21, 3, 1000
 RUN_LIMITS = {2: 0.95, 100: 0.6, 1000: 0.15}
 SLOTS_LIMIT = 0.55
@@ -35,7 +40,12 @@ WAYS: dict[str, Callable[[GraphDevices, dict[str, Any]], object]] = {
 
 
 def measure() -> Iterator[Figure]:
-    """Yield `run`, `run_slots` over `InferenceSession.run` for 2, 100 and 1000 inputs of 4 floats; a runner's for 2."""
+    """Yield the import over numpy's own, `--help`, and the ways to run for 2, 100 and 1000 inputs of 4 floats."""
+    numpy, package, shown = in_turns(*(partial(process_seconds, *command) for command in COMMANDS), rounds=STARTS)
+    over = statistics.median(after - before for before, after in zip(numpy, package, strict=True))
+    detail = f"numpy alone {statistics.median(numpy) * 1e3:.0f} ms"
+    yield Figure("import rlx_ort, over numpy", over * 1e3, "ms", 60, detail)
+    yield Figure("rlx-ort --help", statistics.median(shown), "s", 0.3)
     for count, limit in RUN_LIMITS.items():
         graph, inputs, plain = _opened(count)
         compiled = Session("cpu", ONE_THREAD).compile(graph)
