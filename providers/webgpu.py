@@ -290,7 +290,8 @@ class WebGpuProvider(OrtProvider):
         *limits_of("Conv DequantizeLinear Gemm", is_empty_beside, "a dim of 0 beside its first input ends the process"),
         KernelLimit("DFT", is_empty_first, "without elements it does not end", empty=True),
         *limits_of(
-            "Conv ConvTranspose MaxPool AveragePool GlobalAveragePool GlobalMaxPool InstanceNormalization TopK",
+            "Conv ConvTranspose MaxPool AveragePool GlobalAveragePool GlobalMaxPool InstanceNormalization ReduceMax "
+            "ReduceMin TopK",
             is_empty_first,
             "it does not take a dim of 0",
             empty=True,

@@ -168,6 +168,10 @@ FAULTS = [
     ),
     Fault("Pow along the last axis", "error", "Pow", {"x": abs(floats(1, 4)), "y": floats(3, 1)}),
     Fault("Tile of a scalar", "error", "Tile", {"x": np.array(3, np.float32)}, {"r": np.zeros(0, np.int64)}),
+    *(
+        Fault(f"{op_type} of nothing", "error", op_type, {"x": floats(0, 2)}, {"a": [1]})
+        for op_type in ("ReduceMax", "ReduceMin")
+    ),
     Fault("ReduceMean of nothing", "wrong", "ReduceMean", {"x": floats(2, 0)}, {"a": [1]}, expected=[[np.nan]] * 2),
     Fault(
         "ReduceMean of large integers",
