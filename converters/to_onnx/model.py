@@ -197,10 +197,12 @@ class ExportedNode(NamedTuple):
         input_names: tuple[str, ...] = (),
         output_names: tuple[str, ...] = (),
         *,
+        shape_only: bool = False,
         body: bool = False,
     ) -> ExportedNode:
         """Return a node that no lowering wrote, with a pattern of its own."""
-        pattern = ModelNode(domain, op_type, version=version, depth=int(body), inputs=inputs, outputs=outputs)
+        pattern = ModelNode(domain, op_type, version=version, depth=int(body), shape_only=shape_only)
+        pattern.inputs, pattern.outputs = inputs, outputs
         return cls(pattern, origin, None, name, input_names, output_names)
 
     def named(self) -> ExportedNode:

@@ -27,6 +27,11 @@ INDENTED = re.compile(r"(?:\A|\n\n)((?:    .*\n)+)")
 LISTED = re.compile(r"^(?:\d+\.|-) .*\n(?:(?: {2,}.*)?\n)*", re.MULTILINE)
 VARIABLE = re.compile(r"([A-Z_]+)=(\S*)$")
 SHELL = ("", "bash")
+MADE_BY_THE_READER = {
+    *("providers/toy.py", "tests/data/devices/toy.toml"),
+    *("tests/unit/execution/test_run_preferred.py", "tests/backend/serving/test_most_rows.py"),
+}
+"""Files that CONTRIBUTING.md has the reader make."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def test_a_way_to_run_is_added_by_the_page(checkout: Path, record_property: Call
         _put(checkout / "rlx_ort/device_sessions.py", "Key, Moment, Pick", "PREFERRED, ")
         _put(checkout / "rlx_ort/device_sessions.py", "        if goal is FASTEST:\n", textwrap.indent(rule, " " * 8))
         _put(checkout / "rlx_ort/graph_devices.py", "    RESOLVED,\n", "    PREFERRED,\n")
-        _put(checkout / "rlx_ort/graph_devices.py", "    def run_fastest(\n", textwrap.indent(method + "\n", " " * 4))
+        _put(checkout / "rlx_ort/graph_devices.py", "    def run_fastest(", textwrap.indent(method + "\n", " " * 4))
         (checkout / "tests/unit/execution/test_run_preferred.py").write_text(test, encoding="utf-8")
         _run_all(blocks, checkout)
 

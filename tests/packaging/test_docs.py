@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doc_pages import MADE_BY_THE_READER
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -19,9 +20,6 @@ PAGES = sorted(
 FILE = re.compile(r"`((?:rlx_ort|providers|converters|calibration|scripts|tests|examples|docs)/[\w./*-]+)`")
 NAME = re.compile(r"\brlx_ort(?:\.[A-Za-z_]\w*)+")
 LINK = re.compile(r"\]\((?!http)([^)#\s]+)")
-MADE_BY_THE_READER = {"providers/toy.py", "tests/data/devices/toy.toml"}
-"""Files that CONTRIBUTING.md has the reader make."""
-
 
 LOGGERS = {
     name
