@@ -1,4 +1,4 @@
-"""Servers on free ports, and the models that tests of serving ask."""
+"""Servers on free ports, the models that tests of serving ask, and requests to a scheduler without a server."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ import numpy as np
 from rlx_ort import DevicePolicy, DType, Graph, save_onnx
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.serving.host import HostOptions, serve
+from rlx_ort.serving.lanes import Answer, Array
 from rlx_ort.serving.options import HttpOptions, ServeOptions
+from rlx_ort.serving.pending import awaited
 from rlx_ort.serving.protocol import DATATYPES
 from rlx_ort.serving.repository import Repository
+from rlx_ort.serving.scheduler import Scheduler
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
 ON_CPU = ServeOptions(policy=DevicePolicy.only("cpu"))
@@ -69,6 +72,11 @@ def save_product(path: Path, factor: float = 1.0, total: bool = False) -> None:
     y = x @ graph.param("w", [4, 3], data=WEIGHT * np.float32(factor))
     graph.outputs = [y, graph.neg(y)] if not total else [y, y + graph.sum(y, [0], keep_dim=True)]
     save_onnx(graph, path)
+
+
+async def submit(scheduler: Scheduler, inputs: Mapping[str, Array], **limits: Any) -> Answer:
+    """Wait for the outputs of one request."""
+    return await awaited(lambda ended: scheduler.accept(inputs, None, ended, **limits))
 
 
 @contextmanager

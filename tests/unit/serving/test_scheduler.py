@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from served_models import submit
 
 from rlx_ort import Device, EngineError, InputError, ServingError
 from rlx_ort.providers import registry
@@ -20,7 +21,6 @@ from rlx_ort.providers.base import DeviceGraphReport
 from rlx_ort.serving import lanes, model_devices
 from rlx_ort.serving import scheduler as scheduling
 from rlx_ort.serving.lanes import Answer, Array, Lane, Padding, Rows, executed
-from rlx_ort.serving.pending import awaited
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
 CUDA = Device("cuda")
@@ -52,11 +52,6 @@ def lane(fake: Fake, device: Device = Device.CPU, most: int = 64) -> Lane:
 def rows(count: int, value: float = 1.0, width: int = 3) -> dict[str, Array]:
     """Return an input of so many rows."""
     return {"x": np.full((count, width), value, np.float32)}
-
-
-async def submit(scheduler: Scheduler, inputs: Mapping[str, Array], **limits: Any) -> Answer:
-    """Wait for the outputs of one request."""
-    return await awaited(lambda ended: scheduler.accept(inputs, None, ended, **limits))
 
 
 def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from served_models import submit
 
 from rlx_ort import Device, EngineError
 from rlx_ort.serving import lanes as lane_module
 from rlx_ort.serving import scheduler as scheduling
-from rlx_ort.serving.lanes import Answer, Array, Lane, Padding, Rooms, Rows
-from rlx_ort.serving.pending import awaited
+from rlx_ort.serving.lanes import Array, Lane, Padding, Rooms, Rows
 from rlx_ort.serving.scheduler import BatchOptions, Scheduler
 
 CPU, CUDA, SECOND = Device.CPU, Device("cuda:0"), Device("cuda:1")
@@ -97,11 +97,6 @@ class Fake:
 
     def close(self) -> None:
         """End."""
-
-
-async def submit(scheduler: Scheduler, inputs: Mapping[str, Array], **limits: Any) -> Answer:
-    """Wait for the outputs of one request."""
-    return await awaited(lambda ended: scheduler.accept(inputs, None, ended, **limits))
 
 
 @pytest.fixture
